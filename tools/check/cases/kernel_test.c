@@ -7,10 +7,47 @@
 #include "harness/places.h"
 #include "support/number.h"
 
-void kernel_test_init(struct kernel_test *test, struct trial *trial)
+static int64_t stride_of(const struct operand *o, int32_t dim)
 {
-    *test = (struct kernel_test){.trial = trial};
+    int64_t stride = 1;
+    if (o->strides[o->ndim - 1] != 0) {
+        return o->strides[dim];
+    }
+    for (int32_t i = dim + 1; i < o->ndim; i++) {
+        stride *= o->shape[i];
+    }
+    return stride;
+}
+
+static int64_t elements_of(const struct operand *o)
+{
+    int64_t elements = 1;
+    for (int32_t i = 0; i < o->ndim && elements > 0; i++) {
+        elements = o->shape[i] > 0 ? elements + (o->shape[i] - 1) * stride_of(o, i) : 0;
+    }
+    return elements;
+}
+
+bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
+                      int32_t num_operands, uint64_t *random)
+{
+    *test =
+        (struct kernel_test){.trial = trial, .operands = operands, .num_operands = num_operands};
     image_init(&test->image);
+    for (int32_t i = 0; i < num_operands; i++) {
+        const struct operand *o = &operands[i];
+        const size_t e = o->ndim > 0 ? number_bytes(o->dtype) : 1;
+        const size_t bytes = o->ndim > 0 && o->bytes == 0 ? (size_t)elements_of(o) * e : o->bytes;
+        test->at[i] = o->slice ? test->at[o->of] + (size_t)o->first * e
+                               : image_add(&test->image, o->name, bytes, 256, o->written);
+        if (!test->image.failed && o->from != NULL) {
+            memcpy(test_input(test, i), o->from, bytes);
+        } else if (!test->image.failed && o->deviation > 0) {
+            number_fill_normal(test_input(test, i), 0, (int64_t)(bytes / e), o->dtype, o->deviation,
+                               random);
+        }
+    }
+    return !test->image.failed;
 }
 
 void kernel_test_finish(struct kernel_test *test)
@@ -20,11 +57,6 @@ void kernel_test_finish(struct kernel_test *test)
     free(test->expected);
     free(test->found);
     image_finish(&test->image);
-}
-
-size_t kernel_test_add(struct kernel_test *test, const char *name, size_t bytes, bool writable)
-{
-    return image_add(&test->image, name, bytes, 256, writable);
 }
 
 static bool take_memory(struct kernel_test *test)
@@ -54,37 +86,69 @@ enum trial_result verify_image(struct trial *trial, const struct image *image, c
                                  place_of_offset(image, stray, place));
 }
 
-enum trial_result kernel_test_run(struct kernel_test *test, kernel_test_call *call,
+void call_bind(struct kernel_call *call, const struct kernel_test *test, struct backend *backend,
+               const struct device *device, uint8_t *base)
+{
+    *call = (struct kernel_call){
+        .test = test, .backend = backend, .device = device, .base = base, .part = -1};
+    for (int32_t i = 0; i < test->num_operands; i++) {
+        const struct operand *o = &test->operands[i];
+        for (int32_t d = 0; d < o->ndim; d++) {
+            call->shapes[i][d] = o->shape[d];
+            call->strides[i][d] = stride_of(o, d);
+        }
+        if (o->ndim > 0) {
+            call->tensors[i] = (struct attn_tensor){call_array(call, i),
+                                                    device->device,
+                                                    o->ndim,
+                                                    o->as.bits > 0 ? o->as : number_dtype(o->dtype),
+                                                    call->shapes[i],
+                                                    call->strides[i],
+                                                    0};
+        }
+    }
+}
+
+void call_narrow(struct kernel_call *call, int32_t operand, int32_t dim, int64_t first,
+                 int64_t count)
+{
+    struct attn_tensor *tensor = &call->tensors[operand];
+    const int64_t bytes = first * call->strides[operand][dim] * tensor->dtype.bits / 8;
+    call->shapes[operand][dim] = count;
+    tensor->data = (uint8_t *)tensor->data + bytes;
+}
+
+enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
                                   const void *context)
 {
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
+    struct kernel_call call;
     if (!take_memory(test)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    attn_status status =
-        call(trial->reference, test->expected, &device_host, NULL, context, &error);
+    call_bind(&call, test, trial->reference, &device_host, test->expected);
+    attn_status status = run(&call, context, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference", status, &error);
     }
-    void *stream = device_stream_create(trial->device);
-    status = call(trial->tested, test->memory, trial->device, stream, context, &error);
+    call_bind(&call, test, trial->tested, trial->device, test->memory);
+    call.stream = device_stream_create(trial->device);
+    status = run(&call, context, &error);
     bool read = device_read(trial->device, test->found, test->memory, test->image.size);
-    device_stream_destroy(trial->device, stream);
+    device_stream_destroy(trial->device, call.stream);
     if (status == ATTN_ERROR_UNSUPPORTED || (test->optional && status != ATTN_OK)) {
         return trial_call_refused(trial, &error);
     }
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "kernel", status, &error);
     }
-    if (!read) {
-        return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
-    }
-    return verify_image(trial, &test->image, test->found);
+    return read ? verify_image(trial, &test->image, test->found)
+                : trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
 }
 
-enum trial_result kernel_test_parts(struct kernel_test *test, kernel_test_call *call,
-                                    const void *context, int32_t *part, int32_t num_parts)
+enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *run,
+                                    const void *context, int32_t num_parts)
 {
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -98,13 +162,15 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_test_call *
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
     void *stream = device_stream_create(trial->device);
-    for (*part = 0; *part < num_parts && result == TRIAL_PASSED; (*part)++) {
-        attn_status status =
-            call(trial->tested, test->memory, trial->device, stream, context, &error);
+    for (int32_t part = 0; part < num_parts && result == TRIAL_PASSED; part++) {
+        struct kernel_call call;
+        call_bind(&call, test, trial->tested, trial->device, test->memory);
+        call.stream = stream;
+        call.part = part;
+        attn_status status = run(&call, context, &error);
         result = status == ATTN_OK ? result
                                    : trial_call_failed(trial, "a part of the call", status, &error);
     }
-    *part = -1;
     if (result == TRIAL_PASSED && !device_read(trial->device, found, test->memory, image->size)) {
         result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
     }
@@ -121,41 +187,31 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_test_call *
     return result;
 }
 
-enum trial_result kernel_test_compare(struct kernel_test *test, const char *what, size_t at,
-                                      int64_t num_rows, int64_t heads, int64_t dims, int32_t dtype,
-                                      struct bound bound)
+enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t operand,
+                                         const uint8_t *rows)
 {
-    const struct compared rows = {what, dtype, heads, dims, heads * dims, dims, num_rows, NULL};
-    return compare_rows(test->trial, &rows, test->expected + at, test->found + at, bound);
-}
-
-struct case_tensor case_rows(int64_t rows, int64_t heads, int64_t dims)
-{
-    return (struct case_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};
-}
-
-struct attn_tensor *case_bind(struct case_tensor *shaped, void *data, const struct device *device,
-                              int32_t dtype, int32_t ndim)
-{
-    shaped->tensor = (struct attn_tensor){data,          device->device,  ndim, number_dtype(dtype),
-                                          shaped->shape, shaped->strides, 0};
-    return &shaped->tensor;
-}
-
-static int32_t ordinal(uint8_t code, bool is_int8)
-{
-    return is_int8 ? (int8_t)code : code & 0x80 ? -(code & 0x7f) : code;
-}
-
-bool codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8)
-{
-    int64_t off = 0;
-    for (int64_t i = 0; i < count; i++) {
-        int32_t apart = abs(ordinal(expected[i], is_int8) - ordinal(found[i], is_int8));
-        if (apart > 1) {
-            return false;
+    const struct operand *o = &test->operands[operand];
+    const size_t row = (size_t)stride_of(o, 0) * number_bytes(o->dtype);
+    const uint8_t *was = test_input(test, operand), *is = test_found(test, operand);
+    for (int64_t t = 0; t < o->shape[0]; t++) {
+        if (!rows[t] && memcmp(is + (size_t)t * row, was + (size_t)t * row, row) != 0) {
+            return trial_say(test->trial, TRIAL_FAILED,
+                             "row %lld of %s is not the call's and was written", (long long)t,
+                             o->name);
         }
-        off += apart;
     }
-    return off <= 2 + count / 100;
+    return TRIAL_PASSED;
+}
+
+enum trial_result kernel_test_compare(struct kernel_test *test, int32_t operand,
+                                      const uint8_t *rows, struct bound bound)
+{
+    const struct operand *o = &test->operands[operand];
+    const struct compared compared = {o->name,         o->dtype,        o->shape[1], o->shape[2],
+                                      stride_of(o, 0), stride_of(o, 1), o->shape[0], rows};
+    if (rows != NULL && kernel_test_other_rows(test, operand, rows) != TRIAL_PASSED) {
+        return TRIAL_FAILED;
+    }
+    return compare_rows(test->trial, &compared, test_expected(test, operand),
+                        test_found(test, operand), bound);
 }

@@ -1,63 +1,123 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers of one case of a kernel, worked on by the reference and by the backend under test. */
+/* A case of a kernel: its operands in one image, of which the reference and the backend under test
+ * each work on a copy. */
 #ifndef CHECK_KERNEL_TEST_H
 #define CHECK_KERNEL_TEST_H
+
+#include <string.h>
 
 #include "cases/compare.h"
 #include "harness/image.h"
 #include "harness/trial.h"
+#include "harness/watch.h"
+
+#define OPERAND_DIMS 3
+#define MAX_OPERANDS 24
+
+/* A tensor or an array that a kernel is handed. */
+struct operand {
+    const char *name; /* of the argument */
+    int32_t dtype;    /* enum attn_dtype_id of its elements */
+    int32_t ndim;     /* 0: an array, of which `bytes` are taken */
+    int64_t shape[OPERAND_DIMS];
+    int64_t strides[OPERAND_DIMS]; /* elements; zeros: dense */
+    size_t bytes;                  /* of its buffer; 0: what shape and strides reach */
+    const void *from;              /* what it holds; NULL: see below */
+    double deviation;     /* of normal numbers that fill it; 0: poison, until the case fills it */
+    struct attn_dtype as; /* what a kernel is told instead of `dtype`, if it has bits */
+    bool written;
+    bool slice; /* it lies in the buffer of operand `of`, from element `first` on */
+    int32_t of;
+    int64_t first;
+};
 
 struct kernel_test {
     struct trial *trial;
     struct image image;
-    uint8_t *expected; /* the reference's copy */
-    uint8_t *memory;   /* the backend's, in its device's memory */
-    uint8_t *found;    /* that one, read back */
-    bool optional;     /* nothing declares it: a refusal of any status skips the case */
+    const struct operand *operands; /* the case's; by index */
+    int32_t num_operands;
+    size_t at[MAX_OPERANDS]; /* offsets in the image */
+    uint8_t *expected;       /* the reference's copy */
+    uint8_t *memory;         /* the backend's, in its device's memory */
+    uint8_t *found;          /* that one, read back */
+    bool optional;           /* nothing declares it: a refusal of any status skips the case */
 };
 
-/* A tensor of up to three dimensions with its own arrays; strides count elements. */
-struct case_tensor {
-    struct attn_tensor tensor;
-    int64_t shape[3];
-    int64_t strides[3];
+/* A call of one side over its copy of the image. */
+struct kernel_call {
+    const struct kernel_test *test;
+    struct backend *backend;
+    const struct device *device;
+    uint8_t *base; /* of the copy, in the device's memory */
+    void *stream;
+    int32_t part; /* see kernel_test_parts; -1: the whole call */
+    struct watch watch;
+    struct attn_tensor tensors[MAX_OPERANDS];
+    int64_t shapes[MAX_OPERANDS][OPERAND_DIMS], strides[MAX_OPERANDS][OPERAND_DIMS];
 };
+typedef attn_status kernel_call_run(struct kernel_call *call, const void *context,
+                                    struct attn_error *error);
 
-/* One call of a kernel over a copy of the image at `base` in the device's memory. */
-typedef attn_status kernel_test_call(struct backend *backend, uint8_t *base,
-                                     const struct device *device, void *stream, const void *context,
-                                     struct attn_error *error);
+/* The call of a kernel, and what it may not do. */
+#define KERNEL_CALL(call, slot, args, error)                                                       \
+    watch_end(&(call)->watch, (call)->backend,                                                     \
+              (watch_begin(&(call)->watch), (call)->backend->kernels.slot(args, error)), error)
 
-void kernel_test_init(struct kernel_test *test, struct trial *trial);
+static inline void *call_array(const struct kernel_call *call, int32_t operand)
+{
+    return call->base + call->test->at[operand];
+}
+
+/* Only `count` of the tensor's entries of a dimension, from `first` on. */
+void call_narrow(struct kernel_call *call, int32_t operand, int32_t dim, int64_t first,
+                 int64_t count);
+/* The tensors over `base`, as kernel_test_run binds them. */
+void call_bind(struct kernel_call *call, const struct kernel_test *test, struct backend *backend,
+               const struct device *device, uint8_t *base);
+
+/* Makes and fills the buffers, normal numbers in the order of the operands. False: there is no
+ * memory, as kernel_test_run says, too. kernel_test_finish is due either way. */
+bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
+                      int32_t num_operands, uint64_t *random);
 void kernel_test_finish(struct kernel_test *test);
-/* Room for `bytes`; the offset is 0 only after a failure that kernel_test_run reports. */
-size_t kernel_test_add(struct kernel_test *test, const char *name, size_t bytes, bool writable);
+
+/* An operand's first contents, and after kernel_test_run both sides'. */
+static inline void *test_input(const struct kernel_test *test, int32_t operand)
+{
+    return test->image.bytes + test->at[operand];
+}
+static inline void *test_expected(const struct kernel_test *test, int32_t operand)
+{
+    return test->expected + test->at[operand];
+}
+static inline void *test_found(const struct kernel_test *test, int32_t operand)
+{
+    return test->found + test->at[operand];
+}
+static inline bool test_same(const struct kernel_test *test, int32_t operand, size_t bytes)
+{
+    return memcmp(test_expected(test, operand), test_found(test, operand), bytes) == 0;
+}
+
 /* Both sides run `call`. The found copy is read back and no byte next to the outputs has changed; a
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
-enum trial_result kernel_test_run(struct kernel_test *test, kernel_test_call *call,
+enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
                                   const void *context);
-
-/* After kernel_test_run: the tested backend's calls again, for `*part` 0 to `num_parts` - 1 one
- * after the other, over the first image. The whole of it has to become what one call made, bit for
- * bit; *part is -1 again. */
-enum trial_result kernel_test_parts(struct kernel_test *test, kernel_test_call *call,
-                                    const void *context, int32_t *part, int32_t num_parts);
+/* After kernel_test_run: the tested backend's calls again, for parts 0 to `num_parts` - 1 one after
+ * the other, over the first image. The whole of it has to become what one call made, bit for bit.
+ */
+enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *run,
+                                    const void *context, int32_t num_parts);
 
 /* Whether every byte that is no output is as it was. */
 enum trial_result verify_image(struct trial *trial, const struct image *image,
                                const uint8_t *after);
 
-/* compare_rows of the two copies at offset `at`, compact rows all of which count. */
-enum trial_result kernel_test_compare(struct kernel_test *test, const char *what, size_t at,
-                                      int64_t num_rows, int64_t heads, int64_t dims, int32_t dtype,
-                                      struct bound bound);
-
-struct case_tensor case_rows(int64_t rows, int64_t heads, int64_t dims);
-/* The tensor over `data`; its arrays are those of `shaped`, which must outlive it. */
-struct attn_tensor *case_bind(struct case_tensor *shaped, void *data, const struct device *device,
-                              int32_t dtype, int32_t ndim);
-
-/* Codes of 8-bit formats: at most one step apart, and few of them. */
-bool codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8);
+/* A tensor of three dimensions against the reference's; with `rows` only those that it sets, and
+ * the others may not have changed. */
+enum trial_result kernel_test_compare(struct kernel_test *test, int32_t operand,
+                                      const uint8_t *rows, struct bound bound);
+enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t operand,
+                                         const uint8_t *rows);
 
 #endif

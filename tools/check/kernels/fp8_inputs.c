@@ -2,33 +2,21 @@
 /* attend over q, k and v that arrive in e4m3, contiguous, with a scale each: what the core composes
  * a quantized multimodal encoder of. */
 #include <stdio.h>
-#include <string.h>
 
-#include "common/names.h"
-#include "support/number.h"
-#include "support/random.h"
-#include "cases/compare.h"
-#include "kernels/kernels.h"
 #include "cases/kernel_test.h"
+#include "common/names.h"
 #include "harness/planned.h"
+#include "kernels/kernels.h"
 
-#define REQS 3
-#define TOKENS 29
-#define HEADS 4
-#define KV_HEADS 2
+enum { REQS = 3, TOKENS = 29, HEADS = 4, KV_HEADS = 2 };
+static const int32_t starts[REQS + 1] = {0, 11, 12, TOKENS};
 
 struct fp8_variant {
     int32_t dtype; /* of out */
     int32_t head_size;
 };
 
-enum { F_Q, F_K, F_V, F_OUT, F_SCALES, F_START, F_COUNT };
-
-struct fp8_case {
-    struct fp8_variant v;
-    size_t at[F_COUNT];
-    int32_t start[REQS + 1]; /* the host's */
-};
+enum { Q, K, V, OUT, SCALES, STARTS, NUM_OPERANDS };
 
 static struct attn_layer_desc layer_of(const struct fp8_variant *v)
 {
@@ -51,17 +39,11 @@ static struct attn_layer_desc layer_of(const struct fp8_variant *v)
                                     .q_dtype = ATTN_DTYPE_FP8_E4M3};
 }
 
-static attn_status call_attend(struct backend *backend, uint8_t *base, const struct device *device,
-                               void *stream, const void *context, struct attn_error *error)
+static attn_status call_attend(struct kernel_call *call, const void *context,
+                               struct attn_error *error)
 {
-    const struct fp8_case *c = context;
-    const struct attn_layer_desc layer = layer_of(&c->v);
-    struct case_tensor t[F_SCALES];
-    for (int32_t i = 0; i < F_SCALES; i++) {
-        t[i] = case_rows(TOKENS, i == F_Q || i == F_OUT ? HEADS : KV_HEADS, c->v.head_size);
-        case_bind(&t[i], base + c->at[i], device, i == F_OUT ? c->v.dtype : ATTN_DTYPE_FP8_E4M3, 3);
-    }
-    const float *scales = (const float *)(base + c->at[F_SCALES]);
+    const struct attn_layer_desc layer = layer_of(context);
+    const float *scales = call_array(call, SCALES);
     const struct attn_layer_params params = {.struct_size = sizeof params,
                                              .q_scale = scales,
                                              .k_scale = scales + 1,
@@ -71,55 +53,45 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, const str
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
                                      .max_query_len = TOKENS,
-                                     .query_start_loc = (const int32_t *)(base + c->at[F_START]),
-                                     .query_start_loc_host = c->start};
+                                     .query_start_loc = call_array(call, STARTS),
+                                     .query_start_loc_host = starts};
     const struct attn_limits limits = {.struct_size = sizeof limits,
                                        .max_num_reqs = REQS,
                                        .max_num_tokens = TOKENS,
                                        .max_query_len = TOKENS,
                                        .max_seq_len = TOKENS};
     struct attn_attend_args args = {.struct_size = sizeof args,
-                                    .instance = backend->instance,
                                     .flags = ATTN_RUN_NO_WRITE,
                                     .layer = &layer,
                                     .params = &params,
                                     .batch = &batch,
-                                    .stream = stream,
-                                    .q = &t[F_Q].tensor,
-                                    .k = &t[F_K].tensor,
-                                    .v = &t[F_V].tensor,
-                                    .out = &t[F_OUT].tensor};
-    return planned_call(backend, device, &limits, &args, backend->kernels.attend, error);
+                                    .stream = call->stream,
+                                    .q = &call->tensors[Q],
+                                    .k = &call->tensors[K],
+                                    .v = &call->tensors[V],
+                                    .out = &call->tensors[OUT]};
+    return planned_call(call->backend, call->device, &limits, &args, call->backend->kernels.attend,
+                        error);
 }
 
 static enum trial_result run_inputs(struct trial *trial, const void *variant, uint64_t seed)
 {
-    static const char *const names[] = {"q", "k", "v"};
-    struct fp8_case c = {.v = *(const struct fp8_variant *)variant, .start = {0, 11, 12, TOKENS}};
-    const size_t rows = (size_t)TOKENS * (size_t)c.v.head_size;
+    static const float scales[] = {0.05f, 0.02f, 0.01f};
+    const struct fp8_variant *v = variant;
+    const int32_t d = v->head_size, fp8 = ATTN_DTYPE_FP8_E4M3;
+    const struct operand o[NUM_OPERANDS] = {
+        [Q] = {"q", fp8, 3, {TOKENS, HEADS, d}, .deviation = 30},
+        [K] = {"k", fp8, 3, {TOKENS, KV_HEADS, d}, .deviation = 30},
+        [V] = {"v", fp8, 3, {TOKENS, KV_HEADS, d}, .deviation = 30},
+        [OUT] = {"out", v->dtype, 3, {TOKENS, HEADS, d}, .written = true},
+        [SCALES] = {"q_scale, k_scale or v_scale", .bytes = sizeof scales, .from = scales},
+        [STARTS] = {"query_start_loc", .bytes = sizeof starts, .from = starts},
+    };
     struct kernel_test test;
-    kernel_test_init(&test, trial);
-    for (int32_t i = F_Q; i <= F_V; i++) {
-        c.at[i] = kernel_test_add(&test, names[i], rows * (i == F_Q ? HEADS : KV_HEADS), false);
-    }
-    c.at[F_OUT] = kernel_test_add(&test, "out", rows * HEADS * number_bytes(c.v.dtype), true);
-    c.at[F_SCALES] =
-        kernel_test_add(&test, "q_scale, k_scale or v_scale", 3 * sizeof(float), false);
-    c.at[F_START] = kernel_test_add(&test, "query_start_loc", sizeof c.start, false);
-    if (!test.image.failed) {
-        static const float scales[] = {0.05f, 0.02f, 0.01f};
-        for (int32_t i = F_Q; i <= F_V; i++) {
-            int64_t count = (int64_t)rows * (i == F_Q ? HEADS : KV_HEADS);
-            number_fill_normal(test.image.bytes + c.at[i], 0, count, ATTN_DTYPE_FP8_E4M3, 30,
-                               &seed);
-        }
-        memcpy(test.image.bytes + c.at[F_SCALES], scales, sizeof scales);
-        memcpy(test.image.bytes + c.at[F_START], c.start, sizeof c.start);
-    }
-    enum trial_result result = kernel_test_run(&test, call_attend, &c);
+    kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed);
+    enum trial_result result = kernel_test_run(&test, call_attend, v);
     if (result == TRIAL_PASSED) {
-        result = kernel_test_compare(&test, "out", c.at[F_OUT], TOKENS, HEADS, c.v.head_size,
-                                     c.v.dtype, bound_of_dtype(c.v.dtype));
+        result = kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype));
     }
     kernel_test_finish(&test);
     return result;

@@ -34,25 +34,24 @@ struct gdn_cut {
     uint8_t has_state;
 };
 
-static bool put_cut(const struct device *memory, const struct gdn_case *c, uint8_t *base, int32_t r,
-                    const struct gdn_cut *cut)
+static bool put_cut(const struct kernel_call *call, int32_t r, const struct gdn_cut *cut)
 {
-    const size_t at = (size_t)r * sizeof(int32_t);
-    return device_write(memory, base + c->at[GDN_STARTS] + at, cut->starts, sizeof cut->starts) &&
-           device_write(memory, base + c->at[GDN_LENGTHS] + at, &cut->length, sizeof cut->length) &&
-           device_write(memory, base + c->at[GDN_HAS_STATE] + r, &cut->has_state, 1);
+    int32_t *starts = call_array(call, GDN_STARTS), *lengths = call_array(call, GDN_LENGTHS);
+    uint8_t *has_state = call_array(call, GDN_HAS_STATE);
+    return device_write(call->device, starts + r, cut->starts, sizeof cut->starts) &&
+           device_write(call->device, lengths + r, &cut->length, sizeof cut->length) &&
+           device_write(call->device, has_state + r, &cut->has_state, 1);
 }
 
 /* The first or the second half of a request's tokens, as two steps have them. */
-static attn_status call_half(struct gdn_step *s, const struct gdn_case *c, struct backend *backend,
-                             const struct device *memory, uint8_t *base,
-                             const struct attn_limits *limits, struct attn_error *error)
+static attn_status call_half(struct gdn_step *s, const struct gdn_case *c,
+                             const struct kernel_call *call, const struct attn_limits *limits,
+                             struct attn_error *error)
 {
-    const int32_t r = c->part / 2, half = c->tokens[r] / 2;
-    const bool second = c->part % 2 != 0;
+    const int32_t r = call->part / 2, half = c->tokens[r] / 2;
     const struct gdn_cut whole = {{c->starts[r], c->starts[r + 1]}, c->lengths[r], c->has_state[r]};
     struct gdn_cut cut = whole;
-    if (second) {
+    if (call->part % 2 != 0) {
         cut.starts[0] += half;
         cut.has_state = half > 0 ? 1 : cut.has_state;
     } else {
@@ -68,33 +67,31 @@ static attn_status call_half(struct gdn_step *s, const struct gdn_case *c, struc
     s->batch.num_actual_tokens = cut.starts[1];
     s->batch.max_query_len = cut.starts[1] - cut.starts[0];
     s->batch.max_seq_len = cut.length;
-    if (!put_cut(memory, c, base, r, &cut)) {
+    if (!put_cut(call, r, &cut)) {
         return ATTN_ERROR_DEVICE;
     }
-    attn_status status =
-        planned_call(backend, memory, limits, &s->attend, backend->kernels.recurrent, error);
-    return put_cut(memory, c, base, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
+    attn_status status = planned_call(call->backend, call->device, limits, &s->attend,
+                                      call->backend->kernels.recurrent, error);
+    return put_cut(call, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
 }
 
-/* c->part: a request of the step; where prefixes do not count either, half of one. */
-static attn_status call_gdn(struct backend *backend, uint8_t *base, const struct device *device,
-                            void *stream, const void *context, struct attn_error *error)
+/* A part is a request of the step; where prefixes do not count either, half of one. */
+static attn_status call_gdn(struct kernel_call *call, const void *context, struct attn_error *error)
 {
     const struct gdn_case *c = context;
     struct gdn_step s;
-    gdn_case_bind(c, &s, base, device);
+    gdn_case_bind(c, &s, call);
     const struct attn_limits limits = {
         sizeof limits,       NULL, GDN_REQS, c->num_rows, s.batch.max_query_len,
         s.batch.max_seq_len, 0,    0};
-    s.attend.instance = backend->instance;
-    s.attend.stream = stream;
-    if (c->part >= 0 && c->v.invariant >= 2) {
-        return call_half(&s, c, backend, device, base, &limits, error);
+    if (call->part >= 0 && c->v.invariant >= 2) {
+        return call_half(&s, c, call, &limits, error);
     }
-    if (c->part >= 0) {
-        narrow(&s, c, c->part);
+    if (call->part >= 0) {
+        narrow(&s, c, call->part);
     }
-    return planned_call(backend, device, &limits, &s.attend, backend->kernels.recurrent, error);
+    return planned_call(call->backend, call->device, &limits, &s.attend,
+                        call->backend->kernels.recurrent, error);
 }
 
 /* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
@@ -134,7 +131,7 @@ static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
     for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         for (int32_t t = nan->token / NAN_CHUNK * NAN_CHUNK; t < c->tokens[nan->request]; t++) {
-            forgive(test->expected + c->at[GDN_OUT], test->found + c->at[GDN_OUT],
+            forgive(test_expected(test, GDN_OUT), test_found(test, GDN_OUT),
                     ((c->starts[nan->request] + t) * heads + nan->first_head) * size,
                     nan->num_heads * size, c->v.dtype);
         }
@@ -147,7 +144,7 @@ static void forgive_states(struct kernel_test *test, const struct gdn_case *c)
     for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         if (nan->in_state) {
-            forgive(test->expected + c->at[GDN_STATE], test->found + c->at[GDN_STATE],
+            forgive(test_expected(test, GDN_STATE), test_found(test, GDN_STATE),
                     c->slots[nan->request][0] * c->state_stride + nan->first_head * size,
                     nan->num_heads * size, c->v.state_dtype);
         }
@@ -163,35 +160,18 @@ static struct bound bound_of(const struct gdn_case *c)
 
 static enum trial_result verify_out(struct kernel_test *test, const struct gdn_case *c)
 {
-    size_t row = (size_t)(c->v.num_v_heads * c->v.head_size_v) * number_bytes(c->v.dtype);
     uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
     for (int32_t r = 0; r < GDN_REQS; r++) {
         memset(rows + c->starts[r], gdn_case_active(c, r), (size_t)c->tokens[r]);
     }
-    for (int32_t t = 0; t < c->num_rows; t++) {
-        size_t at = c->at[GDN_OUT] + (size_t)t * row;
-        if (!rows[t] && memcmp(test->found + at, test->image.bytes + at, row) != 0) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "row %d of out belongs to no request of the step and was written", t);
-        }
-    }
-    double mean = mean_square(test->expected + c->at[GDN_OUT], c, rows);
+    double mean = mean_square(test_expected(test, GDN_OUT), c, rows);
     if (!isfinite(mean)) { /* NaN would agree with NaN */
         return trial_say(test->trial, TRIAL_FAILED, "the reference's outputs are not finite");
     }
     forgive_outputs(test, c);
     struct bound bound = bound_of(c);
     bound.least = CANCELLED * bound.absolute * sqrt(mean);
-    const struct compared out = {"out",
-                                 c->v.dtype,
-                                 c->v.num_v_heads,
-                                 c->v.head_size_v,
-                                 (int64_t)c->v.num_v_heads * c->v.head_size_v,
-                                 c->v.head_size_v,
-                                 c->num_rows,
-                                 rows};
-    return compare_rows(test->trial, &out, test->expected + c->at[GDN_OUT],
-                        test->found + c->at[GDN_OUT], bound);
+    return kernel_test_compare(test, GDN_OUT, rows, bound);
 }
 
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
@@ -219,18 +199,18 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
         }
     }
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
-        size_t at = c->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
+        size_t at = test->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
         if (memcmp(test->found + at + from, test->image.bytes + at + from, slot_bytes - from) !=
             0) {
             return trial_say(test->trial, TRIAL_FAILED,
-                             left[slot] ? "bytes behind the state in slot %d were written"
+                             left[slot] ? "bytes after the state in slot %d were written"
                                         : "the state in slot %d is not the step's and was written",
                              slot);
         }
     }
     forgive_states(test, c);
-    return compare_rows(test->trial, &state, test->expected + c->at[GDN_STATE],
-                        test->found + c->at[GDN_STATE], bound_of(c));
+    return compare_rows(test->trial, &state, test_expected(test, GDN_STATE),
+                        test_found(test, GDN_STATE), bound_of(c));
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
@@ -274,7 +254,7 @@ static enum trial_result verify_windows(struct kernel_test *test, const struct g
         size_t entries = r >= 0 ? (size_t)window_entries(c, r) : 0;
         size_t own = r >= 0 ? (size_t)c->window * e : 0;
         for (int64_t i = 0; i < c->channels; i++) {
-            size_t at = c->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
+            size_t at = test->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
             if (!same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
                 memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0) {
                 return trial_say(test->trial, TRIAL_FAILED,
@@ -293,12 +273,12 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
 {
     struct gdn_case c;
     struct kernel_test test;
-    kernel_test_init(&test, trial);
-    gdn_case_init(&c, variant, &seed);
-    c.part = -1;
-    gdn_case_place(&c, &test, &seed);
+    struct kernel_call call;
     struct gdn_step s;
-    gdn_case_bind(&c, &s, test.image.bytes, &device_host);
+    gdn_case_init(&c, variant, &seed);
+    gdn_case_place(&c, &test, trial, &seed);
+    call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
+    gdn_case_bind(&c, &s, &call);
     enum trial_result result = trial_supports(trial, trial->tested, &s.layer, s.attend.phase)
                                    ? kernel_test_run(&test, call_gdn, &c)
                                    : TRIAL_SKIPPED;
@@ -306,8 +286,8 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
     if (result == TRIAL_PASSED && c.v.invariant > 0) {
-        result = kernel_test_parts(&test, call_gdn, &c, &c.part,
-                                   c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
+        result =
+            kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
     }
     kernel_test_finish(&test);
     return result;

@@ -139,8 +139,6 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
     c->state_stride =
         (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
     c->channel_stride = c->window + (v->strided ? 3 : 0);
-    c->norm_size = v->norm > 0 ? v->num_v_heads * v->head_size_v : 0;
-    c->gate_row = c->norm_size + (v->strided && v->norm > 0 ? 16 : 0);
     draw_slots(c, random);
     c->starts[0] = GDN_FIRST_ROW;
     for (int32_t r = 0; r < GDN_REQS; r++) {
@@ -166,21 +164,19 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
 
 /* Keys of layers without a norm stay short, or the recurrence grows without bound. Gates that are
  * given are at most 0. */
-static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+static void fill_rows(const struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     int64_t keys = 2 * (int64_t)c->v.num_k_heads * c->v.head_size_k;
     double key_deviation = c->v.l2norm ? 1 : 0.5 / sqrt(c->v.head_size_k);
     int32_t heads = c->v.num_v_heads, dtype = c->v.dtype;
     for (int64_t t = GDN_FIRST_ROW; t < c->num_actual_rows; t++) {
-        uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
+        uint8_t *mixed = test_input(test, GDN_ROWS), *gates = test_input(test, GDN_A);
         const int64_t first_key = c->first_q < c->first_k ? c->first_q : c->first_k;
         number_fill_normal(mixed, t * c->row_stride + first_key, keys, dtype, key_deviation,
                            random);
         number_fill_normal(mixed, t * c->row_stride + c->first_v, c->channels - keys, dtype, 1,
                            random);
         number_fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
-        number_fill_normal(base + c->at[GDN_OUTPUT_GATE], t * c->gate_row, c->norm_size, dtype, 1,
-                           random);
         number_fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
         const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
         for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
@@ -193,7 +189,7 @@ static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
 }
 
 /* What the step before has left: the state that is started from, and the whole window. */
-static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+static void fill_past(const struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     int64_t size = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
     for (int32_t r = 0; r < GDN_REQS; r++) {
@@ -202,16 +198,17 @@ static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
-        number_fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, c->v.state_dtype,
-                           0.5, random);
+        number_fill_normal(test_input(test, GDN_STATE), from * c->state_stride, size,
+                           c->v.state_dtype, 0.5, random);
         for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
             int64_t row = (window * (int64_t)c->channels + i) * c->channel_stride;
-            number_fill_normal(base + c->at[GDN_WINDOW], row, c->window, c->v.dtype, 0.5, random);
+            number_fill_normal(test_input(test, GDN_WINDOW), row, c->window, c->v.dtype, 0.5,
+                               random);
         }
     }
 }
 
-static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
+static void plant_nans(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     const struct gdn_variant *v = &c->v;
     const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
@@ -222,24 +219,18 @@ static void plant_nans(struct gdn_case *c, uint8_t *base, uint64_t *random)
     for (int32_t i = 0; i < GDN_NANS; i++) {
         struct gdn_nan *nan = &c->nans[i];
         nan->token = random_below(random, c->tokens[nan->request]);
-        number_store(base + c->at[GDN_MIXED_ROWS],
+        number_store(test_input(test, GDN_ROWS),
                      (c->starts[nan->request] + nan->token) * c->row_stride +
                          (i == 0 ? c->first_v + value : c->first_q + query),
                      v->dtype, NAN);
     }
 }
 
-static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+static void fill_weights(const struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
-    number_fill_normal(base + c->at[GDN_CONV_WEIGHT], 0, (int64_t)c->channels * c->v.conv_width,
-                       c->v.dtype, 0.5, random);
-    /* a bias of keys would lengthen them */
-    number_fill_normal(base + c->at[GDN_CONV_BIAS], 0, c->channels, c->v.dtype,
-                       c->v.l2norm ? 0.3 : 0.02, random);
-    number_fill_normal(base + c->at[GDN_NORM_WEIGHT], 0, c->norm_size, c->v.dtype, 1, random);
-    float *a_log = (float *)(base + c->at[GDN_A_LOG]);
-    float *dt_bias = (float *)(base + c->at[GDN_DT_BIAS]);
-    float *skip = (float *)(base + c->at[GDN_SKIP]);
+    float *a_log = test_input(test, GDN_A_LOG);
+    float *dt_bias = test_input(test, GDN_DT_BIAS);
+    float *skip = test_input(test, GDN_SKIP);
     for (int32_t h = 0; h < c->v.num_v_heads; h++) {
         a_log[h] = (float)(random_normal(random) - 1);
         skip[h] = (float)random_normal(random);
@@ -249,69 +240,94 @@ static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *rand
     }
 }
 
-void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
+/* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
+static struct operand rows_of(const struct gdn_case *c, const char *name, int64_t stride,
+                              int64_t heads, int64_t columns)
 {
-    static const char *const names[GDN_BUFFER_COUNT] = {
-        [GDN_MIXED_ROWS] = "mixed_qkv, or q, k or v",
-        [GDN_GATES] = "a or b",
-        [GDN_OUT] = "out",
-        [GDN_CONV_WEIGHT] = "conv_weight",
-        [GDN_CONV_BIAS] = "conv_bias",
-        [GDN_A_LOG] = "a_log",
-        [GDN_DT_BIAS] = "dt_bias",
-        [GDN_SKIP] = "skip",
-        [GDN_NORM_WEIGHT] = "weight of the norm",
-        [GDN_OUTPUT_GATE] = "gate of the output",
-        [GDN_STATE] = "k_cache, the states",
-        [GDN_WINDOW] = "v_cache, the convolution's windows",
-        [GDN_STARTS] = "query_start_loc",
-        [GDN_LENGTHS] = "seq_lens",
-        [GDN_SLOTS] = "state_slots",
-        [GDN_HAS_STATE] = "has_initial_state",
-        [GDN_ACCEPTED] = "num_accepted_tokens",
-        [GDN_INITIAL] = "initial_slots",
-        [GDN_KEPT] = "checkpoint_slots"};
-    size_t e = number_bytes(c->v.dtype), slots = (size_t)c->num_slots;
-    const size_t bytes[GDN_BUFFER_COUNT] = {
-        [GDN_MIXED_ROWS] = (size_t)(c->num_rows * c->row_stride) * e,
-        [GDN_GATES] = (size_t)(c->num_rows * c->gate_stride) * e,
-        [GDN_OUT] = (size_t)(c->num_rows * c->v.num_v_heads * c->v.head_size_v) * e,
-        [GDN_CONV_WEIGHT] = (size_t)(c->channels * c->v.conv_width) * e,
-        [GDN_CONV_BIAS] = (size_t)c->channels * e,
-        [GDN_A_LOG] = (size_t)c->v.num_v_heads * sizeof(float),
-        [GDN_DT_BIAS] = (size_t)c->gates * sizeof(float),
-        [GDN_SKIP] = (size_t)c->v.num_v_heads * sizeof(float),
-        [GDN_NORM_WEIGHT] = (size_t)c->norm_size * e,
-        [GDN_OUTPUT_GATE] = (size_t)(c->num_rows * c->gate_row) * e,
-        [GDN_STATE] = slots * (size_t)c->state_stride * number_bytes(c->v.state_dtype),
-        [GDN_WINDOW] = slots * (size_t)(c->channels * c->channel_stride) * e,
-        [GDN_STARTS] = sizeof c->starts,
-        [GDN_LENGTHS] = sizeof c->lengths,
-        [GDN_SLOTS] = sizeof c->slots,
-        [GDN_HAS_STATE] = sizeof c->has_state,
-        [GDN_ACCEPTED] = sizeof c->accepted,
-        [GDN_INITIAL] = sizeof c->initial,
-        [GDN_KEPT] = sizeof c->kept};
-    for (int32_t i = 0; i < GDN_BUFFER_COUNT; i++) {
-        c->at[i] = kernel_test_add(test, names[i], bytes[i],
-                                   i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
+    struct operand o = {name, c->v.dtype, 3, {c->num_rows, heads, columns}, {stride, columns, 1}};
+    if (heads == 0) {
+        o.ndim = 2;
+        o.shape[1] = columns;
+        o.strides[1] = 1;
     }
-    if (test->image.failed) {
+    return o;
+}
+
+/* Elements of the norm's weight. */
+static int64_t norm_size(const struct gdn_case *c)
+{
+    return (int64_t)c->v.head_size_v * (gdn_norms[c->v.norm].num_groups > 0 ? c->v.num_v_heads : 1);
+}
+
+static struct operand array_of(const char *name, size_t bytes, const void *from)
+{
+    return (struct operand){name, .bytes = bytes, .from = from};
+}
+
+static void describe_operands(struct gdn_case *c)
+{
+    const struct gdn_variant *v = &c->v;
+    const size_t slots = (size_t)c->num_slots, e = number_bytes(v->dtype);
+    const size_t heads = (size_t)v->num_v_heads * sizeof(float);
+    const int64_t first[] = {[GDN_Q] = c->first_q, [GDN_K] = c->first_k, [GDN_V] = c->first_v};
+    struct operand *o = c->operands;
+    o[GDN_ROWS] = rows_of(c, "mixed_qkv, or q, k or v", c->row_stride, 0, c->channels);
+    o[GDN_Q] = rows_of(c, "q", c->row_stride, v->num_k_heads, v->head_size_k);
+    o[GDN_K] = rows_of(c, "k", c->row_stride, v->num_k_heads, v->head_size_k);
+    o[GDN_V] = rows_of(c, "v", c->row_stride, v->num_v_heads, v->head_size_v);
+    for (int32_t i = GDN_Q; i <= GDN_V; i++) {
+        o[i].slice = true;
+        o[i].of = GDN_ROWS;
+        o[i].first = first[i];
+    }
+    o[GDN_A] = rows_of(c, "a or b", c->gate_stride, 0, c->gates);
+    o[GDN_A].bytes = (size_t)(c->num_rows * c->gate_stride) * e;
+    o[GDN_B] = rows_of(c, "b", c->gate_stride, 0, v->num_v_heads);
+    o[GDN_B].slice = true;
+    o[GDN_B].of = GDN_A;
+    o[GDN_B].first = c->gates;
+    o[GDN_OUT] =
+        rows_of(c, "out", (int64_t)v->num_v_heads * v->head_size_v, v->num_v_heads, v->head_size_v);
+    o[GDN_CONV_WEIGHT] = (struct operand){
+        "conv_weight", v->dtype, 2, {c->channels, v->conv_width}, .deviation = 0.5};
+    /* a bias of keys would lengthen them */
+    o[GDN_CONV_BIAS] = (struct operand){
+        "conv_bias", v->dtype, 1, {c->channels}, .deviation = v->l2norm ? 0.3 : 0.02};
+    o[GDN_NORM_WEIGHT] =
+        (struct operand){"weight of the norm", v->dtype, 1, {norm_size(c)}, .deviation = 1};
+    o[GDN_OUTPUT_GATE] = rows_of(c, "gate of the output",
+                                 (int64_t)v->num_v_heads * v->head_size_v + (v->strided ? 16 : 0),
+                                 v->num_v_heads, v->head_size_v);
+    o[GDN_OUTPUT_GATE].deviation = 1;
+    o[GDN_A_LOG] = array_of("a_log", heads, NULL);
+    o[GDN_DT_BIAS] = array_of("dt_bias", (size_t)c->gates * sizeof(float), NULL);
+    o[GDN_SKIP] = array_of("skip", heads, NULL);
+    o[GDN_STATE] = array_of("k_cache, the states",
+                            slots * (size_t)c->state_stride * number_bytes(v->state_dtype), NULL);
+    o[GDN_WINDOW] = array_of("v_cache, the convolution's windows",
+                             slots * (size_t)(c->channels * c->channel_stride) * e, NULL);
+    o[GDN_OUT].written = o[GDN_STATE].written = o[GDN_WINDOW].written = true;
+    o[GDN_STARTS] = array_of("query_start_loc", sizeof c->starts, c->starts);
+    o[GDN_LENGTHS] = array_of("seq_lens", sizeof c->lengths, c->lengths);
+    o[GDN_SLOTS] = array_of("state_slots", sizeof c->slots, c->slots);
+    o[GDN_HAS_STATE] = array_of("has_initial_state", sizeof c->has_state, c->has_state);
+    o[GDN_ACCEPTED] = array_of("num_accepted_tokens", sizeof c->accepted, c->accepted);
+    o[GDN_INITIAL] = array_of("initial_slots", sizeof c->initial, c->initial);
+    o[GDN_KEPT] = array_of("checkpoint_slots", sizeof c->kept, c->kept);
+}
+
+void gdn_case_place(struct gdn_case *c, struct kernel_test *test, struct trial *trial,
+                    uint64_t *random)
+{
+    describe_operands(c);
+    if (!kernel_test_init(test, trial, c->operands, GDN_OPERANDS, random)) {
         return; /* kernel_test_run says it */
     }
-    uint8_t *base = test->image.bytes;
-    memcpy(base + c->at[GDN_STARTS], c->starts, sizeof c->starts);
-    memcpy(base + c->at[GDN_LENGTHS], c->lengths, sizeof c->lengths);
-    memcpy(base + c->at[GDN_SLOTS], c->slots, sizeof c->slots);
-    memcpy(base + c->at[GDN_HAS_STATE], c->has_state, sizeof c->has_state);
-    memcpy(base + c->at[GDN_ACCEPTED], c->accepted, sizeof c->accepted);
-    memcpy(base + c->at[GDN_INITIAL], c->initial, sizeof c->initial);
-    memcpy(base + c->at[GDN_KEPT], c->kept, sizeof c->kept);
-    fill_rows(c, base, random);
-    fill_past(c, base, random);
-    fill_weights(c, base, random);
+    fill_rows(c, test, random);
+    fill_past(c, test, random);
+    fill_weights(c, test, random);
     if (c->v.nan) {
-        plant_nans(c, base, random);
+        plant_nans(c, test, random);
     }
 }
 
@@ -344,7 +360,8 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     layer_set_recurrent(&s->layer, &s->desc);
 }
 
-static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t *base)
+static void describe_batch(const struct gdn_case *c, struct gdn_step *s,
+                           const struct kernel_call *call)
 {
     int32_t longest = 0, longest_seq = 0;
     for (int32_t r = 0; r < GDN_REQS; r++) {
@@ -353,14 +370,13 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
     }
     s->states = (struct attn_batch_recurrent){
         .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states, NULL},
-        .state_slots = (const int32_t *)(base + c->at[GDN_SLOTS]),
+        .state_slots = call_array(call, GDN_SLOTS),
         .state_slots_stride = GDN_MAX_STATES,
-        .has_initial_state = c->v.by_length ? NULL : base + c->at[GDN_HAS_STATE],
-        .num_accepted_tokens =
-            c->v.drafted > 0 ? (const int32_t *)(base + c->at[GDN_ACCEPTED]) : NULL,
-        .initial_slots = c->v.initial ? (const int32_t *)(base + c->at[GDN_INITIAL]) : NULL,
+        .has_initial_state = c->v.by_length ? NULL : call_array(call, GDN_HAS_STATE),
+        .num_accepted_tokens = c->v.drafted > 0 ? call_array(call, GDN_ACCEPTED) : NULL,
+        .initial_slots = c->v.initial ? call_array(call, GDN_INITIAL) : NULL,
         .initial_slots_stride = GDN_MAX_STATES,
-        .checkpoint_slots = c->v.kept > 0 ? (const int32_t *)(base + c->at[GDN_KEPT]) : NULL,
+        .checkpoint_slots = c->v.kept > 0 ? call_array(call, GDN_KEPT) : NULL,
         .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0};
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
                                    .next = &s->states.ext,
@@ -369,20 +385,21 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
                                    .num_actual_tokens = c->num_actual_rows,
                                    .max_query_len = longest,
                                    .max_seq_len = longest_seq,
-                                   .query_start_loc = (const int32_t *)(base + c->at[GDN_STARTS]),
+                                   .query_start_loc = call_array(call, GDN_STARTS),
                                    .query_start_loc_host = c->starts,
-                                   .seq_lens = (const int32_t *)(base + c->at[GDN_LENGTHS]),
+                                   .seq_lens = call_array(call, GDN_LENGTHS),
                                    .seq_lens_host = c->lengths};
 }
 
-static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_t *base)
+static void describe_memory(const struct gdn_case *c, struct gdn_step *s,
+                            const struct kernel_call *call)
 {
     int64_t e = (int64_t)number_bytes(c->v.dtype),
             head = (int64_t)c->v.head_size_v * c->v.head_size_k;
     int64_t of_state = (int64_t)number_bytes(c->v.state_dtype);
     int64_t state = c->state_stride * of_state, channel = c->channel_stride * e;
     s->state = (struct attn_kv_view){.struct_size = sizeof s->state,
-                                     .data = base + c->at[GDN_STATE],
+                                     .data = call_array(call, GDN_STATE),
                                      .num_blocks = c->num_slots,
                                      .block_size = 1,
                                      .num_heads = c->v.num_v_heads,
@@ -391,7 +408,7 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
                                      .stride_slot = state,
                                      .stride_head = head * of_state};
     s->window = (struct attn_kv_view){.struct_size = sizeof s->window,
-                                      .data = base + c->at[GDN_WINDOW],
+                                      .data = call_array(call, GDN_WINDOW),
                                       .num_blocks = c->num_slots,
                                       .block_size = 1,
                                       .num_heads = c->channels,
@@ -401,68 +418,41 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_
                                       .stride_head = channel};
 }
 
-/* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
-static struct attn_tensor *rows_of(const struct gdn_case *c, struct case_tensor *shaped,
-                                   uint8_t *data, int64_t rows, int64_t stride, int64_t heads,
-                                   int64_t columns, const struct device *device)
-{
-    *shaped = (struct case_tensor){.shape = {rows, heads > 0 ? heads : columns, columns},
-                                   .strides = {stride, heads > 0 ? columns : 1, 1}};
-    return case_bind(shaped, data, device, c->v.dtype, heads > 0 ? 3 : 2);
-}
-
-void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
-                   const struct device *device)
+void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, struct kernel_call *call)
 {
     const struct gdn_variant *v = &c->v;
-    int64_t rows = c->num_rows, stride = c->row_stride, e = (int64_t)number_bytes(v->dtype);
     const struct attn_recurrent_rule *rule = rule_of(c);
-    uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
-    bool convolves = v->conv_width > 0;
+    const bool convolves = v->conv_width > 0;
+    const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
+    struct attn_tensor *t = call->tensors;
     memset(s, 0, sizeof *s);
     describe_layer(c, s);
-    describe_batch(c, s, base);
-    describe_memory(c, s, base);
-    const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
+    describe_batch(c, s, call);
+    describe_memory(c, s, call);
     s->skip = (struct attn_recurrent_skip){
         .ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof s->skip, NULL},
-        .skip = (const float *)(base + c->at[GDN_SKIP])};
-    s->weight = (struct case_tensor){
-        .shape = {s->norm.num_groups > 0 ? c->norm_size : v->head_size_v}, .strides = {1}};
+        .skip = call_array(call, GDN_SKIP)};
     s->norm_weight = (struct attn_recurrent_norm_weight){
         .ext = {ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT, 0, sizeof s->norm_weight,
                 rule->has_skip ? &s->skip.ext : NULL},
-        .weight = case_bind(&s->weight, base + c->at[GDN_NORM_WEIGHT], device, v->dtype, 1)};
+        .weight = &t[GDN_NORM_WEIGHT]};
     s->output_gate = (struct attn_io_recurrent_gate){
         .ext = {ATTN_EXT_DRAFT_IO_RECURRENT_GATE, 0, sizeof s->output_gate, NULL},
-        .gate = rows_of(c, &s->gate, base + c->at[GDN_OUTPUT_GATE], rows, c->gate_row,
-                        v->num_v_heads, v->head_size_v, device)};
+        .gate = &t[GDN_OUTPUT_GATE]};
     s->weights = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights,
                 v->norm > 0 ? &s->norm_weight.ext : s->norm_weight.ext.next},
-        .a_log = given ? NULL : (const float *)(base + c->at[GDN_A_LOG]),
-        .dt_bias = given || constant ? NULL : (const float *)(base + c->at[GDN_DT_BIAS]),
-        .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
-                               v->conv_width, 0, v->conv_width, device)};
-    s->conv_bias = (struct case_tensor){.shape = {c->channels}, .strides = {1}};
-    case_bind(&s->conv_bias, base + c->at[GDN_CONV_BIAS], device, v->dtype, 1);
-    s->weights.conv_bias = v->bias ? &s->conv_bias.tensor : NULL;
-    s->weights.conv_weight = convolves ? s->weights.conv_weight : NULL;
+        .a_log = given ? NULL : call_array(call, GDN_A_LOG),
+        .dt_bias = given || constant ? NULL : call_array(call, GDN_DT_BIAS),
+        .conv_weight = convolves ? &t[GDN_CONV_WEIGHT] : NULL,
+        .conv_bias = v->bias ? &t[GDN_CONV_BIAS] : NULL};
     s->params =
         (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
-    rows_of(c, &s->mixed, mixed, rows, stride, 0, c->channels, device);
-    rows_of(c, &s->q, mixed + c->first_q * e, rows, stride, v->num_k_heads, v->head_size_k, device);
-    rows_of(c, &s->k, mixed + c->first_k * e, rows, stride, v->num_k_heads, v->head_size_k, device);
-    rows_of(c, &s->v, mixed + c->first_v * e, rows, stride, v->num_v_heads, v->head_size_v, device);
     s->io = (struct attn_io_recurrent){
         .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, v->norm > 0 ? &s->output_gate.ext : NULL},
-        .mixed_qkv = convolves ? &s->mixed.tensor : NULL,
-        .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, c->gates, device),
-        .b = rows_of(c, &s->b, gates + c->gates * e, rows, c->gate_stride, 0, v->num_v_heads,
-                     device)};
-    s->io.a = constant ? NULL : s->io.a;
-    s->io.b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? s->io.b : NULL;
-    s->out = case_rows(rows, v->num_v_heads, v->head_size_v);
+        .mixed_qkv = convolves ? &t[GDN_ROWS] : NULL,
+        .a = constant ? NULL : &t[GDN_A],
+        .b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? &t[GDN_B] : NULL};
     s->attend = (struct attn_attend_args){
         .struct_size = sizeof s->attend,
         .next = &s->io.ext,
@@ -471,10 +461,11 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
         .batch = &s->batch,
         .k_cache = &s->state,
         .v_cache = convolves ? &s->window : NULL,
+        .stream = call->stream,
         .flags = ATTN_RUN_NO_WRITE,
         .phase = s->batch.max_query_len <= 1 + v->drafted ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
-        .q = convolves ? NULL : &s->q.tensor,
-        .k = convolves ? NULL : &s->k.tensor,
-        .v = convolves ? NULL : &s->v.tensor,
-        .out = case_bind(&s->out, base + c->at[GDN_OUT], device, v->dtype, 3)};
+        .q = convolves ? NULL : &t[GDN_Q],
+        .k = convolves ? NULL : &t[GDN_K],
+        .v = convolves ? NULL : &t[GDN_V],
+        .out = &t[GDN_OUT]};
 }

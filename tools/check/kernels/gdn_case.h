@@ -62,9 +62,13 @@ struct gdn_variant {
 #define GDN_NUM_NORMS 4
 extern const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS];
 
-enum gdn_buffer {
-    GDN_MIXED_ROWS, /* or q, k and v as slices of it */
-    GDN_GATES,      /* a and b */
+enum gdn_operand {
+    GDN_ROWS, /* or q, k and v as slices of it */
+    GDN_Q,
+    GDN_K,
+    GDN_V,
+    GDN_A, /* all gates, of which b are the last ones */
+    GDN_B,
     GDN_OUT,
     GDN_CONV_WEIGHT,
     GDN_CONV_BIAS,
@@ -82,7 +86,7 @@ enum gdn_buffer {
     GDN_ACCEPTED,
     GDN_INITIAL,
     GDN_KEPT,
-    GDN_BUFFER_COUNT
+    GDN_OPERANDS
 };
 
 /* A NaN of one token. It reaches what the recurrence makes of it; a kernel that
@@ -96,7 +100,6 @@ struct gdn_nan {
 
 struct gdn_case {
     struct gdn_variant v;
-    int32_t part;                      /* of the step, see call_gdn; -1: all of it */
     int32_t channels;                  /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* of them */
     int32_t gates;                     /* of a token: elements of a; b follows them */
@@ -104,14 +107,13 @@ struct gdn_case {
     int32_t num_states;                /* of a request */
     int32_t num_slots;
     int32_t num_rows, num_actual_rows;
-    int64_t norm_size, gate_row; /* Hv Dv, and elements of a row of the output's gate; or 0 */
     int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
     int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
     int32_t initial[GDN_REQS][GDN_MAX_STATES], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
     struct gdn_nan nans[GDN_NANS]; /* where v.nan: in a value, and in a query */
-    size_t at[GDN_BUFFER_COUNT];
+    struct operand operands[GDN_OPERANDS];
 };
 
 /* Everything that the kernel takes, over one copy of the image. */
@@ -129,17 +131,16 @@ struct gdn_step {
     struct attn_batch batch;
     struct attn_kv_view state, window;
     struct attn_io_recurrent io;
-    struct case_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias, weight, gate;
     struct attn_attend_args attend;
 };
 
 /* Draws the batch. */
 void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *random);
-/* Adds the buffers and fills what a kernel reads; states without a past, rows around the batch and
- * everything between rows stay poison. */
-void gdn_case_place(struct gdn_case *c, struct kernel_test *test, uint64_t *random);
-void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *base,
-                   const struct device *device);
+/* Makes the case's test and fills what a kernel reads; states without a past, rows around the batch
+ * and everything between rows stay poison. */
+void gdn_case_place(struct gdn_case *c, struct kernel_test *test, struct trial *trial,
+                    uint64_t *random);
+void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, struct kernel_call *call);
 /* What the step does to a request: false, it is left alone. */
 bool gdn_case_active(const struct gdn_case *c, int32_t request);
 /* The slots of checkpoints that the step writes; their number. */

@@ -4,19 +4,12 @@
  */
 #include <stdio.h>
 
-#include "common/names.h"
-#include "support/number.h"
-#include "cases/compare.h"
-#include "kernels/kernels.h"
 #include "cases/kernel_test.h"
+#include "common/names.h"
+#include "kernels/kernels.h"
 #include "support/random.h"
-#include "harness/watch.h"
 
-enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };
-enum { FEW_ROWS = 4, FEW_INNER = 584, FEW_COLUMNS = 132 };
-enum { MANY_INNER = 328, MANY_COLUMNS = 264 }; /* of more rows */
-/* of mxfp4: whole blocks along both */
-enum { MX_INNER = 96, MX_COLUMNS = 64, MX_BLOCK = 32 };
+enum { BATCH = 5, FEW_ROWS = 4, MX_BLOCK = 32 };
 enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };
 
 struct gemm_variant {
@@ -25,122 +18,102 @@ struct gemm_variant {
     int32_t w_scales; /* 0, 1 or BATCH */
     bool transposed;  /* w's columns are contiguous, not its rows */
     int32_t mx;       /* MX_*: w is mxfp4, whatever w_dtype says */
-    int32_t rows;     /* 0: ROWS, with INNER and COLUMNS */
+    int32_t rows;     /* 0: the usual ones */
     bool shared;      /* all batches multiply the same rows of a */
 };
 
-struct gemm_case {
-    struct gemm_variant v;
-    size_t a, w, out, scale, block_scale;
+struct sizes {
+    int64_t rows, inner, columns;
 };
 
-static int64_t inner_of(const struct gemm_variant *v)
+static struct sizes sizes_of(const struct gemm_variant *v)
 {
-    return v->mx ? MX_INNER : v->rows > FEW_ROWS ? MANY_INNER : v->rows > 0 ? FEW_INNER : INNER;
+    return v->mx                ? (struct sizes){7, 96, 64} /* whole blocks along both */
+           : v->rows > FEW_ROWS ? (struct sizes){v->rows, 328, 264}
+           : v->rows > 0        ? (struct sizes){v->rows, 584, 132}
+                                : (struct sizes){7, 72, 40};
 }
 
-static int64_t columns_of(const struct gemm_variant *v)
-{
-    return v->mx                ? MX_COLUMNS
-           : v->rows > FEW_ROWS ? MANY_COLUMNS
-           : v->rows > 0        ? FEW_COLUMNS
-                                : COLUMNS;
-}
+enum { A, W, W_SCALE, BLOCK_SCALE, OUT, NUM_OPERANDS };
 
-static int64_t rows_of(const struct gemm_variant *v)
+static attn_status call_gemm(struct kernel_call *call, const void *context,
+                             struct attn_error *error)
 {
-    return v->rows > 0 ? v->rows : ROWS;
-}
-
-/* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
-static struct case_tensor by_heads(int64_t rows, int64_t width)
-{
-    return (struct case_tensor){.shape = {BATCH, rows, width},
-                                .strides = {width, BATCH * width, 1}};
-}
-
-static attn_status call_gemm(struct backend *backend, uint8_t *base, const struct device *device,
-                             void *stream, const void *context, struct attn_error *error)
-{
-    const struct gemm_case *c = context;
-    int64_t inner = inner_of(&c->v), columns = columns_of(&c->v);
-    int64_t scale_rows = c->v.mx == MX_ALONG_K ? inner / MX_BLOCK : inner;
-    int64_t scale_columns = c->v.mx == MX_ALONG_N ? columns / MX_BLOCK : columns;
-    int64_t count = rows_of(&c->v);
-    struct case_tensor a = by_heads(count, inner), out = by_heads(count, columns);
-    struct case_tensor w = case_rows(BATCH, inner, columns);
-    struct case_tensor block_scale = case_rows(BATCH, scale_rows, scale_columns);
-    if (c->v.shared) {
-        a.strides[0] = 0;
-        a.strides[1] = inner;
-    }
-    if (c->v.transposed) {
-        w.strides[1] = block_scale.strides[1] = 1;
-        w.strides[2] = inner;
-        block_scale.strides[2] = scale_rows;
-    }
-    struct attn_batched_gemm_args args = {
+    const struct gemm_variant *v = context;
+    const struct attn_batched_gemm_args args = {
         .struct_size = sizeof args,
-        .instance = backend->instance,
-        .stream = stream,
-        .a = case_bind(&a, base + c->a, device, c->v.dtype, 3),
-        .w = case_bind(&w, base + c->w, device, c->v.w_dtype, 3),
-        .w_scale = c->v.w_scales > 0 ? (const float *)(base + c->scale) : NULL,
-        .w_scale_count = c->v.w_scales,
-        .out = case_bind(&out, base + c->out, device, c->v.dtype, 3),
+        .instance = call->backend->instance,
+        .stream = call->stream,
+        .a = &call->tensors[A],
+        .w = &call->tensors[W],
+        .w_scale = v->w_scales > 0 ? call_array(call, W_SCALE) : NULL,
+        .w_scale_count = v->w_scales,
+        .w_block_scale = v->mx ? &call->tensors[BLOCK_SCALE] : NULL,
+        .out = &call->tensors[OUT],
     };
-    if (c->v.mx) {
-        args.w_block_scale =
-            case_bind(&block_scale, base + c->block_scale, device, ATTN_DTYPE_INT8, 3);
-        block_scale.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
-        w.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
-    }
-    struct watch watch;
-    watch_begin(&watch);
-    return watch_end(&watch, backend, backend->kernels.batched_gemm(&args, error), error);
+    return KERNEL_CALL(call, batched_gemm, &args, error);
 }
 
-/* Any code is an e2m1; powers of two around 1. */
-static void fill_mxfp4(const struct gemm_case *c, uint8_t *image, uint64_t *seed)
+/* Any code is an e2m1; scales are powers of two around 1. */
+static void fill_mxfp4(struct kernel_test *test, const struct sizes *n, uint64_t *random)
 {
-    for (int32_t i = 0; i < BATCH * MX_INNER * MX_COLUMNS / 2; i++) {
-        image[c->w + (size_t)i] = (uint8_t)random_below(seed, 256);
+    uint8_t *codes = test_input(test, W), *scales = test_input(test, BLOCK_SCALE);
+    const int64_t weights = BATCH * n->inner * n->columns;
+    for (int64_t i = 0; i < weights / 2; i++) {
+        codes[i] = (uint8_t)random_below(random, 256);
     }
-    for (int32_t i = 0; i < BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK; i++) {
-        image[c->block_scale + (size_t)i] = (uint8_t)(123 + random_below(seed, 9));
+    for (int64_t i = 0; i < weights / MX_BLOCK; i++) {
+        scales[i] = (uint8_t)(123 + random_below(random, 9));
     }
 }
 
+/* a and out are views of [rows, batch, ...], as heads lie in a step's tensors. */
 static enum trial_result run_gemm(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct gemm_case c = {.v = *(const struct gemm_variant *)variant};
+    static const float scales[BATCH] = {0.3f, 0.7f, 1.1f, 1.5f, 1.9f};
+    const struct gemm_variant *v = variant;
+    const struct sizes n = sizes_of(v);
+    const int64_t blocks_k = n.inner / (v->mx == MX_ALONG_K ? MX_BLOCK : 1);
+    const int64_t blocks_n = n.columns / (v->mx == MX_ALONG_N ? MX_BLOCK : 1);
+    struct operand o[NUM_OPERANDS] = {
+        [A] = {"a",
+               v->dtype,
+               3,
+               {BATCH, n.rows, n.inner},
+               {n.inner, BATCH * n.inner, 1},
+               .deviation = 1},
+        [W] = {"w", v->w_dtype, 3, {BATCH, n.inner, n.columns}, .deviation = 1},
+        [W_SCALE] = {"scale", .bytes = sizeof scales, .from = scales},
+        [BLOCK_SCALE] = {"block_scale",
+                         ATTN_DTYPE_INT8,
+                         3,
+                         {BATCH, blocks_k, blocks_n},
+                         .as = {ATTN_CODE_FLOAT8_E8M0FNU, 8, 1}},
+        [OUT] = {"out",
+                 v->dtype,
+                 3,
+                 {BATCH, n.rows, n.columns},
+                 {n.columns, BATCH * n.columns, 1},
+                 .written = true},
+    };
     struct kernel_test test;
-    size_t e = number_bytes(c.v.dtype);
-    int32_t inner = (int32_t)inner_of(&c.v), columns = (int32_t)columns_of(&c.v);
-    int32_t count = (int32_t)rows_of(&c.v);
-    kernel_test_init(&test, trial);
-    c.a = kernel_test_add(&test, "a", BATCH * (size_t)count * (size_t)inner * e, false);
-    size_t w_bytes = (size_t)number_bytes(c.v.w_dtype);
-    c.w = kernel_test_add(&test, "w", BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
-    c.out = kernel_test_add(&test, "out", BATCH * (size_t)count * (size_t)columns * e, true);
-    c.scale = kernel_test_add(&test, "scale", BATCH * sizeof(float), false);
-    c.block_scale =
-        kernel_test_add(&test, "block_scale", BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
-    if (!test.image.failed) {
-        number_fill_normal(test.image.bytes + c.a, 0, BATCH * count * inner, c.v.dtype, 1, &seed);
-        number_fill_normal(test.image.bytes + c.w, 0, BATCH * inner * columns, c.v.w_dtype, 1,
-                           &seed);
+    if (v->shared) {
+        o[A].strides[0] = 0;
+        o[A].strides[1] = n.inner;
     }
-    if (c.v.mx && !test.image.failed) {
-        fill_mxfp4(&c, test.image.bytes, &seed);
+    for (int32_t i = W; i <= BLOCK_SCALE && v->transposed; i++) {
+        const int64_t *shape = o[i].shape, strides[] = {shape[1] * shape[2], 1, shape[1]};
+        memcpy(o[i].strides, strides, sizeof strides);
     }
-    for (int32_t i = 0; i < BATCH && !test.image.failed; i++) {
-        ((float *)(test.image.bytes + c.scale))[i] = 0.3f + 0.4f * (float)i;
+    if (v->mx) {
+        o[W].as = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
     }
-    enum trial_result result = kernel_test_run(&test, call_gemm, &c);
-    if (result == TRIAL_PASSED) { /* heads are the batch */
-        result = kernel_test_compare(&test, "out", c.out, count, BATCH, columns, c.v.dtype,
-                                     bound_of_dtype(c.v.dtype));
+    if (kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed) && v->mx) {
+        fill_mxfp4(&test, &n, &seed);
+    }
+    enum trial_result result = kernel_test_run(&test, call_gemm, v);
+    if (result == TRIAL_PASSED) { /* a batch is a row here, and its rows are heads */
+        result = kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype));
     }
     kernel_test_finish(&test);
     return result;

@@ -6,18 +6,17 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "cases/kernel_test.h"
 #include "common/names.h"
-#include "harness/planned.h"
 #include "kernels/kernels.h"
+#include "kernels/latent.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum { REQS = 5, BLOCK = 64, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
+enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
+#define SCALE 0.25f
 enum { COLUMNS = 5, LONG_COLUMNS = 160 }; /* columns of the block table */
 
 /* Keys before the step, and its queries: of steps of one token, of prompts, and of both. A request
@@ -83,289 +82,213 @@ struct index_variant {
     bool e4m3_q;
 };
 
+enum { WEIGHTS = LATENT_OPERANDS, SCALES, LENGTHS, NUM_OPERANDS };
+
 struct index_case {
-    struct index_variant v;
-    int32_t starts[REQS + 1], lens[REQS], num_slots, num_context, room;
-    double *keys; /* [REQS, longest, D], as the step's dtype has them */
-    size_t q, rows, context, weights, cache, scales, out, lengths, seq_lens, start_loc, table,
-        slots, context_slots;
+    const struct index_variant *v;
+    struct latent_batch batch;
+    struct attn_indexer_desc desc; /* zeros read as 1 are 1 */
+    int32_t room;                  /* of a list */
+    double *keys;                  /* [REQS, longest, D], as the step's dtype has them */
 };
 
 struct index_step {
+    struct latent_step step;
     struct attn_indexer_desc desc;
-    struct attn_layer_desc layer;
-    struct attn_layer_params params;
-    struct attn_batch batch;
-    struct attn_kv_view view;
     struct attn_io_indexer io;
-    struct case_tensor q, rows, context, weights, out;
-    struct attn_attend_args attend;
-    struct attn_write_kv_args write;
 };
 
-static int32_t columns_of(const struct index_case *c)
+static int32_t q_dtype(const struct index_variant *v)
 {
-    return c->v.shape->columns;
+    return v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : v->dtype;
 }
 
-static int32_t longest_of(const struct index_case *c)
+static double scale_of_rows(const struct index_variant *v)
 {
-    return columns_of(c) * BLOCK;
+    return v->kv_dtype == ATTN_KV_FP8_E4M3 ? 0.5 : 1;
 }
 
-static int32_t rows_in_block(const struct index_case *c)
+static struct attn_layer_desc layer_of(const struct index_variant *v,
+                                       struct attn_indexer_desc *desc)
 {
-    const int32_t tokens = c->v.form->desc.tokens_per_row;
-    return BLOCK / (tokens > 0 ? tokens : 1);
+    struct attn_layer_desc layer = {
+        .struct_size = sizeof layer,
+        .name = "indexer",
+        .dtype = v->dtype,
+        .kv_dtype = v->kv_dtype,
+        .num_q_heads = v->form->heads,
+        .head_size = v->form->head_size,
+        .window_left = -1,
+        .window_right = -1,
+        .block_size = LATENT_BLOCK,
+        .q_scale_form = v->e4m3_q ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+        .q_dtype = v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : 0,
+        .k_scale_form = v->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE};
+    *desc = v->form->desc;
+    layer_set_indexer(&layer, desc);
+    layer.scale = SCALE;
+    return layer;
 }
 
-static size_t row_bytes(const struct index_case *c)
+static void bind_step(struct index_step *s, const struct index_case *c, struct kernel_call *call)
 {
-    return (size_t)c->v.form->head_size *
-           (c->v.kv_dtype <= ATTN_KV_F32 ? number_bytes(c->v.kv_dtype) : 1);
-}
-
-static int32_t q_dtype(const struct index_case *c)
-{
-    return c->v.e4m3_q ? ATTN_DTYPE_FP8_E4M3 : c->v.dtype;
-}
-
-static double scale_of_rows(const struct index_case *c)
-{
-    return c->v.kv_dtype == ATTN_KV_FP8_E4M3 ? 0.5 : 1;
-}
-
-static void describe(struct index_step *s, const struct index_case *c)
-{
+    const struct index_variant *v = c->v;
     memset(s, 0, sizeof *s);
-    s->desc = c->v.form->desc;
-    s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
-                                        .name = "indexer",
-                                        .dtype = c->v.dtype,
-                                        .kv_dtype = c->v.kv_dtype,
-                                        .num_q_heads = c->v.form->heads,
-                                        .head_size = c->v.form->head_size,
-                                        .window_left = -1,
-                                        .window_right = -1,
-                                        .block_size = BLOCK};
-    layer_set_indexer(&s->layer, &s->desc);
-    s->layer.scale = 0.25f;
-    s->layer.k_scale_form =
-        c->v.kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
-    s->params = (struct attn_layer_params){.struct_size = sizeof s->params,
-                                           .q_scale_host = c->v.e4m3_q ? 0.5f : 0,
-                                           .k_scale_host = (float)scale_of_rows(c)};
-    if (c->v.e4m3_q) {
-        s->layer.q_scale_form = ATTN_SCALE_PER_TENSOR;
-        s->layer.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    s->step.layer = layer_of(v, &s->desc);
+    s->step.params = (struct attn_layer_params){.struct_size = sizeof s->step.params,
+                                                .q_scale_host = v->e4m3_q ? 0.5f : 0,
+                                                .k_scale_host = (float)scale_of_rows(v)};
+    latent_bind(&c->batch, call, &s->step);
+    s->step.batch.max_query_len = c->batch.longest;
+    if (v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD) {
+        s->step.view.scale = call_array(call, SCALES);
+        s->step.view.scale_stride_block = s->step.view.block_size * 4;
+        s->step.view.scale_stride_slot = s->step.view.scale_stride_head = 4;
     }
+    s->io =
+        (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof s->io, NULL},
+                                 .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
+                                 .lengths = call_array(call, LENGTHS)};
+    s->step.attend.next = &s->io.ext;
+    s->step.attend.phase = v->shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
 }
 
-static void bind_step(struct index_step *s, const struct index_case *c, struct backend *backend,
-                      uint8_t *base, const struct device *device, void *stream)
-{
-    const int32_t tokens = c->starts[REQS], heads = c->v.form->heads, d = c->v.form->head_size;
-    describe(s, c);
-    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
-                                   .num_reqs = REQS,
-                                   .num_tokens = tokens + PADDING,
-                                   .num_actual_tokens = tokens,
-                                   .max_query_len = longest_of(c),
-                                   .max_seq_len = longest_of(c),
-                                   .query_start_loc = (const int32_t *)(base + c->start_loc),
-                                   .query_start_loc_host = c->starts,
-                                   .seq_lens = (const int32_t *)(base + c->seq_lens),
-                                   .seq_lens_host = c->lens,
-                                   .block_table = (const int32_t *)(base + c->table),
-                                   .block_table_stride = columns_of(c),
-                                   .block_table_rows = REQS,
-                                   .slot_mapping = (const int64_t *)(base + c->slots),
-                                   .num_slots = c->num_slots};
-    const int64_t row = (int64_t)row_bytes(c), in_block = rows_in_block(c);
-    s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
-                                    .data = base + c->cache,
-                                    .num_blocks = REQS * columns_of(c) + POISON_BLOCKS,
-                                    .block_size = (int32_t)in_block,
-                                    .num_heads = 1,
-                                    .head_size = d,
-                                    .stride_block = in_block * row,
-                                    .stride_slot = row,
-                                    .stride_head = row};
-    if (c->v.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD) {
-        s->view.scale = base + c->scales;
-        s->view.scale_stride_block = in_block * 4;
-        s->view.scale_stride_slot = s->view.scale_stride_head = 4;
-    }
-    s->q = case_rows(tokens + PADDING, heads, d);
-    s->rows = case_rows(c->num_slots, 1, d);
-    s->context = case_rows(c->num_context, 1, d);
-    s->out = case_rows(tokens + PADDING, s->desc.num_groups, c->room);
-    s->weights = (struct case_tensor){.shape = {tokens + PADDING, heads}, .strides = {heads, 1}};
-    case_bind(&s->context, base + c->context, device, c->v.dtype, 3);
-    s->io = (struct attn_io_indexer){
-        .ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof s->io, NULL},
-        .weights = s->desc.has_weights
-                       ? case_bind(&s->weights, base + c->weights, device, ATTN_DTYPE_F32, 2)
-                       : NULL,
-        .lengths = (int32_t *)(base + c->lengths)};
-    s->write = (struct attn_write_kv_args){
-        .struct_size = sizeof s->write,
-        .instance = backend->instance,
-        .layer = &s->layer,
-        .params = &s->params,
-        .k_cache = &s->view,
-        .slot_mapping = s->batch.slot_mapping,
-        .num_slots = c->num_slots,
-        .stream = stream,
-        .k = case_bind(&s->rows, base + c->rows, device, c->v.dtype, 3)};
-    s->attend = (struct attn_attend_args){
-        .struct_size = sizeof s->attend,
-        .next = &s->io.ext,
-        .instance = backend->instance,
-        .layer = &s->layer,
-        .params = &s->params,
-        .batch = &s->batch,
-        .k_cache = &s->view,
-        .stream = stream,
-        .flags = ATTN_RUN_NO_WRITE,
-        .phase = c->v.shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
-        .q = case_bind(&s->q, base + c->q, device, q_dtype(c), 3),
-        .out = case_bind(&s->out, base + c->out, device, ATTN_DTYPE_F32, 3)};
-    s->out.tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
-}
-
-static attn_status call_index(struct backend *backend, uint8_t *base, const struct device *device,
-                              void *stream, const void *context, struct attn_error *error)
+static attn_status call_index(struct kernel_call *call, const void *context,
+                              struct attn_error *error)
 {
     const struct index_case *c = context;
-    const struct attn_limits limits = {
-        sizeof limits, NULL,          REQS,          c->starts[REQS] + PADDING,
-        longest_of(c), longest_of(c), columns_of(c), 0};
     struct index_step s;
-    bind_step(&s, c, backend, base, device, stream);
-    attn_status status = backend->kernels.write_kv(&s.write, error);
-    return status == ATTN_OK
-               ? planned_call(backend, device, &limits, &s.attend, backend->kernels.attend, error)
-               : status;
+    bind_step(&s, c, call);
+    return latent_call(&c->batch, call, &s.step, call->backend->kernels.attend, error);
 }
 
-static double draw(const struct index_case *c, uint64_t *random)
+static double draw(const struct index_variant *v, uint64_t *random)
 {
-    return c->v.drawn ? random_normal(random) : random_below(random, 5) - 2;
+    return v->drawn ? random_normal(random) : random_below(random, 5) - 2;
 }
 
-static void fill(struct index_case *c, uint8_t *base, uint64_t *random)
+static void fill(const struct index_case *c, struct kernel_test *test, uint64_t *random)
 {
-    const int32_t d = c->v.form->head_size, tokens = c->starts[REQS], heads = c->v.form->heads;
-    int32_t *table = (int32_t *)(base + c->table);
-    int64_t *slots = (int64_t *)(base + c->slots), *earlier = (int64_t *)(base + c->context_slots);
-    int64_t row = 0, context = 0;
-    memcpy(base + c->seq_lens, c->lens, sizeof c->lens);
-    memcpy(base + c->start_loc, c->starts, sizeof c->starts);
-    for (int32_t i = 0; i < REQS * columns_of(c);
-         i++) { /* shuffled; the first blocks hold poison */
-        const int32_t other = random_below(random, i + 1);
-        table[i] = table[other];
-        table[other] = i + POISON_BLOCKS;
-    }
+    const struct latent_batch *b = &c->batch;
+    const struct index_variant *v = c->v;
+    const int32_t d = v->form->head_size, heads = v->form->heads;
+    int64_t at[2] = {0, 0}; /* rows of earlier steps, and of this one */
+    latent_fill(b, test, random);
     for (int32_t r = 0; r < REQS; r++) {
-        for (int32_t j = 0; j < c->lens[r]; j++) {
-            const int64_t slot = (int64_t)table[r * columns_of(c) + j / BLOCK] * BLOCK + j % BLOCK;
-            const bool now = j >= c->v.shape->before[r];
-            uint8_t *to = base + (now ? c->rows : c->context);
-            int64_t *at = now ? &row : &context;
-            double *key = &c->keys[((int64_t)r * longest_of(c) + j) * d];
+        for (int32_t j = 0; j < b->lens[r]; j++) {
+            const bool now = j >= b->before[r];
+            uint8_t *rows = test_input(test, now ? LATENT_ROWS : LATENT_CONTEXT);
+            double *key = &c->keys[((int64_t)r * b->longest + j) * d];
             for (int32_t i = 0; i < d; i++) {
-                double x = draw(c, random);
-                x = c->v.nan && j == 0 && i == 3 ? NAN : x;
-                number_store(to, *at * d + i, c->v.dtype, x);
-                key[i] = number_load(to, *at * d + i, c->v.dtype);
+                const double x = v->nan && j == 0 && i == 3 ? NAN : draw(v, random);
+                number_store(rows, at[now] * d + i, v->dtype, x);
+                key[i] = number_load(rows, at[now] * d + i, v->dtype);
             }
-            (now ? slots : earlier)[(*at)++] = slot;
+            at[now]++;
         }
     }
-    for (int64_t i = 0; i < (int64_t)(tokens - FIRST_ROW) * heads * d; i++) {
-        number_store(base + c->q, (int64_t)FIRST_ROW * heads * d + i, q_dtype(c), draw(c, random));
+    for (int64_t i = (int64_t)FIRST_ROW * heads * d; i < (int64_t)b->num_actual_rows * heads * d;
+         i++) {
+        number_store(test_input(test, LATENT_Q), i, q_dtype(v), draw(v, random));
     }
-    for (int32_t i = FIRST_ROW * heads; i < tokens * heads; i++) {
-        ((float *)(base + c->weights))[i] = (float)draw(c, random);
+    for (int32_t i = FIRST_ROW * heads; i < b->num_actual_rows * heads; i++) {
+        ((float *)test_input(test, WEIGHTS))[i] = (float)draw(v, random);
     }
 }
 
-/* A row of the cache as its true values, and what it should hold; false: it does not. */
-static bool load_row(const struct index_case *c, const uint8_t *base, int32_t r, int64_t row,
+/* A row of the cache as its true values; false: they are not what it should hold. */
+static bool load_row(struct kernel_test *test, const struct index_case *c, int32_t r, int64_t row,
                      double *values)
 {
-    const int32_t d = c->v.form->head_size, in_block = rows_in_block(c);
-    const int32_t *table = (const int32_t *)(base + c->table);
-    const int64_t at =
-        (int64_t)table[r * columns_of(c) + row / in_block] * in_block + row % in_block;
-    const double *key =
-        &c->keys[((int64_t)r * longest_of(c) + (row + 1) * (BLOCK / in_block) - 1) * d];
-    const bool scaled = c->v.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
+    const struct index_variant *v = c->v;
+    const int32_t d = v->form->head_size, tokens = c->batch.tokens_per_row;
+    const int64_t at = latent_slot(&c->batch, test_input(test, LATENT_TABLE), r, row);
+    const double *key = &c->keys[((int64_t)r * c->batch.longest + (row + 1) * tokens - 1) * d];
+    const bool scaled = v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
     const double scale =
-        scaled ? (double)((const float *)(base + c->scales))[at] : scale_of_rows(c);
+        scaled ? (double)((const float *)test_found(test, SCALES))[at] : scale_of_rows(v);
     double largest = 0;
     bool right = true;
     for (int32_t i = 0; i < d; i++) {
-        values[i] =
-            number_load(base + c->cache, at * d + i, scaled ? ATTN_DTYPE_FP8_E4M3 : c->v.kv_dtype) *
-            scale;
+        values[i] = scale * number_load(test_found(test, LATENT_CACHE), at * d + i,
+                                        scaled ? ATTN_DTYPE_FP8_E4M3 : v->kv_dtype);
         largest = fmax(largest, fabs(key[i]));
     }
     for (int32_t i = 0; i < d; i++) { /* half a step of e4m3 */
-        const double bound = c->v.kv_dtype <= ATTN_KV_F32 ? 0 : largest / 16;
+        const double bound = v->kv_dtype <= ATTN_KV_F32 ? 0 : largest / 16;
         right &= isnan(key[i]) ? isnan(values[i]) : fabs(values[i] - key[i]) <= bound;
     }
     return right;
+}
+
+/* Every finished row of a request, and that no other was written. */
+static enum trial_result verify_rows(struct kernel_test *test, const struct index_case *c,
+                                     int32_t r, double *values)
+{
+    const struct latent_batch *b = &c->batch;
+    const int32_t d = c->v->form->head_size, rows = b->lens[r] / b->tokens_per_row;
+    for (int32_t j = 0; j < rows; j++) {
+        if (!load_row(test, c, r, j, values + (int64_t)j * d)) {
+            return trial_say(test->trial, TRIAL_FAILED,
+                             "request %d: row %d of the cache is not that of its last token", r, j);
+        }
+    }
+    if (rows < b->columns * latent_rows_in_block(b)) {
+        const size_t bytes =
+            (size_t)d * (c->v->kv_dtype <= ATTN_KV_F32 ? number_bytes(c->v->kv_dtype) : 1);
+        const size_t at = bytes * (size_t)latent_slot(b, test_input(test, LATENT_TABLE), r, rows);
+        if (memcmp((uint8_t *)test_found(test, LATENT_CACHE) + at,
+                   (uint8_t *)test_input(test, LATENT_CACHE) + at, bytes) != 0) {
+            return trial_say(test->trial, TRIAL_FAILED,
+                             "request %d: row %d of the cache was written and its last token has "
+                             "not come",
+                             r, rows);
+        }
+    }
+    return TRIAL_PASSED;
 }
 
 static enum trial_result verify_query(struct kernel_test *test, const struct index_case *c,
                                       int32_t r, int32_t token, const double *keys, double *q,
                                       double *scores)
 {
-    const struct form *f = c->v.form;
-    struct index_step s;
-    describe(&s, c);
-    const int32_t groups = s.desc.num_groups, d = f->head_size, heads = f->heads / groups;
-    const int64_t position = c->lens[r] - c->starts[r + 1] + token;
+    const struct index_variant *v = c->v;
+    const struct attn_indexer_desc *x = &c->desc;
+    const int32_t groups = x->num_groups, d = v->form->head_size, heads = v->form->heads / groups;
+    const int64_t position = c->batch.lens[r] - c->batch.starts[r + 1] + token;
+    const bool inexact = v->drawn || v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
     const struct oracle_indexer oracle = {heads,
                                           d,
-                                          s.desc.topk,
-                                          s.desc.tokens_per_row,
-                                          s.desc.rows_per_entry,
-                                          s.desc.first_entries,
-                                          s.desc.last_entries,
-                                          s.desc.activation == ATTN_INDEXER_RELU,
-                                          s.desc.tail,
-                                          s.desc.forced_on_top,
-                                          (double)s.layer.scale};
+                                          x->topk,
+                                          x->tokens_per_row,
+                                          x->rows_per_entry,
+                                          x->first_entries,
+                                          x->last_entries,
+                                          x->activation == ATTN_INDEXER_RELU,
+                                          x->tail,
+                                          x->forced_on_top,
+                                          (double)SCALE};
     for (int32_t g = 0; g < groups; g++) {
+        const int64_t which = (int64_t)token * groups + g, first = which * heads;
+        const int32_t *list = (const int32_t *)test_found(test, LATENT_OUT) + which * c->room;
         double weights[16], slack = 0;
-        const int32_t *list =
-            (const int32_t *)(test->found + c->out) + ((int64_t)token * groups + g) * c->room;
-        const int32_t *lengths = (const int32_t *)(test->found + c->lengths);
         for (int32_t i = 0; i < heads * d; i++) {
-            q[i] = number_load(test->image.bytes + c->q,
-                               ((int64_t)token * f->heads + g * heads) * d + i, q_dtype(c));
+            q[i] = number_load(test_input(test, LATENT_Q), first * d + i, q_dtype(v));
         }
         for (int32_t h = 0; h < heads; h++) {
-            weights[h] = (double)((const float *)(test->image.bytes +
-                                                  c->weights))[token * f->heads + g * heads + h];
+            weights[h] = (double)((const float *)test_input(test, WEIGHTS))[first + h];
         }
-        oracle_index_scores(&oracle, position, q, s.desc.has_weights ? weights : NULL, keys,
-                            scores);
+        oracle_index_scores(&oracle, position, q, x->has_weights ? weights : NULL, keys, scores);
         const int64_t entries = oracle_index_entries(&oracle, position);
-        for (int64_t e = 0; e < entries; e++) {
-            const bool inexact = c->v.drawn || c->v.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
-            slack = inexact ? fmax(slack, 1e-3 * fabs(scores[e])) : 0;
+        for (int64_t e = 0; e < entries && inexact; e++) {
+            slack = fmax(slack, 1e-3 * fabs(scores[e]));
         }
         const char *wrong = oracle_index_judge(&oracle, position, scores, list, c->room, slack);
         int32_t length = 0;
         while (length < c->room && list[length] >= 0) {
             length++;
         }
-        if (wrong == NULL && lengths[token * groups + g] != length) {
+        if (wrong == NULL && ((const int32_t *)test_found(test, LENGTHS))[which] != length) {
             wrong = "its length is not what `lengths` says";
         }
         if (wrong != NULL) {
@@ -379,110 +302,75 @@ static enum trial_result verify_query(struct kernel_test *test, const struct ind
 
 static enum trial_result verify_index(struct kernel_test *test, const struct index_case *c)
 {
-    const int32_t d = c->v.form->head_size, tokens = BLOCK / rows_in_block(c);
-    double *memory =
-        malloc((size_t)(longest_of(c) * (d + 1) + c->v.form->heads * d) * sizeof *memory);
-    double *scores = memory + longest_of(c) * d, *q = scores + longest_of(c);
+    const struct latent_batch *b = &c->batch;
+    const int32_t d = c->v->form->head_size;
+    uint8_t *own = calloc((size_t)b->num_rows, 1);
+    double *keys = malloc((size_t)(b->longest * (d + 1) + c->v->form->heads * d) * sizeof *keys);
+    double *scores = keys + b->longest * d, *q = scores + b->longest;
     enum trial_result result = TRIAL_PASSED;
-    const size_t bytes = row_bytes(c), in_block = (size_t)rows_in_block(c);
-    if (memory == NULL) {
-        return trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
+    if (keys == NULL || own == NULL) {
+        result = trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
     }
     for (int32_t r = 0; r < REQS && result == TRIAL_PASSED; r++) {
-        const int32_t rows = c->lens[r] / tokens;
-        for (int32_t j = 0; j < rows && result == TRIAL_PASSED; j++) {
-            if (!load_row(c, test->found, r, j, memory + (int64_t)j * d)) {
-                result = trial_say(test->trial, TRIAL_FAILED,
-                                   "request %d: row %d of the cache is not that of its last token",
-                                   r, j);
-            }
-        }
-        const size_t next = (size_t)rows, block = next / in_block;
-        if (result == TRIAL_PASSED &&
-            block < (size_t)columns_of(c)) { /* the row that is not finished */
-            const int32_t *table = (const int32_t *)(test->image.bytes + c->table);
-            const size_t at =
-                c->cache +
-                ((size_t)table[(size_t)(r * columns_of(c)) + block] * in_block + next % in_block) *
-                    bytes;
-            if (memcmp(test->found + at, test->image.bytes + at, bytes) != 0) {
-                result = trial_say(test->trial, TRIAL_FAILED,
-                                   "request %d: row %d of the cache was written and its last token "
-                                   "has not come",
-                                   r, rows);
-            }
-        }
-        for (int32_t t = c->starts[r]; t < c->starts[r + 1] && result == TRIAL_PASSED; t++) {
-            result = verify_query(test, c, r, t, memory, q, scores);
+        result = verify_rows(test, c, r, keys);
+        for (int32_t t = b->starts[r]; t < b->starts[r + 1] && result == TRIAL_PASSED; t++) {
+            own[t] = 1;
+            result = verify_query(test, c, r, t, keys, q, scores);
         }
     }
-    free(memory);
-    const size_t list = (size_t)c->room * 4 *
-                        (size_t)(c->v.form->desc.num_groups > 0 ? c->v.form->desc.num_groups : 1);
-    const size_t end = c->out + (size_t)c->starts[REQS] * list;
-    if (result == TRIAL_PASSED &&
-        (memcmp(test->found + c->out, test->image.bytes + c->out, FIRST_ROW * list) != 0 ||
-         memcmp(test->found + end, test->image.bytes + end, PADDING * list) != 0)) {
-        result = trial_say(test->trial, TRIAL_FAILED, "rows next to the step's were written");
-    }
+    result = result == TRIAL_PASSED ? kernel_test_other_rows(test, LATENT_OUT, own) : result;
+    free(own);
+    free(keys);
     return result;
 }
 
-static void add_buffers(struct kernel_test *test, struct index_case *c)
+static void describe_operands(struct index_case *c, struct operand *o)
 {
-    struct index_step s;
-    describe(&s, c);
-    const size_t d = (size_t)c->v.form->head_size, e = number_bytes(c->v.dtype);
-    const size_t tokens = (size_t)(c->starts[REQS] + PADDING), heads = (size_t)c->v.form->heads;
-    const size_t rows = (size_t)(REQS * columns_of(c) + POISON_BLOCKS) * (size_t)rows_in_block(c);
-    const size_t lists = tokens * (size_t)s.desc.num_groups;
-    c->room = layer_list_room(&s.desc);
-    c->q = kernel_test_add(test, "q", tokens * heads * d * e, false);
-    c->rows = kernel_test_add(test, "k", (size_t)(c->num_slots + 1) * d * e, false);
-    c->context =
-        kernel_test_add(test, "keys of earlier steps", (size_t)(c->num_context + 1) * d * e, false);
-    c->weights = kernel_test_add(test, "weights", tokens * heads * sizeof(float), false);
-    c->cache = kernel_test_add(test, "k_cache", rows * row_bytes(c), true);
-    c->scales = kernel_test_add(test, "scales of k_cache", rows * sizeof(float), true);
-    c->out = kernel_test_add(test, "out", lists * (size_t)c->room * sizeof(int32_t), true);
-    c->lengths = kernel_test_add(test, "lengths", lists * sizeof(int32_t), true);
-    c->seq_lens = kernel_test_add(test, "seq_lens", sizeof c->lens, false);
-    c->start_loc = kernel_test_add(test, "query_start_loc", sizeof c->starts, false);
-    c->table = kernel_test_add(test, "block_table",
-                               (size_t)(REQS * columns_of(c)) * sizeof(int32_t), false);
-    c->slots = kernel_test_add(test, "slot_mapping", tokens * sizeof(int64_t), false);
-    c->context_slots = kernel_test_add(test, "slots of earlier steps",
-                                       (size_t)(c->num_context + 1) * sizeof(int64_t), false);
+    const struct latent_batch *b = &c->batch;
+    const struct index_variant *v = c->v;
+    const int64_t heads = v->form->heads, d = v->form->head_size;
+    const size_t e = v->kv_dtype <= ATTN_KV_F32 ? number_bytes(v->kv_dtype) : 1;
+    const int64_t rows = (REQS * b->columns + POISON_BLOCKS) * latent_rows_in_block(b);
+    const int64_t lists = c->desc.num_groups;
+    latent_operands(b, v->dtype, heads, d, (size_t)d * e, 0, o);
+    o[LATENT_Q].dtype = q_dtype(v);
+    o[LATENT_OUT] = (struct operand){"out",
+                                     ATTN_DTYPE_F32,
+                                     3,
+                                     {b->num_rows, lists, c->room},
+                                     .as = {ATTN_CODE_INT, 32, 1},
+                                     .written = true};
+    o[WEIGHTS] = (struct operand){"weights", ATTN_DTYPE_F32, 2, {b->num_rows, heads}};
+    o[SCALES] = (struct operand){"scales of k_cache", .bytes = (size_t)rows * 4, .written = true};
+    o[LENGTHS] =
+        (struct operand){"lengths", .bytes = (size_t)(b->num_rows * lists) * 4, .written = true};
 }
 
 static enum trial_result run_index(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct index_case c = {.v = *(const struct index_variant *)variant};
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct index_step s;
+    const struct index_variant *v = variant;
+    const int32_t tokens = v->form->desc.tokens_per_row;
+    struct index_case c = {.v = v,
+                           .batch = {REQS, v->shape->columns, .spare_blocks = POISON_BLOCKS,
+                                     .tokens_per_row = tokens > 0 ? tokens : 1,
+                                     .first_row = FIRST_ROW, .padding = PADDING}};
+    struct operand operands[NUM_OPERANDS];
     struct kernel_test test;
-    c.starts[0] = FIRST_ROW;
-    for (int32_t r = 0; r < REQS; r++) {
-        c.starts[r + 1] = c.starts[r] + c.v.shape->queries[r];
-        c.lens[r] = c.v.shape->before[r] + c.v.shape->queries[r];
-        c.num_context += c.v.shape->before[r];
-    }
-    c.num_slots = c.starts[REQS] - FIRST_ROW;
-    kernel_test_init(&test, trial);
-    add_buffers(&test, &c);
-    c.keys = calloc((size_t)(REQS * longest_of(&c) * c.v.form->head_size), sizeof *c.keys);
+    struct kernel_call call;
+    struct index_step step;
+    memcpy(c.batch.before, v->shape->before, sizeof v->shape->before);
+    memcpy(c.batch.queries, v->shape->queries, sizeof v->shape->queries);
+    latent_init(&c.batch);
+    (void)layer_of(v, &c.desc);
+    c.room = layer_list_room(&c.desc);
+    describe_operands(&c, operands);
+    c.keys = calloc((size_t)(REQS * c.batch.longest * v->form->head_size), sizeof *c.keys);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (!test.image.failed && c.keys != NULL) {
-        fill(&c, test.image.bytes, &seed);
-        bind_step(&s, &c, trial->reference, test.image.bytes, &device_host, NULL);
-        s.write.k = &s.context.tensor;
-        s.write.slot_mapping = (const int64_t *)(test.image.bytes + c.context_slots);
-        s.write.num_slots = c.num_context;
-        attn_status status = trial->reference->kernels.write_kv(&s.write, &error);
-        result = !trial_supports(trial, trial->tested, &s.layer, s.attend.phase) ? TRIAL_SKIPPED
-                 : status == ATTN_OK
-                     ? kernel_test_run(&test, call_index, &c)
-                     : trial_call_failed(trial, "reference write_kv", status, &error);
+    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed) && c.keys != NULL) {
+        fill(&c, &test, &seed);
+        call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
+        bind_step(&step, &c, &call);
+        result = latent_run(&c.batch, &test, &call, &step.step, call_index, &c);
     }
     result = result == TRIAL_PASSED ? verify_index(&test, &c) : result;
     free(c.keys);

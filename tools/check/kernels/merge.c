@@ -3,21 +3,14 @@
  * fp8. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "common/names.h"
-#include "support/number.h"
-#include "cases/compare.h"
-#include "kernels/kernels.h"
 #include "cases/kernel_test.h"
+#include "common/names.h"
+#include "kernels/kernels.h"
+#include "support/number.h"
 #include "support/random.h"
-#include "harness/watch.h"
 
-#define TOKENS 37
-#define HEADS 5
-#define FIRST_ROW 2
-#define NUM_ROWS (TOKENS - 4)
-#define FP8_SCALE 0.013f
+enum { TOKENS = 37, HEADS = 5, FIRST_ROW = 2, NUM_ROWS = TOKENS - 4 };
 
 enum merge_form { MERGE_PLAIN, MERGE_INTO_PREFIX, MERGE_INTO_SUFFIX, MERGE_NO_LSE, MERGE_FP8 };
 static const char *const form_names[] = {"plain", "into_prefix", "into_suffix", "no_lse", "fp8"};
@@ -29,144 +22,107 @@ struct merge_variant {
     bool tokens_outside; /* lse strides */
 };
 
-enum { M_PREFIX, M_PREFIX_LSE, M_SUFFIX, M_SUFFIX_LSE, M_OUT, M_LSE, M_SCALE, M_COUNT };
+enum { PREFIX, PREFIX_LSE, SUFFIX, SUFFIX_LSE, OUT, LSE, SCALE, NUM_OPERANDS };
 
-struct merge_case {
-    struct merge_variant v;
-    size_t at[M_COUNT];
-};
-
-static int32_t out_dtype(const struct merge_variant *v)
+static attn_status call_merge(struct kernel_call *call, const void *context,
+                              struct attn_error *error)
 {
-    return v->form == MERGE_FP8 ? ATTN_DTYPE_FP8_E4M3 : v->dtype;
+    const struct merge_variant *v = context;
+    struct attn_tensor *t = call->tensors;
+    const struct attn_io_output_quant quant = {
+        {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL}, call_array(call, SCALE), NULL};
+    const struct attn_merge_states_args args = {.struct_size = sizeof args,
+                                                .next = v->form == MERGE_FP8 ? &quant.ext : NULL,
+                                                .instance = call->backend->instance,
+                                                .stream = call->stream,
+                                                .prefix_out = &t[PREFIX],
+                                                .prefix_lse = &t[PREFIX_LSE],
+                                                .suffix_out = &t[SUFFIX],
+                                                .suffix_lse = &t[SUFFIX_LSE],
+                                                .out = &t[OUT],
+                                                .lse = v->form != MERGE_NO_LSE ? &t[LSE] : NULL,
+                                                .first_row = FIRST_ROW,
+                                                .num_rows = NUM_ROWS,
+                                                .num_rows_with_prefix = NUM_ROWS - 5};
+    return KERNEL_CALL(call, merge_states, &args, error);
 }
 
-static int64_t lse_at(const struct merge_variant *v, int64_t head, int64_t token)
-{
-    return v->tokens_outside ? token * HEADS + head : head * TOKENS + token;
-}
-
-static attn_status call_merge(struct backend *backend, uint8_t *base, const struct device *device,
-                              void *stream, const void *context, struct attn_error *error)
-{
-    const struct merge_case *c = context;
-    struct case_tensor s[M_SCALE];
-    for (int32_t i = 0; i < M_SCALE; i++) {
-        bool lse = i == M_PREFIX_LSE || i == M_SUFFIX_LSE || i == M_LSE;
-        s[i] = case_rows(TOKENS, HEADS, c->v.dims);
-        if (lse) {
-            s[i] = (struct case_tensor){.shape = {HEADS, TOKENS},
-                                        .strides = {lse_at(&c->v, 1, 0), lse_at(&c->v, 0, 1)}};
-        }
-        int32_t dtype = lse ? ATTN_DTYPE_F32 : i == M_OUT ? out_dtype(&c->v) : c->v.dtype;
-        case_bind(&s[i], base + c->at[i], device, dtype, lse ? 2 : 3);
-    }
-    const struct attn_io_output_quant quant = {{ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
-                                               (const float *)(base + c->at[M_SCALE]),
-                                               NULL};
-    struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                          .next = c->v.form == MERGE_FP8 ? &quant.ext : NULL,
-                                          .instance = backend->instance,
-                                          .stream = stream,
-                                          .prefix_out = &s[M_PREFIX].tensor,
-                                          .prefix_lse = &s[M_PREFIX_LSE].tensor,
-                                          .suffix_out = &s[M_SUFFIX].tensor,
-                                          .suffix_lse = &s[M_SUFFIX_LSE].tensor,
-                                          .out = &s[M_OUT].tensor,
-                                          .lse = &s[M_LSE].tensor,
-                                          .first_row = FIRST_ROW,
-                                          .num_rows = NUM_ROWS,
-                                          .num_rows_with_prefix = NUM_ROWS - 5};
-    if (c->v.form == MERGE_NO_LSE) {
-        args.lse = NULL;
-    }
-    struct watch watch;
-    watch_begin(&watch);
-    return watch_end(&watch, backend, backend->kernels.merge_states(&args, error), error);
-}
-
-static void fill_merge(struct image *image, const struct merge_case *c, uint64_t *random)
+/* Sides without keys. */
+static void plant_empty(struct kernel_test *test, const struct merge_variant *v, uint64_t *random)
 {
     static const float special[] = {INFINITY, -INFINITY, NAN};
-    int32_t dims = c->v.dims;
-    for (int32_t i = 0; i < TOKENS * HEADS * dims; i++) {
-        number_store(image->bytes + c->at[M_PREFIX], i, c->v.dtype, random_normal(random));
-        number_store(image->bytes + c->at[M_SUFFIX], i, c->v.dtype, random_normal(random));
-    }
-    float *prefix = (float *)(image->bytes + c->at[M_PREFIX_LSE]);
-    float *suffix = (float *)(image->bytes + c->at[M_SUFFIX_LSE]);
-    *(float *)(image->bytes + c->at[M_SCALE]) = FP8_SCALE;
-    for (int32_t i = 0; i < HEADS * TOKENS; i++) {
-        int64_t at = lse_at(&c->v, i / TOKENS, i % TOKENS);
-        int32_t pick = random_below(random, 12);
-        prefix[at] = (float)(4 * random_normal(random));
-        suffix[at] = (float)(4 * random_normal(random));
+    const int64_t *strides = test->operands[LSE].strides;
+    float *prefix = test_input(test, PREFIX_LSE), *suffix = test_input(test, SUFFIX_LSE);
+    for (int64_t i = 0; i < HEADS * TOKENS; i++) {
+        const int64_t head = i / TOKENS, token = i % TOKENS;
+        const int64_t at = head * strides[0] + token * strides[1];
+        const int32_t pick = random_below(random, 12);
         if (pick < 3) {
             prefix[at] = special[pick];
         }
         if (pick < 2 && random_below(random, 2)) {
             suffix[at] = special[1 - pick]; /* both empty */
         } else if (pick < 2) {              /* after an empty side nothing counts, not even NaN */
-            int64_t row = (int64_t)(i % TOKENS) * HEADS + i / TOKENS;
-            number_store(image->bytes + c->at[M_PREFIX], row * dims + 3, c->v.dtype, NAN);
+            number_store(test_input(test, PREFIX), (token * HEADS + head) * v->dims + 3, v->dtype,
+                         NAN);
         }
     }
 }
 
-static enum trial_result verify_merge(struct kernel_test *test, const struct merge_case *c)
+static enum trial_result verify_merge(struct kernel_test *test, const struct merge_variant *v)
 {
-    int32_t dtype = out_dtype(&c->v);
-    size_t row = (size_t)(HEADS * c->v.dims) * number_bytes(dtype), out = c->at[M_OUT];
-    const uint8_t *found = test->found + out + FIRST_ROW * row;
-    bool others =
-        memcmp(test->found + out, test->image.bytes + out, FIRST_ROW * row) == 0 &&
-        memcmp(found + NUM_ROWS * row, test->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
-               (TOKENS - FIRST_ROW - NUM_ROWS) * row) == 0;
-    if (!others) {
-        return trial_say(test->trial, TRIAL_FAILED, "rows next to the merged ones were written");
-    }
+    uint8_t rows[TOKENS] = {0};
+    const int64_t *strides = test->operands[LSE].strides;
+    const struct compared_lse lse = {HEADS, strides[0], strides[1], FIRST_ROW, NUM_ROWS, NULL};
     /* fp8: one step, where a quotient falls between two */
-    struct bound bound =
-        c->v.form == MERGE_FP8 ? (struct bound){2e-3, 0.13} : bound_of_dtype(c->v.dtype);
-    enum trial_result result = kernel_test_compare(test, "merged", out + FIRST_ROW * row, NUM_ROWS,
-                                                   HEADS, c->v.dims, dtype, bound);
-    const struct compared_lse lse = {
-        HEADS, lse_at(&c->v, 1, 0), lse_at(&c->v, 0, 1), FIRST_ROW, NUM_ROWS, NULL};
-    return result != TRIAL_PASSED || c->v.form == MERGE_NO_LSE
+    const struct bound bound =
+        v->form == MERGE_FP8 ? (struct bound){2e-3, 0.13} : bound_of_dtype(v->dtype);
+    memset(rows + FIRST_ROW, 1, NUM_ROWS);
+    enum trial_result result = kernel_test_compare(test, OUT, rows, bound);
+    return result != TRIAL_PASSED || v->form == MERGE_NO_LSE
                ? result
-               : compare_lse(test->trial, &lse, test->expected + c->at[M_LSE],
-                             test->found + c->at[M_LSE],
+               : compare_lse(test->trial, &lse, test_expected(test, LSE), test_found(test, LSE),
                              (struct bound){.relative = 1e-5, .least = 1e-4});
 }
 
 static enum trial_result run_merge(struct trial *trial, const void *variant, uint64_t seed)
 {
-    static const char *const names[M_SCALE] = {"prefix",     "prefix_lse", "suffix",
-                                               "suffix_lse", "out",        "lse"};
-    struct merge_case c = {.v = *(const struct merge_variant *)variant};
+    static const float scale = 0.013f;
+    const struct merge_variant *v = variant;
+    const bool fp8 = v->form == MERGE_FP8, outside = v->tokens_outside;
+    const bool in_prefix = v->form == MERGE_INTO_PREFIX, in_suffix = v->form == MERGE_INTO_SUFFIX;
+    const struct operand rows = {"prefix", v->dtype, 3, {TOKENS, HEADS, v->dims}, .deviation = 1};
+    const struct operand sums = {"prefix_lse",
+                                 ATTN_DTYPE_F32,
+                                 2,
+                                 {HEADS, TOKENS},
+                                 {outside ? 1 : TOKENS, outside ? HEADS : 1},
+                                 .deviation = 4};
+    struct operand o[NUM_OPERANDS] = {[PREFIX] = rows,
+                                      [PREFIX_LSE] = sums,
+                                      [SUFFIX] = rows,
+                                      [SUFFIX_LSE] = sums,
+                                      [OUT] = rows,
+                                      [LSE] = sums,
+                                      [SCALE] = {"output_scale", .bytes = 4, .from = &scale}};
     struct kernel_test test;
-    kernel_test_init(&test, trial);
-    test.optional =
-        c.v.form == MERGE_FP8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
-    for (int32_t i = 0; i < M_SCALE; i++) {
-        bool lse = i == M_PREFIX_LSE || i == M_SUFFIX_LSE || i == M_LSE;
-        size_t bytes = lse ? TOKENS * HEADS * sizeof(float)
-                           : (size_t)(TOKENS * HEADS * c.v.dims) * number_bytes(c.v.dtype);
-        bool written = i >= M_OUT || (i == M_PREFIX && c.v.form == MERGE_INTO_PREFIX) ||
-                       (i == M_SUFFIX && c.v.form == MERGE_INTO_SUFFIX);
-        c.at[i] = kernel_test_add(&test, names[i], bytes, written);
+    o[PREFIX].written = in_prefix;
+    o[SUFFIX].written = in_suffix;
+    o[SUFFIX].name = "suffix";
+    o[SUFFIX_LSE].name = "suffix_lse";
+    o[OUT].name = "out";
+    o[OUT].dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : v->dtype;
+    o[OUT].slice = in_prefix || in_suffix;
+    o[OUT].of = in_prefix ? PREFIX : SUFFIX;
+    o[LSE].name = "lse";
+    o[OUT].written = o[LSE].written = true;
+    o[OUT].deviation = o[LSE].deviation = 0;
+    if (kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed)) {
+        plant_empty(&test, v, &seed);
     }
-    c.at[M_SCALE] = kernel_test_add(&test, "output_scale", sizeof(float), false);
-    if (c.v.form == MERGE_INTO_PREFIX || c.v.form == MERGE_INTO_SUFFIX) {
-        c.at[M_OUT] = c.at[c.v.form == MERGE_INTO_PREFIX ? M_PREFIX : M_SUFFIX];
-    }
-    if (!test.image.failed) {
-        fill_merge(&test.image, &c, &seed);
-    }
-    enum trial_result result = kernel_test_run(&test, call_merge, &c);
-    if (result == TRIAL_PASSED) {
-        result = verify_merge(&test, &c);
-    }
+    test.optional = fp8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
+    enum trial_result result = kernel_test_run(&test, call_merge, v);
+    result = result == TRIAL_PASSED ? verify_merge(&test, v) : result;
     kernel_test_finish(&test);
     return result;
 }

@@ -4,20 +4,17 @@
 #include <attn/mla.h>
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "cases/lists.h"
+#include "cases/problem_copy.h"
 #include "common/names.h"
+#include "kernels/kernels.h"
+#include "kernels/latent.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
-#include "cases/compare.h"
-#include "kernels/kernels.h"
-#include "cases/lists.h"
-#include "cases/kernel_test.h"
-#include "cases/problem_copy.h"
-#include "harness/planned.h"
 
-enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 5 * REQS };
+enum { REQS = 4, TABLE = 4, LONGEST = TABLE * LATENT_BLOCK };
 enum { TREE_ROW = 2 }; /* words or floats; a request has as many rows at most */
 enum { WINDOW = 70 };  /* from one tile of keys into another */
 enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
@@ -51,16 +48,24 @@ struct mla_variant {
     struct case_lists lists; /* in place of a sparse layer's top k */
 };
 
+/* Parts of q and of the rows are slices of the whole ones. */
+enum {
+    Q_NOPE = LATENT_OPERANDS,
+    Q_PE,
+    KV_C,
+    K_PE,
+    LSE,
+    TOPK,
+    LIST_LENGTHS,
+    TREE,
+    SINKS,
+    NUM_OPERANDS
+};
+
 struct mla_case {
-    struct mla_variant v;
-    struct lists_shape shape;
-    int32_t lens[REQS], starts[REQS + 1];
-    int32_t num_tokens;
-    int32_t row; /* elements of a latent row */
-    size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
-        topk, list_lengths, tree, sinks;
-    int32_t num_context;
-    int32_t part; /* the request that runs alone; -1: all of them */
+    const struct mla_variant *v;
+    struct latent_batch batch;
+    struct lists_shape shape; /* of lists of keys */
 };
 
 static size_t row_bytes(const struct mla_variant *v)
@@ -73,16 +78,10 @@ static size_t row_bytes(const struct mla_variant *v)
 
 /* Everything that both kernels of a step take, over one copy of the image. */
 struct mla_step {
+    struct latent_step step;
     struct attn_mla_desc mla;
-    struct attn_layer_desc layer;
-    struct attn_layer_params params;
-    struct attn_batch batch;
-    struct attn_kv_view view;
     struct attn_io_mla io;
     struct lists_binding lists;
-    struct case_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
-    struct attn_attend_args attend;
-    struct attn_write_kv_args write;
 };
 
 static void describe_term(struct attn_layer_desc *layer, uint64_t term)
@@ -101,195 +100,106 @@ static void describe_term(struct attn_layer_desc *layer, uint64_t term)
     }
 }
 
-static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base)
+static void describe(struct mla_step *s, const struct mla_case *c, const struct kernel_call *call)
 {
-    bool fp8 = kv_is_fp8(c->v.kv_dtype);
-    s->mla = (struct attn_mla_desc){.kv_lora_rank = c->v.n.rank,
+    const struct mla_variant *v = c->v;
+    struct attn_layer_desc *layer = &s->step.layer;
+    const int32_t scales = kv_is_fp8(v->kv_dtype) ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    s->mla = (struct attn_mla_desc){.kv_lora_rank = v->n.rank,
                                     .qk_nope_head_dim = 128,
-                                    .qk_rope_head_dim = c->v.n.rope,
+                                    .qk_rope_head_dim = v->n.rope,
                                     .v_head_dim = 128,
-                                    .topk = c->v.sparse ? c->v.n.topk : 0};
-    s->layer =
-        (struct attn_layer_desc){.struct_size = sizeof s->layer,
-                                 .name = "mla",
-                                 .dtype = c->v.dtype,
-                                 .kv_dtype = c->v.kv_dtype,
-                                 .num_q_heads = c->v.n.heads,
-                                 .window_left = -1,
-                                 .window_right = -1,
-                                 .block_size = BLOCK,
-                                 .num_speculative_tokens = c->v.query_len - 1,
-                                 .batch_invariant = c->v.invariant,
-                                 .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-                                 .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-                                 .needs_lse = 1};
-    layer_set_mla(&s->layer, &s->mla);
-    if (c->v.lists.granularity > 0) {
-        lists_bind(&c->v.lists, &c->shape, (const int32_t *)(base + c->topk),
-                   (const int32_t *)(base + c->list_lengths), &s->lists);
+                                    .topk = v->sparse ? v->n.topk : 0};
+    *layer = (struct attn_layer_desc){.struct_size = sizeof *layer,
+                                      .name = "mla",
+                                      .dtype = v->dtype,
+                                      .kv_dtype = v->kv_dtype,
+                                      .num_q_heads = v->n.heads,
+                                      .window_left = -1,
+                                      .window_right = -1,
+                                      .block_size = LATENT_BLOCK,
+                                      .num_speculative_tokens = v->query_len - 1,
+                                      .batch_invariant = v->invariant,
+                                      .k_scale_form = scales,
+                                      .v_scale_form = scales,
+                                      .needs_lse = 1};
+    layer_set_mla(layer, &s->mla);
+    if (v->lists.granularity > 0) {
+        lists_bind(&v->lists, &c->shape, call_array(call, TOPK), call_array(call, LIST_LENGTHS),
+                   &s->lists);
         s->mla.topk = c->shape.entries;
         s->mla.ext.next = &s->lists.layer.ext;
     }
-    s->layer.head_size_v = c->v.n.rank; /* the kernels' outputs are latent */
-    s->layer.scale = (float)(1 / sqrt(192));
-    describe_term(&s->layer, c->v.term);
-    s->params = (struct attn_layer_params){
-        .struct_size = sizeof s->params, .k_scale_host = 0.05f, .v_scale_host = 0.05f};
-    s->params.sinks = s->layer.has_sinks ? (const float *)(base + c->sinks) : NULL;
-    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
-                                   .num_reqs = REQS,
-                                   .num_tokens = c->num_tokens,
-                                   .num_actual_tokens = c->num_tokens,
-                                   .max_query_len = c->v.query_len,
-                                   .max_seq_len = TABLE * BLOCK,
-                                   .query_start_loc = (const int32_t *)(base + c->start_loc),
-                                   .query_start_loc_host = c->starts,
-                                   .seq_lens = (const int32_t *)(base + c->seq_lens),
-                                   .seq_lens_host = c->lens,
-                                   .block_table = (const int32_t *)(base + c->table),
-                                   .block_table_stride = TABLE,
-                                   .block_table_rows = REQS,
-                                   .slot_mapping = (const int64_t *)(base + c->slots),
-                                   .num_slots = c->num_tokens};
-    if (s->layer.tree_mask != ATTN_TREE_NONE) {
-        s->batch.tree = base + c->tree;
-        s->batch.tree_stride_row = TREE_ROW;
-        s->batch.tree_stride_request = TREE_ROW * TREE_ROW;
-    }
-    int64_t row = (int64_t)row_bytes(&c->v);
-    s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
-                                    .data = base + c->cache,
-                                    .num_blocks = BLOCKS,
-                                    .block_size = BLOCK,
-                                    .num_heads = 1,
-                                    .head_size = c->row,
-                                    .stride_block = BLOCK * row,
-                                    .stride_slot = row,
-                                    .stride_head = row};
+    layer->head_size_v = v->n.rank; /* the kernels' outputs are latent */
+    layer->scale = (float)(1 / sqrt(192));
+    describe_term(layer, v->term);
+    s->step.params =
+        (struct attn_layer_params){.struct_size = sizeof s->step.params,
+                                   .k_scale_host = 0.05f,
+                                   .v_scale_host = 0.05f,
+                                   .sinks = layer->has_sinks ? call_array(call, SINKS) : NULL};
 }
 
-/* A part of wider rows: columns `first` on. */
-static struct attn_tensor *part(struct case_tensor *shaped, const struct mla_case *c, uint8_t *data,
-                                const struct device *device, int64_t heads, int64_t first,
-                                int64_t width)
+static void bind_step(struct mla_step *s, const struct mla_case *c, struct kernel_call *call)
 {
-    bool flat = heads == 0;
-    int64_t row = (flat ? 1 : heads) * c->row;
-    *shaped = (struct case_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
-                                   .strides = {row, flat ? 1 : c->row, 1}};
-    return case_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
-                     flat ? 2 : 3);
-}
-
-static void bind_step(struct mla_step *s, const struct mla_case *c, struct backend *backend,
-                      uint8_t *base, const struct device *device, void *stream)
-{
+    const struct mla_variant *v = c->v;
+    struct attn_tensor *t = call->tensors;
     memset(s, 0, sizeof *s);
-    describe(s, c, base);
-    s->q = case_rows(c->num_tokens, c->v.n.heads, c->row);
-    s->rows = case_rows(c->num_tokens, 1, c->row);
-    s->context = case_rows(c->num_context, 1, c->row);
-    s->out = case_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
-    s->lse =
-        (struct case_tensor){.shape = {c->v.n.heads, c->num_tokens}, .strides = {c->num_tokens, 1}};
-    case_bind(&s->context, base + c->context, device, c->v.dtype, 3);
+    describe(s, c, call);
+    latent_bind(&c->batch, call, &s->step);
+    if (s->step.layer.tree_mask != ATTN_TREE_NONE) {
+        s->step.batch.tree = call_array(call, TREE);
+        s->step.batch.tree_stride_row = TREE_ROW;
+        s->step.batch.tree_stride_request = TREE_ROW * TREE_ROW;
+    }
     s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
-    if (c->v.parts) {
-        s->io.q_nope = part(&s->q_nope, c, base + c->q, device, c->v.n.heads, 0, c->v.n.rank);
-        s->io.q_pe = part(&s->q_pe, c, base + c->q, device, c->v.n.heads, c->v.n.rank, c->v.n.rope);
-        s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, c->v.n.rank);
-        s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, c->v.n.rank, c->v.n.rope);
-    }
-    if (c->v.lists.granularity > 0) {
+    if (v->lists.granularity > 0) {
         s->io.ext.next = &s->lists.io.ext;
-    } else if (c->v.sparse) {
-        s->io.topk_indices = (const int32_t *)(base + c->topk);
-        s->io.topk_stride = c->v.n.topk;
+    } else if (v->sparse) {
+        s->io.topk_indices = call_array(call, TOPK);
+        s->io.topk_stride = v->n.topk;
     }
-    const struct attn_ext *next = c->v.parts || c->v.sparse ? &s->io.ext : NULL;
-    const struct attn_tensor *rows = case_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
-    const struct attn_tensor *q = case_bind(&s->q, base + c->q, device, c->v.dtype, 3);
-    s->write = (struct attn_write_kv_args){.struct_size = sizeof s->write,
-                                           .next = c->v.parts ? next : NULL,
-                                           .instance = backend->instance,
-                                           .layer = &s->layer,
-                                           .params = &s->params,
-                                           .k_cache = &s->view,
-                                           .slot_mapping = s->batch.slot_mapping,
-                                           .num_slots = c->num_tokens,
-                                           .stream = stream,
-                                           .k = c->v.parts ? NULL : rows};
-    s->attend = (struct attn_attend_args){
-        .struct_size = sizeof s->attend,
-        .next = next,
-        .instance = backend->instance,
-        .layer = &s->layer,
-        .params = &s->params,
-        .batch = &s->batch,
-        .k_cache = &s->view,
-        .stream = stream,
-        .flags = ATTN_RUN_NO_WRITE,
-        .phase = ATTN_PHASE_DECODE,
-        .q = c->v.parts ? NULL : q,
-        .out = case_bind(&s->out, base + c->out, device, c->v.dtype, 3),
-        .lse = case_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
+    if (v->parts) {
+        s->io.q_nope = &t[Q_NOPE];
+        s->io.q_pe = &t[Q_PE];
+        s->io.kv_c = &t[KV_C];
+        s->io.k_pe = &t[K_PE];
+        s->step.attend.q = s->step.write.k = NULL;
+        s->step.write.next = &s->io.ext;
+    }
+    s->step.attend.next = v->parts || v->sparse ? &s->io.ext : NULL;
+    s->step.attend.lse = &t[LSE];
 }
 
-/* Only request c->part of the step. */
-static void narrow(struct mla_step *s, const struct mla_case *c)
-{
-    const int32_t first = c->starts[c->part];
-    const size_t e = number_bytes(c->v.dtype);
-    s->batch = batch_of_request(&s->batch, c->part);
-    s->batch.block_table_rows = 1;
-    s->write.slot_mapping += first;
-    s->write.num_slots = c->v.query_len;
-    struct case_tensor *rows[] = {&s->rows, &s->kv_c, &s->k_pe};
-    for (int32_t i = 0; i < 3; i++) {
-        rows[i]->shape[0] = c->v.query_len;
-        rows[i]->tensor.data =
-            (uint8_t *)rows[i]->tensor.data + (size_t)(first * rows[i]->strides[0]) * e;
-    }
-}
-
-/* The step's rows are written, then attended. */
-static attn_status call_mla(struct backend *backend, uint8_t *base, const struct device *device,
-                            void *stream, const void *context, struct attn_error *error)
+/* A part of the call is a request of the step. */
+static attn_status call_mla(struct kernel_call *call, const void *context, struct attn_error *error)
 {
     const struct mla_case *c = context;
-    const struct attn_kernels *k = &backend->kernels;
-    const struct attn_limits limits = {sizeof limits,  NULL,          REQS,  c->num_tokens,
-                                       c->v.query_len, TABLE * BLOCK, TABLE, 0};
+    const struct attn_kernels *k = &call->backend->kernels;
     struct mla_step s;
-    bind_step(&s, c, backend, base, device, stream);
-    if (c->part >= 0) {
-        narrow(&s, c);
+    bind_step(&s, c, call);
+    if (call->part >= 0) {
+        const int32_t rows[] = {LATENT_ROWS, KV_C, K_PE}, first = c->batch.starts[call->part];
+        s.step.batch = batch_of_request(&s.step.batch, call->part);
+        s.step.batch.block_table_rows = 1;
+        s.step.write.slot_mapping += first;
+        s.step.write.num_slots = c->v->query_len;
+        for (int32_t i = 0; i < 3; i++) {
+            call_narrow(call, rows[i], 0, first, c->v->query_len);
+        }
     }
-    attn_status status = k->write_kv(&s.write, error);
-    return status == ATTN_OK
-               ? planned_call(backend, device, &limits, &s.attend,
-                              c->v.sparse ? k->attend_mla_sparse : k->attend_mla, error)
-               : status;
-}
-
-static void draw_lengths(struct mla_case *c, uint64_t *random)
-{
-    for (int32_t r = 0; r < REQS; r++) {
-        c->lens[r] = c->v.query_len + random_below(random, TABLE * BLOCK - c->v.query_len);
-        c->starts[r + 1] = c->starts[r] + c->v.query_len;
-        c->num_context += c->lens[r] - c->v.query_len;
-    }
-    c->num_tokens = c->starts[REQS];
+    return latent_call(&c->batch, call, &s.step,
+                       c->v->sparse ? k->attend_mla_sparse : k->attend_mla, error);
 }
 
 /* Each query sees itself; whether the second sees the first is drawn. */
-static void fill_trees(const struct mla_case *c, uint8_t *base, uint64_t *random)
+static void fill_trees(struct kernel_test *test, uint64_t term, uint64_t *random)
 {
-    uint32_t *bits = (uint32_t *)(base + c->tree);
-    float *bias = (float *)(base + c->tree);
+    uint32_t *bits = test_input(test, TREE);
+    float *bias = test_input(test, TREE);
     for (int32_t i = 0; i < REQS * TREE_ROW; i++) {
         const bool sees_first = i % TREE_ROW == 0 || random_below(random, 2) != 0;
-        if (c->v.term == ATTN_TERM_TREE_BITS) {
+        if (term == ATTN_TERM_TREE_BITS) {
             bits[i * TREE_ROW] = i % TREE_ROW == 0 ? 1u : 2u + (sees_first ? 1u : 0u);
             bits[i * TREE_ROW + 1] = 0;
         } else {
@@ -299,137 +209,129 @@ static void fill_trees(const struct mla_case *c, uint8_t *base, uint64_t *random
     }
 }
 
-static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
+static void fill_lists(const struct mla_case *c, struct kernel_test *test, uint64_t *random)
 {
-    int32_t *table = (int32_t *)(base + c->table), *topk = (int32_t *)(base + c->topk);
-    int64_t *slots = (int64_t *)(base + c->slots), *context = (int64_t *)(base + c->context_slots);
-    memcpy(base + c->seq_lens, c->lens, sizeof c->lens);
-    memcpy(base + c->start_loc, c->starts, sizeof c->starts);
-    for (int32_t i = 0; i < BLOCKS; i++) { /* shuffled */
-        int32_t other = random_below(random, i + 1);
-        table[i] = table[other];
-        table[other] = i;
+    const struct latent_batch *b = &c->batch;
+    int32_t *topk = test_input(test, TOPK), *table = test_input(test, LATENT_TABLE);
+    for (int32_t r = 0; r < REQS && c->v->lists.granularity > 0; r++) {
+        const struct listed_request request = {b->lens[r], LATENT_BLOCK, table + r * TABLE,
+                                               REQS * LONGEST};
+        lists_fill(&c->v->lists, &c->shape, &request, b->starts[r], b->starts[r + 1], topk,
+                   test_input(test, LIST_LENGTHS), random);
     }
-    for (int32_t r = 0; r < REQS; r++) {
-        for (int32_t j = 0; j < c->lens[r]; j++) {
-            int64_t slot = (int64_t)table[r * TABLE + j / BLOCK] * BLOCK + j % BLOCK;
-            if (j < c->lens[r] - c->v.query_len) {
-                *context++ = slot;
-            } else {
-                *slots++ = slot;
-            }
-        }
-        const struct listed_request request = {c->lens[r], BLOCK, table + r * TABLE,
-                                               BLOCKS * BLOCK};
-        lists_fill(&c->v.lists, &c->shape, &request, c->starts[r], c->starts[r + 1], topk,
-                   (int32_t *)(base + c->list_lengths), random);
-        const int32_t ranked = c->v.lists.granularity > 0 ? 0 : c->v.query_len * c->v.n.topk;
-        for (int32_t i = 0; i < ranked; i++) { /* -1 and past the end: none */
-            int32_t pick = random_below(random, c->lens[r] + 20);
-            topk[c->starts[r] * c->v.n.topk + i] = random_below(random, 9) ? pick : -1;
-        }
+    const int32_t ranked = c->v->lists.granularity > 0 ? 0 : c->v->query_len * c->v->n.topk;
+    for (int32_t i = 0; i < REQS * ranked; i++) { /* -1 and past the end: none */
+        const int32_t pick = random_below(random, b->lens[i / ranked] + 20);
+        topk[i] = random_below(random, 9) ? pick : -1;
     }
-    if (c->v.term == ATTN_TERM_TREE_BITS || c->v.term == ATTN_TERM_TREE_BIAS) {
-        fill_trees(c, base, random);
+}
+
+static void fill(const struct mla_case *c, struct kernel_test *test, uint64_t *random)
+{
+    const struct latent_batch *b = &c->batch;
+    const struct mla_variant *v = c->v;
+    latent_fill(b, test, random);
+    fill_lists(c, test, random);
+    if (v->term == ATTN_TERM_TREE_BITS || v->term == ATTN_TERM_TREE_BIAS) {
+        fill_trees(test, v->term, random);
     }
-    for (int32_t h = 0; h < c->v.n.heads && c->v.term == ATTN_TERM_SINKS; h++) {
-        ((float *)(base + c->sinks))[h] = (float)(4 + 4 * random_normal(random)); /* as scores */
+    for (int32_t h = 0; h < v->n.heads; h++) {
+        ((float *)test_input(test, SINKS))[h] =
+            (float)(4 + 4 * random_normal(random)); /* as scores */
     }
-    number_fill_normal(base + c->q, 0, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype,
-                       2, random);
-    number_fill_normal(base + c->rows, 0, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
-    for (int32_t r = 0; r < REQS && c->v.nan; r++) {
-        number_store(base + c->rows, (int64_t)(c->starts[r + 1] - 1) * c->row + 100 * r, c->v.dtype,
+    for (int32_t r = 0; r < REQS && v->nan; r++) {
+        number_store(test_input(test, LATENT_ROWS),
+                     (b->starts[r + 1] - 1) * (int64_t)(v->n.rank + v->n.rope) + 100 * r, v->dtype,
                      NAN);
     }
-    number_fill_normal(base + c->context, 0, (int64_t)c->num_context * c->row, c->v.dtype, 1,
-                       random);
 }
 
 static enum trial_result verify_mla(struct kernel_test *test, const struct mla_case *c)
 {
+    const int32_t tokens = c->batch.num_rows;
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
-    v[FACTOR_DTYPE].a = c->v.dtype;
-    v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
-    if (kernel_test_compare(test, "out", c->out, c->num_tokens, c->v.n.heads, c->v.n.rank,
-                            c->v.dtype, bound_of_case(v)) != TRIAL_PASSED) {
-        return TRIAL_FAILED;
-    }
-    const struct compared_lse lse = {c->v.n.heads, c->num_tokens, 1, 0, c->num_tokens, NULL};
-    if (compare_lse(test->trial, &lse, test->expected + c->lse, test->found + c->lse,
+    v[FACTOR_DTYPE].a = c->v->dtype;
+    v[FACTOR_KV_DTYPE].a = c->v->kv_dtype;
+    const struct compared_lse lse = {c->v->n.heads, tokens, 1, 0, tokens, NULL};
+    if (kernel_test_compare(test, LATENT_OUT, NULL, bound_of_case(v)) != TRIAL_PASSED ||
+        compare_lse(test->trial, &lse, test_expected(test, LSE), test_found(test, LSE),
                     bound_of_lse(v)) != TRIAL_PASSED) {
         return TRIAL_FAILED;
     }
-    size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
-    bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA &&
-                 !c->v.nan; /* which may be another NaN */
-    if (plain && memcmp(test->expected + c->cache, test->found + c->cache, bytes) != 0) {
-        return trial_say(test->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
-    }
-    return TRIAL_PASSED;
+    bool plain = !kv_is_fp8(c->v->kv_dtype) && c->v->kv_dtype != ATTN_KV_FP8_DS_MLA &&
+                 !c->v->nan; /* which may be another NaN */
+    return !plain || test_same(test, LATENT_CACHE, test->operands[LATENT_CACHE].bytes)
+               ? TRIAL_PASSED
+               : trial_say(test->trial, TRIAL_FAILED,
+                           "the latent rows differ from the reference's");
 }
 
-/* The rows before the step, by the reference. */
-static attn_status write_context(struct trial *trial, const struct mla_case *c, uint8_t *base,
-                                 struct attn_error *error)
+/* A part of wider rows: columns `first` on, of as many heads, or of none. */
+static struct operand slice_of(const struct operand *whole, const char *name, int32_t of,
+                               int64_t heads, int64_t first, int64_t width)
 {
-    struct mla_step s;
-    bind_step(&s, c, trial->reference, base, &device_host, NULL);
-    s.write.next = NULL;
-    s.write.k = &s.context.tensor;
-    s.write.slot_mapping = (const int64_t *)(base + c->context_slots);
-    s.write.num_slots = c->num_context;
-    return trial->reference->kernels.write_kv(&s.write, error);
+    const int64_t row = whole->shape[2], stride = whole->shape[1] * row;
+    struct operand o = {name,
+                        whole->dtype,
+                        3,
+                        {whole->shape[0], heads, width},
+                        {stride, row, 1},
+                        .slice = true,
+                        .of = of,
+                        .first = first};
+    if (heads == 0) {
+        o.ndim = 2;
+        o.shape[1] = width;
+        o.strides[1] = 1;
+    }
+    return o;
+}
+
+static void describe_operands(struct mla_case *c, struct operand *o)
+{
+    const struct mla_sizes *n = &c->v->n;
+    const int64_t tokens = c->batch.num_rows;
+    const size_t listed = (size_t)(n->topk + c->shape.token_stride);
+    latent_operands(&c->batch, c->v->dtype, n->heads, n->rank + n->rope, row_bytes(c->v), 1, o);
+    o[LATENT_OUT].shape[0] = tokens;
+    o[LATENT_OUT].shape[1] = n->heads;
+    o[LATENT_OUT].shape[2] = n->rank;
+    o[Q_NOPE] = slice_of(&o[LATENT_Q], "q_nope", LATENT_Q, n->heads, 0, n->rank);
+    o[Q_PE] = slice_of(&o[LATENT_Q], "q_pe", LATENT_Q, n->heads, n->rank, n->rope);
+    o[KV_C] = slice_of(&o[LATENT_ROWS], "kv_c", LATENT_ROWS, 0, 0, n->rank);
+    o[K_PE] = slice_of(&o[LATENT_ROWS], "k_pe", LATENT_ROWS, 0, n->rank, n->rope);
+    o[LSE] = (struct operand){"lse", ATTN_DTYPE_F32, 2, {n->heads, tokens}, .written = true};
+    o[TOPK] = (struct operand){"topk_indices", .bytes = (size_t)tokens * listed * 4};
+    o[LIST_LENGTHS] =
+        (struct operand){"lengths of lists", .bytes = (size_t)(tokens * c->shape.per_token) * 4};
+    o[TREE] = (struct operand){"tree", .bytes = REQS * TREE_ROW * TREE_ROW * sizeof(float)};
+    o[SINKS] = (struct operand){"sinks", .bytes = (size_t)n->heads * sizeof(float)};
 }
 
 static enum trial_result run_mla(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct mla_case c = {.v = *(const struct mla_variant *)variant, .part = -1};
-    struct attn_error error = ATTN_ERROR_INIT;
+    struct mla_case c = {.v = variant, .batch = {REQS, TABLE, .tokens_per_row = 1}};
+    struct operand operands[NUM_OPERANDS];
     struct kernel_test test;
-    size_t e = number_bytes(c.v.dtype);
-    c.row = c.v.n.rank + c.v.n.rope;
-    c.shape = lists_shape(&trial->tested->caps, &c.v.lists, c.v.n.heads, 1);
-    kernel_test_init(&test, trial);
-    draw_lengths(&c, &seed);
-    c.q = kernel_test_add(&test, "q", (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
-    c.rows = kernel_test_add(&test, "kv_c and k_pe", (size_t)(c.num_tokens * c.row) * e, false);
-    c.context =
-        kernel_test_add(&test, "rows of earlier steps", (size_t)(c.num_context * c.row) * e, false);
-    c.cache = kernel_test_add(&test, "k_cache", BLOCKS * BLOCK * row_bytes(&c.v), true);
-    c.out =
-        kernel_test_add(&test, "out", (size_t)(c.num_tokens * c.v.n.heads * c.v.n.rank) * e, true);
-    c.lse =
-        kernel_test_add(&test, "lse", (size_t)(c.num_tokens * c.v.n.heads) * sizeof(float), true);
-    c.seq_lens = kernel_test_add(&test, "seq_lens", sizeof c.lens, false);
-    c.start_loc = kernel_test_add(&test, "query_start_loc", sizeof c.starts, false);
-    c.table = kernel_test_add(&test, "block_table", BLOCKS * sizeof(int32_t), false);
-    c.slots = kernel_test_add(&test, "slot_mapping", MAX_TOKENS * sizeof(int64_t), false);
-    c.context_slots = kernel_test_add(&test, "slots of earlier steps",
-                                      (size_t)c.num_context * sizeof(int64_t), false);
-    const size_t row = (size_t)(c.v.n.topk + c.shape.token_stride);
-    c.topk = kernel_test_add(&test, "topk_indices", MAX_TOKENS * row * sizeof(int32_t), false);
-    c.list_lengths = kernel_test_add(
-        &test, "lengths of lists", MAX_TOKENS * (size_t)c.shape.per_token * sizeof(int32_t), false);
-    c.tree = kernel_test_add(&test, "tree", REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
-    c.sinks = kernel_test_add(&test, "sinks", (size_t)c.v.n.heads * sizeof(float), false);
+    struct kernel_call call;
+    struct mla_step step;
+    for (int32_t r = 0; r < REQS; r++) {
+        c.batch.queries[r] = c.v->query_len;
+        c.batch.before[r] = random_below(&seed, LONGEST - c.v->query_len);
+    }
+    latent_init(&c.batch);
+    c.shape = lists_shape(&trial->tested->caps, &c.v->lists, c.v->n.heads, 1);
+    describe_operands(&c, operands);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (!test.image.failed) {
-        struct mla_step step;
-        fill(&c, test.image.bytes, &seed);
-        memset(&step, 0, sizeof step);
-        describe(&step, &c, test.image.bytes);
-        attn_status status = write_context(trial, &c, test.image.bytes, &error);
-        result =
-            !trial_supports(trial, trial->tested, &step.layer, ATTN_PHASE_DECODE) ? TRIAL_SKIPPED
-            : status == ATTN_OK ? kernel_test_run(&test, call_mla, &c)
-                                : trial_call_failed(trial, "reference write_kv", status, &error);
+    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
+        fill(&c, &test, &seed);
+        call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
+        bind_step(&step, &c, &call);
+        result = latent_run(&c.batch, &test, &call, &step.step, call_mla, &c);
     }
-    if (result == TRIAL_PASSED) {
-        result = verify_mla(&test, &c);
-    }
-    if (result == TRIAL_PASSED && c.v.invariant) {
-        result = kernel_test_parts(&test, call_mla, &c, &c.part, REQS);
+    result = result == TRIAL_PASSED ? verify_mla(&test, &c) : result;
+    if (result == TRIAL_PASSED && c.v->invariant) {
+        result = kernel_test_parts(&test, call_mla, &c, REQS);
     }
     kernel_test_finish(&test);
     return result;

@@ -2,19 +2,15 @@
 /* quantize in every form, and amax. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
-#include "common/names.h"
-#include "support/number.h"
-#include "kernels/kernels.h"
 #include "cases/kernel_test.h"
+#include "common/names.h"
+#include "kernels/kernels.h"
+#include "support/number.h"
 #include "support/random.h"
-#include "harness/watch.h"
 
-#define TOKENS 13
-#define HEADS 5
-#define DIMS 128
-#define ELEMENTS (TOKENS * HEADS * DIMS)
+enum { TOKENS = 13, HEADS = 5, DIMS = 128, ELEMENTS = TOKENS * HEADS * DIMS };
 #define SCALE_TOLERANCE 1e-6f
 
 struct quantize_variant {
@@ -26,147 +22,125 @@ struct quantize_variant {
     bool column_major;
 };
 
-struct quantize_case {
-    struct quantize_variant v;
-    size_t x, out, scale, block_scales;
-    int32_t part; /* a part of the rows, see first_row; -1: all of them */
-};
+enum { X, OUT, SCALE, BLOCK_SCALES, NUM_OPERANDS };
 
-#define PARTS 3
-
-/* Part 0 is a row alone. */
-static int32_t first_row(int32_t part)
-{
-    return part == 0 ? 0 : part == 1 ? 1 : part == 2 ? TOKENS / 2 : TOKENS;
-}
+/* The first rows of parts, of which the first is a row alone. */
+enum { PARTS = 3 };
+static const int64_t first_rows[PARTS + 1] = {0, 1, TOKENS / 2, TOKENS};
 
 static int32_t group_of(int32_t form)
 {
     return form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : form == ATTN_OUTPUT_FP8_GROUP_128 ? 128 : 16;
 }
 
-/* [T, groups], or [groups, T] */
-static struct case_tensor shape_scales(const struct quantize_variant *v)
-{
-    int64_t groups = HEADS * DIMS / group_of(v->form);
-    struct case_tensor s = {.shape = {TOKENS, groups}, .strides = {groups, 1}};
-    if (v->column_major) {
-        s = (struct case_tensor){.shape = {groups, TOKENS}, .strides = {TOKENS, 1}};
-    }
-    return s;
-}
-
-static attn_status call_quantize(struct backend *backend, uint8_t *base,
-                                 const struct device *device, void *stream, const void *context,
+static attn_status call_quantize(struct kernel_call *call, const void *context,
                                  struct attn_error *error)
 {
-    const struct quantize_case *c = context;
-    bool nvfp4 = c->v.form == ATTN_OUTPUT_NVFP4;
-    struct case_tensor x = case_rows(TOKENS, HEADS, DIMS), out = x, scales = shape_scales(&c->v);
-    scales.tensor = (struct attn_tensor){.data = NULL};
-    if (nvfp4) { /* bytes of pairs */
-        out = case_rows(TOKENS, HEADS, DIMS / 2);
-    }
-    struct attn_quantize_args args = {
+    const struct quantize_variant *v = context;
+    struct attn_tensor *t = call->tensors;
+    const struct attn_quantize_args args = {
         .struct_size = sizeof args,
-        .instance = backend->instance,
-        .stream = stream,
-        .form = c->v.form,
-        .scale_form = c->v.scale_form,
-        .scale_pow2 = c->v.pow2,
-        .scale_column_major = c->v.column_major,
-        .x = case_bind(&x, base + c->x, device, c->v.dtype, 3),
-        .out = case_bind(&out, base + c->out, device, c->v.out_dtype, 3),
-        .scale = (const float *)(base + c->scale),
+        .instance = call->backend->instance,
+        .stream = call->stream,
+        .form = v->form,
+        .scale_form = v->scale_form,
+        .scale_pow2 = v->pow2,
+        .scale_column_major = v->column_major,
+        .x = &t[X],
+        .out = &t[OUT],
+        .scale = call_array(call, SCALE),
+        .block_scales = v->form != ATTN_OUTPUT_FP8_STATIC ? &t[BLOCK_SCALES] : NULL,
     };
-    if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
-        args.block_scales = case_bind(&scales, base + c->block_scales, device,
-                                      nvfp4 ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_F32, 2);
+    if (call->part >= 0) {
+        const int64_t first = first_rows[call->part], count = first_rows[call->part + 1] - first;
+        call_narrow(call, X, 0, first, count);
+        call_narrow(call, OUT, 0, first, count);
+        call_narrow(call, BLOCK_SCALES, v->column_major, first, count);
     }
-    if (nvfp4) {
-        out.tensor.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
-    }
-    if (c->part >= 0) {
-        const int64_t first = first_row(c->part), count = first_row(c->part + 1) - first;
-        struct case_tensor *rows[] = {&x, &out, &scales};
-        for (int32_t i = 0; i < 3; i++) {
-            const int32_t dim = i == 2 && c->v.column_major;
-            const int64_t bytes = first * rows[i]->strides[dim] * rows[i]->tensor.dtype.bits / 8;
-            rows[i]->shape[dim] = count;
-            rows[i]->tensor.data = (uint8_t *)rows[i]->tensor.data + bytes;
-        }
-    }
-    struct watch watch;
-    watch_begin(&watch);
-    return watch_end(&watch, backend, backend->kernels.quantize(&args, error), error);
+    return KERNEL_CALL(call, quantize, &args, error);
 }
 
-static enum trial_result verify_nvfp4(struct kernel_test *test, const struct quantize_case *c)
+/* A code as its place in the order of the format's values. */
+static int32_t ordinal(const uint8_t *codes, int32_t i, const struct operand *o, bool nvfp4)
 {
-    const uint8_t *want = test->expected + c->out, *have = test->found + c->out;
-    int32_t off = 0;
-    if (!codes_agree(test->expected + c->block_scales, test->found + c->block_scales, ELEMENTS / 16,
-                     false)) {
-        return trial_say(test->trial, TRIAL_FAILED, "block scales differ from the reference's");
-    }
-    for (int32_t i = 0; i < ELEMENTS; i++) {
-        int32_t a = want[i / 2] >> (i % 2 * 4) & 15, b = have[i / 2] >> (i % 2 * 4) & 15;
-        int32_t apart = (a & 8 ? -(a & 7) : a) - (b & 8 ? -(b & 7) : b);
-        if (apart < -1 || apart > 1) {
-            return trial_say(test->trial, TRIAL_FAILED, "element %d has code %d, not %d", i, b, a);
-        }
-        off += apart != 0;
-    }
-    return off <= ELEMENTS / 100
-               ? TRIAL_PASSED
-               : trial_say(test->trial, TRIAL_FAILED, "%d of %d codes are off", off, ELEMENTS);
+    const int32_t sign = nvfp4 ? 8 : 0x80,
+                  code = nvfp4 ? codes[i / 2] >> (i % 2 * 4) & 15 : codes[i];
+    return o->dtype == ATTN_DTYPE_INT8 ? (int8_t)code : code & sign ? -(code & (sign - 1)) : code;
 }
 
-static enum trial_result verify_quantize(struct kernel_test *test, const struct quantize_case *c)
+/* At most one step apart, and few of them. */
+static enum trial_result verify_codes(struct kernel_test *test, int32_t operand, int32_t count,
+                                      bool nvfp4)
 {
-    if (c->v.form == ATTN_OUTPUT_NVFP4) {
-        return verify_nvfp4(test, c);
+    const struct operand *o = &test->operands[operand];
+    int32_t num_off = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t want = ordinal(test_expected(test, operand), i, o, nvfp4);
+        const int32_t have = ordinal(test_found(test, operand), i, o, nvfp4);
+        if (abs(want - have) > 1) {
+            return trial_say(test->trial, TRIAL_FAILED, "code %d of %s is %d steps off", i, o->name,
+                             have - want);
+        }
+        num_off += want != have;
     }
-    if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
-        const float *want = (const float *)(test->expected + c->block_scales);
-        const float *have = (const float *)(test->found + c->block_scales);
-        for (int32_t i = 0; i < ELEMENTS / group_of(c->v.form); i++) {
-            if (!(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i])) {
-                return trial_say(test->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
-                                 want[i]);
-            }
+    return num_off <= 2 + count / 100
+               ? TRIAL_PASSED
+               : trial_say(test->trial, TRIAL_FAILED, "%d of %d codes of %s are off", num_off,
+                           count, o->name);
+}
+
+static enum trial_result verify_quantize(struct kernel_test *test, const struct quantize_variant *v)
+{
+    const bool nvfp4 = v->form == ATTN_OUTPUT_NVFP4;
+    if (nvfp4 && verify_codes(test, BLOCK_SCALES, ELEMENTS / 16, false) != TRIAL_PASSED) {
+        return TRIAL_FAILED;
+    }
+    const int32_t num_scales =
+        nvfp4 || v->form == ATTN_OUTPUT_FP8_STATIC ? 0 : ELEMENTS / group_of(v->form);
+    const float *want = test_expected(test, BLOCK_SCALES), *have = test_found(test, BLOCK_SCALES);
+    for (int32_t i = 0; i < num_scales; i++) {
+        if (!(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i])) {
+            return trial_say(test->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
+                             want[i]);
         }
     }
-    return codes_agree(test->expected + c->out, test->found + c->out, ELEMENTS,
-                       c->v.out_dtype == ATTN_DTYPE_INT8)
-               ? TRIAL_PASSED
-               : trial_say(test->trial, TRIAL_FAILED, "codes differ from the reference's");
+    return verify_codes(test, OUT, ELEMENTS, nvfp4);
 }
 
 static enum trial_result run_quantize(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct quantize_case c = {.v = *(const struct quantize_variant *)variant, .part = -1};
+    static const float scales[HEADS] = {0.11f, 0.28f, 0.45f, 0.62f, 0.79f};
+    const struct quantize_variant *v = variant;
+    const bool nvfp4 = v->form == ATTN_OUTPUT_NVFP4;
+    const int64_t groups = HEADS * DIMS / group_of(v->form);
+    struct operand o[NUM_OPERANDS] = {
+        [X] = {"x", v->dtype, 3, {TOKENS, HEADS, DIMS}},
+        [OUT] = {"out", v->out_dtype, 3, {TOKENS, HEADS, DIMS / (nvfp4 ? 2 : 1)}, .written = true},
+        [SCALE] = {"scale", .bytes = sizeof scales, .from = scales},
+        [BLOCK_SCALES] = {"block_scales",
+                          nvfp4 ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_F32,
+                          2,
+                          {TOKENS, groups},
+                          .written = true},
+    };
     struct kernel_test test;
-    kernel_test_init(&test, trial);
-    c.x = kernel_test_add(&test, "x", ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = kernel_test_add(&test, "out", c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS,
-                            true);
-    c.scale = kernel_test_add(&test, "scale", HEADS * sizeof(float), false);
-    c.block_scales = kernel_test_add(&test, "block_scales", ELEMENTS / 16 * sizeof(float), true);
-    for (int32_t i = 0; i < ELEMENTS && !test.image.failed; i++) {
+    if (nvfp4) { /* bytes of pairs */
+        o[OUT].as = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
+    }
+    if (v->column_major) {
+        o[BLOCK_SCALES].shape[0] = groups;
+        o[BLOCK_SCALES].shape[1] = TOKENS;
+    }
+    const bool ready = kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed);
+    for (int32_t i = 0; i < ELEMENTS && ready; i++) {
         /* groups of very different size, one of zeros, and some that saturate */
         double size = ldexp(1, i / 64 % 17 - 8) * (i / 64 % 23 != 7);
-        number_store(test.image.bytes + c.x, i, c.v.dtype, size * random_normal(&seed));
+        number_store(test_input(&test, X), i, v->dtype, size * random_normal(&seed));
     }
-    for (int32_t h = 0; h < HEADS && !test.image.failed; h++) {
-        ((float *)(test.image.bytes + c.scale))[h] = 0.11f + 0.17f * (float)h;
-    }
-    enum trial_result result = kernel_test_run(&test, call_quantize, &c);
-    if (result == TRIAL_PASSED) {
-        result = verify_quantize(&test, &c);
-    }
+    enum trial_result result = kernel_test_run(&test, call_quantize, v);
+    result = result == TRIAL_PASSED ? verify_quantize(&test, v) : result;
     if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
-        result = kernel_test_parts(&test, call_quantize, &c, &c.part, PARTS);
+        result = kernel_test_parts(&test, call_quantize, v, PARTS);
     }
     kernel_test_finish(&test);
     return result;
@@ -179,69 +153,55 @@ struct amax_variant {
     int32_t history;
 };
 
-struct amax_case {
-    struct amax_variant v;
-    size_t x, out, history, scale;
-};
+enum { AMAX_X, AMAX_OUT, HISTORY, HISTORY_SCALE, AMAX_OPERANDS };
 
-static attn_status call_amax(struct backend *backend, uint8_t *base, const struct device *device,
-                             void *stream, const void *context, struct attn_error *error)
+static attn_status call_amax(struct kernel_call *call, const void *context,
+                             struct attn_error *error)
 {
-    const struct amax_case *c = context;
-    struct case_tensor x = case_rows(TOKENS, HEADS, DIMS);
-    struct attn_amax_args args = {.struct_size = sizeof args,
-                                  .instance = backend->instance,
-                                  .stream = stream,
-                                  .x = case_bind(&x, base + c->x, device, c->v.dtype, 3),
-                                  .out = (float *)(base + c->out),
-                                  .per_head = c->v.per_head,
-                                  .accumulate = c->v.accumulate};
-    if (c->v.history > 0) {
-        args.history = (float *)(base + c->history);
-        args.scale = (float *)(base + c->scale);
-        args.history_len = c->v.history;
-    }
-    struct watch watch;
-    watch_begin(&watch);
-    return watch_end(&watch, backend, backend->kernels.amax(&args, error), error);
+    const struct amax_variant *v = context;
+    const struct attn_amax_args args = {
+        .struct_size = sizeof args,
+        .instance = call->backend->instance,
+        .stream = call->stream,
+        .x = &call->tensors[AMAX_X],
+        .out = call_array(call, AMAX_OUT),
+        .per_head = v->per_head,
+        .accumulate = v->accumulate,
+        .history = v->history > 0 ? call_array(call, HISTORY) : NULL,
+        .scale = v->history > 0 ? call_array(call, HISTORY_SCALE) : NULL,
+        .history_len = v->history};
+    return KERNEL_CALL(call, amax, &args, error);
 }
 
 /* Compared exactly, since it is one of the inputs. */
 static enum trial_result run_amax(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct amax_case c = {.v = *(const struct amax_variant *)variant};
+    static const float before[HEADS] = {100, 1, 100, 1, 100};
+    const struct amax_variant *v = variant;
+    const size_t bytes = (v->per_head ? HEADS : 1) * sizeof(float);
+    const size_t kept = (size_t)v->history * sizeof(float);
+    const struct operand o[AMAX_OPERANDS] = {
+        [AMAX_X] = {"x", v->dtype, 3, {TOKENS, HEADS, DIMS}, .deviation = 3},
+        [AMAX_OUT] = {"out", .bytes = bytes, .from = before, .written = true},
+        [HISTORY] = {"history", .bytes = kept + sizeof(float), .written = true},
+        [HISTORY_SCALE] = {"scale", .bytes = sizeof(float), .written = true},
+    };
     struct kernel_test test;
-    size_t bytes = (c.v.per_head ? HEADS : 1) * sizeof(float);
-    kernel_test_init(&test, trial);
-    c.x = kernel_test_add(&test, "x", ELEMENTS * number_bytes(c.v.dtype), false);
-    c.out = kernel_test_add(&test, "out", bytes, true);
-    c.history = kernel_test_add(&test, "history", (size_t)(c.v.history + 1) * sizeof(float), true);
-    c.scale = kernel_test_add(&test, "scale", sizeof(float), true);
-    if (!test.image.failed) {
-        number_fill_normal(test.image.bytes + c.x, 0, ELEMENTS, c.v.dtype, 3, &seed);
+    const bool ready = kernel_test_init(&test, trial, o, AMAX_OPERANDS, &seed);
+    for (int32_t n = 0; n < v->history && ready; n++) { /* the first goes, the second stays */
+        ((float *)test_input(&test, HISTORY))[n] = n < 2 ? 500 - 100 * n : n % 7;
     }
-    for (int32_t n = 0; n < c.v.history && !test.image.failed; n++) {
-        ((float *)(test.image.bytes + c.history))[n] =
-            n == 0   ? 500.0f
-            : n == 1 ? 400.0f
-                     : (float)(n % 7); /* the first goes, the second stays */
-    }
-    for (size_t h = 0; h < bytes / sizeof(float) && !test.image.failed; h++) {
-        ((float *)(test.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
-    }
-    enum trial_result result = kernel_test_run(&test, call_amax, &c);
-    if (result == TRIAL_PASSED && memcmp(test.expected + c.out, test.found + c.out, bytes) != 0) {
+    enum trial_result result = kernel_test_run(&test, call_amax, v);
+    if (result == TRIAL_PASSED && !test_same(&test, AMAX_OUT, bytes)) {
         result = trial_say(trial, TRIAL_FAILED, "%g is not the largest magnitude %g",
-                           *(const float *)(test.found + c.out),
-                           *(const float *)(test.expected + c.out));
+                           *(float *)test_found(&test, AMAX_OUT),
+                           *(float *)test_expected(&test, AMAX_OUT));
     }
-    const size_t kept = (size_t)c.v.history * sizeof(float);
     if (result == TRIAL_PASSED && kept > 0 &&
-        (memcmp(test.expected + c.history, test.found + c.history, kept) != 0 ||
-         memcmp(test.expected + c.scale, test.found + c.scale, sizeof(float)) != 0)) {
+        !(test_same(&test, HISTORY, kept) && test_same(&test, HISTORY_SCALE, sizeof(float)))) {
         result = trial_say(trial, TRIAL_FAILED, "the history is another, or its scale %g is not %g",
-                           (double)*(const float *)(test.found + c.scale),
-                           (double)*(const float *)(test.expected + c.scale));
+                           *(float *)test_found(&test, HISTORY_SCALE),
+                           *(float *)test_expected(&test, HISTORY_SCALE));
     }
     kernel_test_finish(&test);
     return result;

@@ -4,14 +4,13 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "common/names.h"
-#include "support/number.h"
+#include "cases/kernel_test.h"
 #include "cases/verify.h"
+#include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/number.h"
 #include "support/random.h"
-#include "harness/watch.h"
 
 #define MAX_POSITION 512
 #define NORM_EPS 1e-5f
@@ -26,81 +25,54 @@ struct rope_variant {
 };
 
 /* What the kernel reads next to the problem's buffers. */
-struct tables {
-    const struct device *device;
-    uint8_t *memory; /* in the device's */
-    size_t positions, cos_sin, q_weight, k_weight;
-    int64_t shapes[3][2];
-    struct attn_tensor tensors[3];
-    struct attn_io_rope rope;
+enum { POSITIONS, COS_SIN, Q_WEIGHT, K_WEIGHT, NUM_OPERANDS };
+
+struct rope_case {
+    const struct rope_variant *v;
+    struct problem_copies *copies;
 };
 
-static bool make_tables(struct tables *t, const struct device *device, const struct problem *p,
-                        const struct rope_variant *v, uint64_t random)
+static void fill_tables(struct kernel_test *test, uint64_t *random)
 {
-    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dtype = p->v[FACTOR_DTYPE].a;
-    int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
-    int32_t table = v->float_table ? ATTN_DTYPE_F32 : dtype;
-    struct image image;
-    image_init(&image);
-    memset(t, 0, sizeof *t);
-    t->device = device;
-    t->positions =
-        image_add(&image, "positions", (size_t)p->num_tokens * sizeof(int64_t), 256, false);
-    t->cos_sin =
-        image_add(&image, "cos_sin", (size_t)(MAX_POSITION * rotary) * number_bytes(table), 256, 0);
-    t->q_weight = image_add(&image, "q_weight", (size_t)d * number_bytes(dtype), 256, false);
-    t->k_weight = image_add(&image, "k_weight", (size_t)d * number_bytes(dtype), 256, false);
-    for (int32_t i = 0; i < p->num_tokens && !image.failed; i++) {
-        ((int64_t *)(image.bytes + t->positions))[i] = random_below(&random, MAX_POSITION);
+    const struct operand *o = test->operands;
+    const int32_t rotary = (int32_t)o[COS_SIN].shape[1], half = rotary / 2;
+    const int32_t tokens = (int32_t)(o[POSITIONS].bytes / sizeof(int64_t));
+    for (int32_t i = 0; i < tokens; i++) {
+        ((int64_t *)test_input(test, POSITIONS))[i] = random_below(random, MAX_POSITION);
     }
-    for (int32_t i = 0; i < MAX_POSITION * rotary / 2 && !image.failed; i++) {
-        int32_t position = i / (rotary / 2), pair = i % (rotary / 2);
-        double angle = position * pow(10000, -2.0 * pair / rotary);
-        number_store(image.bytes + t->cos_sin, position * rotary + pair, table, cos(angle));
-        number_store(image.bytes + t->cos_sin, position * rotary + rotary / 2 + pair, table,
-                     sin(angle));
+    for (int32_t i = 0; i < MAX_POSITION * half; i++) {
+        const int32_t position = i / half, pair = i % half, at = position * rotary + pair;
+        const double angle = position * pow(10000, -2.0 * pair / rotary);
+        number_store(test_input(test, COS_SIN), at, o[COS_SIN].dtype, cos(angle));
+        number_store(test_input(test, COS_SIN), at + half, o[COS_SIN].dtype, sin(angle));
     }
-    for (int32_t i = 0; i < d && !image.failed; i++) {
-        number_store(image.bytes + t->q_weight, i, dtype, 0.5 + random_unit(&random));
-        number_store(image.bytes + t->k_weight, i, dtype, 0.5 + random_unit(&random));
+    for (int32_t i = 0; i < 2 * o[Q_WEIGHT].shape[0]; i++) {
+        number_store(test_input(test, Q_WEIGHT + i % 2), i / 2, o[Q_WEIGHT].dtype,
+                     0.5 + random_unit(random));
     }
-    t->memory = image.failed ? NULL : device_alloc(device, image.size);
-    bool ok = t->memory != NULL && device_write(device, t->memory, image.bytes, image.size);
-    const size_t at[] = {t->cos_sin, t->q_weight, t->k_weight};
-    for (int32_t i = 0; i < 3; i++) {
-        t->shapes[i][0] = i == 0 ? MAX_POSITION : d;
-        t->shapes[i][1] = rotary;
-        t->tensors[i] = (struct attn_tensor){t->memory + at[i],
-                                             device->device,
-                                             i == 0 ? 2 : 1,
-                                             number_dtype(i == 0 ? table : dtype),
-                                             t->shapes[i],
-                                             NULL,
-                                             0};
-    }
-    t->rope = (struct attn_io_rope){.ext = {ATTN_EXT_IO_ROPE, 0, sizeof t->rope, NULL},
-                                    .form = v->form,
-                                    .rotary_dim = v->rotary_dim,
-                                    .positions = (const int64_t *)(t->memory + t->positions),
-                                    .cos_sin = &t->tensors[0],
-                                    .q_norm_weight = v->norm ? &t->tensors[1] : NULL,
-                                    .k_norm_weight = v->norm ? &t->tensors[2] : NULL,
-                                    .norm_eps = v->norm ? NORM_EPS : 0};
-    image_finish(&image);
-    return ok;
 }
 
-static attn_status call_rope(struct problem_copy *copy, struct tables *tables,
+static attn_status call_rope(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
-    struct attn_write_kv_args args = copy->binding.write;
-    args.next = &tables->rope.ext;
-    args.q = &copy->binding.q;
-    struct watch watch;
-    watch_begin(&watch);
-    return watch_end(&watch, copy->backend, copy->backend->kernels.rope_write_kv(&args, error),
-                     error);
+    const struct rope_case *c = context;
+    const struct rope_variant *v = c->v;
+    const struct problem_copies *copies = c->copies;
+    const struct binding *b = call->backend == copies->reference.backend
+                                  ? &copies->reference.binding
+                                  : &copies->tested.binding;
+    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
+                                      .form = v->form,
+                                      .rotary_dim = v->rotary_dim,
+                                      .positions = call_array(call, POSITIONS),
+                                      .cos_sin = &call->tensors[COS_SIN],
+                                      .q_norm_weight = v->norm ? &call->tensors[Q_WEIGHT] : NULL,
+                                      .k_norm_weight = v->norm ? &call->tensors[K_WEIGHT] : NULL,
+                                      .norm_eps = v->norm ? NORM_EPS : 0};
+    struct attn_write_kv_args args = b->write;
+    args.next = &rope.ext;
+    args.q = &b->q;
+    return KERNEL_CALL(call, rope_write_kv, &args, error);
 }
 
 /* Never written: it has to be as it was. */
@@ -190,25 +162,25 @@ static enum trial_result verify_rope(struct trial *trial, const struct problem *
 static enum trial_result rope(struct trial *trial, struct problem_copies *copies,
                               const struct rope_variant *v, uint64_t seed)
 {
-    const struct device *cpu = copies->reference.device;
+    const struct rope_case c = {v, copies};
     const struct problem *p = &copies->problem;
-    struct tables theirs = {.device = cpu}, ours = {.device = trial->device};
-    struct attn_error error = ATTN_ERROR_INIT;
-    enum trial_result result = TRIAL_FAILED;
-    if (!make_tables(&theirs, cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
-        trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    } else {
-        attn_status status = call_rope(&copies->reference, &theirs, &error);
-        attn_status other = status == ATTN_OK ? call_rope(&copies->tested, &ours, &error) : status;
-        if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
-            result = trial_call_refused(trial, &error);
-        } else {
-            result = other == ATTN_OK ? verify_rope(trial, p, &copies->reference, &copies->tested)
-                                      : trial_call_failed(trial, "rope_write_kv", other, &error);
-        }
+    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dtype = p->v[FACTOR_DTYPE].a;
+    const int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
+    const struct operand o[NUM_OPERANDS] = {
+        [POSITIONS] = {"positions", .bytes = (size_t)p->num_tokens * sizeof(int64_t)},
+        [COS_SIN] = {"cos_sin", v->float_table ? ATTN_DTYPE_F32 : dtype, 2, {MAX_POSITION, rotary}},
+        [Q_WEIGHT] = {"q_weight", dtype, 1, {d}},
+        [K_WEIGHT] = {"k_weight", dtype, 1, {d}},
+    };
+    struct kernel_test test;
+    if (kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL)) {
+        fill_tables(&test, &seed);
     }
-    device_free(cpu, theirs.memory);
-    device_free(trial->device, ours.memory);
+    enum trial_result result = kernel_test_run(&test, call_rope, &c);
+    if (result == TRIAL_PASSED) {
+        result = verify_rope(trial, p, &copies->reference, &copies->tested);
+    }
+    kernel_test_finish(&test);
     return result;
 }
 
