@@ -83,6 +83,13 @@ static int fail_with(const char *what, const struct attn_error *error)
     return command_failed("attn-check", what, error);
 }
 
+static int fail_saying(const char *what, const char *message)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    snprintf(error.message, sizeof error.message, "%s", message);
+    return fail_with(what, &error);
+}
+
 static const char *parse_part(void *user, const char *text)
 {
     struct options *options = user;
@@ -165,7 +172,7 @@ static bool wanted(struct run *run, const char *name)
         return false;
     }
     if (mine) {
-        outlet_begin(run->outlet, name, true);
+        outlet_put(run->outlet, OUTLET_CASE, 0, name, "");
     }
     return mine;
 }
@@ -199,28 +206,37 @@ static enum trial_result verify_conduct(struct run *run, enum trial_result resul
 static void record(struct run *run, const char *name, enum trial_result result)
 {
     result = verify_conduct(run, verify_stack(&run->trial, result));
-    outlet_result(run->outlet, name, result, run->trial.message);
+    outlet_put(run->outlet, OUTLET_RESULT, (int32_t)result, name, run->trial.message);
     crash_case(NULL, false);
 }
 
-static void try_attend(struct run *run, const struct attend_case *c, int32_t way)
+/* "attend" or "engine", which keys or outputs it has, the case, the way. */
+#define FULL_NAME_SIZE (CASE_NAME_SIZE + 80)
+static const char *full_name(const struct case_space *space, const struct attend_case *c,
+                             const char *kind, const char *way, char *name)
 {
-    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 80], form[64];
-    case_name(&run->space, c, name, sizeof name);
+    char plain[CASE_NAME_SIZE], form[64] = "";
+    case_name(space, c, plain, sizeof plain);
     if (c->lists.granularity > 0) {
         case_lists_name(&c->lists, form, sizeof form);
-        snprintf(full_name, sizeof full_name, "attend_%s%s.%s", form, name + strlen("attend"),
-                 trial_way_names[way]);
-    } else if (c->output.form == ATTN_OUTPUT_PLAIN) {
-        snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[way]);
-    } else {
-        case_output_name(&c->output, form, sizeof form);
-        snprintf(full_name, sizeof full_name, "attend_output.%s%s.%s", form,
-                 name + strlen("attend"), trial_way_names[way]);
+    } else if (c->output.form != ATTN_OUTPUT_PLAIN) {
+        strcpy(form, "output.");
+        case_output_name(&c->output, form + strlen(form), sizeof form - strlen(form));
     }
-    if (wanted(run, full_name)) {
-        record(run, full_name,
-               trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
+    snprintf(name, FULL_NAME_SIZE, "%s%s%s%s.%s", kind, form[0] == '\0' ? "" : "_", form,
+             plain + strlen("attend"), way);
+    return name;
+}
+
+/* An undeclared way is another plain run. */
+static void try_attend(struct run *run, const struct attend_case *c, int32_t way)
+{
+    const int32_t shape = case_value(&run->space, c, FACTOR_SHAPE).a;
+    char name[FULL_NAME_SIZE];
+    way = trial_way_declared(&run->trial.tested->caps, shape, way) ? way : TRIAL_PLAIN;
+    if (wanted(run, full_name(&run->space, c, "attend", trial_way_names[way], name))) {
+        record(run, name,
+               trial_attend(&run->trial, &run->space, c, seed_of(run->options, name), way));
     }
 }
 
@@ -252,17 +268,16 @@ static void run_named_attend(struct run *run)
     }
 }
 
+/* Every way for the array in full; else one way a case, in turn. */
 static void run_attends(struct run *run)
 {
     for (int32_t i = 0; i < run->num_cases; i++) {
-        /* Every way for the array in full; else one way a case, in turn, where an undeclared way is
-         * another plain run. */
-        bool every = run->options->full && i < run->space.num_covering;
-        int32_t shape = case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a;
+        const bool every = run->options->full && i < run->space.num_covering;
+        const int32_t shape = case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a;
         for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
-            bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
-            if (every ? declared : way == i % TRIAL_WAY_COUNT) {
-                try_attend(run, &run->cases[i], declared ? way : TRIAL_PLAIN);
+            if (every ? trial_way_declared(&run->trial.tested->caps, shape, way)
+                      : way == i % TRIAL_WAY_COUNT) {
+                try_attend(run, &run->cases[i], way);
             }
         }
     }
@@ -274,45 +289,33 @@ static bool run_outputs(struct run *run)
 {
     const struct options *options = run->options;
     const int32_t wanted_cases = options->full ? FULL_OUTPUT_CASES : QUICK_OUTPUT_CASES;
-    for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
+    bool ok = true;
+    for (int32_t i = 0; i < CASE_OUTPUTS && ok; i++) {
         struct attend_case *cases = NULL;
         int32_t num_cases = 0;
         if (!(run->space.caps.output_forms >> case_outputs[i].form & 1)) {
             continue;
         }
-        if (!case_space_draw(&run->space, options->seed + (uint64_t)i, wanted_cases, &cases,
-                             &num_cases)) {
-            return false;
-        }
+        ok = case_space_draw(&run->space, options->seed + (uint64_t)i, wanted_cases, &cases,
+                             &num_cases);
         for (int32_t c = 0; c < num_cases; c++) {
-            int32_t shape = case_value(&run->space, &cases[c], FACTOR_SHAPE).a;
-            int32_t way = c % TRIAL_WAY_COUNT;
-            bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
             cases[c].output = case_outputs[i];
             if (case_output_fits(&run->space, &cases[c], &case_outputs[i])) {
-                try_attend(run, &cases[c], declared ? way : TRIAL_PLAIN);
+                try_attend(run, &cases[c], c % TRIAL_WAY_COUNT);
             }
         }
         free(cases);
     }
-    return true;
+    return ok;
 }
 
 static void try_engine(struct run *run, const struct case_space *space, const struct attend_case *c,
                        int32_t way)
 {
-    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 80], form[64] = "";
-    case_name(space, c, name, sizeof name);
-    if (c->lists.granularity > 0) {
-        form[0] = '_';
-        case_lists_name(&c->lists, form + 1, sizeof form - 1);
-    }
-    snprintf(full_name, sizeof full_name, "engine%s%s.%s", form, name + strlen("attend"),
-             engine_way_names[way]);
-    if (wanted(run, full_name)) {
-        record(
-            run, full_name,
-            engine_trial(&run->trial, run->core, space, c, seed_of(run->options, full_name), way));
+    char name[FULL_NAME_SIZE];
+    if (wanted(run, full_name(space, c, "engine", engine_way_names[way], name))) {
+        record(run, name,
+               engine_trial(&run->trial, run->core, space, c, seed_of(run->options, name), way));
     }
 }
 
@@ -322,9 +325,7 @@ static bool serves_lists(struct run *run, const struct attend_case *c)
     struct factor_value v[FACTOR_COUNT];
     struct attn_layer_desc layer;
     struct lists_binding lists;
-    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        v[i] = case_value(&run->space, c, i);
-    }
+    case_values(&run->space, c, v);
     case_layer(v, &layer);
     const struct lists_shape shape =
         lists_shape(&run->space.caps, &c->lists, layer.num_q_heads, layer.num_kv_heads);
@@ -341,34 +342,30 @@ static bool run_lists(struct run *run)
     const struct options *options = run->options;
     const int32_t wanted_cases = options->full ? FULL_LIST_CASES : QUICK_LIST_CASES;
     int32_t way = 0;
-    for (int32_t i = 0; i < CASE_LISTS; i++) {
+    bool ok = true;
+    for (int32_t i = 0; i < CASE_LISTS && ok; i++) {
         const struct case_lists lists = case_lists_at(i);
         struct attend_case *cases = NULL;
         int32_t num_cases = 0;
         if (!case_lists_declared(&run->space.caps, &lists, false)) {
             continue;
         }
-        if (!case_space_draw(&run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i),
-                             16 * wanted_cases, &cases, &num_cases)) {
-            return false;
-        }
+        ok = case_space_draw(&run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i),
+                             16 * wanted_cases, &cases, &num_cases);
         for (int32_t c = 0, taken = 0; c < num_cases && taken < wanted_cases; c++) {
-            int32_t shape = case_value(&run->space, &cases[c], FACTOR_SHAPE).a;
             cases[c].lists = lists;
             if (!serves_lists(run, &cases[c])) {
                 continue;
             }
             if (++taken % QUICK_LIST_CASES == 0) {
                 try_engine(run, &run->space, &cases[c], i % ENGINE_WAY_COUNT);
-                continue;
+            } else {
+                try_attend(run, &cases[c], ++way % TRIAL_WAY_COUNT);
             }
-            way = (way + 1) % TRIAL_WAY_COUNT;
-            bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
-            try_attend(run, &cases[c], declared ? way : TRIAL_PLAIN);
         }
         free(cases);
     }
-    return true;
+    return ok;
 }
 
 /* A case next to the attends. */
@@ -418,7 +415,7 @@ static bool describe(struct run *run)
     bool ok = out != NULL && json_write(out, declared, 1);
     ok = out != NULL && fclose(out) == 0 && ok;
     if (ok) {
-        outlet_describe(run->outlet, run->trial.tested->caps.name, text);
+        outlet_put(run->outlet, OUTLET_DECLARED, 0, run->trial.tested->caps.name, text);
     }
     json_destroy(declared);
     free(text);
@@ -439,7 +436,7 @@ static void begin_record(const struct run *run, const char *file)
     backend_text(caps, record.backend, sizeof record.backend);
     if (file_hash(file, &record.file) && conformance_text(&record, line, sizeof line)) {
         line[strcspn(line, "\n")] = '\0';
-        outlet_record(run->outlet, line);
+        outlet_put(run->outlet, OUTLET_RECORD, 0, line, "");
     }
 }
 
@@ -529,23 +526,20 @@ static int run_suite(struct run *run)
         return fail_with("declared capabilities", &error);
     }
     if (!describe(run)) {
-        snprintf(error.message, sizeof error.message, "no memory for the declaration");
-        return fail_with(options->target, &error);
+        return fail_saying(options->target, "no memory for the declaration");
     }
     if (options->record) {
         begin_record(run, run->file);
     }
     if (!case_space_init(&run->space, &run->trial.tested->caps)) {
-        snprintf(error.message, sizeof error.message,
-                 "a factor has no declared value: no case can be made");
-        return fail_with("declared capabilities", &error);
+        return fail_saying("declared capabilities",
+                           "a factor has no declared value: no case can be made");
     }
     run->space.serves = trial_serves;
     run->space.user = &run->trial;
     if (!case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0,
                           &run->cases, &run->num_cases)) {
-        snprintf(error.message, sizeof error.message, "no memory for the cases");
-        return fail_with(options->target, &error);
+        return fail_saying(options->target, "no memory for the cases");
     }
     if (options->expect != NULL && !options->list && run->skip == 0) {
         bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
@@ -558,8 +552,7 @@ static int run_suite(struct run *run)
     bool drawn = run_outputs(run) && run_lists(run) && run_engines(run);
     run_core_cases(run);
     if (!drawn) {
-        snprintf(error.message, sizeof error.message, "no memory for the cases");
-        return fail_with(options->target, &error);
+        return fail_saying(options->target, "no memory for the cases");
     }
     return EXIT_SUCCESS;
 }
@@ -604,7 +597,7 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
     const int output = options->list ? -1 : conduct_catch_output();
     crash_watch(options->target, options->seed);
     conduct_read(&run.before, -1, output, true);
-    outlet_begin(outlet, "load", false);
+    outlet_put(outlet, OUTLET_STAGE, 0, "load", "");
     attn_status status =
         backend_open(&tested, job->resolved.file, job->resolved.name, &run.before, &error);
     if (status == ATTN_OK) {
@@ -620,7 +613,7 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
             run.trial = (struct trial){&reference, &tested, &device, "", false};
             conduct_read(&run.before, -1, output, false);
             code = run_suite(&run);
-            outlet_begin(outlet, "destroy", false);
+            outlet_put(outlet, OUTLET_STAGE, 0, "destroy", "");
             case_space_finish(&run.space);
             free(run.cases);
             device_finish(&device);
@@ -683,12 +676,10 @@ static int run_tool(int argc, char **argv)
             report_text(&report);
         }
         if (options->junit != NULL && !report_junit(&report)) {
-            snprintf(error.message, sizeof error.message, "cannot be written");
-            code = fail_with(options->junit, &error);
+            code = fail_saying(options->junit, "cannot be written");
         }
         if (options->badge != NULL && !report_badge(&report, options->badge)) {
-            snprintf(error.message, sizeof error.message, "cannot be written");
-            code = fail_with(options->badge, &error);
+            code = fail_saying(options->badge, "cannot be written");
         }
         const bool complete = code == EXIT_SUCCESS && !report.failed;
         if (options->record && write_record(&report, complete, &error) != ATTN_OK) {

@@ -148,6 +148,8 @@ bool case_refused(const struct case_space *space, const struct attend_case *c);
  * False if the backend declares none. */
 bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dtype,
                    struct attend_case *c);
+/* The same of the first cache of activations that there is. */
+bool case_of_any_cache(const struct case_space *space, struct attend_case *c);
 
 /* cover.c. A covering array; *cases is the caller's to free. `extra` random cases are added after
  * it. */
@@ -162,6 +164,14 @@ static inline struct factor_value case_value(const struct case_space *space,
                                              const struct attend_case *c, int32_t factor)
 {
     return space->factors[factor].values[c->index[factor]];
+}
+
+static inline void case_values(const struct case_space *space, const struct attend_case *c,
+                               struct factor_value *v)
+{
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        v[i] = case_value(space, c, i);
+    }
 }
 
 static inline bool shape_is_paged(int32_t shape)

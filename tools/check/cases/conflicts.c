@@ -200,9 +200,7 @@ static bool in_range(const struct attn_range *range, int32_t value)
 bool case_refused(const struct case_space *space, const struct attend_case *c)
 {
     struct factor_value v[FACTOR_COUNT];
-    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        v[i] = case_value(space, c, i);
-    }
+    case_values(space, c, v);
     uint64_t terms = case_terms(v), features = case_features(v);
     struct attn_layer_desc layer;
     case_layer(v, &layer);
@@ -242,4 +240,11 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
         }
     }
     return false;
+}
+
+bool case_of_any_cache(const struct case_space *space, struct attend_case *c)
+{
+    return case_of_cache(space, ATTN_DTYPE_F16, ATTN_DTYPE_F16, c) ||
+           case_of_cache(space, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, c) ||
+           case_of_cache(space, ATTN_DTYPE_F32, ATTN_DTYPE_F32, c);
 }

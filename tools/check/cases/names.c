@@ -22,9 +22,7 @@ _Static_assert(sizeof switches / sizeof *switches == FACTOR_LAST_SWITCH - FACTOR
 void case_name(const struct case_space *space, const struct attend_case *c, char *name, size_t size)
 {
     struct factor_value v[FACTOR_COUNT];
-    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        v[i] = case_value(space, c, i);
-    }
+    case_values(space, c, v);
     const int32_t kv_v = v[FACTOR_KV_DTYPE].b;
     int used = snprintf(name, size, "attend.%s%s.%s.%s%s%s.d%dx%d.h%d-%d.b%d.%s.%s",
                         encoders[v[FACTOR_ENCODER].a], shapes[v[FACTOR_SHAPE].a],

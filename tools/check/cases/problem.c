@@ -202,9 +202,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
     uint64_t random = seed;
     memset(p, 0, sizeof *p);
     p->space = space;
-    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        p->v[i] = case_value(space, attend_case, i);
-    }
+    case_values(space, attend_case, p->v);
     p->output = attend_case->output;
     p->lists = attend_case->lists;
     int32_t shape = p->v[FACTOR_SHAPE].a;

@@ -268,9 +268,7 @@ void blocks_cases(const struct core_sink *sink)
                 case_refused(space, &c)) {
                 continue;
             }
-            for (int32_t f = 0; f < FACTOR_COUNT; f++) {
-                b.v[f] = case_value(space, &c, f);
-            }
+            case_values(space, &c, b.v);
             char name[96];
             snprintf(name, sizeof name, "blocks.%s.%s", kv_dtype_name(kv),
                      layout_name(b.v[FACTOR_LAYOUT].a));

@@ -269,9 +269,7 @@ void undeclared_cases(const struct core_sink *sink)
     struct attn_layer_desc base;
     struct attend_case c = {{0}};
     case_drop_conflicts(sink->space, &c);
-    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        v[i] = case_value(sink->space, &c, i);
-    }
+    case_values(sink->space, &c, v);
     if (!shape_is_paged(v[FACTOR_SHAPE].a) || v[FACTOR_CAUSAL].a != CAUSAL_YES) {
         return; /* without a causal layer over a cache there is no base to vary */
     }

@@ -28,20 +28,11 @@ void report_finish(struct report *report)
 
 static void put_xml(FILE *out, const char *text)
 {
+    static const char special[] = "&<\"";
+    static const char *const names[] = {"&amp;", "&lt;", "&quot;"};
     for (; *text != '\0'; text++) {
-        switch (*text) {
-        case '&':
-            fputs("&amp;", out);
-            break;
-        case '<':
-            fputs("&lt;", out);
-            break;
-        case '"':
-            fputs("&quot;", out);
-            break;
-        default:
-            fputc(*text, out);
-        }
+        const char *found = strchr(special, *text);
+        fprintf(out, "%s", found != NULL ? names[found - special] : (char[]){*text, '\0'});
     }
 }
 
@@ -60,27 +51,39 @@ static void put_testcase(FILE *out, const struct report_line *line)
 
 #define JUNIT_END "</testsuite>\n"
 
+static const char *name_of(const struct report *report)
+{
+    return report->backend != NULL ? report->backend : report->target;
+}
+
+/* A document without cases; NULL: it cannot be written. */
+static FILE *open_junit(const struct report *report, const char *counts)
+{
+    FILE *out = fopen(report->junit, "w");
+    if (out != NULL) {
+        fputs("<?xml version=\"1.0\"?>\n<testsuite name=\"", out);
+        put_xml(out, name_of(report));
+        fprintf(out, "\"%s>\n", counts);
+    }
+    return out;
+}
+
 /* The document so far, whose end is written over by the next case. */
 static void add_to_junit(struct report *report, const struct report_line *line)
 {
-    FILE *out = report->junit_file;
     if (report->junit == NULL) {
         return;
     }
-    if (out == NULL) {
-        out = report->junit_file = fopen(report->junit, "w");
-        if (out == NULL) {
-            return; /* report_junit says it */
-        }
-        fputs("<?xml version=\"1.0\"?>\n<testsuite name=\"", out);
-        put_xml(out, report->backend != NULL ? report->backend : report->target);
-        fputs("\">\n", out);
+    if (report->junit_file == NULL) {
+        report->junit_file = open_junit(report, "");
     } else {
-        fseek(out, -(long)strlen(JUNIT_END), SEEK_CUR);
+        fseek(report->junit_file, -(long)strlen(JUNIT_END), SEEK_CUR);
     }
-    put_testcase(out, line);
-    fputs(JUNIT_END, out);
-    fflush(out);
+    if (report->junit_file != NULL) { /* else report_junit says it */
+        put_testcase(report->junit_file, line);
+        fputs(JUNIT_END, report->junit_file);
+        fflush(report->junit_file);
+    }
 }
 
 void report_add(struct report *report, const char *name, enum trial_result result,
@@ -117,11 +120,6 @@ void report_record(struct report *report, const char *line)
 {
     free(report->record);
     report->record = strdup(line);
-}
-
-static const char *name_of(const struct report *report)
-{
-    return report->backend != NULL ? report->backend : report->target;
 }
 
 /* Cases by what their names begin with: "attend", "engine", "merge_states", … */
@@ -319,14 +317,13 @@ bool report_junit(struct report *report)
         fclose(report->junit_file);
         report->junit_file = NULL;
     }
-    FILE *out = fopen(report->junit, "w");
+    char counts[96];
+    snprintf(counts, sizeof counts, " tests=\"%d\" failures=\"%d\" skipped=\"%d\"",
+             report->num_lines, report->counts[TRIAL_FAILED], report->counts[TRIAL_SKIPPED]);
+    FILE *out = open_junit(report, counts);
     if (out == NULL) {
         return false;
     }
-    fprintf(out, "<?xml version=\"1.0\"?>\n<testsuite name=\"");
-    put_xml(out, name_of(report));
-    fprintf(out, "\" tests=\"%d\" failures=\"%d\" skipped=\"%d\">\n", report->num_lines,
-            report->counts[TRIAL_FAILED], report->counts[TRIAL_SKIPPED]);
     for (int32_t i = 0; i < report->num_lines; i++) {
         put_testcase(out, &report->lines[i]);
     }

@@ -18,16 +18,6 @@
 #define MAX_HANGS 5     /* the same, after many times the seconds of a case */
 #define BUSY 50         /* a process that works has this part of a processor */
 
-enum frame_kind {
-    FRAME_CASE,
-    FRAME_STAGE,
-    FRAME_RESULT,
-    FRAME_CRASH,
-    FRAME_DESCRIBE,
-    FRAME_RECORD,
-    FRAME_END
-};
-
 /* Two texts follow it. */
 struct frame {
     int32_t kind, value;
@@ -55,36 +45,27 @@ static void put_frame(int pipe, int32_t kind, int32_t value, const char *first, 
     put_bytes(pipe, second, frame.sizes[1]);
 }
 
-void outlet_begin(const struct outlet *outlet, const char *name, bool counted)
+static void take(struct report *report, int32_t kind, int32_t value, const char *first,
+                 const char *second)
 {
-    crash_case(name, counted);
-    if (outlet->pipe >= 0) {
-        put_frame(outlet->pipe, counted ? FRAME_CASE : FRAME_STAGE, 0, name, "");
+    if (kind == OUTLET_RESULT) {
+        report_add(report, first, (enum trial_result)value, second);
+    } else if (kind == OUTLET_DECLARED) {
+        report_describe(report, first, second);
+    } else if (kind == OUTLET_RECORD) {
+        report_record(report, first);
     }
 }
 
-void outlet_result(const struct outlet *outlet, const char *name, enum trial_result result,
-                   const char *message)
+void outlet_put(const struct outlet *outlet, enum outlet_kind kind, int32_t value,
+                const char *first, const char *second)
 {
-    report_add(outlet->report, name, result, message);
-    if (outlet->pipe >= 0) {
-        put_frame(outlet->pipe, FRAME_RESULT, (int32_t)result, name, message);
+    if (kind == OUTLET_CASE || kind == OUTLET_STAGE) {
+        crash_case(first, kind == OUTLET_CASE);
     }
-}
-
-void outlet_describe(const struct outlet *outlet, const char *backend, const char *features)
-{
-    report_describe(outlet->report, backend, features);
+    take(outlet->report, kind, value, first, second);
     if (outlet->pipe >= 0) {
-        put_frame(outlet->pipe, FRAME_DESCRIBE, 0, backend, features);
-    }
-}
-
-void outlet_record(const struct outlet *outlet, const char *line)
-{
-    report_record(outlet->report, line);
-    if (outlet->pipe >= 0) {
-        put_frame(outlet->pipe, FRAME_RECORD, 0, line, "");
+        put_frame(outlet->pipe, kind, value, first, second);
     }
 }
 
@@ -141,27 +122,31 @@ static bool take_frame(struct worker *worker, int pipe)
         texts[i] = calloc(1, (size_t)frame.sizes[i] + 1);
         ok = texts[i] != NULL && get_bytes(pipe, texts[i], frame.sizes[i]);
     }
-    if (ok && (frame.kind == FRAME_CASE || frame.kind == FRAME_STAGE)) {
-        worker->begun += frame.kind == FRAME_CASE;
-        worker->is_case = frame.kind == FRAME_CASE;
+    if (!ok) {
+        frame.kind = OUTLET_KIND_COUNT;
+    }
+    take(worker->report, frame.kind, frame.value, texts[0], texts[1]);
+    switch (frame.kind) {
+    case OUTLET_CASE:
+    case OUTLET_STAGE:
+    case OUTLET_RESULT:
         free(worker->current);
-        worker->current = texts[0];
-        texts[0] = NULL;
+        worker->is_case = frame.kind == OUTLET_CASE;
+        worker->begun += worker->is_case;
+        worker->current = frame.kind != OUTLET_RESULT ? texts[0] : NULL;
+        texts[0] = frame.kind != OUTLET_RESULT ? NULL : texts[0];
         begin_clocks(worker);
-    } else if (ok && frame.kind == FRAME_RESULT) {
-        report_add(worker->report, texts[0], (enum trial_result)frame.value, texts[1]);
-        free(worker->current);
-        worker->current = NULL;
-    } else if (ok && frame.kind == FRAME_DESCRIBE) {
-        report_describe(worker->report, texts[0], texts[1]);
-    } else if (ok && frame.kind == FRAME_RECORD) {
-        report_record(worker->report, texts[0]);
-    } else if (ok && frame.kind == FRAME_CRASH) {
+        break;
+    case OUTLET_CRASH:
         free(worker->crash);
         worker->crash = texts[0];
         texts[0] = NULL;
-    } else if (ok) {
+        break;
+    case OUTLET_END:
         worker->value = frame.value;
+        break;
+    default:
+        break;
     }
     free(texts[0]);
     free(texts[1]);
@@ -189,7 +174,7 @@ static int crash_pipe = -1; /* in a worker */
 
 static void report_crash(const char *text)
 {
-    put_frame(crash_pipe, FRAME_CRASH, 0, text, "");
+    put_frame(crash_pipe, OUTLET_CRASH, 0, text, "");
 }
 
 /* A worker from its start to its end; false: it could not be started. */
@@ -213,8 +198,8 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int32
         int value = run(user, &outlet, worker->begun);
         report_finish(&own);
         fflush(NULL);
-        put_frame(ends[1], FRAME_STAGE, 0, "end", ""); /* what it has left for the end runs */
-        put_frame(ends[1], FRAME_END, value, "", "");
+        put_frame(ends[1], OUTLET_STAGE, 0, "end", ""); /* what it has left for the end runs */
+        put_frame(ends[1], OUTLET_END, value, "", "");
         exit(value);
     }
     close(ends[1]);

@@ -14,16 +14,19 @@ struct outlet {
     int pipe; /* -1: the report is this process's */
 };
 
-/* A case that begins, or (`counted` false) something that has to go well before and after cases.
- */
-void outlet_begin(const struct outlet *outlet, const char *name, bool counted);
-void outlet_result(const struct outlet *outlet, const char *name, enum trial_result result,
-                   const char *message);
-/* The backend's name and its declaration as JSON; both are copied. */
-void outlet_describe(const struct outlet *outlet, const char *backend, const char *features);
-
-/* A line of host/conformance.h but for its counts; copied. */
-void outlet_record(const struct outlet *outlet, const char *line);
+/* What is said through it, with a number and up to two texts, which are copied. */
+enum outlet_kind {
+    OUTLET_CASE,     /* begins: its name */
+    OUTLET_STAGE,    /* the same of something that has to go well before and after cases */
+    OUTLET_RESULT,   /* enum trial_result, the case's name, a message */
+    OUTLET_DECLARED, /* the backend's name and its declaration as JSON */
+    OUTLET_RECORD,   /* a line of host/conformance.h but for its counts */
+    OUTLET_CRASH,    /* a worker's last words */
+    OUTLET_END,      /* its value */
+    OUTLET_KIND_COUNT
+};
+void outlet_put(const struct outlet *outlet, enum outlet_kind kind, int32_t value,
+                const char *first, const char *second);
 
 /* What a worker does: everything, but for the first `skip` counted cases. Its value is the exit
  * status that the tool would have. */

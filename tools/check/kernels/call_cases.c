@@ -8,7 +8,7 @@
 
 struct call_case {
     const struct call_target *target;
-    const struct call_place *place;
+    int32_t which; /* enum call_struct */
     kernel_run *run;
     const void *variant;
 };
@@ -17,12 +17,12 @@ static enum trial_result run_changes(struct trial *trial, const void *variant, u
 {
     const struct call_case *c = variant;
     enum trial_result result = TRIAL_PASSED;
-    if (c->place->which == CALL_LIMITS && trial->tested->kernels.schedule_size == NULL) {
+    if (c->which == CALL_LIMITS && trial->tested->kernels.schedule_size == NULL) {
         return trial_say(trial, TRIAL_SKIPPED,
                          "the backend has no schedule_size, which takes them");
     }
     for (int32_t change = 0; change < CALL_CHANGE_COUNT && result == TRIAL_PASSED; change++) {
-        result = call_run(trial, c->target, c->place, change, c->run, c->variant, seed);
+        result = call_run(trial, c->target, c->which, change, c->run, c->variant, seed);
     }
     return result;
 }
@@ -30,7 +30,7 @@ static enum trial_result run_changes(struct trial *trial, const void *variant, u
 static void try_case(const struct kernel_sink *sink, const struct call_case *c)
 {
     char name[96];
-    snprintf(name, sizeof name, "calls.%s.%s", c->target->name, c->place->name);
+    snprintf(name, sizeof name, "calls.%s.%s", c->target->name, call_struct_names[c->which]);
     sink->try(sink->user, name, run_changes, c);
 }
 
@@ -55,7 +55,7 @@ static void try_first(void *user, const char *name, kernel_run *run, const void 
 }
 
 static void try_kernel(const struct kernel_sink *sink, const struct call_target *target,
-                       const struct call_place *place)
+                       int32_t which)
 {
     static const struct {
         uint64_t kernels;
@@ -73,17 +73,12 @@ static void try_kernel(const struct kernel_sink *sink, const struct call_target 
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         if (files[i].kernels & target->kernel) {
-            struct first first = {sink, {target, place, NULL, NULL}, false};
+            struct first first = {sink, {target, which, NULL, NULL}, false};
             const struct kernel_sink its = {&first, sink->caps, sink->space, try_first};
             files[i].cases(&its);
         }
     }
 }
-
-struct attend_variant {
-    const struct case_space *space;
-    struct attend_case attend_case;
-};
 
 static enum trial_result run_attend(struct trial *trial, const void *variant, uint64_t seed)
 {
@@ -93,15 +88,11 @@ static enum trial_result run_attend(struct trial *trial, const void *variant, ui
 
 /* attend and write_kv come in one case. */
 static void try_attend(const struct kernel_sink *sink, const struct call_target *target,
-                       const struct call_place *place)
+                       int32_t which)
 {
     struct attend_variant v = {.space = sink->space};
-    const struct call_case c = {target, place, run_attend, &v};
-    bool found = false;
-    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
-        found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
-    }
-    if (found) {
+    const struct call_case c = {target, which, run_attend, &v};
+    if (case_of_any_cache(sink->space, &v.attend_case)) {
         try_case(sink, &c);
     }
 }
@@ -111,8 +102,9 @@ void call_cases(const struct kernel_sink *sink)
     for (int32_t i = 0; i < NUM_CALLS; i++) {
         const struct call_target *target = &call_targets[i];
         bool attends = target->kernel & (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV);
-        for (int32_t j = 0; j < target->num_places && (sink->caps->kernels & target->kernel); j++) {
-            (attends ? try_attend : try_kernel)(sink, target, &target->places[j]);
+        for (int32_t j = 0; j < target->num_structs && (sink->caps->kernels & target->kernel);
+             j++) {
+            (attends ? try_attend : try_kernel)(sink, target, target->structs[j]);
         }
     }
     call_plugin_cases(sink);

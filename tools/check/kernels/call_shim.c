@@ -11,49 +11,56 @@
 
 const char *const call_change_names[CALL_CHANGE_COUNT] = {"with an unknown tail",
                                                           "with an unknown extension"};
+const char *const call_struct_names[CALL_STRUCT_COUNT] = {"args",    "layer",   "params", "batch",
+                                                          "k_cache", "v_cache", "cache",  "limits"};
+static const size_t struct_sizes[CALL_STRUCT_COUNT] = {
+    [CALL_LAYER] = sizeof(struct attn_layer_desc), [CALL_PARAMS] = sizeof(struct attn_layer_params),
+    [CALL_BATCH] = sizeof(struct attn_batch),      [CALL_K_CACHE] = sizeof(struct attn_kv_view),
+    [CALL_V_CACHE] = sizeof(struct attn_kv_view),  [CALL_CACHE] = sizeof(struct attn_kv_view),
+    [CALL_LIMITS] = sizeof(struct attn_limits)};
 
-#define SELF(type)                                                                                 \
-    {                                                                                              \
-        "args", CALL_ARGS, CALL_SELF, sizeof(struct type)                                          \
-    }
-#define PLACE_OF(type, label, which, member)                                                       \
-    {                                                                                              \
-        label, which, offsetof(struct type, member), sizeof *((struct type *)NULL)->member         \
-    }
-#define ATTEND_PLACES                                                                              \
-    SELF(attn_attend_args), PLACE_OF(attn_attend_args, "layer", CALL_LAYER, layer),                \
-        PLACE_OF(attn_attend_args, "params", CALL_PARAMS, params),                                 \
-        PLACE_OF(attn_attend_args, "batch", CALL_BATCH, batch),                                    \
-        PLACE_OF(attn_attend_args, "k_cache", CALL_K_CACHE, k_cache)
-static const struct call_place attend_places[] = {
-    ATTEND_PLACES,
-    PLACE_OF(attn_attend_args, "v_cache", CALL_V_CACHE, v_cache),
-    {"limits", CALL_LIMITS, CALL_NOT_THERE, sizeof(struct attn_limits)}};
-static const struct call_place latent_places[] = {ATTEND_PLACES};
-static const struct call_place write_places[] = {
-    SELF(attn_write_kv_args), PLACE_OF(attn_write_kv_args, "layer", CALL_LAYER, layer),
-    PLACE_OF(attn_write_kv_args, "params", CALL_PARAMS, params),
-    PLACE_OF(attn_write_kv_args, "k_cache", CALL_K_CACHE, k_cache),
-    PLACE_OF(attn_write_kv_args, "v_cache", CALL_V_CACHE, v_cache)};
-static const struct call_place gather_places[] = {
-    SELF(attn_gather_kv_args), PLACE_OF(attn_gather_kv_args, "layer", CALL_LAYER, layer),
-    PLACE_OF(attn_gather_kv_args, "params", CALL_PARAMS, params),
-    PLACE_OF(attn_gather_kv_args, "cache", CALL_K_CACHE, cache),
-    PLACE_OF(attn_gather_kv_args, "batch", CALL_BATCH, batch)};
+/* A type of arguments, and where its pointers to structs are; 0: it has none. */
+struct call_args {
+    size_t size, offsets[CALL_STRUCT_COUNT];
+};
+#define AT(which, type, member) [CALL_##which] = offsetof(struct type, member)
+#define LAYER_AT(type) AT(LAYER, type, layer), AT(PARAMS, type, params)
+#define CACHES_AT(type) AT(K_CACHE, type, k_cache), AT(V_CACHE, type, v_cache)
+static const struct call_args
+    attend_args = {sizeof(struct attn_attend_args),
+                   {LAYER_AT(attn_attend_args), CACHES_AT(attn_attend_args),
+                    AT(BATCH, attn_attend_args, batch)}},
+    write_args = {sizeof(struct attn_write_kv_args),
+                  {LAYER_AT(attn_write_kv_args), CACHES_AT(attn_write_kv_args)}},
+    gather_args = {sizeof(struct attn_gather_kv_args),
+                   {LAYER_AT(attn_gather_kv_args), AT(CACHE, attn_gather_kv_args, cache),
+                    AT(BATCH, attn_gather_kv_args, batch)}},
+    prepare_args = {sizeof(struct attn_prepare_args),
+                    {LAYER_AT(attn_prepare_args), CACHES_AT(attn_prepare_args)}},
+    size_args = {sizeof(struct attn_schedule_size_args),
+                 {AT(LIMITS, attn_schedule_size_args, limits)}};
 
-#define COUNT(array) (int32_t)(sizeof array / sizeof *array)
-#define PLACES(places) places, COUNT(places)
-#define ONLY(type) (const struct call_place[]){SELF(type)}, 1
+static const int32_t attend_structs[] = {CALL_ARGS,    CALL_LAYER,   CALL_PARAMS, CALL_BATCH,
+                                         CALL_K_CACHE, CALL_V_CACHE, CALL_LIMITS};
+static const int32_t write_structs[] = {CALL_ARGS, CALL_LAYER, CALL_PARAMS, CALL_K_CACHE,
+                                        CALL_V_CACHE};
+static const int32_t gather_structs[] = {CALL_ARGS, CALL_LAYER, CALL_PARAMS, CALL_CACHE,
+                                         CALL_BATCH};
+
+#define ATTEND(structs) &attend_args, attend_structs, structs
+#define LATENT ATTEND(5) /* without values and limits */
+#define WRITE &write_args, write_structs, 5
+#define ONLY(type) &(const struct call_args){sizeof(struct type), {0}}, attend_structs, 1
 /* Slot, its bit, its arguments and their structs. */
 #define KERNELS(X)                                                                                 \
-    X(attend, ATTEND, attn_attend_args, PLACES(attend_places))                                     \
-    X(write_kv, WRITE_KV, attn_write_kv_args, PLACES(write_places))                                \
+    X(attend, ATTEND, attn_attend_args, ATTEND(7))                                                 \
+    X(write_kv, WRITE_KV, attn_write_kv_args, WRITE)                                               \
     X(merge_states, MERGE_STATES, attn_merge_states_args, ONLY(attn_merge_states_args))            \
-    X(rope_write_kv, ROPE_WRITE_KV, attn_write_kv_args, PLACES(write_places))                      \
-    X(attend_mla, ATTEND_MLA, attn_attend_args, PLACES(latent_places))                             \
-    X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, PLACES(latent_places))               \
-    X(gather_kv, GATHER_KV, attn_gather_kv_args, PLACES(gather_places))                            \
-    X(recurrent, RECURRENT, attn_attend_args, PLACES(latent_places))                               \
+    X(rope_write_kv, ROPE_WRITE_KV, attn_write_kv_args, WRITE)                                     \
+    X(attend_mla, ATTEND_MLA, attn_attend_args, LATENT)                                            \
+    X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, LATENT)                              \
+    X(gather_kv, GATHER_KV, attn_gather_kv_args, &gather_args, gather_structs, 5)                  \
+    X(recurrent, RECURRENT, attn_attend_args, LATENT)                                              \
     X(batched_gemm, BATCHED_GEMM, attn_batched_gemm_args, ONLY(attn_batched_gemm_args))            \
     X(quantize, QUANTIZE, attn_quantize_args, ONLY(attn_quantize_args))                            \
     X(amax, AMAX, attn_amax_args, ONLY(attn_amax_args))                                            \
@@ -77,7 +84,7 @@ static _Thread_local struct shim {
     struct backend backend; /* the tested one with this file's table */
     struct attn_kernels real;
     const struct call_target *target;
-    const struct call_place *place;
+    int32_t which;  /* enum call_struct */
     int32_t change; /* enum call_change */
     struct changed in_kernel, in_plan, in_prepare;
     attn_status wrong; /* of a changed call: it has to be served */
@@ -104,26 +111,25 @@ void call_change_struct(int32_t change, const void *from, size_t size, void *to,
     memcpy(bytes, &header, sizeof header);
 }
 
-/* The arguments with the struct changed; as they are if they have none. */
-static const void *changed_args(struct changed *c, const void *args, size_t size)
+/* The arguments with the struct changed; as they are if they do not have it. */
+static const void *changed_args(struct changed *c, const void *args, const struct call_args *type)
 {
-    const struct call_place *place = shim.place;
-    const void *inner;
-    if (place->offset == CALL_NOT_THERE) {
-        return args;
-    }
-    if (place->offset == CALL_SELF) {
-        call_change_struct(shim.change, args, place->size, c->self, &c->ext);
+    const size_t offset = type->offsets[shim.which];
+    const void *inner = NULL;
+    if (shim.which == CALL_ARGS) {
+        call_change_struct(shim.change, args, type->size, c->self, &c->ext);
         return c->self;
     }
-    memcpy(c->self, args, size);
-    memcpy(&inner, c->self + place->offset, sizeof inner);
+    memcpy(c->self, args, type->size);
+    if (offset > 0) {
+        memcpy(&inner, c->self + offset, sizeof inner);
+    }
     if (inner == NULL) {
         return args;
     }
-    call_change_struct(shim.change, inner, place->size, c->inner, &c->ext);
+    call_change_struct(shim.change, inner, struct_sizes[shim.which], c->inner, &c->ext);
     inner = c->inner;
-    memcpy(c->self + place->offset, &inner, sizeof inner);
+    memcpy(c->self + offset, &inner, sizeof inner);
     return c->self;
 }
 
@@ -163,88 +169,42 @@ static attn_status finish_call(attn_status status, const struct attn_error *mine
     return status;
 }
 
+/* The call of `slot` with changed arguments; what it takes next to them is the rest. */
+#define CALL(changes, kept, type, slot, ...)                                                       \
+    struct attn_error mine;                                                                        \
+    const void *given = changes ? changed_args(&shim.kept, args, type) : args;                     \
+    return given == args                                                                           \
+               ? shim.real.slot(args, __VA_ARGS__ error)                                           \
+               : finish_call(shim.real.slot(given, __VA_ARGS__ error_given(&mine)), &mine, error)
 #define SHIM(slot, bit, type, ...)                                                                 \
     static attn_status shim_##slot(const struct type *args, struct attn_error *error)              \
     {                                                                                              \
-        struct attn_error mine;                                                                    \
-        const struct type *given = strcmp(shim.target->name, #slot) == 0                           \
-                                       ? changed_args(&shim.in_kernel, args, sizeof *args)         \
-                                       : args;                                                     \
-        if (given == args) {                                                                       \
-            return shim.real.slot(args, error);                                                    \
-        }                                                                                          \
-        return finish_call(shim.real.slot(given, error_given(&mine)), &mine, error);               \
+        CALL(strcmp(shim.target->name, #slot) == 0, in_kernel, shim.target->args, slot, );         \
     }
 KERNELS(SHIM)
 
-/* prepare, schedule_size and plan are the target's too, if it is one that they serve. */
+/* prepare, schedule_size and schedule are the target's too, if it is one that they serve. */
 static bool is_planned(void)
 {
-    return shim.target->places == attend_places || shim.target->places == latent_places;
+    return shim.target->args == &attend_args;
 }
 
 static attn_status shim_schedule(const struct attn_attend_args *args, int32_t mode,
                                  struct attn_error *error)
 {
-    struct attn_error mine;
-    const struct attn_attend_args *given =
-        is_planned() ? changed_args(&shim.in_plan, args, sizeof *args) : args;
-    if (given == args) {
-        return shim.real.schedule(args, mode, error);
-    }
-    return finish_call(shim.real.schedule(given, mode, error_given(&mine)), &mine, error);
+    CALL(is_planned(), in_plan, &attend_args, schedule, mode, );
 }
 
-/* The struct at `inner` of the arguments changed, or, CALL_ARGS, they themselves. */
 static attn_status shim_schedule_size(const struct attn_schedule_size_args *args,
                                       struct attn_schedule_size *size, struct attn_error *error)
 {
-    struct attn_error mine;
-    struct changed *c = &shim.in_plan;
-    struct attn_schedule_size_args given = *args;
-    const void *changed = c->inner;
-    if (shim.place->which == CALL_LIMITS) {
-        call_change_struct(shim.change, args->limits, shim.place->size, c->inner, &c->ext);
-        given.limits = changed;
-        changed = &given;
-    } else if (shim.place->which == CALL_ARGS && is_planned()) {
-        call_change_struct(shim.change, args, sizeof *args, c->inner, &c->ext);
-    } else {
-        return shim.real.schedule_size(args, size, error);
-    }
-    return finish_call(shim.real.schedule_size(changed, size, error_given(&mine)), &mine, error);
+    CALL(is_planned(), in_plan, &size_args, schedule_size, size, );
 }
 
 static attn_status shim_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                 struct attn_error *error)
 {
-    static const struct {
-        int32_t which;
-        size_t offset;
-    } inner[] = {{CALL_LAYER, offsetof(struct attn_prepare_args, layer)},
-                 {CALL_PARAMS, offsetof(struct attn_prepare_args, params)},
-                 {CALL_K_CACHE, offsetof(struct attn_prepare_args, k_cache)},
-                 {CALL_V_CACHE, offsetof(struct attn_prepare_args, v_cache)}};
-    struct attn_error mine;
-    struct changed *c = &shim.in_prepare;
-    struct attn_prepare_args given = *args;
-    const void *changed = NULL, *from;
-    if (is_planned() && shim.place->which == CALL_ARGS) {
-        call_change_struct(shim.change, args, sizeof *args, c->inner, &c->ext);
-        changed = c->inner;
-    }
-    for (size_t i = 0; is_planned() && i < sizeof inner / sizeof *inner; i++) {
-        memcpy(&from, (const uint8_t *)args + inner[i].offset, sizeof from);
-        if (shim.place->which == inner[i].which && from != NULL) {
-            call_change_struct(shim.change, from, shim.place->size, c->inner, &c->ext);
-            from = c->inner;
-            memcpy((uint8_t *)&given + inner[i].offset, &from, sizeof from);
-            changed = &given;
-        }
-    }
-    return changed == NULL ? shim.real.prepare(args, prepared, error)
-                           : finish_call(shim.real.prepare(changed, prepared, error_given(&mine)),
-                                         &mine, error);
+    CALL(is_planned(), in_prepare, &prepare_args, prepare, prepared, );
 }
 
 #define PUT(slot, ...) k->slot = k->slot != NULL ? shim_##slot : NULL;
@@ -256,16 +216,15 @@ static void put_table(struct attn_kernels *k)
     PUT(schedule, 0)
 }
 
-enum trial_result call_run(struct trial *trial, const struct call_target *target,
-                           const struct call_place *place, int32_t change, kernel_run *run,
-                           const void *variant, uint64_t seed)
+enum trial_result call_run(struct trial *trial, const struct call_target *target, int32_t which,
+                           int32_t change, kernel_run *run, const void *variant, uint64_t seed)
 {
     struct trial changed = *trial;
     memset(&shim, 0, sizeof shim);
     shim.backend = *trial->tested;
     shim.real = trial->tested->kernels;
     shim.target = target;
-    shim.place = place;
+    shim.which = which;
     shim.change = change;
     put_table(&shim.backend.kernels);
     changed.tested = &shim.backend;
@@ -274,13 +233,15 @@ enum trial_result call_run(struct trial *trial, const struct call_target *target
         return trial_say(trial, result, "%.900s", changed.message);
     }
     if (shim.wrong != ATTN_OK) {
-        return trial_say(trial, TRIAL_FAILED, "%s %s: status %d, not %d: %.800s", place->name,
-                         call_change_names[change], shim.wrong, ATTN_OK, changed.message);
+        return trial_say(trial, TRIAL_FAILED, "%s %s: status %d, not %d: %.800s",
+                         call_struct_names[which], call_change_names[change], shim.wrong, ATTN_OK,
+                         changed.message);
     }
     if (shim.scribbled) {
         return trial_say(trial, TRIAL_FAILED, "a call that succeeded wrote its error");
     }
-    return result == TRIAL_PASSED ? result
-                                  : trial_say(trial, result, "%s %s: %.900s", place->name,
-                                              call_change_names[change], changed.message);
+    return result == TRIAL_PASSED
+               ? result
+               : trial_say(trial, result, "%s %s: %.900s", call_struct_names[which],
+                           call_change_names[change], changed.message);
 }

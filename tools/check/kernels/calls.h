@@ -6,6 +6,7 @@
 #ifndef CHECK_CALLS_H
 #define CHECK_CALLS_H
 
+#include "cases/cases.h"
 #include "kernels/kernels.h"
 
 /* Which struct of a call is a newer core's. */
@@ -14,10 +15,13 @@ enum call_struct {
     CALL_LAYER,
     CALL_PARAMS,
     CALL_BATCH,
-    CALL_K_CACHE, /* or the cache of a gather */
+    CALL_K_CACHE,
     CALL_V_CACHE,
-    CALL_LIMITS
+    CALL_CACHE, /* of a gather */
+    CALL_LIMITS,
+    CALL_STRUCT_COUNT
 };
+extern const char *const call_struct_names[CALL_STRUCT_COUNT];
 
 /* What the vendor is handed, and has to serve all the same. */
 enum call_change {
@@ -33,32 +37,28 @@ struct call_target {
     const char *name; /* as in attn_kernels */
     uint64_t kernel;  /* ATTN_KERNEL_* */
     size_t slot;      /* offset in attn_kernels */
-    const struct call_place *places;
-    int32_t num_places;
+    const struct call_args *args;
+    const int32_t *structs; /* that its calls bring: enum call_struct */
+    int32_t num_structs;
 };
-
-/* A struct that the calls of a target bring. */
-struct call_place {
-    const char *name;
-    int32_t which; /* enum call_struct */
-    size_t offset; /* of the pointer to it in the arguments; CALL_SELF, CALL_NOT_THERE */
-    size_t size;
-};
-#define CALL_SELF SIZE_MAX
-#define CALL_NOT_THERE (SIZE_MAX - 1)
 
 /* Of every kernel that capabilities can declare; call_shim.c. */
 enum { NUM_CALLS = 15 };
 extern const struct call_target call_targets[NUM_CALLS];
 
 /* call_shim.c. A case run with one struct of the target's calls changed. */
-enum trial_result call_run(struct trial *trial, const struct call_target *target,
-                           const struct call_place *place, int32_t change, kernel_run *run,
-                           const void *variant, uint64_t seed);
+enum trial_result call_run(struct trial *trial, const struct call_target *target, int32_t which,
+                           int32_t change, kernel_run *run, const void *variant, uint64_t seed);
 /* The struct at `from`, changed, in `to` of `size` + CALL_TAIL bytes. */
 #define CALL_TAIL 32
 void call_change_struct(int32_t change, const void *from, size_t size, void *to,
                         struct attn_ext *ext);
+
+/* An attend of a plain cache. */
+struct attend_variant {
+    const struct case_space *space;
+    struct attend_case attend_case;
+};
 
 /* call_cases.c */
 void call_cases(const struct kernel_sink *sink);
