@@ -8,23 +8,6 @@
 
 #define LOOSENESS 7 /* of bounds that are not exact */
 
-/* Which of the binding's shape and stride arrays belongs to which tensor. */
-enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V, T_CONTEXT_K, T_CONTEXT_V };
-
-static void set_tensor(struct binding *b, struct attn_tensor *tensor, int32_t which, void *data,
-                       struct attn_device device, int32_t dtype, int64_t rows, int32_t heads,
-                       int32_t head_size, int64_t row_stride)
-{
-    int64_t *shape = b->shapes[which], *strides = b->strides[which];
-    shape[0] = rows;
-    shape[1] = heads;
-    shape[2] = head_size;
-    strides[0] = row_stride;
-    strides[1] = head_size;
-    strides[2] = 1;
-    *tensor = (struct attn_tensor){data, device, 3, number_dtype(dtype), shape, strides, 0};
-}
-
 /* A scale: its device floats, or where there is one per tensor the host's, or none, which is 1. */
 static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, int32_t form,
                        const float **device, float *host)
@@ -157,35 +140,42 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
                          struct attn_device device)
 {
     const struct problem_buffers *at = &p->at;
-    int32_t dtype = p->v[FACTOR_DTYPE].a, sink_len = p->v[FACTOR_STATIC_SINK].a;
-    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
-    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    const int32_t dtype = p->v[FACTOR_DTYPE].a, hq = p->v[FACTOR_HEADS].a;
+    const int32_t hk = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
+    const int32_t dv = p->v[FACTOR_HEAD_SIZE].b, sink_len = p->v[FACTOR_STATIC_SINK].a;
     /* k and v, too, have rows after the last real one */
-    const int64_t key_rows = p->num_keys + p->num_tokens - p->num_actual_tokens;
-    set_tensor(b, &b->q, T_Q, base + at->q, device, p->q_dtype, p->num_tokens, hq, d,
-               problem_row_elements(p, hq, d));
-    set_tensor(b, &b->k, T_K, base + at->k, device, dtype, key_rows, hk, d,
-               problem_row_elements(p, hk, d));
-    set_tensor(b, &b->v, T_V, base + at->v, device, dtype, key_rows, hk, dv,
-               problem_row_elements(p, hk, dv));
-    set_tensor(b, &b->out, T_OUT, base + at->out, device, dtype, p->num_tokens, hq, dv,
-               problem_row_elements(p, hq, dv));
-    set_tensor(b, &b->sink_k, T_SINK_K, base + at->sink_k, device, dtype, sink_len, hk, d, hk * d);
-    set_tensor(b, &b->sink_v, T_SINK_V, base + at->sink_v, device, dtype, sink_len, hk, dv,
-               hk * dv);
-    set_tensor(b, &b->context_k, T_CONTEXT_K, base + at->context_k, device, dtype, p->num_context,
-               hk, d, hk * d);
-    set_tensor(b, &b->context_v, T_CONTEXT_V, base + at->context_v, device, dtype, p->num_context,
-               hk, dv, hk * dv);
-    /* lse [Hq, T]: heads outside, or tokens outside with a gap. */
-    bool heads_outside = p->v[FACTOR_LSE].a == 1;
-    int64_t *shape = b->shapes[T_LSE], *strides = b->strides[T_LSE];
-    shape[0] = hq;
-    shape[1] = p->num_tokens;
-    strides[0] = heads_outside ? p->num_tokens : 1;
-    strides[1] = heads_outside ? 1 : 2 * hq;
-    b->lse = (struct attn_tensor){base + at->lse, device,  2, number_dtype(ATTN_DTYPE_F32),
-                                  shape,          strides, 0};
+    const int32_t keys = p->num_keys + p->num_tokens - p->num_actual_tokens;
+    const bool heads_outside = p->v[FACTOR_LSE].a == 1; /* of lse; else tokens, with a gap */
+    const struct {
+        struct attn_tensor *tensor;
+        size_t at;
+        int32_t dtype, rows, heads, head_size;
+        int64_t stride;
+    } tensors[] = {
+        {&b->q, at->q, p->q_dtype, p->num_tokens, hq, d, problem_row_elements(p, hq, d)},
+        {&b->k, at->k, dtype, keys, hk, d, problem_row_elements(p, hk, d)},
+        {&b->v, at->v, dtype, keys, hk, dv, problem_row_elements(p, hk, dv)},
+        {&b->out, at->out, dtype, p->num_tokens, hq, dv, problem_row_elements(p, hq, dv)},
+        {&b->sink_k, at->sink_k, dtype, sink_len, hk, d, hk * d},
+        {&b->sink_v, at->sink_v, dtype, sink_len, hk, dv, hk * dv},
+        {&b->context_k, at->context_k, dtype, p->num_context, hk, d, hk * d},
+        {&b->context_v, at->context_v, dtype, p->num_context, hk, dv, hk * dv},
+        {&b->lse, at->lse, ATTN_DTYPE_F32, hq, p->num_tokens, heads_outside ? 1 : 2 * hq,
+         heads_outside ? p->num_tokens : 1},
+    };
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        const int64_t shape[] = {tensors[i].rows, tensors[i].heads, tensors[i].head_size};
+        const int64_t strides[] = {tensors[i].stride, tensors[i].head_size, 1};
+        memcpy(b->shapes[i], shape, sizeof shape);
+        memcpy(b->strides[i], strides, sizeof strides);
+        *tensors[i].tensor = (struct attn_tensor){base + tensors[i].at,
+                                                  device,
+                                                  tensors[i].tensor == &b->lse ? 2 : 3,
+                                                  number_dtype(tensors[i].dtype),
+                                                  b->shapes[i],
+                                                  b->strides[i],
+                                                  0};
+    }
 }
 
 static void bind_writes(const struct problem *p, struct binding *b, uint8_t *base)

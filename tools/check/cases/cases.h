@@ -137,6 +137,8 @@ int32_t case_phase(const struct factor_value *v);
  * is no memory. */
 bool case_space_init(struct case_space *space, const struct attn_backend_caps *caps);
 void case_space_finish(struct case_space *space);
+/* ATTN_TERM_* and ATTN_FEATURE_* of a case's values. */
+void case_needs(const struct factor_value *v, uint64_t *terms, uint64_t *features);
 
 /* conflicts.c. A factor's value by what it says first; false where it is not declared. */
 bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a);

@@ -134,40 +134,6 @@ void case_drop_conflicts(const struct case_space *space, struct attend_case *c)
     drop_write_conflicts(space, c);
 }
 
-/* ATTN_TERM_* and ATTN_FEATURE_* that a case needs. */
-static uint64_t case_terms(const struct factor_value *v)
-{
-    static const uint64_t causal[] = {ATTN_TERM_CAUSAL, ATTN_TERM_BIDIRECTIONAL,
-                                      ATTN_TERM_CAUSAL_PER_REQUEST,
-                                      ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL};
-    uint64_t terms = causal[v[FACTOR_CAUSAL].a];
-    if (v[FACTOR_WINDOW].a) {
-        terms |= v[FACTOR_WINDOW].b ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW;
-    }
-    terms |= v[FACTOR_CHUNK].a ? ATTN_TERM_CHUNKED_LOCAL : 0;
-    terms |= v[FACTOR_SOFT_CAP].a ? ATTN_TERM_SOFT_CAP : 0;
-    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
-    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
-    terms |= v[FACTOR_SINKS].a ? ATTN_TERM_SINKS : 0;
-    terms |= v[FACTOR_STATIC_SINK].a ? ATTN_TERM_STATIC_SINK : 0;
-    terms |= v[FACTOR_SPANS].a ? ATTN_TERM_PREFIX_LM : 0;
-    terms |= v[FACTOR_TREE].a == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
-    terms |= v[FACTOR_TREE].a == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
-    return terms;
-}
-
-static uint64_t case_features(const struct factor_value *v)
-{
-    uint64_t features =
-        shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
-    features |= v[FACTOR_LSE].a ? ATTN_FEATURE_LSE : 0;
-    features |= v[FACTOR_TABLE_ROW].a ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
-    features |= v[FACTOR_LENGTHS].a == LENGTHS_DEVICE ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
-    features |= v[FACTOR_LENGTHS].a == LENGTHS_HOST_BOUNDS ? ATTN_FEATURE_HOST_BOUNDS : 0;
-    features |= v[FACTOR_QUERY].a ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
-    return features;
-}
-
 /* Rows that do not lie at the declared alignment are no case of this backend's. */
 static bool misaligned(const struct case_space *space, const struct factor_value *v)
 {
@@ -201,7 +167,8 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
 {
     struct factor_value v[FACTOR_COUNT];
     case_values(space, c, v);
-    uint64_t terms = case_terms(v), features = case_features(v);
+    uint64_t terms, features;
+    case_needs(v, &terms, &features);
     struct attn_layer_desc layer;
     case_layer(v, &layer);
     for (int32_t i = 0; i < space->caps.num_refused; i++) {

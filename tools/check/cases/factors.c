@@ -52,6 +52,92 @@ static bool add_head_sizes(struct factor *factor, const struct attn_backend_caps
     return ok;
 }
 
+/* Values that stand for terms and features, in their factor's order. */
+static const struct declared_value {
+    int32_t factor;
+    struct factor_value value;
+    uint64_t terms, features; /* all of which a backend has to declare for it */
+} declared_values[] = {
+    {FACTOR_CAUSAL, {CAUSAL_YES}, ATTN_TERM_CAUSAL},
+    {FACTOR_CAUSAL, {CAUSAL_NO}, ATTN_TERM_BIDIRECTIONAL},
+    {FACTOR_CAUSAL, {CAUSAL_PER_REQUEST}, ATTN_TERM_CAUSAL_PER_REQUEST},
+    {FACTOR_CAUSAL, {CAUSAL_OVERRIDDEN}, ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL},
+    {FACTOR_WINDOW, {0}},
+    {FACTOR_WINDOW, {20}, ATTN_TERM_SLIDING_WINDOW},
+    {FACTOR_WINDOW, {1}, ATTN_TERM_SLIDING_WINDOW},
+    {FACTOR_WINDOW, {12, 1}, ATTN_TERM_SYMMETRIC_WINDOW},
+    {FACTOR_CHUNK, {0}},
+    {FACTOR_CHUNK, {16}, ATTN_TERM_CHUNKED_LOCAL},
+    {FACTOR_CHUNK, {24, 1}, ATTN_TERM_CHUNKED_LOCAL},
+    {FACTOR_CHUNK, {40, INT32_MAX}, ATTN_TERM_CHUNKED_LOCAL},
+    {FACTOR_SOFT_CAP, {0}},
+    {FACTOR_SOFT_CAP, {8}, ATTN_TERM_SOFT_CAP},
+    {FACTOR_ALIBI, {0}},
+    {FACTOR_ALIBI, {ATTN_ALIBI_LINEAR}, ATTN_TERM_ALIBI},
+    {FACTOR_ALIBI, {ATTN_ALIBI_SQRT}, ATTN_TERM_ALIBI_SQRT},
+    {FACTOR_SINKS, {0}},
+    {FACTOR_SINKS, {1}, ATTN_TERM_SINKS},
+    {FACTOR_STATIC_SINK, {0}},
+    {FACTOR_STATIC_SINK, {5}, ATTN_TERM_STATIC_SINK},
+    {FACTOR_SPANS, {0}},
+    {FACTOR_SPANS, {1}, ATTN_TERM_PREFIX_LM},
+    {FACTOR_SPANS, {1, 7}, ATTN_TERM_PREFIX_LM},
+    {FACTOR_TREE, {0}},
+    {FACTOR_TREE, {ATTN_TREE_BITS}, ATTN_TERM_TREE_BITS},
+    {FACTOR_TREE, {ATTN_TREE_BITS, 1}, ATTN_TERM_TREE_BITS},
+    {FACTOR_TREE, {ATTN_TREE_BIAS}, ATTN_TERM_TREE_BIAS},
+    {FACTOR_NAN, {0}},
+    {FACTOR_NAN, {1}},
+    {FACTOR_FAST_PREFILL, {0}},
+    {FACTOR_FAST_PREFILL, {1}, 0, ATTN_FEATURE_FAST_PREFILL},
+    {FACTOR_LENGTHS, {LENGTHS_EXACT}},
+    {FACTOR_LENGTHS, {LENGTHS_BOUNDS}},
+    {FACTOR_LENGTHS, {LENGTHS_DEVICE}, 0, ATTN_FEATURE_DEVICE_SEQ_LENS},
+    {FACTOR_LENGTHS, {LENGTHS_HOST_BOUNDS}, 0, ATTN_FEATURE_HOST_BOUNDS},
+    {FACTOR_FIRST_ROW, {0}},
+    {FACTOR_FIRST_ROW, {5}},
+    {FACTOR_TABLE_ROW, {0}},
+    {FACTOR_TABLE_ROW, {1}, 0, ATTN_FEATURE_BLOCK_TABLE_ROW},
+    {FACTOR_LSE, {0}},
+    {FACTOR_LSE, {1}, 0, ATTN_FEATURE_LSE},
+    {FACTOR_LSE, {2}, 0, ATTN_FEATURE_LSE},
+    {FACTOR_STRIDES, {0}},
+    {FACTOR_STRIDES, {1}},
+    {FACTOR_SCALE_PLACE, {SCALES_INLINE}},
+    {FACTOR_SCALE_PLACE, {SCALES_APART}},
+    {FACTOR_SCALE_SOURCE, {0}},
+    {FACTOR_SCALE_SOURCE, {1}},
+    {FACTOR_SCALE_SOURCE, {2}},
+};
+enum { NUM_DECLARED_VALUES = sizeof declared_values / sizeof *declared_values };
+
+static bool add_declared_values(struct factor *f, const struct attn_backend_caps *caps)
+{
+    bool ok = true;
+    for (int32_t i = 0; i < NUM_DECLARED_VALUES; i++) {
+        const struct declared_value *d = &declared_values[i];
+        const bool declared =
+            (caps->terms & d->terms) == d->terms && (caps->features & d->features) == d->features;
+        ok = ok && (!declared || add(&f[d->factor], d->value.a, d->value.b));
+    }
+    return ok;
+}
+
+void case_needs(const struct factor_value *v, uint64_t *terms, uint64_t *features)
+{
+    *terms = 0;
+    *features =
+        shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
+    *features |= v[FACTOR_QUERY].a ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
+    for (int32_t i = 0; i < NUM_DECLARED_VALUES; i++) {
+        const struct declared_value *d = &declared_values[i];
+        if (v[d->factor].a == d->value.a && v[d->factor].b == d->value.b) {
+            *terms |= d->terms;
+            *features |= d->features;
+        }
+    }
+}
+
 static bool add_scale_forms(struct factor *f, const struct attn_backend_caps *caps)
 {
     bool ok = true;
@@ -102,51 +188,7 @@ static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *
             ok = ok && add(&f[FACTOR_LAYOUT], i, 0);
         }
     }
-    ok = ok && add_scale_forms(f, caps);
-    ok = ok && add(&f[FACTOR_SCALE_PLACE], SCALES_INLINE, 0) &&
-         add(&f[FACTOR_SCALE_PLACE], SCALES_APART, 0);
-    return ok && add(&f[FACTOR_SCALE_SOURCE], 0, 0) && add(&f[FACTOR_SCALE_SOURCE], 1, 0) &&
-           add(&f[FACTOR_SCALE_SOURCE], 2, 0);
-}
-
-/* A factor that is off, and on with value `a` if the terms are declared. */
-static bool add_switch(struct factor *factor, const struct attn_backend_caps *caps, uint64_t term,
-                       int32_t a, int32_t b)
-{
-    bool ok = factor->count > 0 || add(factor, 0, 0);
-    return ok && ((caps->terms & term) != term || add(factor, a, b));
-}
-
-static bool add_causal(struct factor *factor, const struct attn_backend_caps *caps)
-{
-    const uint64_t both = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL;
-    bool ok = true;
-    ok = ok && (!(caps->terms & ATTN_TERM_CAUSAL) || add(factor, CAUSAL_YES, 0));
-    ok = ok && (!(caps->terms & ATTN_TERM_BIDIRECTIONAL) || add(factor, CAUSAL_NO, 0));
-    ok =
-        ok && (!(caps->terms & ATTN_TERM_CAUSAL_PER_REQUEST) || add(factor, CAUSAL_PER_REQUEST, 0));
-    return ok && ((caps->terms & both) != both || add(factor, CAUSAL_OVERRIDDEN, 0));
-}
-
-static bool add_terms(struct factor *f, const struct attn_backend_caps *caps)
-{
-    bool ok = add_causal(&f[FACTOR_CAUSAL], caps);
-    ok = ok && add_switch(&f[FACTOR_WINDOW], caps, ATTN_TERM_SLIDING_WINDOW, 20, 0);
-    ok = ok && add_switch(&f[FACTOR_WINDOW], caps, ATTN_TERM_SLIDING_WINDOW, 1, 0);
-    ok = ok && add_switch(&f[FACTOR_WINDOW], caps, ATTN_TERM_SYMMETRIC_WINDOW, 12, 1);
-    ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 16, 0);
-    ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 24, 1);
-    ok = ok && add_switch(&f[FACTOR_CHUNK], caps, ATTN_TERM_CHUNKED_LOCAL, 40, INT32_MAX);
-    ok = ok && add_switch(&f[FACTOR_SOFT_CAP], caps, ATTN_TERM_SOFT_CAP, 8, 0);
-    ok = ok && add_switch(&f[FACTOR_ALIBI], caps, ATTN_TERM_ALIBI, ATTN_ALIBI_LINEAR, 0);
-    ok = ok && add_switch(&f[FACTOR_ALIBI], caps, ATTN_TERM_ALIBI_SQRT, ATTN_ALIBI_SQRT, 0);
-    ok = ok && add_switch(&f[FACTOR_SINKS], caps, ATTN_TERM_SINKS, 1, 0);
-    ok = ok && add_switch(&f[FACTOR_STATIC_SINK], caps, ATTN_TERM_STATIC_SINK, 5, 0);
-    ok = ok && add_switch(&f[FACTOR_SPANS], caps, ATTN_TERM_PREFIX_LM, 1, 0);
-    ok = ok && add_switch(&f[FACTOR_SPANS], caps, ATTN_TERM_PREFIX_LM, 1, 7);
-    ok = ok && add_switch(&f[FACTOR_TREE], caps, ATTN_TERM_TREE_BITS, ATTN_TREE_BITS, 0);
-    ok = ok && add_switch(&f[FACTOR_TREE], caps, ATTN_TERM_TREE_BITS, ATTN_TREE_BITS, 1);
-    return ok && add_switch(&f[FACTOR_TREE], caps, ATTN_TERM_TREE_BIAS, ATTN_TREE_BIAS, 0);
+    return ok && add_scale_forms(f, caps);
 }
 
 /* Quantized queries of every declared dtype, with one scale and with one per KV head. */
@@ -162,36 +204,17 @@ static bool add_queries(struct factor *factor, const struct attn_backend_caps *c
     return ok;
 }
 
-/* Off, and on if the feature is declared. */
-static bool add_feature(struct factor *factor, const struct attn_backend_caps *caps,
-                        uint64_t feature, int32_t on)
-{
-    bool ok = factor->count > 0 || add(factor, 0, 0);
-    return ok && (!(caps->features & feature) || add(factor, on, 0));
-}
-
 static bool add_features(struct factor *f, const struct attn_backend_caps *caps)
 {
     bool writes = caps->features & ATTN_FEATURE_FUSED_WRITE || caps->decode_write_kv_dtypes != 0;
     bool p_scale = caps->p_scale_forms >> ATTN_SCALE_PER_TENSOR & 1;
     bool ok = add_queries(&f[FACTOR_QUERY], caps) && add(&f[FACTOR_P_SCALE], 0, 0);
     ok = ok && (!p_scale || add(&f[FACTOR_P_SCALE], ATTN_SCALE_PER_TENSOR, 0));
-    ok = ok && add(&f[FACTOR_NAN], 0, 0) && add(&f[FACTOR_NAN], 1, 0);
     ok = ok && add(&f[FACTOR_HUGE], HUGE_NONE, 0);
     if (caps->device.type == ATTN_DEVICE_CPU) {
         ok = ok && add(&f[FACTOR_HUGE], HUGE_SCORES, 0) && add(&f[FACTOR_HUGE], HUGE_VALUES, 0);
     }
-    ok = ok && add_feature(&f[FACTOR_FAST_PREFILL], caps, ATTN_FEATURE_FAST_PREFILL, 1);
-    ok = ok && add(&f[FACTOR_LENGTHS], LENGTHS_EXACT, 0) &&
-         add(&f[FACTOR_LENGTHS], LENGTHS_BOUNDS, 0);
-    ok = ok && add_feature(&f[FACTOR_LENGTHS], caps, ATTN_FEATURE_DEVICE_SEQ_LENS, LENGTHS_DEVICE);
-    ok = ok && add_feature(&f[FACTOR_LENGTHS], caps, ATTN_FEATURE_HOST_BOUNDS, LENGTHS_HOST_BOUNDS);
-    ok = ok && add(&f[FACTOR_FIRST_ROW], 0, 0) && add(&f[FACTOR_FIRST_ROW], 5, 0);
-    ok = ok && add_feature(&f[FACTOR_TABLE_ROW], caps, ATTN_FEATURE_BLOCK_TABLE_ROW, 1);
-    ok = ok && add(&f[FACTOR_WRITE], 0, 0) && (!writes || add(&f[FACTOR_WRITE], 1, 0));
-    ok = ok && add_feature(&f[FACTOR_LSE], caps, ATTN_FEATURE_LSE, 1);
-    ok = ok && add_feature(&f[FACTOR_LSE], caps, ATTN_FEATURE_LSE, 2);
-    return ok && add(&f[FACTOR_STRIDES], 0, 0) && add(&f[FACTOR_STRIDES], 1, 0);
+    return ok && add(&f[FACTOR_WRITE], 0, 0) && (!writes || add(&f[FACTOR_WRITE], 1, 0));
 }
 
 static bool add_shapes(struct factor *factor, const struct attn_backend_caps *caps)
@@ -235,7 +258,7 @@ bool case_space_init(struct case_space *space, const struct attn_backend_caps *c
         ok = ok && (!fits || add(&f[FACTOR_HEADS], usual_heads[i].a, usual_heads[i].b));
     }
     ok = ok && add_head_sizes(&f[FACTOR_HEAD_SIZE], caps) && add_cache_factors(f, caps);
-    ok = ok && add_terms(f, caps) && add_features(f, caps);
+    ok = ok && add_declared_values(f, caps) && add_features(f, caps);
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         ok = ok && f[i].count > 0;
     }

@@ -114,86 +114,81 @@ static void draw_requests(struct problem *p, uint64_t *random)
     p->num_logits = p->v[FACTOR_FAST_PREFILL].a ? p->num_actual_tokens / 3 + 2 : 0;
 }
 
+/* Room for `count` of `size` bytes each. */
+static size_t add(struct problem *p, const char *name, int64_t count, size_t size)
+{
+    return image_add(&p->image, name, (size_t)count * size, 256, false);
+}
+
+static size_t add_output(struct problem *p, const char *name, int64_t count, size_t size)
+{
+    return image_add(&p->image, name, (size_t)count * size, 256, true);
+}
+
 static void add_tensors(struct problem *p)
 {
-    struct image *im = &p->image;
     struct problem_buffers *at = &p->at;
-    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
-    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
-    size_t e = number_bytes(p->v[FACTOR_DTYPE].a), q_e = number_bytes(p->q_dtype);
-    size_t tokens = (size_t)p->num_tokens, context = (size_t)p->num_context;
-    size_t keys = (size_t)(p->num_keys + p->num_tokens - p->num_actual_tokens),
-           sink = (size_t)p->v[FACTOR_STATIC_SINK].a;
-    int64_t blocks = p->paged ? p->num_blocks : 0;
-    at->q = image_add(im, "q", tokens * (size_t)problem_row_elements(p, hq, d) * q_e, 256, false);
-    at->k = image_add(im, "k", keys * (size_t)problem_row_elements(p, hk, d) * e, 256, false);
-    at->v = image_add(im, "v", keys * (size_t)problem_row_elements(p, hk, dv) * e, 256, false);
-    at->out = image_add(im, "out", tokens * (size_t)problem_row_elements(p, hq, dv) * e, 256, true);
-    at->lse = image_add(im, "lse", tokens * (size_t)hq * 2 * sizeof(float), 256, true);
-    at->cache =
-        image_add(im, "k_cache or v_cache", (size_t)views_cache_bytes(p->v, blocks), 256, true);
-    at->cache_scales =
-        image_add(im, "the caches' scales", (size_t)views_scales_bytes(p->v, blocks), 256, true);
-    at->context_k = image_add(im, "k of earlier steps", context * (size_t)(hk * d) * e, 256, false);
+    const int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
+    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    const int32_t tokens = p->num_tokens, sink = p->v[FACTOR_STATIC_SINK].a;
+    const int64_t keys = p->num_keys + p->num_tokens - p->num_actual_tokens;
+    const int64_t blocks = p->paged ? p->num_blocks : 0;
+    const size_t e = number_bytes(p->v[FACTOR_DTYPE].a);
+    at->q = add(p, "q", tokens * problem_row_elements(p, hq, d), number_bytes(p->q_dtype));
+    at->k = add(p, "k", keys * problem_row_elements(p, hk, d), e);
+    at->v = add(p, "v", keys * problem_row_elements(p, hk, dv), e);
+    at->out = add_output(p, "out", tokens * problem_row_elements(p, hq, dv), e);
+    at->lse = add_output(p, "lse", tokens * 2 * hq, sizeof(float));
+    at->cache = add_output(p, "k_cache or v_cache", views_cache_bytes(p->v, blocks), 1);
+    at->cache_scales = add_output(p, "the caches' scales", views_scales_bytes(p->v, blocks), 1);
+    at->context_k = add(p, "k of earlier steps", p->num_context * hk * d, e);
     at->cache_end = at->context_k;
-    at->context_v =
-        image_add(im, "v of earlier steps", context * (size_t)(hk * dv) * e, 256, false);
-    at->sink_k = image_add(im, "sink_k", sink * (size_t)(hk * d) * e, 256, false);
-    at->sink_v = image_add(im, "sink_v", sink * (size_t)(hk * dv) * e, 256, false);
+    at->context_v = add(p, "v of earlier steps", p->num_context * hk * dv, e);
+    at->sink_k = add(p, "sink_k", sink * hk * d, e);
+    at->sink_v = add(p, "sink_v", sink * hk * dv, e);
 }
 
 static void add_arrays(struct problem *p)
 {
-    struct image *im = &p->image;
     struct problem_buffers *at = &p->at;
-    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
-    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
-    size_t reqs = (size_t)p->num_reqs, tokens = (size_t)p->num_tokens;
-    size_t table = 2 * reqs * (size_t)p->table_stride * sizeof(int32_t);
-    size_t tree = reqs * PROBLEM_TREE_WIDTH * PROBLEM_TREE_WIDTH * sizeof(float);
-    at->context_slots = image_add(im, "slots of earlier steps",
-                                  (size_t)p->num_context * sizeof(int64_t), 256, false);
-    at->query_start_loc =
-        image_add(im, "query_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
-    at->key_start_loc = image_add(im, "key_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
-    at->seq_lens = image_add(im, "seq_lens", reqs * sizeof(int32_t), 256, false);
-    at->block_table = image_add(im, "block_table", table, 256, false);
-    at->other_table = image_add(im, "another block_table", table, 256, false);
-    at->block_table_row = image_add(im, "block_table_row", reqs * sizeof(int32_t), 256, false);
-    at->slot_mapping = image_add(im, "slot_mapping", tokens * sizeof(int64_t), 256, false);
-    at->other_slots = image_add(im, "another slot_mapping", tokens * sizeof(int64_t), 256, false);
-    at->logits_indices =
-        image_add(im, "logits_indices", (size_t)p->num_logits * sizeof(int32_t), 256, false);
-    at->causal = image_add(im, "causal_per_request", reqs, 256, false);
-    at->sinks = image_add(im, "sinks", (size_t)hq * sizeof(float), 256, false);
-    at->alibi_slopes = image_add(im, "alibi_slopes", (size_t)hq * sizeof(float), 256, false);
-    at->q_scale = image_add(im, "q_scale", (size_t)hk * sizeof(float), 256, false);
-    at->k_scale = image_add(im, "k_scale", (size_t)hk * sizeof(float), 256, false);
-    at->v_scale = image_add(im, "v_scale", (size_t)hk * sizeof(float), 256, false);
-    at->p_scale = image_add(im, "p_scale", sizeof(float), 256, false);
-    at->signs_k = image_add(im, "hadamard_signs_k", (size_t)d * sizeof(float), 256, false);
-    at->signs_v = image_add(im, "hadamard_signs_v", (size_t)dv * sizeof(float), 256, false);
-    at->channel_scale =
-        image_add(im, "v_channel_scale", (size_t)(hk * dv) * sizeof(float), 256, false);
-    at->spans = image_add(im, "spans", 4 * reqs * sizeof(int32_t), 256, false);
-    at->span_start_loc = image_add(im, "span_start_loc", (reqs + 1) * sizeof(int32_t), 256, false);
-    at->tree = image_add(im, "tree", p->v[FACTOR_TREE].a ? tree : 0, 256, false);
+    const int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b, reqs = p->num_reqs;
+    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    const int64_t tree = PROBLEM_TREE_WIDTH * PROBLEM_TREE_WIDTH * (p->v[FACTOR_TREE].a != 0);
+    at->context_slots = add(p, "slots of earlier steps", p->num_context, sizeof(int64_t));
+    at->query_start_loc = add(p, "query_start_loc", reqs + 1, sizeof(int32_t));
+    at->key_start_loc = add(p, "key_start_loc", reqs + 1, sizeof(int32_t));
+    at->seq_lens = add(p, "seq_lens", reqs, sizeof(int32_t));
+    at->block_table = add(p, "block_table", 2 * reqs * p->table_stride, sizeof(int32_t));
+    at->other_table = add(p, "another block_table", 2 * reqs * p->table_stride, sizeof(int32_t));
+    at->block_table_row = add(p, "block_table_row", reqs, sizeof(int32_t));
+    at->slot_mapping = add(p, "slot_mapping", p->num_tokens, sizeof(int64_t));
+    at->other_slots = add(p, "another slot_mapping", p->num_tokens, sizeof(int64_t));
+    at->logits_indices = add(p, "logits_indices", p->num_logits, sizeof(int32_t));
+    at->causal = add(p, "causal_per_request", reqs, 1);
+    at->sinks = add(p, "sinks", hq, sizeof(float));
+    at->alibi_slopes = add(p, "alibi_slopes", hq, sizeof(float));
+    at->q_scale = add(p, "q_scale", hk, sizeof(float));
+    at->k_scale = add(p, "k_scale", hk, sizeof(float));
+    at->v_scale = add(p, "v_scale", hk, sizeof(float));
+    at->p_scale = add(p, "p_scale", 1, sizeof(float));
+    at->signs_k = add(p, "hadamard_signs_k", d, sizeof(float));
+    at->signs_v = add(p, "hadamard_signs_v", dv, sizeof(float));
+    at->channel_scale = add(p, "v_channel_scale", hk * dv, sizeof(float));
+    at->spans = add(p, "spans", 4 * reqs, sizeof(int32_t));
+    at->span_start_loc = add(p, "span_start_loc", reqs + 1, sizeof(int32_t));
+    at->tree = add(p, "tree", reqs * tree, sizeof(float));
 }
 
 static void add_lists(struct problem *p)
 {
-    const size_t tokens = (size_t)p->num_tokens;
-    if (p->lists.granularity == 0) {
-        return;
+    const struct lists_shape *shape = &p->lists_shape;
+    if (p->lists.granularity > 0) {
+        p->lists_shape =
+            lists_shape(&p->space->caps, &p->lists, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEADS].b);
+        p->at.indices = add(p, "indices", p->num_tokens * shape->token_stride, sizeof(int32_t));
+        p->at.list_lengths =
+            add(p, "lengths of lists", p->num_tokens * shape->per_token, sizeof(int32_t));
     }
-    p->lists_shape =
-        lists_shape(&p->space->caps, &p->lists, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEADS].b);
-    p->at.indices =
-        image_add(&p->image, "indices",
-                  tokens * (size_t)p->lists_shape.token_stride * sizeof(int32_t), 256, false);
-    p->at.list_lengths =
-        image_add(&p->image, "lengths of lists",
-                  tokens * (size_t)p->lists_shape.per_token * sizeof(int32_t), 256, false);
 }
 
 bool problem_init(struct problem *p, const struct case_space *space,
@@ -215,11 +210,9 @@ bool problem_init(struct problem *p, const struct case_space *space,
     add_arrays(p);
     output_add(p);
     add_lists(p);
-    if (p->image.failed) {
-        image_finish(&p->image);
-        return false;
+    if (!p->image.failed) {
+        problem_fill(p, &random);
     }
-    problem_fill(p, &random);
     if (p->image.failed) {
         image_finish(&p->image);
         return false;
