@@ -227,14 +227,12 @@ static enum trial_result run_apart(struct trial *trial, const struct problem *pr
                                    struct attn_error *error)
 {
     const struct attn_batch whole = tested->binding.batch;
-    size_t bytes = problem->image.size;
-    uint8_t *together = malloc(bytes), *alone = malloc(bytes), *rows = wanted_rows(problem);
-    enum trial_result result = TRIAL_PASSED;
+    const size_t bytes = problem->image.size;
+    uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
+    uint8_t *alone = malloc(bytes), *rows = wanted_rows(problem);
+    const bool ready = together != NULL && alone != NULL && rows != NULL;
+    enum trial_result result = ready ? TRIAL_PASSED : TRIAL_FAILED;
     attn_status status = ATTN_OK;
-    if (together == NULL || alone == NULL || rows == NULL ||
-        !device_read(tested->device, together, tested->memory, bytes)) {
-        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
     for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED && status == ATTN_OK; r++) {
         const struct request *request = &problem->requests[r];
         tested->binding.batch = batch_of_request(&whole, r);
@@ -270,13 +268,11 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
 {
     const struct attn_write_kv_args whole = tested->binding.write;
     struct attn_error error = ATTN_ERROR_INIT;
-    enum trial_result result = TRIAL_PASSED;
     const size_t bytes = problem->image.size;
-    uint8_t *together = malloc(bytes), *alone = malloc(bytes);
+    uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes), *alone = NULL;
+    enum trial_result result = together != NULL ? TRIAL_PASSED : TRIAL_FAILED;
     int64_t first = problem->first_row;
-    bool read = together != NULL && alone != NULL &&
-                device_read(tested->device, together, tested->memory, bytes);
-    for (int32_t r = 0; r < problem->num_reqs && read && result == TRIAL_PASSED; r++) {
+    for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED; r++) {
         struct attn_tensor k = *whole.k, v = *whole.v;
         int64_t k_shape[3], v_shape[3];
         struct attn_write_kv_args *one = &tested->binding.write;
@@ -297,10 +293,11 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
         tested->binding.write = whole;
         first += problem->requests[r].query_len;
     }
-    if (result == TRIAL_PASSED &&
-        !(read && device_read(tested->device, alone, tested->memory, bytes))) {
-        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    } else if (result == TRIAL_PASSED && memcmp(together, alone, problem->image.used) != 0) {
+    if (result == TRIAL_PASSED) {
+        alone = trial_read(trial, tested->device, tested->memory, bytes);
+        result = alone != NULL ? TRIAL_PASSED : TRIAL_FAILED;
+    }
+    if (result == TRIAL_PASSED && memcmp(together, alone, problem->image.used) != 0) {
         result = trial_say(trial, TRIAL_FAILED,
                            "batch_invariant: keys of a request alone are written with other bits "
                            "than in their batch");

@@ -177,16 +177,6 @@ static void fill_terms(struct problem *p, uint64_t *random)
     }
 }
 
-static void fill_rows(uint8_t *memory, int32_t dtype, int64_t first, int64_t rows,
-                      int64_t row_stride, int32_t width, uint64_t *random)
-{
-    for (int64_t t = first; t < rows; t++) {
-        for (int32_t i = 0; i < width; i++) {
-            number_store(memory, t * row_stride + i, dtype, random_normal(random));
-        }
-    }
-}
-
 /* The scale that both sides use for a head, from the device's floats or the host's. */
 static double scale_of_head(const struct problem *p, size_t scales, int32_t form, int32_t head)
 {
@@ -331,18 +321,23 @@ static void plant_nans(struct problem *p, uint64_t *random)
 
 static void fill_keys(struct problem *p, uint64_t *random)
 {
-    uint8_t *base = p->image.bytes;
-    int32_t dtype = p->v[FACTOR_DTYPE].a, hk = p->v[FACTOR_HEADS].b;
-    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
-    int32_t sink_len = p->v[FACTOR_STATIC_SINK].a;
-    fill_rows(base + p->at.k, dtype, p->first_row, p->num_keys, problem_row_elements(p, hk, d),
-              hk * d, random);
-    fill_rows(base + p->at.v, dtype, p->first_row, p->num_keys, problem_row_elements(p, hk, dv),
-              hk * dv, random);
-    fill_rows(base + p->at.context_k, dtype, 0, p->num_context, hk * d, hk * d, random);
-    fill_rows(base + p->at.context_v, dtype, 0, p->num_context, hk * dv, hk * dv, random);
-    fill_rows(base + p->at.sink_k, dtype, 0, sink_len, hk * d, hk * d, random);
-    fill_rows(base + p->at.sink_v, dtype, 0, sink_len, hk * dv, hk * dv, random);
+    const int32_t hk = p->v[FACTOR_HEADS].b, sink_len = p->v[FACTOR_STATIC_SINK].a;
+    const int32_t k = hk * p->v[FACTOR_HEAD_SIZE].a, v = hk * p->v[FACTOR_HEAD_SIZE].b;
+    const int32_t first = p->first_row, apart = p->v[FACTOR_STRIDES].a ? 2 : 1;
+    const struct {
+        size_t at;
+        int32_t first, end, width;
+        int64_t stride;
+    } rows[] = {
+        {p->at.k, first, p->num_keys, k, apart * k}, {p->at.v, first, p->num_keys, v, apart * v},
+        {p->at.context_k, 0, p->num_context, k, k},  {p->at.context_v, 0, p->num_context, v, v},
+        {p->at.sink_k, 0, sink_len, k, k},           {p->at.sink_v, 0, sink_len, v, v}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int64_t t = rows[i].first; t < rows[i].end; t++) {
+            number_fill_normal(p->image.bytes + rows[i].at, t * rows[i].stride, rows[i].width,
+                               p->v[FACTOR_DTYPE].a, 1, random);
+        }
+    }
 }
 
 /* Every token's lists, of its own request. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cases/compare.h"
+#include "cases/verify.h"
 #include "common/names.h"
 #include "support/number.h"
 
@@ -221,15 +222,6 @@ void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
     }
 }
 
-/* Rows before the batch's first and after its last belong to others. */
-static bool others_untouched(const struct problem *p, const uint8_t *found)
-{
-    size_t row = (size_t)output_row_bytes(p), first = (size_t)p->first_row * row;
-    size_t end = (size_t)p->num_actual_tokens * row, all = (size_t)p->num_tokens * row;
-    const uint8_t *was = p->image.bytes + p->at.codes, *is = found + p->at.codes;
-    return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;
-}
-
 enum trial_result verify_codes(struct trial *trial, const struct problem *p,
                                const struct attn_tensor *out, const uint8_t *rows,
                                const uint8_t *expected, const uint8_t *found)
@@ -254,7 +246,8 @@ enum trial_result verify_codes(struct trial *trial, const struct problem *p,
             result = verify_group(trial, &g);
         }
     }
-    return result != TRIAL_PASSED || others_untouched(p, found)
+    return result != TRIAL_PASSED ||
+                   other_rows_untouched(p, p->at.codes, (size_t)output_row_bytes(p), found)
                ? result
                : trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
 }

@@ -25,17 +25,13 @@ uint8_t *wanted_rows(const struct problem *problem)
     return rows;
 }
 
-/* Rows of out before the batch's first and after its last belong to others. */
-static bool other_rows_untouched(const struct problem *problem, const struct problem_copy *tested,
-                                 const uint8_t *found)
+bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
+                          const uint8_t *found)
 {
-    size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->v[FACTOR_DTYPE].a);
-    size_t before = (size_t)problem->first_row * row, out = problem->at.out;
-    size_t behind = (size_t)problem->num_actual_tokens * row;
-    size_t rows = (size_t)(problem->num_tokens - problem->num_actual_tokens);
-    const uint8_t *initial = problem->image.bytes;
-    return memcmp(initial + out, found + out, before) == 0 &&
-           memcmp(initial + out + behind, found + out + behind, rows * row) == 0;
+    const size_t first = (size_t)problem->first_row * row, all = (size_t)problem->num_tokens * row;
+    const size_t end = (size_t)problem->num_actual_tokens * row;
+    const uint8_t *was = problem->image.bytes + at, *is = found + at;
+    return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;
 }
 
 static enum trial_result verify_out(struct trial *trial, const struct problem *problem,
@@ -53,22 +49,23 @@ static enum trial_result verify_out(struct trial *trial, const struct problem *p
 enum trial_result verify_step(struct trial *trial, const struct problem *problem,
                               const struct problem_copy *reference, struct problem_copy *tested)
 {
-    enum trial_result result = TRIAL_FAILED;
     const uint8_t *expected = reference->memory;
-    uint8_t *found = malloc(problem->image.size), *rows = wanted_rows(problem);
-    if (found == NULL || rows == NULL ||
-        !device_read(tested->device, found, tested->memory, problem->image.size)) {
-        trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
-        goto done;
-    }
-    result = problem->output.form == ATTN_OUTPUT_PLAIN
-                 ? verify_out(trial, problem, tested, rows, expected, found)
-                 : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
+    uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
+    uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
+    enum trial_result result =
+        rows == NULL ? TRIAL_FAILED
+        : problem->output.form == ATTN_OUTPUT_PLAIN
+            ? verify_out(trial, problem, tested, rows, expected, found)
+            : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
     result = result == TRIAL_PASSED ? verify_image(trial, &problem->image, found) : result;
     if (result == TRIAL_PASSED && !problem_copy_guards_whole(tested)) {
         result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
     }
-    if (result == TRIAL_PASSED && !other_rows_untouched(problem, tested, found)) {
+    if (result == TRIAL_PASSED &&
+        !other_rows_untouched(problem, problem->at.out,
+                              (size_t)tested->binding.out.strides[0] *
+                                  number_bytes(problem->v[FACTOR_DTYPE].a),
+                              found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }
     if (result == TRIAL_PASSED) {
@@ -81,7 +78,6 @@ enum trial_result verify_step(struct trial *trial, const struct problem *problem
         result = compare_lse(trial, &lse, expected + problem->at.lse, found + problem->at.lse,
                              bound_of_lse(problem->v));
     }
-done:
     free(found);
     free(rows);
     return result;

@@ -133,6 +133,16 @@ static bool verify_codes(struct rows *rows, struct place at, int32_t d, int32_t 
     return true;
 }
 
+/* The same of codes with a scale; after a NaN they mean nothing. */
+static bool verify_scaled_codes(struct rows *rows, struct place at, int32_t d, int32_t end,
+                                bool nan, int32_t most)
+{
+    const int64_t num_off = rows->num_off;
+    const bool held = verify_codes(rows, at, d, end, nan ? ANY : most);
+    rows->num_off = nan ? num_off : rows->num_off;
+    return held;
+}
+
 static bool power_of_two(float x)
 {
     int exponent;
@@ -164,12 +174,7 @@ static bool verify_scaled_row(struct rows *rows, struct place at)
         most = power_of_two(want) ? 0 : 1; /* the quotients are exact */
     }
     memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
-    int64_t num_off = rows->num_off;
-    if (!same || !verify_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
-        return false;
-    }
-    rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes after a NaN mean nothing */
-    return true;
+    return same && verify_scaled_codes(rows, at, 0, rows->expected.head_size, isnan(want), most);
 }
 
 /* A norm, or a step and a zero, in float16: the neighbour at most, NaN both, or never written. */
@@ -190,10 +195,7 @@ static bool verify_turboquant_row(struct rows *rows, struct place at)
         }
     }
     memcpy(scale_of(&rows->patched, at), want, bytes);
-    int64_t num_off = rows->num_off;
-    bool held = verify_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
-    rows->num_off = nan ? num_off : rows->num_off; /* codes after a NaN mean nothing */
-    return held;
+    return verify_scaled_codes(rows, at, 0, rows->expected.head_size, nan, 1);
 }
 
 /* Element i of a block, whose codes stand after its step. */
@@ -250,18 +252,14 @@ static bool verify_nvfp4_row(struct rows *rows, struct place at)
         uint8_t want = scale_of(&rows->expected, there)[index];
         uint8_t have = scale_of(&rows->found, there)[index];
         bool nan = (want & 0x7f) == 0x7f && (have & 0x7f) == 0x7f;
-        int64_t num_off = rows->num_off;
         if (want == IMAGE_POISON) {
             continue;
         }
         scale_of(&rows->patched, there)[index] = want;
-        if (!nan && abs(want - have) > 1) {
+        if ((!nan && abs(want - have) > 1) ||
+            !verify_scaled_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan, 1)) {
             return false;
         }
-        if (!verify_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan ? ANY : 1)) {
-            return false;
-        }
-        rows->num_off = nan ? num_off : rows->num_off;
     }
     return true;
 }
@@ -360,12 +358,9 @@ enum trial_result verify_written_keys(struct trial *trial, const struct problem 
                                       struct problem_copy *tested)
 {
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
-    uint8_t *found = malloc(problem->image.size);
-    bool read =
-        found != NULL && device_read(tested->device, found, tested->memory, problem->image.size);
+    uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
     enum trial_result result =
-        read ? verify_cache(trial, problem, reference->memory, found)
-             : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
+        found != NULL ? verify_cache(trial, problem, reference->memory, found) : TRIAL_FAILED;
     free(found);
     if (result == TRIAL_PASSED &&
         !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {

@@ -186,12 +186,8 @@ static enum trial_result verify_moved(struct trial *trial, const struct factor_v
                                       const struct caches *tested)
 {
     size_t bytes = LAYERS * tested->layer_bytes;
-    uint8_t *found = malloc(bytes);
-    enum trial_result result = TRIAL_PASSED;
-    if (found == NULL || !device_read(tested->device, found, tested->memory, bytes)) {
-        free(found);
-        return trial_say(trial, TRIAL_FAILED, "the caches cannot be read back");
-    }
+    uint8_t *found = trial_read(trial, tested->device, tested->memory, bytes);
+    enum trial_result result = found != NULL ? TRIAL_PASSED : TRIAL_FAILED;
     for (int32_t i = 0; i < 2 * LAYERS && result == TRIAL_PASSED; i++) {
         if (!rows_hold(&tested->views[i / 2][i % 2], v, i % 2 == 1, tested->memory, found,
                        initial)) {

@@ -113,12 +113,11 @@ static bool out_holds(const struct problem *problem, const struct problem_copy *
 }
 
 /* What is promised of a profiling step: no page of the workspace is left untouched. */
-static bool workspace_touched(const struct engine *engine)
+static bool workspace_touched(struct trial *trial, const struct engine *engine)
 {
     const struct engine_plan *plan = &engine->plans[0];
-    uint8_t *found = malloc(plan->bytes + 1);
-    bool touched = found != NULL && (plan->bytes == 0 || device_read(engine->device, found,
-                                                                     plan->workspace, plan->bytes));
+    uint8_t *found = trial_read(trial, engine->device, plan->workspace, plan->bytes);
+    bool touched = found != NULL;
     for (size_t at = 0; touched && at < plan->bytes; at += PAGE) {
         size_t end = at + PAGE < plan->bytes ? at + PAGE : plan->bytes, i = at;
         while (i < end && found[i] == IMAGE_POISON) {
@@ -137,10 +136,10 @@ static enum trial_result verify_idle(struct trial *trial, const struct problem *
 {
     size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
     size_t size = problem->image.size, lse = problem->at.lse;
-    uint8_t *found = malloc(size);
+    uint8_t *found = trial_read(trial, tested->copy->device, tested->copy->memory, size);
     enum trial_result result = TRIAL_PASSED;
-    if (found == NULL || !device_read(tested->copy->device, found, tested->copy->memory, size)) {
-        result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    if (found == NULL) {
+        result = TRIAL_FAILED;
     } else if (image_stray_write(&problem->image, found) >= 0 ||
                memcmp(found + cache, problem->image.bytes + cache, bytes) != 0) {
         result = trial_say(trial, TRIAL_FAILED, "bytes outside of out were written");
@@ -151,7 +150,7 @@ static enum trial_result verify_idle(struct trial *trial, const struct problem *
         result = trial_say(trial, TRIAL_FAILED, "out is not what cpu_ref leaves");
     } else if (!engine_guards_whole(tested->engine)) {
         result = trial_say(trial, TRIAL_FAILED, "the workspace was written past its size");
-    } else if (way->mode == ATTN_BATCH_PROFILE && !workspace_touched(tested->engine)) {
+    } else if (way->mode == ATTN_BATCH_PROFILE && !workspace_touched(trial, tested->engine)) {
         result = trial_say(trial, TRIAL_FAILED, "a page of the workspace was not touched");
     }
     free(found);

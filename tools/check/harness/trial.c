@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum trial_result trial_say(struct trial *trial, enum trial_result result, const char *format, ...)
@@ -44,6 +45,18 @@ enum trial_result trial_call_refused(struct trial *trial, const struct attn_erro
                            "the kernel refused it as unsupported, without a text")
                : trial_say(trial, TRIAL_SKIPPED, "the kernel refused it: %s: %s", error->field,
                            error->message);
+}
+
+uint8_t *trial_read(struct trial *trial, const struct device *device, const void *memory,
+                    size_t bytes)
+{
+    uint8_t *read = malloc(bytes + 1);
+    if (read == NULL || !device_read(device, read, memory, bytes)) {
+        free(read);
+        trial_say(trial, TRIAL_FAILED, "%zu bytes of the outputs cannot be read back", bytes);
+        return NULL;
+    }
+    return read;
 }
 
 static void refuse(void *user, const char *field, const char *asked, const char *supported)

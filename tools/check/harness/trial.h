@@ -29,6 +29,11 @@ trial_say(struct trial *trial, enum trial_result result, const char *format, ...
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error);
 
+/* What the device's memory holds once everything on it is done, to be freed; NULL, with a message,
+ * where it cannot be read. */
+uint8_t *trial_read(struct trial *trial, const struct device *device, const void *memory,
+                    size_t bytes);
+
 /* A call of the backend was refused as unsupported: the case is skipped, with its text if there is
  * any. */
 enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error);

@@ -141,12 +141,10 @@ static enum trial_result verify_rope(struct trial *trial, const struct problem *
 {
     enum trial_result result = TRIAL_PASSED;
     const uint8_t *expected = reference->memory;
-    uint8_t *found = malloc(p->image.size);
-    if (found == NULL || !device_read(tested->device, found, tested->memory, p->image.size)) {
-        free(found);
-        return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
-    }
-    if (!verify_rows(p, &tested->binding.q, p->at.q, expected, found)) {
+    uint8_t *found = trial_read(trial, tested->device, tested->memory, p->image.size);
+    if (found == NULL) {
+        result = TRIAL_FAILED;
+    } else if (!verify_rows(p, &tested->binding.q, p->at.q, expected, found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of q differ from the reference's");
     } else if (!verify_rows(p, &tested->binding.k, p->at.k, expected, found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of k differ from the reference's");
