@@ -118,6 +118,34 @@ void call_narrow(struct kernel_call *call, int32_t operand, int32_t dim, int64_t
     tensor->data = (uint8_t *)tensor->data + bytes;
 }
 
+static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *run,
+                                    const void *context)
+{
+    struct trial *trial = test->trial;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct kernel_call call;
+    call_bind(&call, test, trial->tested, trial->device, test->memory);
+    call.stream = device_stream_create(trial->device);
+    attn_status status = run(&call, context, &error);
+    bool read = device_read(trial->device, test->found, test->memory, test->image.size);
+    device_stream_destroy(trial->device, call.stream);
+    if (status == ATTN_ERROR_UNSUPPORTED || (test->optional && status != ATTN_OK)) {
+        return trial_call_refused(trial, &error);
+    }
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "kernel", status, &error);
+    }
+    return read ? verify_image(trial, &test->image, test->found)
+                : trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+}
+
+enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
+                                         const void *context)
+{
+    return take_memory(test) ? run_tested(test, run, context)
+                             : trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
+}
+
 enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
                                   const void *context)
 {
@@ -129,22 +157,8 @@ enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run
     }
     call_bind(&call, test, trial->reference, &device_host, test->expected);
     attn_status status = run(&call, context, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "reference", status, &error);
-    }
-    call_bind(&call, test, trial->tested, trial->device, test->memory);
-    call.stream = device_stream_create(trial->device);
-    status = run(&call, context, &error);
-    bool read = device_read(trial->device, test->found, test->memory, test->image.size);
-    device_stream_destroy(trial->device, call.stream);
-    if (status == ATTN_ERROR_UNSUPPORTED || (test->optional && status != ATTN_OK)) {
-        return trial_call_refused(trial, &error);
-    }
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "kernel", status, &error);
-    }
-    return read ? verify_image(trial, &test->image, test->found)
-                : trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    return status == ATTN_OK ? run_tested(test, run, context)
+                             : trial_call_failed(trial, "reference", status, &error);
 }
 
 enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *run,

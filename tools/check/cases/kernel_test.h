@@ -103,6 +103,9 @@ static inline bool test_same(const struct kernel_test *test, int32_t operand, si
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
 enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
                                   const void *context);
+/* The same of the tested side alone, where the case knows itself what is right. */
+enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
+                                         const void *context);
 /* After kernel_test_run: the tested backend's calls again, for parts 0 to `num_parts` - 1 one after
  * the other, over the first image. The whole of it has to become what one call made, bit for bit.
  */

@@ -394,28 +394,14 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s,
 static void describe_memory(const struct gdn_case *c, struct gdn_step *s,
                             const struct kernel_call *call)
 {
-    int64_t e = (int64_t)number_bytes(c->v.dtype),
-            head = (int64_t)c->v.head_size_v * c->v.head_size_k;
-    int64_t of_state = (int64_t)number_bytes(c->v.state_dtype);
-    int64_t state = c->state_stride * of_state, channel = c->channel_stride * e;
-    s->state = (struct attn_kv_view){.struct_size = sizeof s->state,
-                                     .data = call_array(call, GDN_STATE),
-                                     .num_blocks = c->num_slots,
-                                     .block_size = 1,
-                                     .num_heads = c->v.num_v_heads,
-                                     .head_size = (int32_t)head,
-                                     .stride_block = state,
-                                     .stride_slot = state,
-                                     .stride_head = head * of_state};
-    s->window = (struct attn_kv_view){.struct_size = sizeof s->window,
-                                      .data = call_array(call, GDN_WINDOW),
-                                      .num_blocks = c->num_slots,
-                                      .block_size = 1,
-                                      .num_heads = c->channels,
-                                      .head_size = c->window,
-                                      .stride_block = c->channels * channel,
-                                      .stride_slot = c->channels * channel,
-                                      .stride_head = channel};
+    const size_t e = number_bytes(c->v.dtype), of_state = number_bytes(c->v.state_dtype);
+    layer_state_views(&s->desc, c->num_slots, of_state, e, &s->state, &s->window);
+    s->state.data = call_array(call, GDN_STATE);
+    s->state.stride_block = s->state.stride_slot = c->state_stride * (int64_t)of_state;
+    s->window.data = call_array(call, GDN_WINDOW);
+    s->window.head_size = c->window; /* drafts' inputs, too */
+    s->window.stride_head = c->channel_stride * (int64_t)e;
+    s->window.stride_block = s->window.stride_slot = c->channels * s->window.stride_head;
 }
 
 void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, struct kernel_call *call)

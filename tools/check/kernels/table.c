@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* make_block_table: entries of several blocks, by rows and by page lists, lengths of last pages. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
+#include "cases/kernel_test.h"
 #include "kernels/kernels.h"
 #include "support/random.h"
 
@@ -18,7 +17,7 @@ static const struct form {
              {"page_lists", 1, true, false, false},
              {"page_lists_of_entries", 3, true, false, true}};
 
-/* Every array of the call, once on the device. */
+/* Every array of the call: the one operand. */
 struct arrays {
     int32_t table[ROWS * STRIDE], row[REQS], indices[PAGES], start[REQS + 1];
     int32_t last[REQS], lens[REQS], out[REQS][COLUMNS], out_lens[REQS];
@@ -59,49 +58,46 @@ static void expect(const struct form *form, struct arrays *a)
     }
 }
 
+static attn_status call_table(struct kernel_call *call, const void *context,
+                              struct attn_error *error)
+{
+    const struct form *form = context;
+    struct arrays *d = call_array(call, 0);
+    const struct attn_block_table_args args = {.struct_size = sizeof args,
+                                               .instance = call->backend->instance,
+                                               .stream = call->stream,
+                                               .num_reqs = REQS,
+                                               .blocks_per_entry = form->parts,
+                                               .tokens_per_entry = IN_ENTRY,
+                                               .num_columns = COLUMNS,
+                                               .block_table = form->lists ? NULL : d->table,
+                                               .block_table_stride = STRIDE,
+                                               .block_table_row = form->rows ? d->row : NULL,
+                                               .page_indices = form->lists ? d->indices : NULL,
+                                               .page_start_loc = form->lists ? d->start : NULL,
+                                               .last_page_len = form->lengths ? d->last : NULL,
+                                               .seq_lens = form->lists ? NULL : d->lens,
+                                               .out = d->out[0],
+                                               .out_seq_lens = form->lengths ? d->out_lens : NULL};
+    return call->backend->kernels.make_block_table(&args, error);
+}
+
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)
 {
-    const struct form *form = variant;
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct arrays *expected = malloc(sizeof *expected), *found = malloc(sizeof *found);
-    struct arrays *d = (struct arrays *)device_alloc(trial->device, sizeof *d);
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (expected != NULL && found != NULL && d != NULL) {
-        fill(expected, &seed);
-        bool there =
-            device_write(trial->device, (uint8_t *)d, (const uint8_t *)expected, sizeof *d);
-        const struct attn_block_table_args args = {.struct_size = sizeof args,
-                                                   .instance = trial->tested->instance,
-                                                   .num_reqs = REQS,
-                                                   .blocks_per_entry = form->parts,
-                                                   .tokens_per_entry = IN_ENTRY,
-                                                   .num_columns = COLUMNS,
-                                                   .block_table = form->lists ? NULL : d->table,
-                                                   .block_table_stride = STRIDE,
-                                                   .block_table_row = form->rows ? d->row : NULL,
-                                                   .page_indices = form->lists ? d->indices : NULL,
-                                                   .page_start_loc = form->lists ? d->start : NULL,
-                                                   .last_page_len = form->lengths ? d->last : NULL,
-                                                   .seq_lens = form->lists ? NULL : d->lens,
-                                                   .out = d->out[0],
-                                                   .out_seq_lens =
-                                                       form->lengths ? d->out_lens : NULL};
-        expect(form, expected);
-        attn_status status =
-            there ? trial->tested->kernels.make_block_table(&args, &error) : ATTN_ERROR_DEVICE;
-        if (status != ATTN_OK ||
-            !device_read(trial->device, (uint8_t *)found, (const uint8_t *)d, sizeof *d)) {
-            result = trial_call_failed(trial, "make_block_table", status, &error);
-        } else {
-            result = memcmp(expected, found, sizeof *found) == 0
-                         ? TRIAL_PASSED
-                         : trial_say(trial, TRIAL_FAILED,
-                                     "an entry is wrong, or another place was written");
-        }
+    const struct operand arrays = {"an array", .bytes = sizeof(struct arrays), .written = true};
+    struct kernel_test test;
+    if (kernel_test_init(&test, trial, &arrays, 1, NULL)) {
+        fill(test_input(&test, 0), &seed);
     }
-    device_free(trial->device, (uint8_t *)d);
-    free(expected);
-    free(found);
+    enum trial_result result = kernel_test_run_tested(&test, call_table, variant);
+    if (result == TRIAL_PASSED) {
+        expect(variant, test_expected(&test, 0));
+        result =
+            test_same(&test, 0, sizeof(struct arrays))
+                ? TRIAL_PASSED
+                : trial_say(trial, TRIAL_FAILED, "an entry is wrong, or another place was written");
+    }
+    kernel_test_finish(&test);
     return result;
 }
 
