@@ -381,17 +381,9 @@ static void run_kernels(struct run *run)
 {
     const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case,
                                      run->options->full};
-    merge_cases(&sink);
-    quantize_cases(&sink);
-    gemm_cases(&sink);
-    copy_cases(&sink);
-    table_cases(&sink);
-    rope_cases(&sink);
-    gather_cases(&sink);
-    fp8_inputs_cases(&sink);
-    mla_cases(&sink);
-    gdn_cases(&sink);
-    index_cases(&sink);
+    for (int32_t i = 0; i < NUM_KERNEL_FILES; i++) {
+        kernel_files[i].cases(&sink);
+    }
     const struct steps_variant steps = {&run->space, run->cases, run->num_cases};
     try_case(run, "two_threads", steps_two_threads, &steps);
 }

@@ -145,7 +145,7 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
     const int32_t dv = p->v[FACTOR_HEAD_SIZE].b, sink_len = p->v[FACTOR_STATIC_SINK].a;
     /* k and v, too, have rows after the last real one */
     const int32_t keys = p->num_keys + p->num_tokens - p->num_actual_tokens;
-    const bool heads_outside = p->v[FACTOR_LSE].a == 1; /* of lse; else tokens, with a gap */
+    const bool heads_outside = p->v[FACTOR_LSE].a == 1; /* for lse; else tokens, with a gap */
     const struct {
         struct attn_tensor *tensor;
         size_t at;

@@ -176,6 +176,12 @@ static inline void case_values(const struct case_space *space, const struct atte
     }
 }
 
+static inline bool range_has(const struct attn_range *range, int32_t value)
+{
+    const int32_t multiple = range->multiple > 0 ? range->multiple : 1;
+    return value >= range->min && value <= range->max && (value - range->min) % multiple == 0;
+}
+
 static inline bool shape_is_paged(int32_t shape)
 {
     return shape < SHAPE_CONTIGUOUS;

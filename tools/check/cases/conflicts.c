@@ -156,13 +156,6 @@ static bool is_of(uint64_t mask, int32_t code)
     return mask == 0 || mask >> code & 1;
 }
 
-static bool in_range(const struct attn_range *range, int32_t value)
-{
-    const int32_t step = range->multiple > 0 ? range->multiple : 1;
-    return range->max == 0 ||
-           (value >= range->min && value <= range->max && (value - range->min) % step == 0);
-}
-
 bool case_refused(const struct case_space *space, const struct attend_case *c)
 {
     struct factor_value v[FACTOR_COUNT];
@@ -178,7 +171,8 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
         if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
             (is_of(r->kv_dtypes, case_kv(v, false)) || is_of(r->kv_dtypes, case_kv(v, true))) &&
             is_of(r->dtypes, layer.dtype) && is_of(r->layer_kinds, layer.kind) &&
-            is_of(r->phases, case_phase(v)) && in_range(&r->head_size, layer.head_size)) {
+            is_of(r->phases, case_phase(v)) &&
+            (r->head_size.max == 0 || range_has(&r->head_size, layer.head_size))) {
             return true;
         }
     }

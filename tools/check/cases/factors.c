@@ -22,12 +22,6 @@ static bool add(struct factor *factor, int32_t a, int32_t b)
     return true;
 }
 
-static bool in_range(const struct attn_range *range, int32_t value)
-{
-    int32_t multiple = range->multiple > 0 ? range->multiple : 1;
-    return value >= range->min && value <= range->max && (value - range->min) % multiple == 0;
-}
-
 static bool add_head_sizes(struct factor *factor, const struct attn_backend_caps *caps)
 {
     bool ok = true;
@@ -37,8 +31,8 @@ static bool add_head_sizes(struct factor *factor, const struct attn_backend_caps
             bool declared = false;
             for (int32_t i = 0; i < caps->num_head_sizes && !declared; i++) {
                 const struct attn_head_size_range *r = &caps->head_sizes[i];
-                declared = in_range(&r->qk, model_head_sizes[d]) &&
-                           (r->same ? d == v : in_range(&r->v, model_head_sizes[v]));
+                declared = range_has(&r->qk, model_head_sizes[d]) &&
+                           (r->same ? d == v : range_has(&r->v, model_head_sizes[v]));
             }
             /* Of the pairs D != Dv the few that models have. */
             bool wanted = d == v || (model_head_sizes[d] == 192 && model_head_sizes[v] == 128) ||
@@ -177,7 +171,7 @@ static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *
     }
     for (size_t i = 0; i < sizeof usual_block_sizes / sizeof *usual_block_sizes; i++) {
         for (int32_t j = 0; j < caps->num_block_sizes; j++) {
-            if (in_range(&caps->block_sizes[j], usual_block_sizes[i])) {
+            if (range_has(&caps->block_sizes[j], usual_block_sizes[i])) {
                 ok = ok && add(&f[FACTOR_BLOCK_SIZE], usual_block_sizes[i], 0);
                 break;
             }

@@ -16,15 +16,15 @@
 
 /* A tensor or an array that a kernel is handed. */
 struct operand {
-    const char *name; /* of the argument */
+    const char *name; /* the argument's */
     int32_t dtype;    /* enum attn_dtype_id of its elements */
     int32_t ndim;     /* 0: an array, of which `bytes` are taken */
     int64_t shape[OPERAND_DIMS];
     int64_t strides[OPERAND_DIMS]; /* elements; zeros: dense */
-    size_t bytes;                  /* of its buffer; 0: what shape and strides reach */
+    size_t bytes;                  /* its buffer's; 0: what shape and strides reach */
     const void *from;              /* what it holds; NULL: see below */
-    double deviation;     /* of normal numbers that fill it; 0: poison, until the case fills it */
-    struct attn_dtype as; /* what a kernel is told instead of `dtype`, if it has bits */
+    double deviation;              /* normal numbers fill it; 0: poison, until the case fills it */
+    struct attn_dtype as;          /* kernels are given this in place of `dtype`, if it has bits */
     bool written;
     bool slice; /* it lies in the buffer of operand `of`, from element `first` on */
     int32_t of;
@@ -48,7 +48,7 @@ struct kernel_call {
     const struct kernel_test *test;
     struct backend *backend;
     const struct device *device;
-    uint8_t *base; /* of the copy, in the device's memory */
+    uint8_t *base; /* the copy's, in the device's memory */
     void *stream;
     int32_t part; /* see kernel_test_parts; -1: the whole call */
     struct watch watch;

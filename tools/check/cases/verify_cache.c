@@ -76,26 +76,16 @@ static int32_t code_of_three(const uint8_t *memory, int32_t d)
     return two >> shift & 7;
 }
 
-/* A code as its place in the order of the format's values. */
+/* A code as its place in the order of the format's values: whole numbers, or a sign and a size. */
 static int32_t ordinal(const struct rows *rows, const uint8_t *memory, int32_t d)
 {
-    if (rows->bits == 3) {
-        return code_of_three(memory, d);
-    }
-    if (kv_is_turboquant(rows->kv_dtype) && rows->bits == 4) {
-        return (int32_t)(*memory >> (d % 2 * 4) & 15);
-    }
-    if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
-        return (int32_t)(*memory >> (d % 2 * 4) & 15);
-    }
-    if (rows->kv_dtype == ATTN_KV_NVFP4) {
-        int32_t code = *memory >> (d % 2 * 4) & 15;
-        return code & 8 ? -(code & 7) : code;
-    }
-    if (rows->number == ATTN_DTYPE_INT8) {
-        return (int8_t)*memory;
-    }
-    return *memory & 0x80 ? -(*memory & 0x7f) : *memory;
+    const int32_t code = rows->bits == 3   ? code_of_three(memory, d)
+                         : rows->bits == 4 ? *memory >> (d % 2 * 4) & 15
+                                           : *memory;
+    const int32_t sign = rows->kv_dtype == ATTN_KV_NVFP4 ? 8 : rows->bits == 8 ? 0x80 : 0;
+    return sign == 0x80 && rows->number == ATTN_DTYPE_INT8 ? (int8_t)code
+           : code & sign                                   ? -(code & (sign - 1))
+                                                           : code;
 }
 
 static void patch(const struct rows *rows, struct place at, int32_t d)

@@ -16,7 +16,7 @@ struct core_sink {
 
 void idle_cases(const struct core_sink *sink);          /* engine_idle.c */
 void blocks_cases(const struct core_sink *sink);        /* engine_blocks.c */
-void engine_output_cases(const struct core_sink *sink); /* engine_output.c */
+void engine_output_cases(const struct core_sink *sink); /* engine_trial.c */
 void undeclared_cases(const struct core_sink *sink);    /* undeclared.c */
 
 #endif

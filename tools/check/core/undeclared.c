@@ -111,27 +111,25 @@ static void try_layer(const struct core_sink *sink, const char *name, struct und
     sink->cases->try(sink->cases->user, full_name, run_undeclared, u);
 }
 
-static bool in_ranges(const struct attn_range *ranges, int32_t count, int32_t value)
-{
-    for (int32_t i = 0; i < count; i++) {
-        int32_t multiple = ranges[i].multiple > 0 ? ranges[i].multiple : 1;
-        if (value >= ranges[i].min && value <= ranges[i].max &&
-            (value - ranges[i].min) % multiple == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* The core cuts an engine's blocks into a backend's where these divide them. */
 static bool parts_declared(const struct attn_backend_caps *caps, int32_t block_size)
 {
+    bool declared = false;
     for (int32_t part = 1; part <= block_size; part++) {
-        if (block_size % part == 0 && in_ranges(caps->block_sizes, caps->num_block_sizes, part)) {
-            return true;
+        for (int32_t i = 0; i < caps->num_block_sizes && block_size % part == 0; i++) {
+            declared = declared || range_has(&caps->block_sizes[i], part);
         }
     }
-    return false;
+    return declared;
+}
+
+static bool head_declared(const struct attn_backend_caps *caps, int32_t head_size)
+{
+    bool declared = false;
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        declared = declared || range_has(&caps->head_sizes[i].qk, head_size);
+    }
+    return declared;
 }
 
 static void try_numbers(const struct core_sink *sink, const struct attn_layer_desc *base)
@@ -142,13 +140,9 @@ static void try_numbers(const struct core_sink *sink, const struct attn_layer_de
     char name[96];
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct undeclared u = {.layer = *base, .field = "head_size"};
-        bool declared = false;
-        for (int32_t j = 0; j < caps->num_head_sizes; j++) {
-            declared = declared || in_ranges(&caps->head_sizes[j].qk, 1, sizes[i]);
-        }
         u.layer.head_size = u.layer.head_size_v = sizes[i];
         snprintf(name, sizeof name, "head_size.%d", sizes[i]);
-        if (!declared) {
+        if (!head_declared(caps, sizes[i])) {
             try_layer(sink, name, &u);
         }
     }

@@ -6,6 +6,20 @@
 #include "kernels/calls.h"
 #include "cases/attend.h"
 
+const struct kernel_file kernel_files[NUM_KERNEL_FILES] = {
+    {ATTN_KERNEL_MERGE_STATES, merge_cases},
+    {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
+    {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
+    {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
+    {ATTN_KERNEL_MAKE_BLOCK_TABLE, table_cases},
+    {ATTN_KERNEL_ROPE_WRITE_KV, rope_cases},
+    {ATTN_KERNEL_GATHER_KV, gather_cases},
+    {0, fp8_inputs_cases}, /* attends, whose calls attend's own cases have */
+    {ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, mla_cases},
+    {ATTN_KERNEL_RECURRENT, gdn_cases},
+    {0, index_cases},
+};
+
 struct call_case {
     const struct call_target *target;
     int32_t which; /* enum call_struct */
@@ -57,25 +71,11 @@ static void try_first(void *user, const char *name, kernel_run *run, const void 
 static void try_kernel(const struct kernel_sink *sink, const struct call_target *target,
                        int32_t which)
 {
-    static const struct {
-        uint64_t kernels;
-        void (*cases)(const struct kernel_sink *sink);
-    } files[] = {
-        {ATTN_KERNEL_MERGE_STATES, merge_cases},
-        {ATTN_KERNEL_ROPE_WRITE_KV, rope_cases},
-        {ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, mla_cases},
-        {ATTN_KERNEL_GATHER_KV, gather_cases},
-        {ATTN_KERNEL_RECURRENT, gdn_cases},
-        {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
-        {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
-        {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
-        {ATTN_KERNEL_MAKE_BLOCK_TABLE, table_cases},
-    };
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        if (files[i].kernels & target->kernel) {
+    for (int32_t i = 0; i < NUM_KERNEL_FILES; i++) {
+        if (kernel_files[i].kernels & target->kernel) {
             struct first first = {sink, {target, which, NULL, NULL}, false};
             const struct kernel_sink its = {&first, sink->caps, sink->space, try_first};
-            files[i].cases(&its);
+            kernel_files[i].cases(&its);
         }
     }
 }

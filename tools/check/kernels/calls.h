@@ -17,7 +17,7 @@ enum call_struct {
     CALL_BATCH,
     CALL_K_CACHE,
     CALL_V_CACHE,
-    CALL_CACHE, /* of a gather */
+    CALL_CACHE, /* a gather's */
     CALL_LIMITS,
     CALL_STRUCT_COUNT
 };

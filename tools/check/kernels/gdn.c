@@ -174,6 +174,25 @@ static enum trial_result verify_out(struct kernel_test *test, const struct gdn_c
     return kernel_test_compare(test, GDN_OUT, rows, bound);
 }
 
+/* Which request's step leaves something in a slot: its last state, or all that it keeps, and
+ * checkpoints; -1: none. */
+static void find_owners(const struct gdn_case *c, bool all_states, int32_t *owner)
+{
+    memset(owner, -1, GDN_MAX_SLOTS * sizeof *owner);
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        const int32_t states = all_states && gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
+        for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
+            if (c->slots[r][i] >= 0) {
+                owner[c->slots[r][i]] = r;
+            }
+        }
+        int32_t kept[GDN_MAX_KEPT], count = gdn_case_checkpoints(c, r, kept);
+        for (int32_t i = 0; i < count; i++) {
+            owner[kept[i]] = r;
+        }
+    }
+}
+
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
  * multiply in the layer's dtype, and the bound follows it. */
 static enum trial_result verify_states(struct kernel_test *test, const struct gdn_case *c)
@@ -186,17 +205,10 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
     const size_t e = number_bytes(c->v.state_dtype);
     size_t used = (size_t)(c->v.num_v_heads * size) * e;
     size_t slot_bytes = (size_t)c->state_stride * e;
-    for (int32_t r = 0; r < GDN_REQS; r++) {
-        int32_t states = gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
-        for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
-            if (c->slots[r][i] >= 0) {
-                left[c->slots[r][i]] = 1;
-            }
-        }
-        int32_t kept[GDN_MAX_KEPT], count = gdn_case_checkpoints(c, r, kept);
-        for (int32_t i = 0; i < count; i++) {
-            left[kept[i]] = 1;
-        }
+    int32_t owner[GDN_MAX_SLOTS];
+    find_owners(c, true, owner);
+    for (int32_t slot = 0; slot < c->num_slots; slot++) {
+        left[slot] = owner[slot] >= 0;
     }
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         size_t at = test->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
@@ -239,16 +251,7 @@ static enum trial_result verify_windows(struct kernel_test *test, const struct g
 {
     size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
     int32_t owner[GDN_MAX_SLOTS];
-    memset(owner, -1, sizeof owner);
-    for (int32_t r = 0; r < GDN_REQS; r++) {
-        if (gdn_case_active(c, r)) {
-            owner[c->slots[r][0]] = r;
-        }
-        int32_t kept[GDN_MAX_KEPT], count = gdn_case_checkpoints(c, r, kept);
-        for (int32_t i = 0; i < count; i++) {
-            owner[kept[i]] = r;
-        }
-    }
+    find_owners(c, false, owner);
     for (int32_t slot = 0; slot < c->num_slots && c->window > 0; slot++) {
         int32_t r = owner[slot];
         size_t entries = r >= 0 ? (size_t)window_entries(c, r) : 0;

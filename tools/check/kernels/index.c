@@ -88,7 +88,7 @@ struct index_case {
     const struct index_variant *v;
     struct latent_batch batch;
     struct attn_indexer_desc desc; /* zeros read as 1 are 1 */
-    int32_t room;                  /* of a list */
+    int32_t room;                  /* in a list */
     double *keys;                  /* [REQS, longest, D], as the step's dtype has them */
 };
 

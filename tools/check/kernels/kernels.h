@@ -17,16 +17,25 @@ struct kernel_sink {
     bool full; /* cases that fill a GPU, too */
 };
 
-void merge_cases(const struct kernel_sink *sink);      /* merge.c */
-void quantize_cases(const struct kernel_sink *sink);   /* quantize.c: quantize, amax */
-void gemm_cases(const struct kernel_sink *sink);       /* gemm.c */
-void copy_cases(const struct kernel_sink *sink);       /* copy.c: copy_blocks, copy, fill */
-void table_cases(const struct kernel_sink *sink);      /* table.c: make_block_table */
-void rope_cases(const struct kernel_sink *sink);       /* rope.c */
-void mla_cases(const struct kernel_sink *sink);        /* mla.c */
-void gdn_cases(const struct kernel_sink *sink);        /* gdn.c */
-void index_cases(const struct kernel_sink *sink);      /* index.c: indexers */
-void gather_cases(const struct kernel_sink *sink);     /* gather.c */
-void fp8_inputs_cases(const struct kernel_sink *sink); /* fp8_inputs.c */
+/* Each in the file of its name. */
+void merge_cases(const struct kernel_sink *sink);
+void quantize_cases(const struct kernel_sink *sink); /* amax, too */
+void gemm_cases(const struct kernel_sink *sink);
+void copy_cases(const struct kernel_sink *sink);  /* copy_blocks, copy, fill */
+void table_cases(const struct kernel_sink *sink); /* make_block_table */
+void rope_cases(const struct kernel_sink *sink);
+void gather_cases(const struct kernel_sink *sink);
+void fp8_inputs_cases(const struct kernel_sink *sink);
+void mla_cases(const struct kernel_sink *sink);
+void gdn_cases(const struct kernel_sink *sink);
+void index_cases(const struct kernel_sink *sink);
+
+/* call_cases.c. All of them, with the ATTN_KERNEL_* whose cases they name. */
+enum { NUM_KERNEL_FILES = 11 };
+struct kernel_file {
+    uint64_t kernels;
+    void (*cases)(const struct kernel_sink *sink);
+};
+extern const struct kernel_file kernel_files[NUM_KERNEL_FILES];
 
 #endif

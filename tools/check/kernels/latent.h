@@ -26,7 +26,7 @@ enum {
 
 /* Up to `padding` the case's to say; the rest is latent_init's. */
 struct latent_batch {
-    int32_t num_reqs, columns;                                 /* of the block table */
+    int32_t num_reqs, columns;                                 /* the block table's */
     int32_t before[LATENT_MAX_REQS], queries[LATENT_MAX_REQS]; /* tokens */
     int32_t tokens_per_row, spare_blocks;                      /* the first ones, never used */
     int32_t first_row, padding;                                /* rows around the batch's */

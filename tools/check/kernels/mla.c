@@ -65,7 +65,7 @@ enum {
 struct mla_case {
     const struct mla_variant *v;
     struct latent_batch batch;
-    struct lists_shape shape; /* of lists of keys */
+    struct lists_shape shape; /* the lists' */
 };
 
 static size_t row_bytes(const struct mla_variant *v)
