@@ -87,7 +87,7 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
 {
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const struct attn_tensor *out = &tested->binding.out;
-    const int32_t dtype = problem->v[FACTOR_DTYPE].a, bytes = (int32_t)number_bytes(dtype);
+    const int32_t dtype = problem->dtype, bytes = (int32_t)number_bytes(dtype);
     const size_t first = codes ? problem->at.codes : problem->at.out;
     const int64_t row = codes ? output_row_bytes(problem) : out->strides[0] * bytes;
     size_t at = 0, used = problem->image.used, num_other = 0;
@@ -133,7 +133,7 @@ static void forget_rows(const struct problem *problem, const struct problem_copy
                         const uint8_t *rows, uint8_t *image)
 {
     const struct attn_tensor *out = &tested->binding.out, *lse = &tested->binding.lse;
-    const size_t bytes = number_bytes(problem->v[FACTOR_DTYPE].a);
+    const size_t bytes = number_bytes(problem->dtype);
     if (problem->output.form != ATTN_OUTPUT_PLAIN) {
         output_forget(problem, rows, image);
     }

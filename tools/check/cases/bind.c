@@ -78,7 +78,7 @@ static void bind_lengths(const struct problem *p, struct binding *b, uint8_t *ba
         batch->seq_lens = (const int32_t *)(base + p->at.seq_lens);
         batch->seq_lens_host =
             lengths == LENGTHS_DEVICE ? NULL : (const int32_t *)(host + p->at.seq_lens);
-    } else if (p->v[FACTOR_SHAPE].a == SHAPE_CROSS_KEYS) {
+    } else if (p->shape == SHAPE_CROSS_KEYS) {
         batch->key_start_loc = (const int32_t *)(base + p->at.key_start_loc);
         batch->key_start_loc_host = (const int32_t *)(host + p->at.key_start_loc);
     }
@@ -100,7 +100,7 @@ static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base
     };
     bind_lengths(p, b, base, host);
     batch->common_prefix_len = p->shared;
-    if (p->v[FACTOR_SHAPE].a == SHAPE_CROSS) {
+    if (p->shape == SHAPE_CROSS) {
         batch->encoder_seq_lens = batch->seq_lens;
         batch->encoder_seq_lens_host = batch->seq_lens_host;
         batch->max_encoder_seq_len = batch->max_seq_len;
@@ -140,9 +140,7 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
                          struct attn_device device)
 {
     const struct problem_buffers *at = &p->at;
-    const int32_t dtype = p->v[FACTOR_DTYPE].a, hq = p->v[FACTOR_HEADS].a;
-    const int32_t hk = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
-    const int32_t dv = p->v[FACTOR_HEAD_SIZE].b, sink_len = p->v[FACTOR_STATIC_SINK].a;
+    const int32_t sink_len = p->v[FACTOR_STATIC_SINK].a;
     /* k and v, too, have rows after the last real one */
     const int32_t keys = p->num_keys + p->num_tokens - p->num_actual_tokens;
     const bool heads_outside = p->v[FACTOR_LSE].a == 1; /* for lse; else tokens, with a gap */
@@ -152,15 +150,17 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
         int32_t dtype, rows, heads, head_size;
         int64_t stride;
     } tensors[] = {
-        {&b->q, at->q, p->q_dtype, p->num_tokens, hq, d, problem_row_elements(p, hq, d)},
-        {&b->k, at->k, dtype, keys, hk, d, problem_row_elements(p, hk, d)},
-        {&b->v, at->v, dtype, keys, hk, dv, problem_row_elements(p, hk, dv)},
-        {&b->out, at->out, dtype, p->num_tokens, hq, dv, problem_row_elements(p, hq, dv)},
-        {&b->sink_k, at->sink_k, dtype, sink_len, hk, d, hk * d},
-        {&b->sink_v, at->sink_v, dtype, sink_len, hk, dv, hk * dv},
-        {&b->context_k, at->context_k, dtype, p->num_context, hk, d, hk * d},
-        {&b->context_v, at->context_v, dtype, p->num_context, hk, dv, hk * dv},
-        {&b->lse, at->lse, ATTN_DTYPE_F32, hq, p->num_tokens, heads_outside ? 1 : 2 * hq,
+        {&b->q, at->q, p->q_dtype, p->num_tokens, p->hq, p->d,
+         problem_row_elements(p, p->hq, p->d)},
+        {&b->k, at->k, p->dtype, keys, p->hk, p->d, problem_row_elements(p, p->hk, p->d)},
+        {&b->v, at->v, p->dtype, keys, p->hk, p->dv, problem_row_elements(p, p->hk, p->dv)},
+        {&b->out, at->out, p->dtype, p->num_tokens, p->hq, p->dv,
+         problem_row_elements(p, p->hq, p->dv)},
+        {&b->sink_k, at->sink_k, p->dtype, sink_len, p->hk, p->d, p->hk * p->d},
+        {&b->sink_v, at->sink_v, p->dtype, sink_len, p->hk, p->dv, p->hk * p->dv},
+        {&b->context_k, at->context_k, p->dtype, p->num_context, p->hk, p->d, p->hk * p->d},
+        {&b->context_v, at->context_v, p->dtype, p->num_context, p->hk, p->dv, p->hk * p->dv},
+        {&b->lse, at->lse, ATTN_DTYPE_F32, p->hq, p->num_tokens, heads_outside ? 1 : 2 * p->hq,
          heads_outside ? p->num_tokens : 1},
     };
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
@@ -183,7 +183,7 @@ static void bind_writes(const struct problem *p, struct binding *b, uint8_t *bas
     /* Negative slots name rows to skip; the length of slot_mapping says how many rows of k are
      * real. */
     int64_t num_slots = p->v[FACTOR_STRIDES].a ? p->num_actual_tokens : p->num_tokens;
-    num_slots = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : num_slots;
+    num_slots = p->shape == SHAPE_CROSS ? 0 : num_slots;
     b->write = (struct attn_write_kv_args){.struct_size = sizeof b->write,
                                            .layer = &b->layer,
                                            .params = &b->params,

@@ -45,17 +45,17 @@ static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int
                        int64_t *slots, int64_t *context_slots)
 {
     const struct request *request = &p->requests[r];
-    int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a, window = p->v[FACTOR_WINDOW].a;
+    int32_t window = p->v[FACTOR_WINDOW].a;
     int32_t context = problem_context(p, r);
     const int32_t *row = (const int32_t *)(p->image.bytes + p->at.block_table_row);
     const int32_t *first =
         (const int32_t *)(p->image.bytes + p->at.block_table) + row[0] * p->table_stride;
     for (int32_t j = 0; j < request->seq_len; j++) {
         bool shared = r > 0 && j < p->shared;
-        if (j % block_size == 0) {
-            entries[j / block_size] = (shared ? first : order)[j / block_size];
+        if (j % p->block_size == 0) {
+            entries[j / p->block_size] = (shared ? first : order)[j / p->block_size];
         }
-        int64_t slot = (int64_t)entries[j / block_size] * block_size + j % block_size;
+        int64_t slot = (int64_t)entries[j / p->block_size] * p->block_size + j % p->block_size;
         if (j < context) {
             context_slots[j] = shared ? -1 : slot;
         } else {
@@ -64,7 +64,7 @@ static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int
     }
     /* what no query's window reaches may be anything */
     if (window > 0 && p->v[FACTOR_SPANS].a == 0 && p->shared == 0) {
-        for (int32_t b = 0; (b + 1) * block_size <= context - window; b++) {
+        for (int32_t b = 0; (b + 1) * p->block_size <= context - window; b++) {
             entries[b] = -GARBAGE_BLOCK;
         }
     }
@@ -73,7 +73,6 @@ static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int
 static bool fill_tables(struct problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
-    int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
     int32_t *table = (int32_t *)(base + p->at.block_table);
     int32_t *row = (int32_t *)(base + p->at.block_table_row);
     int64_t *slots = (int64_t *)(base + p->at.slot_mapping) + p->first_row;
@@ -99,7 +98,7 @@ static bool fill_tables(struct problem *p, uint64_t *random)
         const struct request *request = &p->requests[r];
         row[r] = p->v[FACTOR_TABLE_ROW].a ? (2 * p->num_reqs - 1 - 2 * r) : r;
         fill_table(p, r, table + row[r] * p->table_stride, next, slots, context_slots);
-        next += (request->seq_len + block_size - 1) / block_size;
+        next += (request->seq_len + p->block_size - 1) / p->block_size;
         slots += request->query_len;
         context_slots += problem_context(p, r);
     }
@@ -110,16 +109,15 @@ static bool fill_tables(struct problem *p, uint64_t *random)
 static void fill_scales(struct problem *p)
 {
     uint8_t *base = p->image.bytes;
-    int32_t hk = p->v[FACTOR_HEADS].b, dv = p->v[FACTOR_HEAD_SIZE].b;
     double wide = p->q_dtype == ATTN_DTYPE_INT8 ? 4 : 1; /* 127 steps have to hold a query */
     *(float *)(base + p->at.p_scale) = (float)P_SCALE;
-    for (int32_t h = 0; h < hk; h++) {
+    for (int32_t h = 0; h < p->hk; h++) {
         ((float *)(base + p->at.q_scale))[h] = (float)(wide * SCALE_OF(h + 2));
         ((float *)(base + p->at.k_scale))[h] = (float)SCALE_OF(h);
         ((float *)(base + p->at.v_scale))[h] = (float)SCALE_OF(h + 4);
     }
-    for (int32_t i = 0; i < hk * dv; i++) {
-        ((float *)(base + p->at.channel_scale))[i] = (float)SCALE_OF(5 * i + i / dv);
+    for (int32_t i = 0; i < p->hk * p->dv; i++) {
+        ((float *)(base + p->at.channel_scale))[i] = (float)SCALE_OF(5 * i + i / p->dv);
     }
 }
 
@@ -127,10 +125,10 @@ static void fill_signs(struct problem *p, uint64_t *random)
 {
     float *k = (float *)(p->image.bytes + p->at.signs_k);
     float *v = (float *)(p->image.bytes + p->at.signs_v);
-    for (int32_t d = 0; d < p->v[FACTOR_HEAD_SIZE].a; d++) {
+    for (int32_t d = 0; d < p->d; d++) {
         k[d] = random_below(random, 2) ? 1 : -1;
     }
-    for (int32_t d = 0; d < p->v[FACTOR_HEAD_SIZE].b; d++) {
+    for (int32_t d = 0; d < p->dv; d++) {
         v[d] = random_below(random, 2) ? 1 : -1;
     }
 }
@@ -158,7 +156,7 @@ static void fill_spans(struct problem *p, uint64_t *random)
 static void fill_terms(struct problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
-    for (int32_t h = 0; h < p->v[FACTOR_HEADS].a; h++) {
+    for (int32_t h = 0; h < p->hq; h++) {
         ((float *)(base + p->at.sinks))[h] = (float)(3 + 4 * random_normal(random));
         ((float *)(base + p->at.alibi_slopes))[h] = (float)(0.9 * random_unit(random));
     }
@@ -190,20 +188,18 @@ static double scale_of_head(const struct problem *p, size_t scales, int32_t form
 /* Stored = saturate(x / scale); the scale is that of the query's KV head. */
 static double query_scale(const struct problem *p, int32_t q_head)
 {
-    int32_t group = p->v[FACTOR_HEADS].a / p->v[FACTOR_HEADS].b;
     return p->v[FACTOR_QUERY].a == 0
                ? 1
-               : scale_of_head(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / group);
+               : scale_of_head(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / (p->hq / p->hk));
 }
 
 static void fill_queries(struct problem *p, uint64_t *random)
 {
-    int32_t hq = p->v[FACTOR_HEADS].a, d = p->v[FACTOR_HEAD_SIZE].a;
-    int64_t stride = problem_row_elements(p, hq, d);
+    int64_t stride = problem_row_elements(p, p->hq, p->d);
     for (int64_t t = p->first_row; t < p->num_actual_tokens; t++) {
-        for (int32_t i = 0; i < hq * d; i++) {
+        for (int32_t i = 0; i < p->hq * p->d; i++) {
             number_store(p->image.bytes + p->at.q, t * stride + i, p->q_dtype,
-                         LOGIT_DEVIATION * random_normal(random) / query_scale(p, i / d));
+                         LOGIT_DEVIATION * random_normal(random) / query_scale(p, i / p->d));
         }
     }
 }
@@ -216,8 +212,7 @@ struct key_place {
 
 static struct key_place key_place(const struct problem *p, bool value, int32_t r, int32_t j)
 {
-    int32_t hk = p->v[FACTOR_HEADS].b;
-    int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
+    int32_t d = value ? p->dv : p->d;
     int64_t key = p->first_row, context = 0;
     for (int32_t i = 0; i < r; i++) {
         const struct request *request = &p->requests[i];
@@ -227,36 +222,34 @@ static struct key_place key_place(const struct problem *p, bool value, int32_t r
     int32_t own = problem_context(p, r);
     if (j < own) {
         return (struct key_place){value ? p->at.context_v : p->at.context_k,
-                                  (context + j) * hk * d};
+                                  (context + j) * p->hk * d};
     }
     return (struct key_place){value ? p->at.v : p->at.k,
-                              (key + j - own) * problem_row_elements(p, hk, d)};
+                              (key + j - own) * problem_row_elements(p, p->hk, d)};
 }
 
 /* One key per request and KV head is turned towards the last query of one of the head's queries. */
 static void plant_needles(struct problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
-    int32_t dtype = p->v[FACTOR_DTYPE].a;
-    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
     const double times = case_score_times(p->v);
     int64_t end = p->first_row;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
         end += request->query_len;
-        for (int32_t h = 0; h < hk && request->query_len > 0 && request->seq_len > 0; h++) {
-            int32_t q_head = h * (hq / hk) + random_below(random, hq / hk);
-            int64_t q_row = (end - 1) * problem_row_elements(p, hq, d) + q_head * d;
+        for (int32_t h = 0; h < p->hk && request->query_len > 0 && request->seq_len > 0; h++) {
+            int32_t q_head = h * (p->hq / p->hk) + random_below(random, p->hq / p->hk);
+            int64_t q_row = (end - 1) * problem_row_elements(p, p->hq, p->d) + q_head * p->d;
             struct key_place key = key_place(p, false, r, random_below(random, request->seq_len));
             double norm = 0, scale = query_scale(p, q_head);
-            for (int32_t i = 0; i < d; i++) {
+            for (int32_t i = 0; i < p->d; i++) {
                 double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
                 norm += x * x;
             }
-            for (int32_t i = 0; i < d; i++) {
+            for (int32_t i = 0; i < p->d; i++) {
                 double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
-                number_store(base + key.rows, key.at + h * d + i, dtype,
-                             times * LARGEST_SCORE * sqrt(d) / norm * x);
+                number_store(base + key.rows, key.at + h * p->d + i, p->dtype,
+                             times * LARGEST_SCORE * sqrt(p->d) / norm * x);
             }
         }
     }
@@ -265,15 +258,13 @@ static void plant_needles(struct problem *p, uint64_t *random)
 /* Values of one sign and size, of which two are more than the format has. */
 static void enlarge_values(struct problem *p)
 {
-    const int32_t dtype = p->v[FACTOR_DTYPE].a, heads = p->v[FACTOR_HEADS].b;
-    const int32_t d = p->v[FACTOR_HEAD_SIZE].b;
     for (int32_t r = 0; r < p->num_reqs && p->v[FACTOR_HUGE].a == HUGE_VALUES; r++) {
         for (int32_t j = 0; j < p->requests[r].seq_len; j++) {
             const struct key_place row = key_place(p, true, r, j);
-            for (int32_t i = 0; i < heads * d; i++) {
+            for (int32_t i = 0; i < p->hk * p->dv; i++) {
                 uint8_t *values = p->image.bytes + row.rows;
-                const double x = number_load(values, row.at + i, dtype);
-                number_store(values, row.at + i, dtype, HUGE_VALUE * (1.2 + 0.2 * sin(x)));
+                const double x = number_load(values, row.at + i, p->dtype);
+                number_store(values, row.at + i, p->dtype, HUGE_VALUE * (1.2 + 0.2 * sin(x)));
             }
         }
     }
@@ -286,14 +277,14 @@ static void plant_ties(struct problem *p)
     bool of_value = kv == ATTN_KV_INT8_PER_TOKEN_HEAD;
     bool of_key = of_value || kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K;
     for (int32_t value = 0; value < 2; value++) {
-        int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
+        int32_t d = value ? p->dv : p->d;
         if (!(value ? of_value : of_key) || p->requests[0].seq_len == 0) {
             continue;
         }
         struct key_place row = key_place(p, value != 0, 0, p->requests[0].seq_len - 1);
-        for (int32_t i = 0; i < p->v[FACTOR_HEADS].b * d; i++) {
+        for (int32_t i = 0; i < p->hk * d; i++) {
             double x = (i % d % 31 + 0.5) * (i % 2 ? -1 : 1);
-            number_store(p->image.bytes + row.rows, row.at + i, p->v[FACTOR_DTYPE].a,
+            number_store(p->image.bytes + row.rows, row.at + i, p->dtype,
                          TIE_STEP * (i % d == 0 ? 127 : x));
         }
     }
@@ -303,13 +294,13 @@ static void plant_ties(struct problem *p)
  * values have no NaN. */
 static void plant_nans(struct problem *p, uint64_t *random)
 {
-    int32_t r = random_below(random, p->num_reqs), dtype = p->v[FACTOR_DTYPE].a;
+    int32_t r = random_below(random, p->num_reqs), dtype = p->dtype;
     if (!p->v[FACTOR_NAN].a || p->requests[r].seq_len == 0) {
         return;
     }
     for (int32_t value = 0; value < 2; value++) {
-        int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
-        int32_t element = random_below(random, p->v[FACTOR_HEADS].b * d);
+        int32_t d = value ? p->dv : p->d;
+        int32_t element = random_below(random, p->hk * d);
         int32_t least = p->requests[r].seq_len / 2; /* so that some query does not see it */
         int32_t j = least + random_below(random, p->requests[r].seq_len - least);
         struct key_place row = key_place(p, value != 0, r, j);
@@ -321,8 +312,8 @@ static void plant_nans(struct problem *p, uint64_t *random)
 
 static void fill_keys(struct problem *p, uint64_t *random)
 {
-    const int32_t hk = p->v[FACTOR_HEADS].b, sink_len = p->v[FACTOR_STATIC_SINK].a;
-    const int32_t k = hk * p->v[FACTOR_HEAD_SIZE].a, v = hk * p->v[FACTOR_HEAD_SIZE].b;
+    const int32_t hk = p->hk, sink_len = p->v[FACTOR_STATIC_SINK].a;
+    const int32_t k = hk * p->d, v = hk * p->dv;
     const int32_t first = p->first_row, apart = p->v[FACTOR_STRIDES].a ? 2 : 1;
     const struct {
         size_t at;
@@ -335,7 +326,7 @@ static void fill_keys(struct problem *p, uint64_t *random)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int64_t t = rows[i].first; t < rows[i].end; t++) {
             number_fill_normal(p->image.bytes + rows[i].at, t * rows[i].stride, rows[i].width,
-                               p->v[FACTOR_DTYPE].a, 1, random);
+                               p->dtype, 1, random);
         }
     }
 }
@@ -347,10 +338,10 @@ static void fill_lists(struct problem *p, uint64_t *random)
     const int32_t *row = (const int32_t *)(base + p->at.block_table_row);
     int64_t first = p->first_row;
     for (int32_t r = 0; r < p->num_reqs && p->lists.granularity > 0; r++) {
-        const struct listed_request request = {p->requests[r].seq_len, p->v[FACTOR_BLOCK_SIZE].a,
+        const struct listed_request request = {p->requests[r].seq_len, p->block_size,
                                                (const int32_t *)(base + p->at.block_table) +
                                                    row[r] * p->table_stride,
-                                               p->num_blocks * p->v[FACTOR_BLOCK_SIZE].a};
+                                               p->num_blocks * p->block_size};
         lists_fill(&p->lists, &p->lists_shape, &request, first, first + p->requests[r].query_len,
                    (int32_t *)(base + p->at.indices), (int32_t *)(base + p->at.list_lengths),
                    random);

@@ -48,12 +48,12 @@ void case_output_name(const struct case_output *output, char *name, size_t size)
 int64_t output_row_bytes(const struct problem *p)
 {
     int32_t of_byte = p->output.form == ATTN_OUTPUT_NVFP4 ? 2 : 1;
-    return problem_row_elements(p, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEAD_SIZE].b) / of_byte;
+    return problem_row_elements(p, p->hq, p->dv) / of_byte;
 }
 
 static int64_t num_groups(const struct problem *p)
 {
-    return (int64_t)p->v[FACTOR_HEADS].a * p->v[FACTOR_HEAD_SIZE].b / group_of(p->output.form);
+    return (int64_t)p->hq * p->dv / group_of(p->output.form);
 }
 
 void output_add(struct problem *p)
@@ -78,8 +78,8 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
 {
     const int32_t form = p->output.form;
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
-    const int64_t groups = num_groups(p), heads = p->v[FACTOR_HEADS].a;
-    const int64_t dims = p->v[FACTOR_HEAD_SIZE].b / (nvfp4 ? 2 : 1);
+    const int64_t groups = num_groups(p), heads = p->hq;
+    const int64_t dims = p->dv / (nvfp4 ? 2 : 1);
     if (form == ATTN_OUTPUT_PLAIN) {
         return;
     }
@@ -227,8 +227,8 @@ enum trial_result verify_codes(struct trial *trial, const struct problem *p,
                                const uint8_t *expected, const uint8_t *found)
 {
     const struct bound bound = bound_of_case(p->v);
-    const int32_t dims = p->v[FACTOR_HEAD_SIZE].b, dtype = p->v[FACTOR_DTYPE].a;
-    const int64_t columns = (int64_t)p->v[FACTOR_HEADS].a * dims;
+    const int32_t dims = p->dv, dtype = p->dtype;
+    const int64_t columns = (int64_t)p->hq * dims;
     const int32_t form = p->output.form;
     struct coded_group g = {.problem = p, .found = found};
     g.size = form == ATTN_OUTPUT_FP8_STATIC ? 1 : group_of(form);

@@ -29,13 +29,13 @@ static int32_t draw_length(uint64_t *random, int32_t block_size, int32_t least)
 
 static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *random)
 {
-    switch (p->v[FACTOR_SHAPE].a) {
+    switch (p->shape) {
     case SHAPE_SPECULATIVE:
         return 4;
     case SHAPE_PREFILL:
     case SHAPE_CONTIGUOUS:
     case SHAPE_CROSS_KEYS:
-        return draw_length(random, p->v[FACTOR_BLOCK_SIZE].a, 1) / 2 + 1;
+        return draw_length(random, p->block_size, 1) / 2 + 1;
     case SHAPE_EXTEND:
         return 1 + random_below(random, 37);
     case SHAPE_MIXED:
@@ -52,9 +52,8 @@ static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *rand
 
 static struct request draw_request(const struct problem *p, int32_t r, uint64_t *random)
 {
-    int32_t shape = p->v[FACTOR_SHAPE].a;
     struct request request = {draw_query_len(p, r, random), 0};
-    switch (shape) {
+    switch (p->shape) {
     case SHAPE_PREFILL:
     case SHAPE_CONTIGUOUS:
         request.seq_len = request.query_len;
@@ -67,33 +66,31 @@ static struct request draw_request(const struct problem *p, int32_t r, uint64_t 
         break;
     case SHAPE_LONG_DECODE:
     case SHAPE_LONG_EXTEND:
-        request.seq_len = MAX_LONG_SEQ_LEN / (shape == SHAPE_LONG_EXTEND ? 2 : 1) -
+        request.seq_len = MAX_LONG_SEQ_LEN / (p->shape == SHAPE_LONG_EXTEND ? 2 : 1) -
                           random_below(random, MAX_LONG_SEQ_LEN / 3);
         break;
     default:
-        request.seq_len = draw_length(random, p->v[FACTOR_BLOCK_SIZE].a, request.query_len);
+        request.seq_len = draw_length(random, p->block_size, request.query_len);
     }
     return request;
 }
 
 static void draw_requests(struct problem *p, uint64_t *random)
 {
-    int32_t shape = p->v[FACTOR_SHAPE].a;
-    int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
-    bool is_long = shape == SHAPE_LONG_DECODE || shape == SHAPE_LONG_EXTEND;
+    bool is_long = p->shape == SHAPE_LONG_DECODE || p->shape == SHAPE_LONG_EXTEND;
     /* where a static sink is composed, requests without keys are not known */
     bool unknown_sink = p->v[FACTOR_STATIC_SINK].a && p->v[FACTOR_LENGTHS].a == LENGTHS_DEVICE;
-    p->num_reqs = is_long                 ? 1 + random_below(random, 2)
-                  : shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)
-                                          : 3 + random_below(random, 5);
-    p->shared = shape == SHAPE_SHARED ? SHARED_KEYS : 0;
+    p->num_reqs = is_long                    ? 1 + random_below(random, 2)
+                  : p->shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)
+                                             : 3 + random_below(random, 5);
+    p->shared = p->shape == SHAPE_SHARED ? SHARED_KEYS : 0;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         p->requests[r] = draw_request(p, r, random);
     }
-    if (shape == SHAPE_MIXED) { /* an idle request after the decodes, with keys or without */
+    if (p->shape == SHAPE_MIXED) { /* an idle request after the decodes, with keys or without */
         struct request *idle = &p->requests[p->num_reqs / 2];
         *idle = (struct request){0, random_below(random, 2) * idle->seq_len};
-    } else if (shape == SHAPE_DECODE && !unknown_sink && random_below(random, 3) == 0) {
+    } else if (p->shape == SHAPE_DECODE && !unknown_sink && random_below(random, 3) == 0) {
         /* a padding row */
         p->requests[p->num_reqs - 1].seq_len = 0;
     }
@@ -103,7 +100,7 @@ static void draw_requests(struct problem *p, uint64_t *random)
         p->num_actual_tokens += request->query_len;
         p->num_keys += p->paged ? request->query_len : request->seq_len;
         p->num_context += problem_context(p, r);
-        int64_t blocks = (request->seq_len + block_size - 1) / block_size;
+        int64_t blocks = (request->seq_len + p->block_size - 1) / p->block_size;
         p->num_blocks += p->paged ? blocks : 0;
         p->table_stride = blocks > p->table_stride ? blocks : p->table_stride;
     }
@@ -128,31 +125,28 @@ static size_t add_output(struct problem *p, const char *name, int64_t count, siz
 static void add_tensors(struct problem *p)
 {
     struct problem_buffers *at = &p->at;
-    const int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
-    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
     const int32_t tokens = p->num_tokens, sink = p->v[FACTOR_STATIC_SINK].a;
     const int64_t keys = p->num_keys + p->num_tokens - p->num_actual_tokens;
     const int64_t blocks = p->paged ? p->num_blocks : 0;
-    const size_t e = number_bytes(p->v[FACTOR_DTYPE].a);
-    at->q = add(p, "q", tokens * problem_row_elements(p, hq, d), number_bytes(p->q_dtype));
-    at->k = add(p, "k", keys * problem_row_elements(p, hk, d), e);
-    at->v = add(p, "v", keys * problem_row_elements(p, hk, dv), e);
-    at->out = add_output(p, "out", tokens * problem_row_elements(p, hq, dv), e);
-    at->lse = add_output(p, "lse", tokens * 2 * hq, sizeof(float));
+    const size_t e = number_bytes(p->dtype);
+    at->q = add(p, "q", tokens * problem_row_elements(p, p->hq, p->d), number_bytes(p->q_dtype));
+    at->k = add(p, "k", keys * problem_row_elements(p, p->hk, p->d), e);
+    at->v = add(p, "v", keys * problem_row_elements(p, p->hk, p->dv), e);
+    at->out = add_output(p, "out", tokens * problem_row_elements(p, p->hq, p->dv), e);
+    at->lse = add_output(p, "lse", tokens * 2 * p->hq, sizeof(float));
     at->cache = add_output(p, "k_cache or v_cache", views_cache_bytes(p->v, blocks), 1);
     at->cache_scales = add_output(p, "the caches' scales", views_scales_bytes(p->v, blocks), 1);
-    at->context_k = add(p, "k of earlier steps", p->num_context * hk * d, e);
+    at->context_k = add(p, "k of earlier steps", p->num_context * p->hk * p->d, e);
     at->cache_end = at->context_k;
-    at->context_v = add(p, "v of earlier steps", p->num_context * hk * dv, e);
-    at->sink_k = add(p, "sink_k", sink * hk * d, e);
-    at->sink_v = add(p, "sink_v", sink * hk * dv, e);
+    at->context_v = add(p, "v of earlier steps", p->num_context * p->hk * p->dv, e);
+    at->sink_k = add(p, "sink_k", sink * p->hk * p->d, e);
+    at->sink_v = add(p, "sink_v", sink * p->hk * p->dv, e);
 }
 
 static void add_arrays(struct problem *p)
 {
     struct problem_buffers *at = &p->at;
-    const int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b, reqs = p->num_reqs;
-    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    const int32_t reqs = p->num_reqs;
     const int64_t tree = PROBLEM_TREE_WIDTH * PROBLEM_TREE_WIDTH * (p->v[FACTOR_TREE].a != 0);
     at->context_slots = add(p, "slots of earlier steps", p->num_context, sizeof(int64_t));
     at->query_start_loc = add(p, "query_start_loc", reqs + 1, sizeof(int32_t));
@@ -165,15 +159,15 @@ static void add_arrays(struct problem *p)
     at->other_slots = add(p, "another slot_mapping", p->num_tokens, sizeof(int64_t));
     at->logits_indices = add(p, "logits_indices", p->num_logits, sizeof(int32_t));
     at->causal = add(p, "causal_per_request", reqs, 1);
-    at->sinks = add(p, "sinks", hq, sizeof(float));
-    at->alibi_slopes = add(p, "alibi_slopes", hq, sizeof(float));
-    at->q_scale = add(p, "q_scale", hk, sizeof(float));
-    at->k_scale = add(p, "k_scale", hk, sizeof(float));
-    at->v_scale = add(p, "v_scale", hk, sizeof(float));
+    at->sinks = add(p, "sinks", p->hq, sizeof(float));
+    at->alibi_slopes = add(p, "alibi_slopes", p->hq, sizeof(float));
+    at->q_scale = add(p, "q_scale", p->hk, sizeof(float));
+    at->k_scale = add(p, "k_scale", p->hk, sizeof(float));
+    at->v_scale = add(p, "v_scale", p->hk, sizeof(float));
     at->p_scale = add(p, "p_scale", 1, sizeof(float));
-    at->signs_k = add(p, "hadamard_signs_k", d, sizeof(float));
-    at->signs_v = add(p, "hadamard_signs_v", dv, sizeof(float));
-    at->channel_scale = add(p, "v_channel_scale", hk * dv, sizeof(float));
+    at->signs_k = add(p, "hadamard_signs_k", p->d, sizeof(float));
+    at->signs_v = add(p, "hadamard_signs_v", p->dv, sizeof(float));
+    at->channel_scale = add(p, "v_channel_scale", p->hk * p->dv, sizeof(float));
     at->spans = add(p, "spans", 4 * reqs, sizeof(int32_t));
     at->span_start_loc = add(p, "span_start_loc", reqs + 1, sizeof(int32_t));
     at->tree = add(p, "tree", reqs * tree, sizeof(float));
@@ -183,8 +177,7 @@ static void add_lists(struct problem *p)
 {
     const struct lists_shape *shape = &p->lists_shape;
     if (p->lists.granularity > 0) {
-        p->lists_shape =
-            lists_shape(&p->space->caps, &p->lists, p->v[FACTOR_HEADS].a, p->v[FACTOR_HEADS].b);
+        p->lists_shape = lists_shape(&p->space->caps, &p->lists, p->hq, p->hk);
         p->at.indices = add(p, "indices", p->num_tokens * shape->token_stride, sizeof(int32_t));
         p->at.list_lengths =
             add(p, "lengths of lists", p->num_tokens * shape->per_token, sizeof(int32_t));
@@ -200,10 +193,16 @@ bool problem_init(struct problem *p, const struct case_space *space,
     case_values(space, attend_case, p->v);
     p->output = attend_case->output;
     p->lists = attend_case->lists;
-    int32_t shape = p->v[FACTOR_SHAPE].a;
-    p->paged = shape_is_paged(shape);
+    p->shape = p->v[FACTOR_SHAPE].a;
+    p->dtype = p->v[FACTOR_DTYPE].a;
+    p->hq = p->v[FACTOR_HEADS].a;
+    p->hk = p->v[FACTOR_HEADS].b;
+    p->d = p->v[FACTOR_HEAD_SIZE].a;
+    p->dv = p->v[FACTOR_HEAD_SIZE].b;
+    p->block_size = p->v[FACTOR_BLOCK_SIZE].a;
+    p->paged = shape_is_paged(p->shape);
     p->phase = case_phase(p->v);
-    p->q_dtype = p->v[FACTOR_QUERY].a ? p->v[FACTOR_QUERY].a : p->v[FACTOR_DTYPE].a;
+    p->q_dtype = p->v[FACTOR_QUERY].a ? p->v[FACTOR_QUERY].a : p->dtype;
     image_init(&p->image);
     draw_requests(p, &random);
     add_tensors(p);

@@ -37,6 +37,7 @@ struct problem_buffers {
 struct problem {
     const struct case_space *space;
     struct factor_value v[FACTOR_COUNT];
+    int32_t shape, dtype, hq, hk, d, dv, block_size; /* some of these values */
     struct case_output output;
     struct case_lists lists;
     struct lists_shape lists_shape;
@@ -91,7 +92,7 @@ void problem_finish(struct problem *problem);
 static inline int32_t problem_context(const struct problem *p, int32_t r)
 {
     const struct request *request = &p->requests[r];
-    int32_t own = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : request->query_len;
+    int32_t own = p->shape == SHAPE_CROSS ? 0 : request->query_len;
     return p->paged && request->seq_len > own ? request->seq_len - own : 0;
 }
 /* Elements between rows: contiguous, or slices of a wider fused tensor. */

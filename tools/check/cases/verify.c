@@ -39,9 +39,14 @@ static enum trial_result verify_out(struct trial *trial, const struct problem *p
                                     const uint8_t *expected, const uint8_t *found)
 {
     const struct attn_tensor *out = &tested->binding.out;
-    const struct compared compared = {
-        "out",           problem->v[FACTOR_DTYPE].a, out->shape[1], out->shape[2], out->strides[0],
-        out->strides[1], problem->num_actual_tokens, rows};
+    const struct compared compared = {"out",
+                                      problem->dtype,
+                                      out->shape[1],
+                                      out->shape[2],
+                                      out->strides[0],
+                                      out->strides[1],
+                                      problem->num_actual_tokens,
+                                      rows};
     return compare_rows(trial, &compared, expected + problem->at.out, found + problem->at.out,
                         bound_of_case(problem->v));
 }
@@ -63,8 +68,7 @@ enum trial_result verify_step(struct trial *trial, const struct problem *problem
     }
     if (result == TRIAL_PASSED &&
         !other_rows_untouched(problem, problem->at.out,
-                              (size_t)tested->binding.out.strides[0] *
-                                  number_bytes(problem->v[FACTOR_DTYPE].a),
+                              (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype),
                               found)) {
         result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }

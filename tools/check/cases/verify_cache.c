@@ -312,7 +312,7 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
         struct rows rows = {.kv_dtype = case_kv(p->v, i == 1), .value = i == 1};
         uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
         struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
-        rows.number = kv_number(rows.kv_dtype, rows.value, p->v[FACTOR_DTYPE].a);
+        rows.number = kv_number(rows.kv_dtype, rows.value, p->dtype);
         rows.bits = views_bits(rows.kv_dtype, rows.value);
         for (int32_t j = 0; j < 3; j++) {
             views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,

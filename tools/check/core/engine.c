@@ -65,7 +65,7 @@ void engine_finish(struct engine *engine)
 struct attn_step_io engine_io(const struct problem *problem, const struct problem_copy *copy)
 {
     const struct binding *b = &copy->binding;
-    bool keys = problem->v[FACTOR_SHAPE].a != SHAPE_CROSS; /* an encoder's were written before */
+    bool keys = problem->shape != SHAPE_CROSS; /* an encoder's were written before */
     return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
                                  .next = b->attend.next,
                                  .stream = copy->stream,

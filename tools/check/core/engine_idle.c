@@ -98,7 +98,7 @@ static bool out_holds(const struct problem *problem, const struct problem_copy *
                       const uint8_t *found)
 {
     const struct attn_tensor *out = &copy->binding.out;
-    size_t e = number_bytes(problem->v[FACTOR_DTYPE].a), row = (size_t)out->strides[0] * e;
+    size_t e = number_bytes(problem->dtype), row = (size_t)out->strides[0] * e;
     size_t used = (size_t)(out->shape[1] * out->shape[2]) * e;
     const uint8_t *initial = problem->image.bytes + problem->at.out;
     found += problem->at.out;

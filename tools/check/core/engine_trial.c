@@ -198,7 +198,7 @@ static int32_t way_of_layer(const struct engine *engine, const struct problem *p
     const struct attn_api *api = engine->core->api;
     int32_t level = api->plan_graph_level(engine->plans[0].plan);
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    if ((graph && level < trial_graph_level(p->v[FACTOR_SHAPE].a)) ||
+    if ((graph && level < trial_graph_level(p->shape)) ||
         (way == ENGINE_TABLE_UPDATE && !p->paged)) {
         return ENGINE_PLAIN;
     }

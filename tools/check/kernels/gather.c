@@ -52,7 +52,7 @@ static attn_status fill_caches(struct trial *trial, struct problem_copies *copie
 static enum trial_result gather(struct trial *trial, struct problem_copies *copies)
 {
     const struct problem *p = &copies->problem;
-    const int32_t dtype = p->v[FACTOR_DTYPE].a;
+    const int32_t dtype = p->dtype;
     int32_t first_key[PROBLEM_MAX_REQS], starts[PROBLEM_MAX_REQS + 1] = {0};
     struct attn_error error = ATTN_ERROR_INIT;
     struct kernel_test test;
@@ -67,7 +67,7 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
         [OUT] = {"out",
                  dtype,
                  3,
-                 {starts[p->num_reqs], p->v[FACTOR_HEADS].b, p->v[FACTOR_HEAD_SIZE].a},
+                 {starts[p->num_reqs], p->hk, p->d},
                  .written = true},
     };
     attn_status status = fill_caches(trial, copies, &error);

@@ -92,7 +92,7 @@ static bool verify_rows(const struct problem *p, const struct attn_tensor *tenso
 {
     static const double relative[] = {
         [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 1e-5};
-    int32_t dtype = p->v[FACTOR_DTYPE].a;
+    int32_t dtype = p->dtype;
     int64_t count = tensor->shape[1] * tensor->shape[2], bytes = (int64_t)number_bytes(dtype);
     for (int64_t t = 0; t < tensor->shape[0]; t++) {
         for (int64_t i = 0; i < count; i++) {
@@ -115,7 +115,7 @@ static bool verify_rows(const struct problem *p, const struct attn_tensor *tenso
 static bool verify_keys(const struct problem *p, const uint8_t *expected, uint8_t *found)
 {
     bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
-    int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->v[FACTOR_DTYPE].a;
+    int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->dtype;
     int64_t bytes = (int64_t)number_bytes(dtype), off = 0;
     int64_t count = (int64_t)(p->at.cache_scales - p->at.cache) / bytes;
     for (int64_t i = 0; i < count; i++) {
@@ -162,7 +162,7 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
 {
     const struct rope_case c = {v, copies};
     const struct problem *p = &copies->problem;
-    const int32_t d = p->v[FACTOR_HEAD_SIZE].a, dtype = p->v[FACTOR_DTYPE].a;
+    const int32_t d = p->d, dtype = p->dtype;
     const int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
     const struct operand o[NUM_OPERANDS] = {
         [POSITIONS] = {"positions", .bytes = (size_t)p->num_tokens * sizeof(int64_t)},
