@@ -19,7 +19,7 @@
 
 #include "../version.h"
 
-#define ATTN_EXT_DRAFT_COMPRESSED_ROWS 0x809u /* struct attn_compressed_rows, of a layer */
+#define ATTN_EXT_DRAFT_COMPRESSED_ROWS 0x80cu /* struct attn_compressed_rows, of a layer */
 
 struct attn_compressed_rows { /* on attn_layer_desc, with attn_layer_caches */
     struct attn_ext ext;      /* id ATTN_EXT_DRAFT_COMPRESSED_ROWS */
