@@ -23,7 +23,7 @@ void shard_slots(const struct shard *s, const struct fixture *f, int32_t r, int3
                                         .positions = positions,
                                         .num_positions = count,
                                         .block_row = &s->table[r * MAX_BLOCKS]};
-    assert_int_equal(f->api->context_parallel_slots(&keys, slots, NULL), ATTN_OK);
+    assert_ok(f->api->context_parallel_slots(&keys, slots, NULL));
 }
 
 /* The context's rows from the full cache. */

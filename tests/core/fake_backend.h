@@ -43,6 +43,10 @@ attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *la
 /* The same, which has to succeed. */
 attn_model *fake_model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
                           int32_t count);
+static inline void model_end(attn_model **model)
+{
+    model_destroy(*model);
+}
 struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_t heads);
 
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "support/client.h"
 #include "plan_fixture.h"
 
 void set_batch(struct planned *b, const int32_t *queries, int32_t count)
@@ -38,11 +39,7 @@ struct planned *planned_of(struct attn_layer_desc desc, bool validate,
     struct planned *b = calloc(1, sizeof *b);
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 8,
-                                              .max_num_tokens = TOKENS}};
+    const struct attn_plan_options *options = CLIENT_LIMITS(8, TOKENS, 0);
     fake_init(&b->fixture)->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
     if (change != NULL) {
         change(&b->fixture);
@@ -56,20 +53,20 @@ struct planned *planned_of(struct attn_layer_desc desc, bool validate,
         size_t bytes = (size_t)(spec.page_bytes * BLOCKS);
         b->cache = aligned_alloc(256, bytes);
         memset(b->cache, 0xff, bytes); /* NaN where nothing is written */
-        assert_int_equal(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error), ATTN_OK);
-        assert_int_equal(layer_bind_own(layer, &k, &v, &b->error), ATTN_OK);
+        assert_ok(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error));
+        assert_ok(layer_bind_own(layer, &k, &v, &b->error));
     }
     if (sink_params != NULL) {
-        assert_int_equal(layer_bind_params(layer, sink_params, &b->error), ATTN_OK);
+        assert_ok(layer_bind_params(layer, sink_params, &b->error));
     }
-    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    assert_ok(plan_create(b->model, 0, options, &b->plan, &b->error));
     struct attn_workspace room = {.struct_size = sizeof room};
-    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_workspace(b->plan, &room, &b->error));
     room.memory = b->workspace = aligned_alloc((size_t)room.alignment, room.bytes);
     room.bytes--;
     assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_ERROR_WORKSPACE);
     room.bytes++;
-    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_bind_workspace(b->plan, &room, &b->error));
     for (int32_t t = 0; t < 4; t++) {
         for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
             b->data[t][i] = (float)((i * 7 + t * 13) % 31 - 15) / 16;
@@ -101,17 +98,13 @@ void planned_destroy(struct planned *b)
 
 void remake_plan(struct planned *b)
 {
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 8,
-                                              .max_num_tokens = TOKENS}};
+    const struct attn_plan_options *options = CLIENT_LIMITS(8, TOKENS, 0);
     struct attn_workspace room = {.struct_size = sizeof room};
     plan_destroy(b->plan);
-    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
-    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_create(b->model, 0, options, &b->plan, &b->error));
+    assert_ok(plan_workspace(b->plan, &room, &b->error));
     room.memory = b->workspace;
-    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_bind_workspace(b->plan, &room, &b->error));
 }
 
 attn_status step(struct planned *b)

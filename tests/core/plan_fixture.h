@@ -38,6 +38,10 @@ struct planned *planned_of(struct attn_layer_desc desc, bool validate,
                            void (*change)(struct fixture *fixture));
 struct planned *planned_create(struct attn_layer_desc desc, bool validate);
 void planned_destroy(struct planned *b);
+static inline void planned_end(struct planned **b)
+{
+    planned_destroy(*b);
+}
 /* Requests of `queries` tokens each, all keys of them new; blocks in falling order. */
 void set_batch(struct planned *b, const int32_t *queries, int32_t count);
 /* Makes the plan again, over the same workspace. */

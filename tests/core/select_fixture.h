@@ -44,6 +44,10 @@ struct fixture_time {
     int64_t nanoseconds;
 };
 void fixture_write_time(const struct fixture *fixture, FILE *file, const struct fixture_time *time);
+static inline void assignment_end(attn_assignment **assignment)
+{
+    assignment_destroy(*assignment);
+}
 /* The chosen backend's name. */
 const char *fixture_chosen(const attn_assignment *assignment, int32_t layer, int32_t phase);
 

@@ -13,7 +13,7 @@
 
 TEST(spec_counts_a_page)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"),
@@ -22,20 +22,18 @@ TEST(spec_counts_a_page)
     layers[1].padded_page_bytes = PAGE + 256;
     layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = layers[2].block_size = 0;
-    attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
+    assert_ok(layer_cache_spec(model_layer(model, 0), 0, &spec, &error));
     assert_int_equal(spec.page_bytes, PAGE);
     assert_int_equal(spec.padded_page_bytes, PAGE);
     assert_int_equal(spec.kind, ATTN_KV_SPEC_FULL);
-    assert_int_equal(layer_cache_spec(model_layer(model, 1), 0, &spec, &error), ATTN_OK);
+    assert_ok(layer_cache_spec(model_layer(model, 1), 0, &spec, &error));
     assert_int_equal(spec.page_bytes, PAGE);
     assert_int_equal(spec.padded_page_bytes, PAGE + 256);
     assert_int_equal(layer_num_caches(model_layer(model, 2)), 0);
     assert_int_equal(layer_cache_spec(model_layer(model, 2), 0, &spec, &error),
                      ATTN_ERROR_NOT_FOUND);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* What an engine's memory manager goes by. */
@@ -45,27 +43,25 @@ TEST(spec_names_its_kind)
                                        fake_layer("narrow")};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_CHUNKED_LOCAL;
     layers[0].has_window = 1;
     layers[0].window_left = 7; /* keys before the query's own */
     layers[1].chunk_size = 32;
     layers[2].head_size = 192;
     layers[2].head_size_v = 128;
-    attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_int_equal(layer_cache_spec(model_layer(model, 0), 0, &spec, &error), ATTN_OK);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
+    assert_ok(layer_cache_spec(model_layer(model, 0), 0, &spec, &error));
     assert_int_equal(spec.kind, ATTN_KV_SPEC_SLIDING_WINDOW);
     assert_int_equal(spec.sliding_window, 8);
-    assert_int_equal(layer_cache_spec(model_layer(model, 1), 0, &spec, &error), ATTN_OK);
+    assert_ok(layer_cache_spec(model_layer(model, 1), 0, &spec, &error));
     assert_int_equal(spec.kind, ATTN_KV_SPEC_CHUNKED_LOCAL);
     assert_int_equal(spec.chunk_size, 32);
     for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(layer_cache_spec(model_layer(model, 2), i, &spec, &error), ATTN_OK);
+        assert_ok(layer_cache_spec(model_layer(model, 2), i, &spec, &error));
         assert_int_equal(spec.head_size, i == 0 ? 192 : 128);
         assert_int_equal(spec.page_bytes_alone, FAKE_BLOCK_SIZE * 2 * spec.head_size * 4);
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* Pages of caches beyond those of the kind, rows with their scales. */
@@ -90,17 +86,15 @@ TEST(spec_of_further_caches)
         .cache_stride = sizeof *caches};
     struct attn_layer_desc layer = fake_layer("a");
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     layer.next = &described.ext;
-    attn_model *model = fake_model_of(&fixture, &layer, 1);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &layer, 1);
     for (int32_t i = 0; i < 2; i++) {
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
-        assert_int_equal(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error), ATTN_OK);
+        assert_ok(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error));
         assert_int_equal(spec.page_bytes, pages[i]);
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* The views of each layout hold every row in bytes of its own, slots or heads innermost. */
@@ -120,20 +114,18 @@ TEST(views_of_each_layout)
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
         struct attn_error error = ATTN_ERROR_INIT;
-        struct fixture fixture;
+        OWNED(fixture_finish) struct fixture fixture;
         struct attn_backend_caps *caps = fake_init(&fixture);
         caps->layouts = 1u << layouts[i].layout;
         caps->preferred_layout = layouts[i].layout;
         caps->view_forms = layouts[i].forms | ATTN_VIEW_SEPARATE_STRIDES;
-        attn_model *model = fake_model_of(&fixture, &layer, 1);
-        assert_int_equal(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error), ATTN_OK);
+        OWNED(model_end) attn_model *model = fake_model_of(&fixture, &layer, 1);
+        assert_ok(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error));
         assert_int_equal(k.stride_head > k.stride_slot, layouts[i].heads_apart);
         assert_int_equal(v.stride_head > v.stride_slot, layouts[i].heads_apart);
         if (layer_bind_own(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
             fail_msg("layout %d: %s", layouts[i].layout, error.message);
         }
-        model_destroy(model);
-        fixture_finish(&fixture);
     }
 }
 
@@ -165,7 +157,7 @@ TEST(quantized_rows_need_scales)
     static _Alignas(256) uint8_t cache[3 * FAKE_BLOCK_SIZE * 2 * 2 * (FAKE_HEAD_SIZE * 4 + 8)];
     static const float number = 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct fixture fixture;
+        OWNED(fixture_finish) struct fixture fixture;
         struct attn_error error = ATTN_ERROR_INIT;
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
         struct attn_layer_desc desc = fake_layer("layer");
@@ -182,9 +174,9 @@ TEST(quantized_rows_need_scales)
         desc.dtype = rows[i].kv_dtype == ATTN_KV_INT8_K ? ATTN_DTYPE_F16 : desc.dtype;
         desc.v_scale_form =
             rows[i].kv_dtype == ATTN_KV_INT8_KV ? ATTN_SCALE_PER_HEAD_CHANNEL : desc.v_scale_form;
-        attn_model *model = fake_model_of(&fixture, &desc, 1);
+        OWNED(model_end) attn_model *model = fake_model_of(&fixture, &desc, 1);
         attn_layer *layer = model_layer(model, 0);
-        assert_int_equal(layer_kv_views(layer, cache, 3, &k, &v, &error), ATTN_OK);
+        assert_ok(layer_kv_views(layer, cache, 3, &k, &v, &error));
         bad = k;
         bad.scale = NULL;
         attn_status status = layer_bind_own(layer, &bad, &v, &error);
@@ -194,34 +186,30 @@ TEST(quantized_rows_need_scales)
         bad.pack = k.head_size / 2;
         bad.stride_pack = 16; /* half of the codes */
         if (rows[i].whole) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack",
-                       layer_bind_own(layer, &bad, &v, &error));
+            INVALID(&error, "pack", layer_bind_own(layer, &bad, &v, &error));
         }
-        assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
+        assert_ok(layer_bind_own(layer, &k, &v, &error));
         if (rows[i].field != NULL) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, rows[i].field,
-                       bind_params_with(layer, NULL, NULL, NULL, &error));
+            INVALID(&error, rows[i].field, bind_params_with(layer, NULL, NULL, NULL, &error));
         }
         if (rows[i].kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_v",
-                       bind_params_with(layer, NULL, &number, NULL, &error));
+            INVALID(&error, "hadamard_signs_v",
+                    bind_params_with(layer, NULL, &number, NULL, &error));
         }
         const bool int4 = rows[i].kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
         const bool int8 = rows[i].kv_dtype == ATTN_KV_INT8_KV;
         const float *signs = int4 ? &number : NULL, *channel = int8 ? &number : NULL;
-        assert_int_equal(bind_params_with(layer, channel, signs, signs, &error), ATTN_OK);
+        assert_ok(bind_params_with(layer, channel, signs, signs, &error));
         if (!int8) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "v_channel_scale",
-                       bind_params_with(layer, &number, signs, signs, &error));
+            INVALID(&error, "v_channel_scale",
+                    bind_params_with(layer, &number, signs, signs, &error));
         }
         if (!int4) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_k",
-                       bind_params_with(layer, channel, &number, NULL, &error));
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "hadamard_signs_v",
-                       bind_params_with(layer, channel, NULL, &number, &error));
+            INVALID(&error, "hadamard_signs_k",
+                    bind_params_with(layer, channel, &number, NULL, &error));
+            INVALID(&error, "hadamard_signs_v",
+                    bind_params_with(layer, channel, NULL, &number, &error));
         }
-        model_destroy(model);
-        fixture_finish(&fixture);
     }
 }
 
@@ -263,36 +251,32 @@ TEST(unread_parameters)
                                         "attn_mm_encoder_state"};
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("layer");
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     attn_model *model = fake_model(&fixture, &desc, 1, &error);
     attn_layer *layer = model_layer(model, 0);
     for (size_t i = 0; i < sizeof unread / sizeof *unread; i++) {
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, unread[i].field,
-                   layer_bind_params(layer, &unread[i].params, &error));
+        INVALID(&error, unread[i].field, layer_bind_params(layer, &unread[i].params, &error));
     }
     for (size_t i = 0; i < 3; i++) {
         const struct attn_layer_params params = PARAMS(.next = extensions[i]);
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, names[i],
-                   layer_bind_params(layer, &params, &error));
+        INVALID(&error, names[i], layer_bind_params(layer, &params, &error));
         extensions[i]->flags = ATTN_EXT_OPTIONAL;
-        assert_int_equal(layer_bind_params(layer, &params, &error), ATTN_OK);
+        assert_ok(layer_bind_params(layer, &params, &error));
     }
     const struct attn_layer_params ones =
         PARAMS(.q_scale_host = 1, .k_scale_host = 1, .v_scale_host = 1, .p_scale_host = 1);
-    assert_int_equal(layer_bind_params(layer, &ones, &error), ATTN_OK);
+    assert_ok(layer_bind_params(layer, &ones, &error));
     model_destroy(model);
     desc.has_sinks = 1;
     model = fake_model(&fixture, &desc, 1, &error);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "sinks",
-               layer_bind_params(model_layer(model, 0), &ones, &error));
+    INVALID(&error, "sinks", layer_bind_params(model_layer(model, 0), &ones, &error));
     model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 TEST(groups_by_spec_and_by_schedule)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c"),
                                        fake_layer("d")};
     int32_t members[4], count;
@@ -300,9 +284,9 @@ TEST(groups_by_spec_and_by_schedule)
     layers[1].scale = 0.25f; /* same cache, another schedule */
     layers[2].kv_sharing_target = "a";
     layers[3].fast_prefill = 1; /* a plan may leave rows out */
-    attn_model *model = fake_model_of(&fixture, layers, 4);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 4);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
-    assert_int_equal(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count), ATTN_OK);
+    assert_ok(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count));
     assert_int_equal(count, 4);
     assert_int_equal(members[1], 1);
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
@@ -311,8 +295,6 @@ TEST(groups_by_spec_and_by_schedule)
         assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_SCHEDULE, phase));
         assert_int_not_equal(a, layer_group(model_layer(model, 3), ATTN_GROUP_SCHEDULE, phase));
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* Layers that differ in one thing: with block tables of their own, or schedules, or both. */
@@ -343,7 +325,7 @@ TEST(groups_by_each_difference)
         {offsetof(struct attn_layer_desc, needs_lse), 1, false, false}};
     const size_t count = sizeof differences / sizeof *differences;
     for (size_t i = 0; i < count + 2; i++) {
-        struct fixture fixture;
+        OWNED(fixture_finish) struct fixture fixture;
         struct attn_error error = ATTN_ERROR_INIT;
         struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
         struct attn_backend_caps *caps = fake_init(&fixture);
@@ -373,7 +355,7 @@ TEST(groups_by_each_difference)
             caps->extensions = &vendor.id;
             caps->num_extensions = 1;
         }
-        attn_model *model = fake_model(&fixture, layers, 2, &error);
+        OWNED(model_end) attn_model *model = fake_model(&fixture, layers, 2, &error);
         if (model == NULL) {
             fail_msg("%zu: %s", i, error.message);
         }
@@ -385,8 +367,6 @@ TEST(groups_by_each_difference)
             fail_msg("difference %zu: %d tables, %d schedules", i,
                      model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), schedules);
         }
-        model_destroy(model);
-        fixture_finish(&fixture);
     }
 }
 
@@ -395,18 +375,16 @@ TEST(groups_by_each_difference)
 TEST(groups_of_readers)
 {
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture);
     for (int32_t i = 1; i < 3; i++) {
         layers[i].kv_sharing_target = "a";
         layers[i].has_window = 1;
         layers[i].window_left = 3 + i;
     }
-    attn_model *model = fake_model_of(&fixture, layers, 3);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), 3 * NUM_PHASES);
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* Nor does the reader of a cache that ranks share go with the tables of one that they do not. */
@@ -416,14 +394,12 @@ TEST(groups_of_a_shared_caches_reader)
                                              .decode = &fixture_ranks};
     struct attn_layer_desc layers[] = {fake_layer("spread"), fake_layer("whole"),
                                        fake_layer("reader")};
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
     layers[0].next = &cp.ext;
     layers[2].kv_sharing_target = "spread";
-    attn_model *model = fake_model_of(&fixture, layers, 3);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* Two backends that lay their blocks out in two ways. */
@@ -431,7 +407,7 @@ TEST(groups_by_layout)
 {
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     attn_assignment *assignment;
     attn_model *model;
     struct attn_backend_caps *caps = fake_init(&fixture);
@@ -446,11 +422,10 @@ TEST(groups_by_layout)
         ATTN_OK) {
         fail_msg("%s", error.message);
     }
-    assert_int_equal(model_create(&fixture.runtime, assignment, NULL, &model, &error), ATTN_OK);
+    assert_ok(model_create(&fixture.runtime, assignment, NULL, &model, &error));
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2);
     model_destroy(model);
     assignment_destroy(assignment);
-    fixture_finish(&fixture);
 }
 
 /* V over K: at its first row, at another one, and half a row after one. */
@@ -463,8 +438,7 @@ static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k
         struct attn_error error = ATTN_ERROR_INIT;
         struct attn_kv_view low = *v, high = *k;
         low.data = (uint8_t *)k->data + at[i];
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "data",
-                   layer_bind_own(layer, k, &low, &error));
+        INVALID(&error, "data", layer_bind_own(layer, k, &low, &error));
         low.data = v->data;
         high.data = (uint8_t *)v->data + at[i];
         assert_int_equal(layer_bind_own(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
@@ -472,8 +446,8 @@ static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k
     /* One pool of pages, seen twice a page apart: the table says which are K's. */
     struct attn_kv_view shifted = *k;
     shifted.data = (uint8_t *)k->data + k->stride_block;
-    assert_int_equal(layer_bind_own(layer, k, &shifted, NULL), ATTN_OK);
-    assert_int_equal(layer_bind_own(layer, k, v, NULL), ATTN_OK);
+    assert_ok(layer_bind_own(layer, k, &shifted, NULL));
+    assert_ok(layer_bind_own(layer, k, v, NULL));
 }
 
 /* Strides and counts whose products leave 64 bits, or any machine's memory. */
@@ -500,41 +474,35 @@ static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
 
 TEST(wrong_views_are_refused)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
-    attn_model *model = fake_model_of(&fixture, layers, 2);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
-    void *base = aligned_alloc(256, 4 * PAGE);
-    assert_int_equal(layer_kv_views(layer, base, 4, &k, &v, &error), ATTN_OK);
+    OWNED(memory_end) void *base = aligned_alloc(256, 4 * PAGE);
+    assert_ok(layer_kv_views(layer, base, 4, &k, &v, &error));
     assert_int_equal((uint8_t *)v.data - (uint8_t *)k.data, 2 * PAGE);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "base",
-               layer_kv_views(layer, (uint8_t *)base + 64, 1, &k, &v, &error));
+    INVALID(&error, "base", layer_kv_views(layer, (uint8_t *)base + 64, 1, &k, &v, &error));
 
     bad = k;
     bad.stride_slot /= 2;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "stride_slot",
-               layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "stride_slot", layer_bind_own(layer, &bad, &v, &error));
     bad = k;
     bad.head_size = 32;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
-               layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "num_heads", layer_bind_own(layer, &bad, &v, &error));
     bad = k;
     bad.num_heads = 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "num_heads",
-               layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "num_heads", layer_bind_own(layer, &bad, &v, &error));
     struct attn_kv_view odd[] = {k, v}; /* one block each: a stride that no block needs */
     odd[0].num_blocks = odd[1].num_blocks = 1;
     odd[0].stride_block += 2;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "data",
-               layer_bind_own(layer, &odd[0], &odd[1], &error));
+    INVALID(&error, "data", layer_bind_own(layer, &odd[0], &odd[1], &error));
     bad = k;
     bad.pack = k.head_size - 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "pack",
-               layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "pack", layer_bind_own(layer, &bad, &v, &error));
     bad = k; /* hnd, which the fake does not declare */
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
@@ -548,23 +516,20 @@ TEST(wrong_views_are_refused)
     views_end_in_memory(layer, &k, &v);
     assert_int_equal(layer_bind_own(model_layer(model, 1), &k, &v, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
-    model_destroy(model);
-    free(base);
-    fixture_finish(&fixture);
+    assert_ok(layer_bind_own(layer, &k, &v, &error));
 }
 
 /* K and V in memory of their own, their blocks further apart than their rows fill. */
 TEST(copies_blocks_of_spread_planes)
 {
     enum { BLOCK = PAGE / 2, STRIDE = BLOCK + 1024, BLOCKS = 3 };
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("a");
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const int64_t pairs[] = {0, 2};
     fake_init(&fixture);
-    attn_model *model = fake_model_of(&fixture, &desc, 1);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &desc, 1);
     uint8_t *planes[2];
     for (int32_t i = 0; i < 2; i++) {
         planes[i] = aligned_alloc(256, BLOCKS * STRIDE);
@@ -572,17 +537,17 @@ TEST(copies_blocks_of_spread_planes)
             memset(planes[i] + b * STRIDE, 10 * (i + 1) + b, STRIDE);
         }
     }
-    assert_int_equal(layer_kv_views(model_layer(model, 0), planes[0], 1, &k, &v, &error), ATTN_OK);
+    assert_ok(layer_kv_views(model_layer(model, 0), planes[0], 1, &k, &v, &error));
     k.num_blocks = v.num_blocks = BLOCKS;
     k.stride_block = v.stride_block = STRIDE;
     k.data = planes[0];
     v.data = planes[1];
-    assert_int_equal(layer_bind_own(model_layer(model, 0), &k, &v, &error), ATTN_OK);
+    assert_ok(layer_bind_own(model_layer(model, 0), &k, &v, &error));
     const struct attn_block_transfer move = {.struct_size = sizeof move,
                                              .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                              .pairs = pairs,
                                              .num_pairs = 1};
-    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
+    assert_ok(copy_blocks(model, &move, &error));
     for (int32_t i = 0; i < 2; i++) {
         assert_int_equal(planes[i][2 * STRIDE], 10 * (i + 1));
         assert_int_equal(planes[i][2 * STRIDE + BLOCK - 1], 10 * (i + 1));
@@ -590,8 +555,6 @@ TEST(copies_blocks_of_spread_planes)
         assert_int_equal(planes[i][STRIDE], 10 * (i + 1) + 1);
         free(planes[i]);
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* K, V and scales that lie apart: into the host's memory one after the other, and back into
@@ -606,10 +569,10 @@ TEST(moves_every_plane_of_a_block)
     const int64_t out[] = {0, 1}, in[] = {1, 2};
     struct attn_layer_desc desc = fake_layer("a");
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << ATTN_KV_INT8_PER_TOKEN_HEAD;
     desc.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
-    attn_model *model = fake_model_of(&fixture, &desc, 1);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &desc, 1);
     struct attn_kv_view views[2];
     for (int32_t i = 0; i < 2; i++) {
         memset(rows[i], 40 * (i + 1), sizeof rows[i]);
@@ -631,7 +594,7 @@ TEST(moves_every_plane_of_a_block)
                                          .scale_stride_slot = 8,
                                          .scale_stride_head = 4};
     }
-    assert_int_equal(layer_bind_own(model_layer(model, 0), &views[0], &views[1], &error), ATTN_OK);
+    assert_ok(layer_bind_own(model_layer(model, 0), &views[0], &views[1], &error));
     struct attn_block_memory other = {swap, BYTES - 1};
     struct attn_block_transfer move = {.struct_size = sizeof move,
                                        .kind = ATTN_COPY_DEVICE_TO_HOST,
@@ -639,30 +602,27 @@ TEST(moves_every_plane_of_a_block)
                                        .other_stride = sizeof other,
                                        .pairs = out,
                                        .num_pairs = 1};
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "other", copy_blocks(model, &move, &error));
+    INVALID(&error, "other", copy_blocks(model, &move, &error));
     other.stride = STRIDE;
-    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
+    assert_ok(copy_blocks(model, &move, &error));
     move.kind = ATTN_COPY_HOST_TO_DEVICE;
     move.pairs = in;
-    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
+    assert_ok(copy_blocks(model, &move, &error));
     for (int32_t i = 0; i < 2; i++) {
         memset(before, 40 * (i + 1), sizeof before);
         assert_memory_equal(rows[i] + 2 * ROWS, rows[i], ROWS);
         assert_memory_equal(rows[i] + ROWS, before, ROWS);
         assert_memory_equal(scales[i] + 2 * SCALES, scales[i], SCALES * sizeof(float));
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 TEST(declared_kernel_must_be_there)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("a");
     fake_init(&fixture)->kernels |= ATTN_KERNEL_GATHER_KV;
     assert_null(fake_model(&fixture, &desc, 1, &error));
     assert_int_equal(error.status, ATTN_ERROR_PLUGIN);
     assert_string_equal(error.field, "gather_kv");
-    fixture_finish(&fixture);
 }

@@ -137,7 +137,7 @@ PLACE_TEST(warm_start_loads_nothing)
     live = place_create(place, PLUGIN("rich"), ATTN_OK); /* another path: probed here */
     assert_non_null(live->plugins[0].table);
     same_runtime(warm, live);
-    assert_int_equal(runtime_plugin_table(warm, 0, &table, NULL), ATTN_OK);
+    assert_ok(runtime_plugin_table(warm, 0, &table, NULL));
     assert_string_equal(table->name, "rich");
     assert_true(is_mapped(place->plugin));
     assert_string_equal(place->log, "");
@@ -206,8 +206,8 @@ PLACE_TEST(log_may_select)
     attn_assignment *assignment = NULL;
 
     place_warm_up(place);
-    assert_int_equal(api->runtime_create(&options, &log.runtime, NULL), ATTN_OK);
-    assert_int_equal(api->select(log.runtime, NULL, layers, 1, &assignment, NULL), ATTN_OK);
+    assert_ok(api->runtime_create(&options, &log.runtime, NULL));
+    assert_ok(api->select(log.runtime, NULL, layers, 1, &assignment, NULL));
     assert_int_equal(log.calls, 1);
     assert_true(log.refused);
     api->assignment_destroy(assignment);
@@ -269,7 +269,7 @@ PLACE_TEST(ordered_isolation_is_had)
         } else {
             place_warm_up(place);
         }
-        assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
+        assert_ok(api->runtime_create(&options, &runtime, NULL));
         assert_int_equal(runtime->plugins[0].status, ATTN_ERROR_IO);
         assert_non_null(strstr(runtime->plugins[0].reason, "isolation: ordered, and"));
         api->runtime_destroy(runtime);
@@ -354,7 +354,7 @@ PLACE_TEST(other_name_is_refused)
     api->runtime_destroy(runtime);
     runtime = place_create(place, place->plugin, ATTN_OK);
     assert_string_equal(runtime->plugins[0].name, "second_name");
-    assert_int_equal(runtime_plugin_table(runtime, 0, &table, &error), ATTN_OK);
+    assert_ok(runtime_plugin_table(runtime, 0, &table, &error));
     api->runtime_destroy(runtime);
     assert_int_equal(unsetenv("HOSTILE_SECOND"), 0);
 }
@@ -405,8 +405,7 @@ PLACE_TEST(no_cache_is_no_fault)
     assert_int_equal(runtime->num_backends, 2);
     api->runtime_destroy(runtime);
     assert_string_equal(other.log, "");
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "ATTN_CACHE_DIR",
-               api->runtime_create(&relative, &runtime, &error));
+    INVALID(&error, "ATTN_CACHE_DIR", api->runtime_create(&relative, &runtime, &error));
     assert_non_null(strstr(error.message, "'cache'"));
 }
 

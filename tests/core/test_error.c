@@ -129,14 +129,14 @@ TEST(struct_read_older_and_newer)
     struct attn_error error = ATTN_ERROR_INIT;
 
     memset(&table, 0xff, sizeof table);
-    assert_int_equal(struct_read(&table, ABI_COLLECTIVES, newer, &error), ATTN_OK);
+    assert_ok(struct_read(&table, ABI_COLLECTIVES, newer, &error));
     assert_int_equal(table.struct_size, sizeof table);
     assert_int_equal(table.world_size, 7);
     assert_int_equal(table.max_exchange_bytes, 0);
     newer->struct_size = sizeof newer;
     newer[1].rank = 1; /* a table or a declaration may know more */
-    assert_int_equal(struct_read(&table, ABI_COLLECTIVES, newer, &error), ATTN_OK);
-    assert_int_equal(struct_read(&limits, ABI_LIMITS, &wide, &error), ATTN_OK);
+    assert_ok(struct_read(&table, ABI_COLLECTIVES, newer, &error));
+    assert_ok(struct_read(&limits, ABI_LIMITS, &wide, &error));
     assert_int_equal(limits.struct_size, sizeof limits);
     assert_int_equal(limits.max_num_tokens, 8);
     wide.newer = (int64_t)1 << 56;
@@ -153,7 +153,7 @@ TEST(struct_read_checks_numbers)
 {
     struct attn_limits limits, given = {sizeof given, NULL, 1, 1, 0, 0, 0, 0};
     struct attn_error error = ATTN_ERROR_INIT;
-    assert_int_equal(struct_read(&limits, ABI_LIMITS, &given, &error), ATTN_OK);
+    assert_ok(struct_read(&limits, ABI_LIMITS, &given, &error));
     given.max_num_reqs = 0;
     assert_int_equal(struct_read(&limits, ABI_LIMITS, &given, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "max_num_reqs");
@@ -168,7 +168,7 @@ TEST(struct_write_keeps_header)
     const struct attn_limits ours = {sizeof ours, NULL, 7, 8};
     struct wide theirs = {{sizeof theirs, mark, 1, 2}, 3};
 
-    assert_int_equal(struct_write(&theirs, &ours, ABI_LIMITS), ATTN_OK);
+    assert_ok(struct_write(&theirs, &ours, ABI_LIMITS));
     assert_int_equal(theirs.known.struct_size, sizeof theirs);
     assert_ptr_equal(theirs.known.next, mark);
     assert_int_equal(theirs.known.max_num_reqs, 7);
@@ -198,7 +198,7 @@ TEST(extensions)
     struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
     struct attn_ext first = {0x10007, 0, sizeof first, &last};
 
-    assert_int_equal(ext_check(&first, ABI_LIMITS, vendors, 1, NULL), ATTN_OK);
+    assert_ok(ext_check(&first, ABI_LIMITS, vendors, 1, NULL));
     assert_ptr_equal(ext_find(&first, 8), &last);
     assert_null(ext_find(&first, 9));
     last.flags = 0;
@@ -220,7 +220,7 @@ TEST(chains_have_a_longest)
         chain[i] = (struct attn_ext){8 + (uint32_t)i, ATTN_EXT_OPTIONAL, sizeof *chain,
                                      i < LONGEST ? &chain[i + 1] : NULL};
     }
-    assert_int_equal(ext_check(&chain[1], ABI_LIMITS, NULL, 0, NULL), ATTN_OK);
+    assert_ok(ext_check(&chain[1], ABI_LIMITS, NULL, 0, NULL));
     assert_int_equal(ext_check(&chain[0], ABI_LIMITS, NULL, 0, NULL), ATTN_ERROR_EXTENSION);
 }
 
@@ -307,12 +307,12 @@ TEST(extension_sizes)
         uint32_t newer[2];
     } given = {.cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof given, NULL}}};
 
-    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL), ATTN_OK);
+    assert_ok(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL));
     given.newer[1] = 1;
     assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL),
                      ATTN_ERROR_STRUCT_SIZE);
     given.cp.ext.struct_size = sizeof given.cp;
-    assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL), ATTN_OK);
+    assert_ok(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL));
     given.cp.ext.struct_size = 28; /* through the middle of a pointer */
     assert_int_equal(ext_check(&given.cp.ext, ABI_LAYER_DESC, NULL, 0, NULL),
                      ATTN_ERROR_STRUCT_SIZE);
@@ -326,7 +326,7 @@ TEST(declared_sizes)
         uint32_t newer[2];
     } given = {.mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof given, NULL}}, .newer = {1, 2}};
 
-    assert_int_equal(ext_check(&given.mla.ext, ABI_BACKEND_CAPS, NULL, 0, NULL), ATTN_OK);
+    assert_ok(ext_check(&given.mla.ext, ABI_BACKEND_CAPS, NULL, 0, NULL));
     given.mla.ext.struct_size = 28;
     assert_int_equal(ext_check(&given.mla.ext, ABI_BACKEND_CAPS, NULL, 0, NULL),
                      ATTN_ERROR_STRUCT_SIZE);

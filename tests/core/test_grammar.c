@@ -39,14 +39,14 @@ TEST(test_forms)
         {"b;c;mla_sparse=a", 3, WHERE_KIND, 0, 0, 1, 1, false, "a"},
         {"static_sink=a", 1, WHERE_KIND, 0, 0, 1, 1, false, "a"},
     };
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         const struct good *form = &forms[i];
         struct arena arena;
         struct rules rules;
         struct attn_error error;
-        assert_int_equal(parse(&fixture, &arena, &rules, form->text, &error), ATTN_OK);
+        assert_ok(parse(&fixture, &arena, &rules, form->text, &error));
         assert_int_equal(rules.count, form->num_rules);
         const struct rule *rule = &rules.rules[rules.count - 1];
         assert_int_equal(rule->where, form->where);
@@ -58,23 +58,21 @@ TEST(test_forms)
         assert_string_equal(rule->patterns[rule->num_patterns - 1].text, form->pattern);
         arena_finish(&arena);
     }
-    fixture_finish(&fixture);
 }
 
 TEST(test_empty)
 {
     static const char *const texts[] = {"", "  ", "\t\n"};
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct arena arena;
         struct rules rules;
         struct attn_error error;
-        assert_int_equal(parse(&fixture, &arena, &rules, texts[i], &error), ATTN_OK);
+        assert_ok(parse(&fixture, &arena, &rules, texts[i], &error));
         assert_int_equal(rules.count, 0);
         arena_finish(&arena);
     }
-    fixture_finish(&fixture);
 }
 
 TEST(test_malformed)
@@ -103,7 +101,7 @@ TEST(test_malformed)
                  {"a;b$", 3},
                  {"?", 0},
                  {"a;decode=^", 10}};
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct arena arena;
@@ -124,12 +122,11 @@ TEST(test_malformed)
         assert_non_null(strstr(error.message, texts[i].text));
         arena_finish(&arena);
     }
-    fixture_finish(&fixture);
 }
 
 TEST(test_not_terminated)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct arena arena;
     struct rules rules;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -137,15 +134,14 @@ TEST(test_not_terminated)
     fixture_init(&fixture);
     arena_init(&arena, &fixture.runtime.host);
     assert_int_equal(rules_parse(&rules, text, sizeof text, &arena, &error), ATTN_ERROR_SYNTAX);
-    assert_int_equal(rules_parse(&rules, "abc", 1, &arena, &error), ATTN_OK);
+    assert_ok(rules_parse(&rules, "abc", 1, &arena, &error));
     assert_string_equal(rules.rules[0].patterns[0].text, "a");
     arena_finish(&arena);
-    fixture_finish(&fixture);
 }
 
 TEST(test_last_match_wins)
 {
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     struct arena arena;
     struct rules rules;
     struct attn_error error;
@@ -167,7 +163,6 @@ TEST(test_last_match_wins)
     full.sink_len = 4; /* a kind of its own */
     assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[3]);
     arena_finish(&arena);
-    fixture_finish(&fixture);
 }
 
 TEST(test_patterns)

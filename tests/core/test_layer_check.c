@@ -113,7 +113,7 @@ static const struct {
 
 TEST(test_each_refusal)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f);
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         struct attn_layer_desc desc = fixture_layer("l");
@@ -131,7 +131,6 @@ TEST(test_each_refusal)
         }
         arena_finish(&arena);
     }
-    fixture_finish(&f);
 }
 
 /* No field is missing from the table: what lies between two is alignment. */
@@ -187,17 +186,16 @@ TEST(test_causal_of_kinds)
         struct attn_layer_desc desc = fixture_layer("l");
         struct attn_error error = ATTN_ERROR_INIT;
         struct layer layer = {0};
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         struct arena arena;
         fixture_init(&f);
         arena_init(&arena, &f.runtime.host);
         desc.kind = i % 3;
         desc.block_size = desc.kind == ATTN_LAYER_ENCODER ? 0 : 16;
         desc.causal = i < 3 ? ATTN_CAUSAL_DEFAULT : is[i % 3];
-        assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+        assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
         assert_int_equal(layer.desc.causal, is[i % 3]);
         arena_finish(&arena);
-        fixture_finish(&f);
     }
 }
 
@@ -207,12 +205,12 @@ TEST(test_completion)
     struct attn_error error = ATTN_ERROR_INIT;
     struct layer layer = {0};
     struct attn_ext optional = {0x2000, ATTN_EXT_OPTIONAL, sizeof optional, NULL};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct arena arena;
     fixture_init(&f);
     arena_init(&arena, &f.runtime.host);
     desc.next = &optional;
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_int_equal(layer.desc.head_size_v, 128);
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_BF16);
     assert_int_equal(layer.desc.window_left, -1);
@@ -220,19 +218,19 @@ TEST(test_completion)
     assert_null(layer.desc.next); /* an unknown optional extension is left out */
     desc.next = NULL;
     desc.kv_dtype = ATTN_KV_FP8_E4M3;
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_FP8_E4M3);
     assert_int_equal(layer.desc.k_scale_form, ATTN_SCALE_PER_TENSOR);
     assert_int_equal(layer.desc.v_scale_form, ATTN_SCALE_PER_TENSOR);
     desc.skip_kv_quantization = 1;
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_BF16);
     desc = fixture_layer("mla");
     desc.kind = ATTN_LAYER_MLA;
     desc.num_kv_heads = 1;
     desc.head_size = 576;
     desc.next = &mla_ext.ext;
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_int_equal(layer.desc.head_size_v, 128);
     assert_non_null(layer.mla);
     assert_ptr_not_equal(layer.mla, &mla_ext);
@@ -240,14 +238,13 @@ TEST(test_completion)
     assert_int_equal(layer.mla->kv_lora_rank, 512);
     assert_int_equal(layer.desc.kind, ATTN_LAYER_MLA);
     desc.next = &mla_topk.ext; /* names that follow from a parameter */
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_string_equal(name_of_layer(&layer.desc), "mla_sparse");
     desc = fixture_layer("sink");
     desc.sink_len = 4;
-    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &desc, 0, NULL, &layer, &error));
     assert_string_equal(name_of_layer(&layer.desc), "static_sink");
     arena_finish(&arena);
-    fixture_finish(&f);
 }
 
 TEST(test_struct_sizes)
@@ -258,51 +255,44 @@ TEST(test_struct_sizes)
     } newer = {.desc = fixture_layer("l")};
     struct attn_error error = ATTN_ERROR_INIT;
     struct layer layer = {0};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct arena arena;
     newer.desc.struct_size = sizeof newer;
     fixture_init(&f);
     arena_init(&arena, &f.runtime.host);
-    assert_int_equal(layer_resolve(&arena, &newer.desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_ok(layer_resolve(&arena, &newer.desc, 0, NULL, &layer, &error));
     newer.tail[1] = 1;
     assert_int_equal(layer_resolve(&arena, &newer.desc, 0, NULL, &layer, &error),
                      ATTN_ERROR_STRUCT_SIZE);
     arena_finish(&arena);
-    fixture_finish(&f);
 }
 
 TEST(test_names_and_sharing)
 {
     struct attn_layer_desc layers[3] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
     struct attn_error error;
-    attn_assignment *a = NULL;
-    struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     layers[2].name = "0";
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "name",
-               fixture_select(&f, "", layers, 3, &a, &error));
+    INVALID(&error, "name", fixture_select(&f, "", layers, 3, &a, &error));
     assert_non_null(strstr(error.message, "layers 0 and 2"));
     layers[2].name = "2";
     layers[0].kv_sharing_target = "1"; /* later */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
-               fixture_select(&f, "", layers, 3, &a, &error));
+    INVALID(&error, "kv_sharing_target", fixture_select(&f, "", layers, 3, &a, &error));
     layers[0].kv_sharing_target = NULL;
     layers[2].kv_sharing_target = "1";
     layers[2].num_kv_heads = 4; /* another specification */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
-               fixture_select(&f, "", layers, 3, &a, &error));
+    INVALID(&error, "kv_sharing_target", fixture_select(&f, "", layers, 3, &a, &error));
     layers[2].num_kv_heads = 8;
     layers[2].kv_dtype = ATTN_KV_F16;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "kv_sharing_target",
-               fixture_select(&f, "", layers, 3, &a, &error));
+    INVALID(&error, "kv_sharing_target", fixture_select(&f, "", layers, 3, &a, &error));
     layers[2].kv_dtype = ATTN_KV_AUTO;
     layers[1].kv_sharing_target = "0"; /* a chain */
     assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "which itself reads"));
     layers[2].kv_sharing_target = "0";
-    assert_int_equal(fixture_select(&f, "", layers, 3, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", layers, 3, &a, &error));
     assert_int_equal(a->layers[2].layer.sharing_target, 0);
-    assignment_destroy(a);
-    fixture_finish(&f);
 }

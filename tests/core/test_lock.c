@@ -66,8 +66,8 @@ TEST(the_same_choice_is_bound_and_any_other_refused)
     struct attn_error error;
     lock_init_fixture(&l);
     assert_int_equal(bind(&l, false, "b", &error), ATTN_ERROR_IO); /* no file */
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK);
-    assert_int_equal(bind(&l, false, "b", &error), ATTN_OK);
+    assert_ok(bind(&l, true, "b", &error));
+    assert_ok(bind(&l, false, "b", &error));
     REFUSED_AS(ATTN_ERROR_REFUSED, &error, "ATTN_LOCK", bind(&l, false, "other model", &error));
     assert_non_null(strstr(error.message, "layer 1: name=b in the lock, name=other model in this"));
     strcpy(l.fixture.names[0], "fakf");
@@ -95,13 +95,13 @@ TEST(a_rank_takes_the_choice_of_another)
     struct attn_backend_caps *second = fixture_add(&l.fixture, "other", "", 0);
     *second = l.fixture.backends[0].caps;
     second->name = "other";
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK); /* by "fake" */
+    assert_ok(bind(&l, true, "b", &error)); /* by "fake" */
     second->rank[0] = second->rank[1] = 1 + l.fixture.backends[0].caps.rank[1];
     assert_int_equal(bind(&l, false, "b", &error), ATTN_ERROR_REFUSED);
     assert_non_null(strstr(error.message, "decode=fake in the lock, decode=other in this choice"));
     snprintf(take, sizeof take, "take:%s", l.path);
     l.fixture.runtime.settings.lock = take;
-    assert_int_equal(fixture_select(&l.fixture, "", layers, 2, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&l.fixture, "", layers, 2, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, ATTN_PHASE_DECODE), "fake");
     assert_string_equal(fixture_chosen(a, 1, ATTN_PHASE_PREFILL), "fake");
     assignment_destroy(a);
@@ -155,14 +155,14 @@ TEST(a_file_holds_each_model_once)
     struct locked l;
     struct attn_error error;
     lock_init_fixture(&l);
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK);
-    assert_int_equal(bind(&l, true, "draft", &error), ATTN_OK);
+    assert_ok(bind(&l, true, "b", &error));
+    assert_ok(bind(&l, true, "draft", &error));
     const size_t length = read_lock(&l, text, sizeof text);
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK);
-    assert_int_equal(bind(&l, true, "draft", &error), ATTN_OK);
+    assert_ok(bind(&l, true, "b", &error));
+    assert_ok(bind(&l, true, "draft", &error));
     assert_int_equal(read_lock(&l, text, sizeof text), length);
-    assert_int_equal(bind(&l, false, "b", &error), ATTN_OK);
-    assert_int_equal(bind(&l, false, "draft", &error), ATTN_OK);
+    assert_ok(bind(&l, false, "b", &error));
+    assert_ok(bind(&l, false, "draft", &error));
     assert_int_equal(bind(&l, false, "c", &error), ATTN_ERROR_REFUSED);
     lock_finish_fixture(&l);
 }
@@ -173,7 +173,7 @@ TEST(what_is_no_lock_is_neither_read_nor_written_over)
     struct locked l;
     struct attn_error error;
     lock_init_fixture(&l);
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK);
+    assert_ok(bind(&l, true, "b", &error));
     const size_t length = read_lock(&l, text, sizeof text);
     memset(large, 'x', sizeof large);
     for (size_t cut = 0; cut < length; cut += 1 + cut / 25) {
@@ -207,7 +207,7 @@ TEST(a_full_disk)
     struct locked l;
     struct attn_error error;
     lock_init_fixture(&l);
-    assert_int_equal(bind(&l, true, "b", &error), ATTN_OK);
+    assert_ok(bind(&l, true, "b", &error));
     const size_t length = read_lock(&l, text, sizeof text);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     const struct rlimit full = {length + 20, before.rlim_max};

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/bind: what a model is made of: its backends, what is kept and prepared of its layers, and
  * where memory may lie and comes from. */
+#include "support/client.h"
 #include "fake_backend.h"
 
 #include <stdlib.h>
@@ -13,13 +14,12 @@
 TEST(backends_are_created_once)
 {
     const struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture);
     attn_model *model = fake_model_of(&fixture, layers, 2);
     assert_int_equal(fake_calls.creates, 1);
     model_destroy(model);
     assert_int_equal(fake_calls.destroys, 1);
-    fixture_finish(&fixture);
 }
 
 /* A backend whose table is refused is destroyed. */
@@ -28,7 +28,7 @@ TEST(unfit_kernels_are_refused)
     const struct attn_layer_desc layer = fake_layer("a");
     for (int32_t i = 0; i < 2; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
-        struct fixture fixture;
+        OWNED(fixture_finish) struct fixture fixture;
         fake_init(&fixture);
         if (i == 0) {
             fake_kernels.struct_size = 8;
@@ -40,7 +40,6 @@ TEST(unfit_kernels_are_refused)
         assert_string_equal(error.field, i == 0 ? "attn_kernels" : "release");
         assert_int_equal(fake_calls.creates, 1);
         assert_int_equal(fake_calls.destroys, 1);
-        fixture_finish(&fixture);
     }
 }
 
@@ -52,20 +51,19 @@ TEST(options_go_to_their_backend)
         .struct_size = sizeof options, .backend_options = list, .num_backend_options = 3};
     const struct attn_layer_desc layer = fake_layer("a");
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     attn_assignment *assignment;
     attn_model *model;
     fake_init(&fixture);
     fixture_add(&fixture, "fork", "", 5);
-    assert_int_equal(fixture_select(&fixture, "fake", &layer, 1, &assignment, &error), ATTN_OK);
-    assert_int_equal(model_create(&fixture.runtime, assignment, &options, &model, &error), ATTN_OK);
+    assert_ok(fixture_select(&fixture, "fake", &layer, 1, &assignment, &error));
+    assert_ok(model_create(&fixture.runtime, assignment, &options, &model, &error));
     assert_int_equal(fake_calls.num_options, 2);
     model_destroy(model);
     list[0] = "fort.a=1"; /* of no backend */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "backend_options",
-               model_create(&fixture.runtime, assignment, &options, &model, &error));
+    INVALID(&error, "backend_options",
+            model_create(&fixture.runtime, assignment, &options, &model, &error));
     assignment_destroy(assignment);
-    fixture_finish(&fixture);
 }
 
 TEST(assignments_are_whole_and_of_their_runtime)
@@ -75,23 +73,19 @@ TEST(assignments_are_whole_and_of_their_runtime)
     const struct attn_select_options keep = {.struct_size = sizeof keep,
                                              .flags = ATTN_SELECT_KEEP_UNSERVED};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture, other;
+    OWNED(fixture_finish) struct fixture fixture, other;
     attn_assignment *assignment;
     attn_model *model;
     fake_init(&fixture);
     fixture_init(&other);
-    assert_int_equal(fixture_select(&fixture, "", &layer, 1, &assignment, &error), ATTN_OK);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "assignment",
-               model_create(&other.runtime, assignment, NULL, &model, &error));
+    assert_ok(fixture_select(&fixture, "", &layer, 1, &assignment, &error));
+    INVALID(&error, "assignment", model_create(&other.runtime, assignment, NULL, &model, &error));
     assignment_destroy(assignment);
     layer.soft_cap = 50; /* which the fake has not */
-    assert_int_equal(select_layers(&fixture.runtime, &keep, layers, 1, &assignment, &error),
-                     ATTN_OK);
+    assert_ok(select_layers(&fixture.runtime, &keep, layers, 1, &assignment, &error));
     REFUSED_AS(ATTN_ERROR_ORDER, &error, "assignment",
                model_create(&fixture.runtime, assignment, NULL, &model, &error));
     assignment_destroy(assignment);
-    fixture_finish(&other);
-    fixture_finish(&fixture);
 }
 
 /* Sinks count once, and a window is of keys that have positions. */
@@ -101,13 +95,13 @@ TEST(parts_leave_terms_to_the_layer_itself)
     const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks};
     struct attn_layer_desc layer = fake_layer("a");
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     layer.has_window = layer.has_sinks = 1;
     layer.window_left = 7;
-    attn_model *model = fake_model_of(&fixture, &layer, 1);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &layer, 1);
     attn_layer *bound = model_layer(model, 0);
-    assert_int_equal(layer_bind_params(bound, &params, &error), ATTN_OK);
+    assert_ok(layer_bind_params(bound, &params, &error));
     for (int32_t part = 0; part < PART_COUNT; part++) {
         const bool itself = part == PART_MAIN;
         assert_ptr_equal(bound->part_params[part].sinks, itself ? sinks : NULL);
@@ -115,8 +109,6 @@ TEST(parts_leave_terms_to_the_layer_itself)
         assert_int_equal(bound->parts[part].has_window, itself);
         assert_int_equal(bound->parts[part].window_left, itself ? 7 : -1);
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 /* Every tensor of the parameters, with the strides that it has or would have. */
@@ -145,7 +137,7 @@ TEST(tensors_are_kept)
         const struct attn_layer_params params = {
             .struct_size = sizeof params, .next = &mla.ext, .sink_k = given, .sink_v = given};
         static struct layer_params_copy kept;
-        assert_int_equal(layer_params_copy_take(&kept, &params, NULL), ATTN_OK);
+        assert_ok(layer_params_copy_take(&kept, &params, NULL));
         const struct attn_mla_weights *own = ext_find(kept.params.next, ATTN_EXT_MLA_WEIGHTS);
         const struct attn_recurrent_weights *gdn =
             ext_find(kept.params.next, ATTN_EXT_RECURRENT_WEIGHTS);
@@ -169,39 +161,34 @@ TEST(layers_are_prepared_anew)
     static _Alignas(256) uint8_t cache[FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4];
     static const int32_t layers_anew[] = {[NOTHING] = 0, [PARAMS] = 1, [CACHE] = 2};
     const struct attn_layer_params params = {.struct_size = sizeof params};
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){
-            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
+    const struct attn_plan_options *options = CLIENT_LIMITS(1, 1, 0);
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     attn_plan *plan;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
-    attn_model *model = fake_model_of(&fixture, layers, 2);
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
-    assert_int_equal(layer_kv_views(layer, cache, 1, &k, &v, &error), ATTN_OK);
-    assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
-    assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
+    assert_ok(layer_kv_views(layer, cache, 1, &k, &v, &error));
+    assert_ok(layer_bind_own(layer, &k, &v, &error));
+    assert_ok(plan_create(model, 0, options, &plan, &error));
     plan_destroy(plan);
     assert_int_equal(fake_calls.prepares, 2 * NUM_PHASES);
     for (int32_t anew = NOTHING; anew <= CACHE; anew++) {
         fake_reset();
         if (anew == PARAMS) {
-            assert_int_equal(layer_bind_params(layer, &params, &error), ATTN_OK);
+            assert_ok(layer_bind_params(layer, &params, &error));
         }
         if (anew == CACHE) {
-            assert_int_equal(layer_bind_own(layer, &k, &v, &error), ATTN_OK);
+            assert_ok(layer_bind_own(layer, &k, &v, &error));
         }
-        assert_int_equal(plan_create(model, 0, &options, &plan, &error), ATTN_OK);
+        assert_ok(plan_create(model, 0, options, &plan, &error));
         plan_destroy(plan);
         assert_int_equal(fake_calls.releases, layers_anew[anew] * NUM_PHASES);
         assert_int_equal(fake_calls.prepares, layers_anew[anew] * NUM_PHASES);
     }
-    model_destroy(model);
-    fixture_finish(&fixture);
 }
 
 TEST(memory_that_a_device_reads)
@@ -275,24 +262,22 @@ static attn_status take_back(const struct attn_memory_args *args, struct attn_er
 TEST(memory_comes_from_the_device)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     attn_open_device *opened;
     void *memory;
     fake_init(&fixture)->device.type = ATTN_DEVICE_CUDA;
     fixture.devices[0].device.type = ATTN_DEVICE_CUDA;
     fake_kernels.allocate_memory = hand_out;
     fake_kernels.free_memory = take_back;
-    assert_int_equal(device_open(&fixture.runtime, fixture.devices[0].device, &opened, &error),
-                     ATTN_OK);
+    assert_ok(device_open(&fixture.runtime, fixture.devices[0].device, &opened, &error));
     for (int32_t kind = ATTN_MEMORY_DEVICE; kind <= ATTN_MEMORY_HOST; kind++) {
-        assert_int_equal(device_allocate(opened, kind, 8, &memory, &error), ATTN_OK);
+        assert_ok(device_allocate(opened, kind, 8, &memory, &error));
         assert_int_equal(asked_kind, kind);
         assert_ptr_equal(memory, elsewhere);
     }
     REFUSED_AS(ATTN_ERROR_PLUGIN, &error, "allocate_memory",
                device_allocate(opened, ATTN_MEMORY_DEVICE, 1, &memory, &error));
     device_close(opened);
-    fixture_finish(&fixture);
 }
 
 /* The host's memory: rows with gaps between them, which do not overlap. */
@@ -306,16 +291,14 @@ TEST(rows_are_filled)
                                   .rows = 2,
                                   .value = 'x'};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture fixture;
+    OWNED(fixture_finish) struct fixture fixture;
     attn_open_device *opened;
     fake_init(&fixture);
-    assert_int_equal(
-        device_open(&fixture.runtime, (struct attn_device){ATTN_DEVICE_CPU, 0}, &opened, &error),
-        ATTN_OK);
-    assert_int_equal(device_fill(opened, &fill, &error), ATTN_OK);
+    assert_ok(
+        device_open(&fixture.runtime, (struct attn_device){ATTN_DEVICE_CPU, 0}, &opened, &error));
+    assert_ok(device_fill(opened, &fill, &error));
     assert_string_equal(bytes, "xxx..xxx..");
     fill.stride = 2;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, "stride", device_fill(opened, &fill, &error));
+    INVALID(&error, "stride", device_fill(opened, &fill, &error));
     device_close(opened);
-    fixture_finish(&fixture);
 }

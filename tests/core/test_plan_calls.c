@@ -6,11 +6,11 @@
 TEST(decodes_and_prefills_are_two_calls)
 {
     static const int32_t queries[] = {1, 1, 20, 17};
-    struct planned *b = planned_create(fake_layer("a"), false);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
     struct attn_batch_split split = {.struct_size = sizeof split};
     set_batch(b, queries, 4);
-    assert_int_equal(step(b), ATTN_OK);
-    assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+    assert_ok(step(b));
+    assert_ok(plan_split(b->plan, &split));
     assert_int_equal(split.num_decodes, 2);
     assert_int_equal(split.num_prefills, 2);
     assert_int_equal(split.num_decode_tokens, 2);
@@ -36,10 +36,9 @@ TEST(decodes_and_prefills_are_two_calls)
     }
     set_batch(b, queries, 2); /* decodes alone: nothing is planned for prefills */
     fake_reset();
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(fake_calls.schedules, 1);
     assert_int_equal(fake_calls.scheduled_phase[0], ATTN_PHASE_DECODE);
-    planned_destroy(b);
 }
 
 static void write_in_attends(struct fixture *fixture)
@@ -75,15 +74,14 @@ TEST(keys_of_two_calls)
     void (*const changes[])(struct fixture *) = {write_in_attends, write_in_decodes,
                                                  write_in_prefills};
     for (int32_t i = 0; i < 3; i++) {
-        struct planned *b = planned_of(fake_layer("a"), false, changes[i]);
+        OWNED(planned_end) struct planned *b = planned_of(fake_layer("a"), false, changes[i]);
         set_batch(b, queries, 4);
-        assert_int_equal(step(b), ATTN_OK);
+        assert_ok(step(b));
         assert_int_equal(fake_calls.attends, 2);
         assert_int_equal(fake_calls.fused, i == 0 ? 2 : 0);
         assert_int_equal(fake_calls.writes, i == 0 ? 0 : 1);
         assert_ptr_equal(fake_calls.k[0], &b->k);
         assert_ptr_equal(fake_calls.k[1], &b->k);
-        planned_destroy(b);
     }
 }
 
@@ -104,12 +102,11 @@ TEST(sinks_next_to_two_calls)
         .struct_size = sizeof params, .sink_k = &sink, .sink_v = &sink};
     layer.sink_len = 5;
     sink_params = &params;
-    struct planned *b = planned_of(layer, false, merge);
+    OWNED(planned_end) struct planned *b = planned_of(layer, false, merge);
     sink_params = NULL;
     set_batch(b, queries, 3);
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(fake_calls.attends, 3);
-    planned_destroy(b);
 }
 
 static void update_tables(struct fixture *fixture)
@@ -121,53 +118,49 @@ static void update_tables(struct fixture *fixture)
 TEST(tables_are_updated_in_schedules_of_one_batch)
 {
     static const int32_t queries[] = {5, 7};
-    struct planned *b = planned_of(fake_layer("a"), false, update_tables);
+    OWNED(planned_end) struct planned *b = planned_of(fake_layer("a"), false, update_tables);
     attn_plan *source = b->plan;
     b->plan = NULL;
     remake_plan(b); /* over one workspace: nothing is run */
     for (int32_t i = 0; i < 3; i++) {
         set_batch(b, queries, 2);
         if (i != 1) {
-            assert_int_equal(plan_batch(source, &b->batch, NULL, &b->error), ATTN_OK);
+            assert_ok(plan_batch(source, &b->batch, NULL, &b->error));
         }
         fake_reset();
-        assert_int_equal(plan_update_block_table(b->plan, source, &b->batch, NULL, &b->error),
-                         ATTN_OK);
+        assert_ok(plan_update_block_table(b->plan, source, &b->batch, NULL, &b->error));
         assert_int_equal(fake_calls.schedules, i != 1);
         assert_int_equal(fake_calls.updates, i == 1);
     }
     plan_destroy(source);
-    planned_destroy(b);
 }
 
 TEST(only_leading_requests_are_decodes)
 {
     static const int32_t queries[] = {1, 5, 1};
-    struct planned *b = planned_create(fake_layer("a"), false);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
     struct attn_batch_split split = {.struct_size = sizeof split};
     set_batch(b, queries, 3);
-    assert_int_equal(step(b), ATTN_OK);
-    assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+    assert_ok(step(b));
+    assert_ok(plan_split(b->plan, &split));
     assert_int_equal(split.num_decodes, 1);
     assert_int_equal(split.num_prefills, 2);
-    planned_destroy(b);
 }
 
 /* Requests of up to so many queries as the backend declares go the decode way. */
 TEST(declared_threshold_splits)
 {
     static const int32_t queries[] = {4, 2, 5, 1};
-    struct planned *b = planned_create(fake_layer("a"), false);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
     struct attn_batch_split split = {.struct_size = sizeof split};
     for (int32_t declared = 3; declared <= 5; declared++) {
         b->fixture.backends[0].caps.reorder_threshold = declared;
         remake_plan(b);
         set_batch(b, queries, 4);
-        assert_int_equal(step(b), ATTN_OK);
-        assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+        assert_ok(step(b));
+        assert_ok(plan_split(b->plan, &split));
         assert_int_equal(split.num_decodes, declared == 3 ? 0 : declared == 4 ? 2 : 4);
     }
-    planned_destroy(b);
 }
 
 /* Zeros without a fill kernel; a profile step touches all of the workspace, too. Keys that the step
@@ -176,18 +169,18 @@ TEST(idle_steps_are_zeros)
 {
     static const int32_t queries[] = {5};
     static int64_t apart[] = {8 * FAKE_HEAD_SIZE, FAKE_HEAD_SIZE, 1};
-    struct planned *b = planned_create(fake_layer("a"), false);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
     struct attn_workspace room = {.struct_size = sizeof room};
     set_batch(b, queries, 1);
     b->batch.num_slots = 0;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "slot_mapping", step(b));
-    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    INVALID(&b->error, "slot_mapping", step(b));
+    assert_ok(plan_workspace(b->plan, &room, &b->error));
     for (int32_t mode = 0; mode < 2; mode++) {
         set_batch(b, NULL, 0);
         b->batch.mode = mode == 0 ? ATTN_BATCH_IDLE : ATTN_BATCH_PROFILE;
         memset(b->data[3], 0xff, sizeof b->data[3]);
         memset(b->workspace, 0xff, room.bytes);
-        assert_int_equal(step(b), ATTN_OK);
+        assert_ok(step(b));
         for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
             assert_true(b->data[3][i] == 0);
         }
@@ -198,11 +191,10 @@ TEST(idle_steps_are_zeros)
     memset(b->data[3], 0xff, sizeof b->data[3]);
     b->out.shape[0] = TOKENS / 2; /* every second row */
     b->out.strides = apart;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
         assert_true(i / 4 / FAKE_HEAD_SIZE % 2 == 0 ? b->data[3][i] == 0 : isnan(b->data[3][i]));
     }
-    planned_destroy(b);
 }
 
 /* Decodes over a common prefix: taken apart where that is fewer rounds of thread blocks. */
@@ -211,7 +203,7 @@ TEST(cascade_where_it_pays)
     static const int32_t queries[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     static int32_t table[8][20];
     for (int32_t multiprocessors = 0; multiprocessors <= 1000; multiprocessors += 1000) {
-        struct planned *b = planned_create(fake_layer("a"), false);
+        OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
         b->fixture.devices[0].num_multiprocessors = multiprocessors;
         plan_destroy(b->plan);
         b->plan = NULL;
@@ -228,10 +220,9 @@ TEST(cascade_where_it_pays)
         b->batch.common_prefix_len = 272;
         b->io.flags = ATTN_RUN_NO_WRITE;
         fake_reset();
-        assert_int_equal(step(b), ATTN_OK);
+        assert_ok(step(b));
         assert_int_equal(fake_calls.attends, multiprocessors > 0 ? 1 : 2);
         assert_int_equal(fake_calls.most_reqs[0], multiprocessors > 0 ? 8 : 1);
-        planned_destroy(b);
     }
 }
 
@@ -239,9 +230,9 @@ TEST(empty_batch_is_no_error)
 {
     struct planned *b = planned_create(fake_layer("a"), false);
     set_batch(b, NULL, 0);
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     b->batch.mode = ATTN_BATCH_IDLE;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(fake_calls.attends, 0);
     planned_destroy(b);
     struct attn_layer_desc chunked = fake_layer("a");
@@ -251,7 +242,7 @@ TEST(empty_batch_is_no_error)
               0); /* rows that belong to another batch, and nothing that a composition reads */
     b->start[0] = b->batch.num_tokens = b->batch.num_actual_tokens = 5;
     b->batch.seq_lens_host = NULL;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(fake_calls.attends, 0);
     planned_destroy(b);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/step: what a batch must hold and what a run checks. */
+#include "support/client.h"
 #include "plan_fixture.h"
 
 #include "bind/address_check.h"
@@ -7,46 +8,45 @@
 TEST(wrong_batches_are_refused)
 {
     static const int32_t queries[] = {1, 5};
-    struct planned *b = planned_create(fake_layer("a"), false);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
     set_batch(b, queries, 2);
     b->start[1] = 9;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "query_start_loc", step(b));
+    INVALID(&b->error, "query_start_loc", step(b));
     set_batch(b, queries, 2);
     b->lens[1] = 4;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "seq_lens", step(b));
+    INVALID(&b->error, "seq_lens", step(b));
     set_batch(b, queries, 2);
     b->batch.block_table_rows = 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_rows", step(b));
+    INVALID(&b->error, "block_table_rows", step(b));
     for (int32_t count = 1; count <= 2; count++) { /* one row, and several */
         set_batch(b, queries, count);
         b->batch.block_table_stride = 0;
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+        INVALID(&b->error, "block_table_stride", step(b));
     }
     set_batch(b, queries, 2);
     b->batch.num_reqs = 9;
     REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
     b->batch.num_reqs = 2;
     b->batch.max_query_len = 4;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_query_len", step(b));
+    INVALID(&b->error, "max_query_len", step(b));
     b->batch.max_query_len = 0;
     b->batch.max_seq_len = 4;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "max_seq_len", step(b));
+    INVALID(&b->error, "max_seq_len", step(b));
     b->batch.max_seq_len = 0;
     b->batch.block_table_stride = 0;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table_stride", step(b));
+    INVALID(&b->error, "block_table_stride", step(b));
     set_batch(b, queries, 2);
     b->batch.spans = b->lens; /* of a layer that has none */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "spans", step(b));
+    INVALID(&b->error, "spans", step(b));
     set_batch(b, queries, 2);
     b->batch.flags = ATTN_BATCH_HOST_BOUNDS;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "flags", step(b));
+    INVALID(&b->error, "flags", step(b));
     set_batch(b, queries, 2);
     b->batch.num_actual_tokens = 7;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "num_actual_tokens", step(b));
+    INVALID(&b->error, "num_actual_tokens", step(b));
     assert_int_equal(fake_calls.attends, 0);
     assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error),
                      ATTN_ERROR_ORDER);
-    planned_destroy(b);
 }
 
 static void quantize_queries(struct fixture *fixture)
@@ -67,16 +67,16 @@ TEST(tensors_have_their_own_forms)
     narrow.head_size_v = 128;
     struct planned *b = planned_of(quantized, false, quantize_queries);
     set_batch(b, queries, 1);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "q", step(b));
+    INVALID(&b->error, "q", step(b));
     assert_non_null(strstr(b->error.message, "q is float32; the layer's is float8_e4m3fn"));
     planned_destroy(b);
     b = planned_create(narrow, false);
     set_batch(b, queries, 1);
     b->q.shape[2] = b->k.shape[2] = b->v.shape[2] = 192;
     b->out.shape[2] = 128;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "v", step(b));
+    INVALID(&b->error, "v", step(b));
     b->v.shape[2] = 128;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     planned_destroy(b);
 }
 
@@ -141,14 +141,14 @@ TEST(every_fault_of_every_tensor_is_named)
         }
         const struct attn_tensor right = *tensors[t];
         int64_t shape[3] = {right.shape[0], right.shape[1], right.shape[2]};
-        assert_int_equal(step(b), ATTN_OK);
+        assert_ok(step(b));
         fake_calls.attends = fake_calls.writes = 0;
         *fields[t] = NULL;
         assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
         *fields[t] = tensors[t];
         assert_string_equal(b->error.field, names[t]);
         for (int32_t how = 0; spoil(tensors[t], how); how++) {
-            REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, names[t], step(b));
+            INVALID(&b->error, names[t], step(b));
             *tensors[t] = right;
             memcpy(right.shape, shape, sizeof shape);
         }
@@ -163,38 +163,36 @@ TEST(encoder_needs_a_row_per_key)
     struct attn_layer_desc layer = fake_layer("a");
     layer.kind = ATTN_LAYER_ENCODER;
     layer.causal = layer.block_size = 0;
-    struct planned *b = planned_create(layer, false);
+    OWNED(planned_end) struct planned *b = planned_create(layer, false);
     set_batch(b, queries, 2);
     b->k.shape[0] = 4;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
+    INVALID(&b->error, "k", step(b));
     b->k.shape[0] = 5;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     b->batch.key_start_loc = b->batch.key_start_loc_host = (const int32_t[]){0, 4, 6};
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "k", step(b));
+    INVALID(&b->error, "k", step(b));
     b->k.shape[0] = 6;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(fake_calls.writes, 0);
-    planned_destroy(b);
 }
 
 TEST(validation_names_request_and_index)
 {
     static const int32_t queries[] = {1, 20};
-    struct planned *b = planned_create(fake_layer("a"), true);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), true);
     set_batch(b, queries, 2); /* entries past the end are -99 and never looked at */
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     b->table[4] = BLOCKS;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "block_table", step(b));
+    INVALID(&b->error, "block_table", step(b));
     assert_non_null(strstr(b->error.message, "request 1, position 16 (entry 1): block 8"));
     set_batch(b, queries, 2);
     b->slots[3] = BLOCKS * FAKE_BLOCK_SIZE;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "slot_mapping", step(b));
+    INVALID(&b->error, "slot_mapping", step(b));
     assert_non_null(strstr(b->error.message, "request 1, token 3: slot 128"));
     set_batch(b, queries, 2);
     b->data[0][(2 * 4 + 1) * FAKE_HEAD_SIZE + 5] = NAN;
     assert_int_equal(step(b), ATTN_ERROR_NAN);
     assert_non_null(strstr(b->error.message, "q[2, 1, 5]"));
-    planned_destroy(b);
 }
 
 /* The first NaN of each dtype, after its last number. */
@@ -211,18 +209,17 @@ TEST(validation_knows_each_dtypes_nan)
                  {{ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1}, 0x7f, 0x80}};
     static const int32_t queries[] = {1};
     int64_t shape[] = {1, 1};
-    struct planned *b = planned_create(fake_layer("a"), true);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), true);
     set_batch(b, queries, 1);
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint32_t bits = cases[i].number;
         const struct attn_tensor one = {&bits, {ATTN_DEVICE_CPU, 0}, 2, cases[i].dtype, shape, NULL,
                                         0};
-        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_OK);
+        assert_ok(validate_tensor(b->plan, &one, "one", "a", &b->error));
         bits = cases[i].nan;
         assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_ERROR_NAN);
     }
-    planned_destroy(b);
 }
 
 static attn_status late;
@@ -238,32 +235,26 @@ static attn_status wait_for_stream(const struct attn_stream_args *args, struct a
 TEST(validation_waits_for_the_stream)
 {
     static const int32_t queries[] = {1, 1};
-    struct planned *b = planned_create(fake_layer("a"), true);
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .graph = 1,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 8,
-                                              .max_num_tokens = TOKENS}};
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), true);
+    const struct attn_plan_options *options = CLIENT_PLAN(1, 8, TOKENS, 0);
     struct attn_workspace room = {.struct_size = sizeof room};
     b->model->instances[0].kernels.synchronize = wait_for_stream;
     plan_destroy(b->plan);
-    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
-    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_create(b->model, 0, options, &b->plan, &b->error));
+    assert_ok(plan_workspace(b->plan, &room, &b->error));
     room.memory = b->workspace;
-    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
+    assert_ok(plan_bind_workspace(b->plan, &room, &b->error));
     set_batch(b, queries, 2);
     late = ATTN_OK, waits = 0;
-    assert_int_equal(step(b), ATTN_OK);
+    assert_ok(step(b));
     assert_int_equal(waits, 2);
-    assert_int_equal(plan_graph(b->plan, ATTN_PLAN_CAPTURE, &b->batch, NULL, &b->error), ATTN_OK);
-    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), ATTN_OK);
+    assert_ok(plan_graph(b->plan, ATTN_PLAN_CAPTURE, &b->batch, NULL, &b->error));
+    assert_ok(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error));
     assert_int_equal(waits, 2);
-    assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), ATTN_OK);
+    assert_ok(plan_batch(b->plan, &b->batch, NULL, &b->error));
     late = ATTN_ERROR_DEVICE;
     assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), late);
     assert_int_equal(plan_batch(b->plan, &b->batch, NULL, &b->error), late);
-    planned_destroy(b);
 }
 
 static const int32_t elsewhere[1]; /* what the driver calls a GPU's */
@@ -313,20 +304,19 @@ TEST(validation_asks_where_arrays_lie)
                 {"indices", &lists.ext},
                 {"lengths", &lengths.ext}};
     const void *address = elsewhere;
-    struct planned *b = planned_create(fake_layer("a"), true);
+    OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), true);
     b->model->asked = &b->model->instances[0];
     b->model->instances[0].kernels.memory_device = find_owner;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         struct attn_batch_table table = {.num_slots = 0};
-        assert_int_equal(check_table(b, &table), ATTN_OK);
+        assert_ok(check_table(b, &table));
         memcpy((char *)&table + fields[i], &address, sizeof address);
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, "tables", check_table(b, &table));
+        INVALID(&b->error, "tables", check_table(b, &table));
     }
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         b->io.next = runs[i].ext;
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &b->error, runs[i].name,
-                   address_check_all(b->plan->model, &b->io, ABI_STEP_IO, b->io.next, NULL,
-                                     b->plan->validate, &b->error));
+        INVALID(&b->error, runs[i].name,
+                address_check_all(b->plan->model, &b->io, ABI_STEP_IO, b->io.next, NULL,
+                                  b->plan->validate, &b->error));
     }
-    planned_destroy(b);
 }

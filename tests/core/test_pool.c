@@ -219,7 +219,7 @@ TEST(fork_before_and_after_first_use)
     (void)state; /* TSan ends a child of a threaded process that starts threads */
     skip();
 #else
-    struct loop *loop = malloc(sizeof *loop);
+    OWNED(memory_end) struct loop *loop = malloc(sizeof *loop);
 
     for (int used = 0; used < 2; used++) {
         struct pool *pool = pool_create(&host, 2);
@@ -240,7 +240,6 @@ TEST(fork_before_and_after_first_use)
         assert_int_equal(run_loop(loop, pool, 1000, 1), 0);
         pool_destroy(pool);
     }
-    free(loop);
 #endif
 }
 

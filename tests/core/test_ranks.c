@@ -73,7 +73,7 @@ static const char *chosen_for(const struct place *place, int32_t kv_dtype_v)
     f.backends[1].caps.features |= ATTN_FEATURE_KV_DTYPE_V;
     f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
     alarm(20); /* a select that hangs ends the test */
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     alarm(0);
     snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
     assignment_destroy(a);
@@ -164,10 +164,10 @@ static const char *chosen_conformant(const struct place *place, char *file)
     fixture_add(&f, "beta", "", 1);
     f.plugins[0].file = file;
     f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
-    assert_int_equal(select_layers(&f.runtime, &options, layers, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, layers, 1, &a, &error));
     snprintf(text, sizeof text, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
     if (text[0] == '\0') {
-        assert_int_equal(assignment_reason(a, 0, ATTN_PHASE_DECODE, 1, 0, &reason), ATTN_OK);
+        assert_ok(assignment_reason(a, 0, ATTN_PHASE_DECODE, 1, 0, &reason));
         assert_string_equal(reason.field, "conformance");
         snprintf(text, sizeof text, "%s", reason.supported);
     }
@@ -228,7 +228,7 @@ static const char *stale_choice(const struct place *place, int32_t changed, char
     fixture_add(&f, "alpha", "", 1);
     fixture_add(&f, "beta", "", 50);
     f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
     snprintf(log, size, "%s", f.log);
     assignment_destroy(a);

@@ -49,7 +49,7 @@ static struct attn_plugin_info info_of(const attn_runtime *runtime, int32_t inde
 {
     struct attn_plugin_info info = {.struct_size = sizeof info};
 
-    assert_int_equal(api->plugin_info(runtime, index, &info), ATTN_OK);
+    assert_ok(api->plugin_info(runtime, index, &info));
     return info;
 }
 
@@ -58,7 +58,7 @@ TEST(negotiates)
     const struct attn_api *table = (const struct attn_api *)&state;
     struct attn_error error = ATTN_ERROR_INIT;
 
-    assert_int_equal(attn_get_api(0, UINT32_MAX, &table, NULL), ATTN_OK);
+    assert_ok(attn_get_api(0, UINT32_MAX, &table, NULL));
     assert_int_equal(table->abi_version, ATTN_ABI_VERSION);
     assert_int_equal(table->struct_size, sizeof *table);
     assert_int_equal(attn_get_api(ATTN_ABI_VERSION + 1, UINT32_MAX, &table, &error),
@@ -94,19 +94,19 @@ TEST(sound_plugin_is_taken)
     struct attn_device_info device = {.struct_size = sizeof device};
 
     assert_int_equal(api->plugin_count(runtime), 1);
-    assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
+    assert_ok(info_of(runtime, 0).status);
     assert_string_equal(info_of(runtime, 0).name, "sound");
     assert_string_equal(info_of(runtime, 0).reason, "");
     assert_int_equal(info_of(runtime, 0).num_backends, 1);
     assert_int_equal(api->backend_count(runtime), 1);
-    assert_int_equal(api->backend_info(runtime, 0, &backend), ATTN_OK);
+    assert_ok(api->backend_info(runtime, 0, &backend));
     assert_string_equal(backend.caps->name, "sound");
     assert_int_equal(backend.caps->block_sizes[0].max, 256);
     assert_int_equal(backend.caps->head_sizes[0].qk.multiple, 64);
     assert_int_equal(api->backend_info(runtime, 1, &backend), ATTN_ERROR_NOT_FOUND);
     assert_int_equal(api->backend_info(runtime, -1, &backend), ATTN_ERROR_NOT_FOUND);
     assert_int_equal(api->device_count(runtime), 1);
-    assert_int_equal(api->device_info(runtime, 0, &device), ATTN_OK);
+    assert_ok(api->device_info(runtime, 0, &device));
     assert_string_equal(device.name, "test CPU");
     api->runtime_destroy(runtime);
     api->runtime_destroy(NULL);
@@ -171,7 +171,7 @@ TEST(defects_are_refused)
             fail_msg("%s: status %d, reason '%s'", defects[i].name, info.status, info.reason);
         }
         assert_int_equal(info.num_backends, 0);
-        assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
+        assert_ok(info_of(runtime, 1).status);
         assert_int_equal(api->backend_count(runtime), 1);
         api->runtime_destroy(runtime);
     }
@@ -202,7 +202,7 @@ TEST(devices_are_merged)
         attn_runtime *runtime = create_with(paths[i], NULL, ATTN_OK);
         struct attn_device_info device = {.struct_size = sizeof device};
         assert_int_equal(api->device_count(runtime), 2);
-        assert_int_equal(api->device_info(runtime, 0, &device), ATTN_OK);
+        assert_ok(api->device_info(runtime, 0, &device));
         assert_string_equal(device.isa, "one,two");
         api->runtime_destroy(runtime);
     }
@@ -247,9 +247,9 @@ TEST(rows_of_unknown_terms_are_left_out)
     struct arena arena;
     struct found found;
     arena_init(&arena, &host);
-    assert_int_equal(found_init(&found, &arena, &error), ATTN_OK);
+    assert_ok(found_init(&found, &arena, &error));
     const struct attn_probe_sink sink = found_sink(&found);
-    assert_int_equal(sink.device(sink.user, &device, NULL), ATTN_OK);
+    assert_ok(sink.device(sink.user, &device, NULL));
     if (sink.backend(sink.user, &caps, NULL) != ATTN_OK) {
         fail_msg("%s: %s", found.error.field, found.error.message);
     }
@@ -292,7 +292,7 @@ TEST(second_of_one_name_is_refused)
 {
     attn_runtime *runtime = create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
 
-    assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
+    assert_ok(info_of(runtime, 0).status);
     assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_PLUGIN);
     assert_non_null(strstr(info_of(runtime, 1).reason, "sound"));
     assert_int_equal(api->backend_count(runtime), 1);
@@ -314,7 +314,7 @@ TEST(paths_are_absolute)
     assert_non_null(strstr(info_of(runtime, 0).reason, "absolute"));
     assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(info_of(runtime, 2).status, ATTN_ERROR_NOT_FOUND);
-    assert_int_equal(info_of(runtime, 3).status, ATTN_OK);
+    assert_ok(info_of(runtime, 3).status);
     api->runtime_destroy(runtime);
 }
 
@@ -343,7 +343,7 @@ TEST(directory_is_read)
     assert_string_equal(info_of(runtime, 0).file, path[1]);
     assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_PLUGIN);
     assert_non_null(strstr(info_of(runtime, 0).reason, "ELF"));
-    assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
+    assert_ok(info_of(runtime, 1).status);
     api->runtime_destroy(runtime);
     for (int i = 0; i < 4; i++) {
         unlink(path[i]);
@@ -458,21 +458,20 @@ static attn_status create_in(const char *variable, const char *value, bool ignor
 TEST(environment_is_read)
 {
     int32_t plugins;
-    assert_int_equal(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), false, NULL, &plugins), ATTN_OK);
+    assert_ok(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), false, NULL, &plugins));
     assert_int_equal(plugins, 1);
-    assert_int_equal(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), true, NULL, &plugins), ATTN_OK);
+    assert_ok(create_in("ATTN_PLUGIN_PATH", PLUGIN("none"), true, NULL, &plugins));
     assert_int_equal(plugins, 0);
-    assert_int_equal(
-        create_in("ATTN_PLUGIN_PATH", PLUGIN("none") ":" PLUGIN("rich"), false, "", &plugins),
-        ATTN_OK);
+    assert_ok(
+        create_in("ATTN_PLUGIN_PATH", PLUGIN("none") ":" PLUGIN("rich"), false, "", &plugins));
     assert_int_equal(plugins, 0);
     const char *const wrong[] = {"2x", "0", "-1", "4097", "two"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], false, "", &plugins),
                          ATTN_ERROR_INVALID_ARGUMENT);
-        assert_int_equal(create_in("ATTN_NUM_THREADS", wrong[i], true, "", &plugins), ATTN_OK);
+        assert_ok(create_in("ATTN_NUM_THREADS", wrong[i], true, "", &plugins));
     }
-    assert_int_equal(create_in("ATTN_NUM_THREADS", "2", false, "", &plugins), ATTN_OK);
+    assert_ok(create_in("ATTN_NUM_THREADS", "2", false, "", &plugins));
     const char *const records[] = {"/a:layer=0,step=3",
                                    "/a:b:layer=12,step=0,contents=real",
                                    "/a:layer=1,step=2,contents=random",
@@ -495,7 +494,7 @@ TEST(environment_is_read)
     for (size_t i = 0; i < sizeof locks / sizeof *locks; i++) {
         assert_int_equal(create_in("ATTN_LOCK", locks[i], false, "", &plugins),
                          i < 2 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
-        assert_int_equal(create_in("ATTN_LOCK", locks[i], true, "", &plugins), ATTN_OK);
+        assert_ok(create_in("ATTN_LOCK", locks[i], true, "", &plugins));
     }
 }
 

@@ -11,9 +11,9 @@
 
 TEST(test_rank_and_ties)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct attn_error error;
-    attn_assignment *a = NULL;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
     int32_t verdict = -1, reasons = -1;
@@ -21,8 +21,8 @@ TEST(test_rank_and_ties)
     fixture_add(&f, "alpha", "", 5);
     fixture_add(&f, "beta", "", 10);
     fixture_add(&f, "gamma", "", 10);
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
-    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
+    assert_ok(assignment_choice(a, 0, D, &choice));
     assert_string_equal(choice.name, "beta");
     assert_string_equal(choice.rule, "");
     assert_int_equal(choice.forced, 0);
@@ -31,22 +31,20 @@ TEST(test_rank_and_ties)
     assert_int_equal(choice.block_size, 16);
     assert_true(choice.bound_of_row_rms == 2e-2 && choice.bound_of_element == 1.2e-2); /* bf16's */
     assert_true(choice.bound_of_lse == 0x1p-7);
-    assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, &reasons), ATTN_OK);
+    assert_ok(assignment_verdict(a, 0, D, 1, &verdict, &reasons));
     assert_int_equal(verdict, ATTN_VERDICT_CHOSEN);
-    assert_int_equal(assignment_verdict(a, 0, D, 2, &verdict, &reasons), ATTN_OK);
+    assert_ok(assignment_verdict(a, 0, D, 2, &verdict, &reasons));
     assert_int_equal(verdict, ATTN_VERDICT_ELIGIBLE);
     assert_int_equal(reasons, 0);
     assert_int_equal(assignment_verdict(a, 0, D, 3, &verdict, &reasons), ATTN_ERROR_NOT_FOUND);
     assert_int_equal(assignment_choice(a, 1, D, &choice), ATTN_ERROR_NOT_FOUND);
     assert_int_equal(assignment_choice(a, 0, 2, &choice), ATTN_ERROR_INVALID_ARGUMENT);
-    assignment_destroy(a);
     assignment_destroy(NULL);
-    fixture_finish(&f);
 }
 
 TEST(test_phases)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct attn_error error;
     attn_assignment *a = NULL;
     struct attn_layer_desc layer = fixture_layer("l");
@@ -54,17 +52,16 @@ TEST(test_phases)
     struct attn_backend_caps *prefill = fixture_add(&f, "fast_prefill", "", 10);
     fixture_add(&f, "slow", "", 1);
     prefill->phases = 1u << P;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, P), "fast_prefill");
     assert_string_equal(fixture_chosen(a, 0, D), "slow");
     assignment_destroy(a);
     /* No layout in common: both phases go where one cache serves both. */
     prefill->layouts = 1u << ATTN_KV_LAYOUT_PACKED_K;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, P), "slow");
     assert_string_equal(fixture_chosen(a, 0, D), "slow");
     assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 TEST(test_orders_wishes_exclusions)
@@ -87,7 +84,7 @@ TEST(test_orders_wishes_exclusions)
     };
     static const struct attn_head_size_range only_64 = {{64, 64, 1}, {0, 0, 1}, 1};
     struct attn_layer_desc layer = fixture_layer("l");
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
@@ -97,17 +94,15 @@ TEST(test_orders_wishes_exclusions)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct attn_error error;
         struct attn_choice choice = {.struct_size = sizeof choice};
-        attn_assignment *a = NULL;
+        OWNED(assignment_end) attn_assignment *a = NULL;
         if (fixture_select(&f, cases[i].text, &layer, 1, &a, &error) != ATTN_OK) {
             fail_msg("'%s': %s", cases[i].text, error.message);
         }
         assert_string_equal(fixture_chosen(a, 0, P), cases[i].prefill);
         assert_string_equal(fixture_chosen(a, 0, D), cases[i].decode);
-        assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+        assert_ok(assignment_choice(a, 0, D, &choice));
         assert_int_equal(choice.forced, cases[i].forced);
-        assignment_destroy(a);
     }
-    fixture_finish(&f);
 }
 
 TEST(test_refused_order)
@@ -118,8 +113,8 @@ TEST(test_refused_order)
     const struct attn_layer_desc *pointer = &layer;
     struct attn_error error;
     struct attn_reason reason = {.struct_size = sizeof reason};
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     int32_t verdict = -1, count = -1;
     layer.head_size = 72;
     layer.soft_cap = 30;
@@ -134,18 +129,16 @@ TEST(test_refused_order)
     assert_non_null(strstr(error.message, "soft_cap 30"));
     assert_non_null(strstr(error.message, "64, 128..256 in steps of 8"));
     assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_ERROR_NO_BACKEND);
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
-    assert_int_equal(assignment_verdict(a, 0, D, 0, &verdict, &count), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
+    assert_ok(assignment_verdict(a, 0, D, 0, &verdict, &count));
     assert_int_equal(verdict, ATTN_VERDICT_UNSUPPORTED);
     assert_int_equal(count, 2);
-    assert_int_equal(assignment_reason(a, 0, D, 0, 0, &reason), ATTN_OK);
+    assert_ok(assignment_reason(a, 0, D, 0, 0, &reason));
     assert_string_equal(reason.field, "head_size");
     assert_string_equal(reason.asked, "72");
     assert_int_equal(assignment_reason(a, 0, D, 0, 2, &reason), ATTN_ERROR_NOT_FOUND);
     size_t needed = 0;
     assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_ERROR_NO_BACKEND);
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* A step that may allocate is a hint, which an engine may refuse. */
@@ -156,28 +149,27 @@ TEST(test_step_allocation)
     const struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION};
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 2)->features |= ATTN_FEATURE_STEP_ALLOCATES;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assignment_destroy(a);
     a = NULL;
     assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error),
                      ATTN_ERROR_NO_BACKEND);
     assert_non_null(strstr(error.message, "step_allocation"));
     fixture_add(&f, "beta", "", 1);
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 TEST(test_names)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     fixture_init(&f);
     fixture_add(&f, "cpu_ref", "", 0);
@@ -188,21 +180,20 @@ TEST(test_names)
     assert_non_null(strstr(error.message, "did you mean 'cpu_simd"));
     assert_non_null(strstr(error.message, "position 0"));
     assert_int_not_equal(fixture_select(&f, "decode=nothing_*", &layer, 1, &a, &error), ATTN_OK);
-    assert_int_equal(fixture_select(&f, "^cuda_flash", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "^cuda_flash", &layer, 1, &a, &error));
     assert_non_null(strstr(f.log, "cuda_flash"));
     assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx512");
     assignment_destroy(a);
     f.log[0] = '\0';
-    assert_int_equal(fixture_select(&f, "cpu_simd@avx2", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "cpu_simd@avx2", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx2");
     assert_non_null(strstr(f.log, "forced by 'cpu_simd@avx2'"));
     assignment_destroy(a);
     f.log[0] = '\0';
-    assert_int_equal(fixture_select(&f, "cuda_flash?", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "cuda_flash?", &layer, 1, &a, &error));
     assert_non_null(strstr(f.log, "cpu_simd@avx512 of "));
     assert_non_null(strstr(f.log, ", rank 9; nothing meets the wish 'cuda_flash?'"));
     assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 static int32_t asked_supports;
@@ -228,8 +219,8 @@ TEST(test_supports_is_asked_last)
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_reason reason = {.struct_size = sizeof reason};
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     layer.block_size = 0;
     fixture_init(&f);
     f.table.supports = refuse_decode;
@@ -237,23 +228,21 @@ TEST(test_supports_is_asked_last)
     fixture_add(&f, "beta", "", 1)->dtypes = 1u << ATTN_DTYPE_BF16;
     fixture_add(&f, "gamma", "", 0)->dtypes = 1u << ATTN_DTYPE_F16;
     asked_supports = 0;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_int_equal(asked_supports, 4); /* gamma failed on its data */
     assert_string_equal(fixture_chosen(a, 0, P), "alpha");
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
-    assert_int_equal(assignment_reason(a, 0, D, 0, 1, &reason), ATTN_OK);
+    assert_ok(assignment_reason(a, 0, D, 0, 1, &reason));
     assert_string_equal(reason.field, "tide");
     assert_string_equal(reason.supported, "low");
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 TEST(test_hybrid_and_sharing)
 {
     struct attn_layer_desc layers[4];
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     for (int32_t i = 0; i < 4; i++) {
         static const char *const names[] = {"0", "1", "2", "3"};
         layers[i] = fixture_layer(names[i]);
@@ -266,7 +255,7 @@ TEST(test_hybrid_and_sharing)
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW;
     fixture_add(&f, "beta", "", 1);
-    assert_int_equal(fixture_select(&f, "", layers, 4, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", layers, 4, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "alpha");
     assert_string_equal(fixture_chosen(a, 1, D), "beta");
     assert_string_equal(fixture_chosen(a, 2, D), "alpha");
@@ -275,8 +264,6 @@ TEST(test_hybrid_and_sharing)
     assert_int_equal(a->layers[2].phases[P].choice.block_size, 0);
     assert_int_equal(a->layers[3].layer.sharing_target, 0);
     assert_int_equal(a->layers[3].phases[D].choice.layout, a->layers[0].phases[D].choice.layout);
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* A layer that reads another's cache needs no write_kv of its own. */
@@ -284,18 +271,16 @@ TEST(test_reader_writes_nothing)
 {
     struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     layers[0].has_sinks = 1; /* which beta has not */
     layers[1].kv_sharing_target = "owner";
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1)->terms |= ATTN_TERM_SINKS;
     fixture_add(&f, "beta", "", 9)->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV;
-    assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", layers, 2, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "alpha");
     assert_string_equal(fixture_chosen(a, 1, D), "beta");
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* Where the best of each phase have no layout in common: decode's order comes first. */
@@ -303,8 +288,8 @@ TEST(test_best_pair)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     fixture_init(&f);
     /* prefill best of all, but of hnd alone; two of nhd, and one of hnd that decodes worst */
     struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
@@ -316,12 +301,10 @@ TEST(test_best_pair)
     caps = fixture_add(&f, "gamma", "", 7);
     caps->layouts = 1u << ATTN_KV_LAYOUT_NHD;
     caps->rank[D] = 3;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assert_string_equal(fixture_chosen(a, 0, P), "gamma");
     assert_int_equal(a->layers[0].phases[D].choice.layout, ATTN_KV_LAYOUT_NHD);
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* Of the parts that the kernels take of an engine's blocks: the preferred one, else the largest. */
@@ -330,7 +313,7 @@ TEST(test_parts_of_blocks)
     static const struct attn_range blocks[] = {{16, 64, 16}};
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     fixture_init(&f);
     struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
@@ -339,7 +322,7 @@ TEST(test_parts_of_blocks)
     layer.block_size = 192;
     for (int32_t preferred = 16; preferred <= 112; preferred += 32) {
         caps->preferred_block_size = preferred;
-        assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+        assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
         assert_int_equal(a->layers[0].phases[D].choice.kernel_block_size,
                          preferred <= 48 ? preferred : 64);
         assert_int_equal(a->layers[0].phases[P].choice.block_size, 192);
@@ -353,10 +336,9 @@ TEST(test_parts_of_blocks)
         .struct_size = sizeof options, .block_sizes = offered, .num_block_sizes = 2};
     const struct attn_layer_desc *pointer = &layer;
     layer.block_size = 0;
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
     assert_int_equal(a->layers[0].phases[D].choice.block_size, 32);
     assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* Layers that look alike, but for a rule or an extension of their own. */
@@ -366,8 +348,8 @@ TEST(test_alike_is_not_the_same)
     static const uint32_t declared[] = {ATTN_EXT_VENDOR};
     struct attn_layer_desc layers[] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     layers[2].next = &vendors;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
@@ -375,12 +357,10 @@ TEST(test_alike_is_not_the_same)
     struct attn_backend_caps *caps = fixture_add(&f, "gamma", "", 2);
     caps->extensions = declared;
     caps->num_extensions = 1;
-    assert_int_equal(fixture_select(&f, "layers.1=beta", layers, 3, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "layers.1=beta", layers, 3, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "alpha");
     assert_string_equal(fixture_chosen(a, 1, D), "beta");
     assert_string_equal(fixture_chosen(a, 2, D), "gamma");
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 /* Decode's layout stands first; a reader takes what its target's cache has. */
@@ -389,7 +369,7 @@ TEST(test_layouts)
     static const struct attn_range large[] = {{64, 64, 1}};
     struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     layers[0].has_sinks = 1; /* which gamma has not */
     layers[1].kv_sharing_target = "owner";
@@ -407,12 +387,11 @@ TEST(test_layouts)
         caps->layouts = i == 1 ? 1u << ATTN_KV_LAYOUT_HND : 3;
         caps->block_sizes = i == 2 ? large : f.backends[0].caps.block_sizes;
         caps->preferred_layout = ATTN_KV_LAYOUT_HND;
-        assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
+        assert_ok(fixture_select(&f, "", layers, 2, &a, &error));
         assert_string_equal(fixture_chosen(a, 1, D), i == 0 ? "gamma" : "alpha");
         assert_int_equal(a->layers[1].phases[D].choice.layout, ATTN_KV_LAYOUT_NHD);
         assignment_destroy(a);
     }
-    fixture_finish(&f);
 }
 
 TEST(test_two_runtimes)
@@ -429,7 +408,7 @@ TEST(test_two_runtimes)
         f[i].runtime.settings.backend = i == 0 ? first : second;
     }
     for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(select_layers(&f[i].runtime, NULL, &pointer, 1, &a[i], NULL), ATTN_OK);
+        assert_ok(select_layers(&f[i].runtime, NULL, &pointer, 1, &a[i], NULL));
     }
     assert_string_equal(fixture_chosen(a[0], 0, D), "alpha");
     assert_string_equal(fixture_chosen(a[1], 0, D), "beta");
@@ -455,7 +434,7 @@ TEST(test_export_import)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("model layer=0"), fixture_layer("name=1")};
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL, *b = NULL;
     char text[1024], again[1024], small[8];
     size_t needed = 0;
@@ -467,19 +446,19 @@ TEST(test_export_import)
     fixture_add(&f, "beta", "x", 1);
     assert_int_equal(
         fixture_select(&f, "beta;decode=alpha;encoder_only=beta", layers, 2, &a, &error), ATTN_OK);
-    assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_OK);
+    assert_ok(assignment_export(a, NULL, 0, &needed, &error));
     memset(small, 'x', sizeof small);
-    assert_int_equal(assignment_export(a, small, sizeof small, &needed, &error), ATTN_OK);
+    assert_ok(assignment_export(a, small, sizeof small, &needed, &error));
     assert_int_equal(small[sizeof small - 1], '\0');
     assert_int_equal(strlen(small), sizeof small - 1);
-    assert_int_equal(assignment_export(a, text, sizeof text, &needed, &error), ATTN_OK);
+    assert_ok(assignment_export(a, text, sizeof text, &needed, &error));
     assert_int_equal(strlen(text) + 1, needed);
     if (import(&f, text, layers, 2, &b, &error) != ATTN_OK) {
         fail_msg("%s\n%s", error.message, text);
     }
     assert_string_equal(fixture_chosen(b, 0, P), "beta@x");
     assert_string_equal(fixture_chosen(b, 0, D), "alpha");
-    assert_int_equal(assignment_export(b, again, sizeof again, &needed, &error), ATTN_OK);
+    assert_ok(assignment_export(b, again, sizeof again, &needed, &error));
     assert_string_equal(text, again);
     assignment_destroy(a);
     assignment_destroy(b);
@@ -499,7 +478,6 @@ TEST(test_export_import)
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
     assert_non_null(strstr(error.message, "causal"));
     assert_null(b);
-    fixture_finish(&f);
 }
 
 /* A cache is K's dtype and V's: an assignment for other values is another one. */
@@ -507,28 +485,26 @@ TEST(test_export_of_two_dtypes)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("one"), fixture_layer("two")};
     struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL, *b = NULL;
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL, *b = NULL;
     struct attn_choice choice = {.struct_size = sizeof choice};
     char text[1024];
     size_t needed;
     layers[1].kv_dtype_v = ATTN_KV_F16;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->features |= ATTN_FEATURE_KV_DTYPE_V;
-    assert_int_equal(fixture_select(&f, "", layers, 2, &a, &error), ATTN_OK);
-    assert_int_equal(assignment_choice(a, 1, D, &choice), ATTN_OK);
+    assert_ok(fixture_select(&f, "", layers, 2, &a, &error));
+    assert_ok(assignment_choice(a, 1, D, &choice));
     assert_int_equal(choice.kv_dtype, ATTN_KV_BF16);
     assert_int_equal(choice.kv_dtype_v, ATTN_KV_F16);
-    assert_int_equal(assignment_export(a, text, sizeof text, &needed, &error), ATTN_OK);
+    assert_ok(assignment_export(a, text, sizeof text, &needed, &error));
     assert_non_null(strstr(text, "kv_dtype=bf16 block_size=16 layout=nhd name=one\n"));
     assert_non_null(strstr(text, "kv_dtype=bf16/f16 block_size=16 layout=nhd name=two\n"));
-    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_OK);
+    assert_ok(import(&f, text, layers, 2, &b, &error));
     assignment_destroy(b);
     layers[1].kv_dtype_v = 0;
     assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
     assert_non_null(strstr(error.message, "kv_dtype=bf16/f16 in the text, kv_dtype=bf16 in"));
-    assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 TEST(test_malformed_import)
@@ -561,7 +537,7 @@ TEST(test_malformed_import)
     };
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
@@ -573,7 +549,6 @@ TEST(test_malformed_import)
         assert_true(error.message[0] != '\0');
         assert_null(a);
     }
-    fixture_finish(&f);
 }
 
 /* A measurement on file decides over the plugin's estimate, for its device, shape and phase only.
@@ -591,7 +566,7 @@ TEST(test_measured)
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/ranks", folder);
@@ -611,17 +586,17 @@ TEST(test_measured)
     fclose(file);
     f.runtime.settings.cache_dir = folder;
     /* The later of two lines counts; beta's product of times is larger; gamma lacks a bucket. */
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "alpha");
     assert_string_equal(fixture_chosen(a, 0, P), "beta");
-    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_ok(assignment_choice(a, 0, D, &choice));
     assert_int_equal(choice.measured, 1);
-    assert_int_equal(assignment_choice(a, 0, P, &choice), ATTN_OK);
+    assert_ok(assignment_choice(a, 0, P, &choice));
     assert_int_equal(choice.measured, 0);
     assignment_destroy(a);
     layer.head_size = 64;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
-    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
+    assert_ok(assignment_choice(a, 0, D, &choice));
     assert_int_equal(choice.measured, 1);
     assignment_destroy(a);
     layer.head_size = 128;
@@ -629,18 +604,17 @@ TEST(test_measured)
     layer.has_window = 1;
     layer.window_left = 99;
     layer.window_right = 0;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assignment_destroy(a);
     layer.has_window = 0;
     layer.window_left = layer.window_right = -1;
     /* An order stands over a measurement. */
-    assert_int_equal(fixture_select(&f, "beta", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "beta", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assignment_destroy(a);
     remove(path);
     remove(folder);
-    fixture_finish(&f);
 }
 
 /* The fastest of one phase that shares no layout with the other's is not taken, and says why. */
@@ -649,7 +623,7 @@ TEST(test_best_of_a_phase_alone)
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_reason reason = {.struct_size = sizeof reason};
     struct attn_error error;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict, count;
     fixture_init(&f);
@@ -658,23 +632,22 @@ TEST(test_best_of_a_phase_alone)
     struct attn_backend_caps *gamma = fixture_add(&f, "gamma", "", 40);
     beta->rank[D] = 0;
     gamma->rank[P] = 0;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, P), "beta"); /* on one cache */
     assert_string_equal(fixture_chosen(a, 0, D), "gamma");
     assignment_destroy(a);
     beta->layouts = 1u << ATTN_KV_LAYOUT_HND;
     gamma->layouts = 1u << ATTN_KV_LAYOUT_NHD;
-    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, P), "alpha");
     assert_string_equal(fixture_chosen(a, 0, D), "gamma");
-    assert_int_equal(assignment_verdict(a, 0, P, 1, &verdict, &count), ATTN_OK);
+    assert_ok(assignment_verdict(a, 0, P, 1, &verdict, &count));
     assert_int_equal(verdict, ATTN_VERDICT_ELIGIBLE);
     assert_int_equal(count, 1);
-    assert_int_equal(assignment_reason(a, 0, P, 1, 0, &reason), ATTN_OK);
+    assert_ok(assignment_reason(a, 0, P, 1, 0, &reason));
     assert_string_equal(reason.field, "cache");
     assert_string_equal(reason.asked, "one with gamma for decode");
     assignment_destroy(a);
-    fixture_finish(&f);
 }
 
 static int32_t allocations_left;
@@ -689,7 +662,7 @@ static void *failing_allocate(void *user, size_t size, size_t alignment)
 TEST(test_every_allocation_fails)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("0"), fixture_layer("1")};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     bool done = false;
     layers[1].head_size = 72;
     fixture_init(&f);
@@ -709,7 +682,6 @@ TEST(test_every_allocation_fails)
         assert_true(error.message[0] != '\0');
     }
     assert_true(done);
-    fixture_finish(&f);
 }
 
 /* A reader's backend takes the blocks into which its target's cache is cut. */
@@ -719,7 +691,7 @@ TEST(test_blocks_of_a_shared_cache)
     struct attn_layer_desc layers[] = {fixture_layer("a"), fixture_layer("b")};
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1)->block_sizes = small;
     fixture_add(&f, "beta", "", 1)->block_sizes = large;
@@ -733,9 +705,8 @@ TEST(test_blocks_of_a_shared_cache)
         fixture_select(&f, "layers.0=alpha;layers.1=beta", layers, 2, &assignment, &error),
         ATTN_ERROR_REFUSED);
     assert_non_null(strstr(error.message, "blocks of 16"));
-    assert_int_equal(fixture_select(&f, "alpha", layers, 2, &assignment, &error), ATTN_OK);
+    assert_ok(fixture_select(&f, "alpha", layers, 2, &assignment, &error));
     assignment_destroy(assignment);
-    fixture_finish(&f);
 }
 
 TEST(test_devices)
@@ -745,7 +716,7 @@ TEST(test_devices)
     struct attn_select_options options = {.struct_size = sizeof options,
                                           .device = {ATTN_DEVICE_CPU, 0}};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict = -1;
     fixture_init(&f);
@@ -755,17 +726,17 @@ TEST(test_devices)
     f.devices[1].device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
     f.runtime.num_devices = 2;
     /* An engine that states no device has the CPU's memory. */
-    assert_int_equal(select_layers(&f.runtime, NULL, &pointer, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, NULL, &pointer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "cpu");
     assignment_destroy(a);
     options.device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "gpu");
     assignment_destroy(a);
     options.device = (struct attn_device){ATTN_DEVICE_CPU, 0};
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "cpu");
-    assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, NULL), ATTN_OK);
+    assert_ok(assignment_verdict(a, 0, D, 1, &verdict, NULL));
     assert_int_equal(verdict, ATTN_VERDICT_OTHER_DEVICE);
     assignment_destroy(a);
     /* An order of another device's backend is refused, and says what was not stated. */
@@ -778,9 +749,8 @@ TEST(test_devices)
     assert_string_equal(error.message, "there is no cuda:7 here; there is cpu:0, cuda:0");
     assert_null(a);
     struct attn_device best;
-    assert_int_equal(best_device(&f.runtime, NULL, &best, &error), ATTN_OK);
+    assert_ok(best_device(&f.runtime, NULL, &best, &error));
     assert_true(best.type == ATTN_DEVICE_CUDA && best.id == 0);
-    assert_int_equal(best_device(&f.runtime, "cpu", &best, &error), ATTN_OK);
+    assert_ok(best_device(&f.runtime, "cpu", &best, &error));
     assert_int_equal(best.type, ATTN_DEVICE_CPU);
-    fixture_finish(&f);
 }

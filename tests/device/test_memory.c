@@ -37,7 +37,7 @@ static void copies_and_fills(struct attn_device device)
     static uint8_t in[BYTES], out[BYTES];
     attn_open_device *opened;
     void *memory, *other, *locked, *stream;
-    assert_int_equal(api->device->open(runtime, device, &opened, NULL), ATTN_OK);
+    assert_ok(api->device->open(runtime, device, &opened, NULL));
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 0, &other, NULL), 0);
     api->device->free(opened, ATTN_MEMORY_DEVICE, other);
@@ -45,27 +45,21 @@ static void copies_and_fills(struct attn_device device)
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_HOST, BYTES, &locked, NULL), 0);
     assert_int_equal((uintptr_t)memory % 256, 0);
     assert_int_equal((uintptr_t)locked % 256, 0);
-    assert_int_equal(api->device->create_stream(opened, &stream, NULL), ATTN_OK);
+    assert_ok(api->device->create_stream(opened, &stream, NULL));
     for (int32_t i = 0; i < BYTES; i++) {
         in[i] = (uint8_t)(7 * i + i / 251);
     }
     memcpy(locked, in, BYTES);
-    assert_int_equal(
-        client_copy(api, opened, memory, locked, BYTES, ATTN_COPY_HOST_TO_DEVICE, stream, NULL),
-        ATTN_OK);
-    assert_int_equal(
-        client_copy(api, opened, other, memory, BYTES, ATTN_COPY_DEVICE_TO_DEVICE, stream, NULL),
-        ATTN_OK);
-    assert_int_equal(client_fill(api, opened, memory, 0x5a, 99, stream, NULL), ATTN_OK);
-    assert_int_equal(
-        client_copy(api, opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL),
-        ATTN_OK);
-    assert_int_equal(api->device->synchronize(opened, stream, NULL), ATTN_OK);
+    assert_ok(
+        client_copy(api, opened, memory, locked, BYTES, ATTN_COPY_HOST_TO_DEVICE, stream, NULL));
+    assert_ok(
+        client_copy(api, opened, other, memory, BYTES, ATTN_COPY_DEVICE_TO_DEVICE, stream, NULL));
+    assert_ok(client_fill(api, opened, memory, 0x5a, 99, stream, NULL));
+    assert_ok(client_copy(api, opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL));
+    assert_ok(api->device->synchronize(opened, stream, NULL));
     assert_memory_equal(in, out, BYTES);
-    assert_int_equal(
-        client_copy(api, opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL),
-        ATTN_OK);
-    assert_int_equal(api->device->synchronize(opened, NULL, NULL), ATTN_OK);
+    assert_ok(client_copy(api, opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL));
+    assert_ok(api->device->synchronize(opened, NULL, NULL));
     memset(in, 0x5a, 99);
     assert_memory_equal(in, out, BYTES);
     api->device->destroy_stream(opened, stream);
@@ -94,7 +88,7 @@ TEST(test_host_cannot_touch)
     attn_open_device *opened;
     void *memory;
     int status = 0;
-    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_ok(api->device->open(runtime, fake, &opened, NULL));
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
     for (int32_t write = 0; write < 2; write++) {
         pid_t child = fork();
@@ -118,22 +112,20 @@ TEST(test_out_of_memory)
     struct attn_error error = ATTN_ERROR_INIT;
     attn_open_device *opened;
     void *memory, *rest = NULL;
-    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
-    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0),
-                     ATTN_OK);
+    assert_ok(api->device->open(runtime, fake, &opened, NULL));
+    assert_ok(api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0));
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 8193, &rest, &error),
                      ATTN_ERROR_OUT_OF_MEMORY);
     assert_null(rest);
     assert_string_equal(error.message, "fake_device: 8193 bytes; 8192 of its 1048576 are free");
-    assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 8192, &rest, NULL), ATTN_OK);
+    assert_ok(api->device->allocate(opened, ATTN_MEMORY_DEVICE, 8192, &rest, NULL));
     api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
     api->device->free(opened, ATTN_MEMORY_DEVICE, rest);
-    assert_int_equal(
-        api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, NULL), ATTN_OK);
+    assert_ok(api->device->allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, NULL));
     api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
     api->device->close(opened);
     /* the host's own */
-    assert_int_equal(api->device->open(runtime, cpu, &opened, NULL), ATTN_OK);
+    assert_ok(api->device->open(runtime, cpu, &opened, NULL));
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, SIZE_MAX - 3, &rest, &error),
                      ATTN_ERROR_OUT_OF_MEMORY);
     assert_null(rest);
@@ -145,11 +137,11 @@ TEST(test_addresses)
     attn_open_device *opened;
     struct attn_device owner;
     void *memory;
-    assert_int_equal(api->device->open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_ok(api->device->open(runtime, fake, &opened, NULL));
     assert_int_equal(api->device->allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
-    assert_int_equal(api->device->of_address(opened, (uint8_t *)memory + 9, &owner, NULL), ATTN_OK);
+    assert_ok(api->device->of_address(opened, (uint8_t *)memory + 9, &owner, NULL));
     assert_memory_equal(&owner, &fake, sizeof owner);
-    assert_int_equal(api->device->of_address(opened, &owner, &owner, NULL), ATTN_OK);
+    assert_ok(api->device->of_address(opened, &owner, &owner, NULL));
     assert_memory_equal(&owner, &cpu, sizeof owner);
     api->device->free(opened, ATTN_MEMORY_DEVICE, memory);
     api->device->close(opened);
@@ -170,7 +162,7 @@ TEST(test_refusals)
                         "there is no extension:3 here; there is cpu:0, extension:0 of fake_device");
     assert_int_equal(api->device->open(NULL, fake, &opened, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(api->device->open(runtime, fake, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device->open(runtime, fake, &opened, &error), ATTN_OK);
+    assert_ok(api->device->open(runtime, fake, &opened, &error));
     assert_int_equal(api->device->allocate(opened, 3, 8, &handle, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(client_copy(api, opened, &error, &best, 8, 0, NULL, &error),
@@ -188,7 +180,7 @@ TEST(test_refusals)
                      ATTN_ERROR_UNSUPPORTED);
     assert_int_equal(api->device->launch_graph(opened, NULL, NULL, &error), ATTN_ERROR_UNSUPPORTED);
     api->device->close(opened);
-    assert_int_equal(api->device->open(runtime, cpu, &opened, &error), ATTN_OK);
+    assert_ok(api->device->open(runtime, cpu, &opened, &error));
     assert_int_equal(api->device->begin_capture(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
     assert_string_equal(error.message, "a CPU has no begin_capture");
     api->device->close(opened);
@@ -198,11 +190,11 @@ TEST(test_best)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_device best = {0, 0};
-    assert_int_equal(api->best_device(runtime, NULL, &best, &error), ATTN_OK);
+    assert_ok(api->best_device(runtime, NULL, &best, &error));
     assert_memory_equal(&best, &fake, sizeof best);
-    assert_int_equal(api->best_device(runtime, "cpu_ref", &best, &error), ATTN_OK);
+    assert_ok(api->best_device(runtime, "cpu_ref", &best, &error));
     assert_memory_equal(&best, &cpu, sizeof best);
-    assert_int_equal(api->best_device(runtime, "cpu_ref?", &best, &error), ATTN_OK);
+    assert_ok(api->best_device(runtime, "cpu_ref?", &best, &error));
     assert_memory_equal(&best, &fake, sizeof best);
     assert_int_equal(api->best_device(runtime, "=;", &best, &error), ATTN_ERROR_SYNTAX);
     assert_int_equal(api->best_device(runtime, NULL, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);

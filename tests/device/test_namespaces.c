@@ -48,7 +48,7 @@ static attn_status take(int32_t type, const char *device_namespace, const char *
 static const char *server(const attn_assignment *assignment, int32_t phase)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};
-    assert_int_equal(api->assignment_choice(assignment, 0, phase, &choice), ATTN_OK);
+    assert_ok(api->assignment_choice(assignment, 0, phase, &choice));
     return choice.name;
 }
 
@@ -59,7 +59,7 @@ static void test_reported(void **state)
     for (int32_t i = 0; i < api->device_count(runtime); i++) {
         struct attn_device_info info = {.struct_size = sizeof info};
         char one[96];
-        assert_int_equal(api->device_info(runtime, i, &info), ATTN_OK);
+        assert_ok(api->device_info(runtime, i, &info));
         snprintf(one, sizeof one, "%d:%d/%s ", info.device.type, info.device.id,
                  info.device_namespace);
         strcat(all, one);
@@ -75,7 +75,7 @@ static void test_own_numbers(void **state)
     assert_string_equal(error.field, "device_namespace");
     assert_non_null(strstr(error.message, "extension:0 of ascend"));
     assert_non_null(strstr(error.message, "extension:0 of metal"));
-    assert_int_equal(take(12, "metal", "", &assignment, &error), ATTN_OK);
+    assert_ok(take(12, "metal", "", &assignment, &error));
     assert_string_equal(server(assignment, ATTN_PHASE_PREFILL), "metal");
     assert_string_equal(server(assignment, ATTN_PHASE_DECODE), "metal");
     api->assignment_destroy(assignment);
@@ -104,7 +104,7 @@ static void test_types(void **state)
     const int32_t types[] = {8, ATTN_DEVICE_VENDOR + 1};
     const char *names[] = {"apple", "own"};
     for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(take(types[i], NULL, "", &assignment, &error), ATTN_OK);
+        assert_ok(take(types[i], NULL, "", &assignment, &error));
         assert_string_equal(server(assignment, ATTN_PHASE_DECODE), names[i]);
         api->assignment_destroy(assignment);
     }

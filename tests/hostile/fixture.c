@@ -75,7 +75,7 @@ struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime
 {
     struct attn_plugin_info info = {.struct_size = sizeof info};
 
-    assert_int_equal(table->plugin_info(runtime, index, &info), ATTN_OK);
+    assert_ok(table->plugin_info(runtime, index, &info));
     return info;
 }
 

@@ -223,9 +223,8 @@ TEST(reasons_end)
 
     e->error.struct_size = sizeof e->error;
     assert_int_equal(setenv("HOSTILE_CASE", "supports_never_ends_its_reasons", 1), 0);
-    assert_int_equal(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED), ATTN_OK);
-    assert_int_equal(
-        api->assignment_verdict(e->assignment, 0, ATTN_PHASE_DECODE, 0, &verdict, &count), ATTN_OK);
+    assert_ok(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED));
+    assert_ok(api->assignment_verdict(e->assignment, 0, ATTN_PHASE_DECODE, 0, &verdict, &count));
     assert_int_equal(count, 32);
     api->assignment_destroy(e->assignment);
     api->runtime_destroy(e->runtime);

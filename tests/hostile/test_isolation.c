@@ -137,7 +137,7 @@ TEST(misdeeds_are_contained)
             fail_msg("%s: status %d, '%s'", defect->name, info.status, info.reason);
         }
         assert_int_equal(info.num_backends, 0);
-        assert_int_equal(info_of(api, runtime, 1).status, ATTN_OK);
+        assert_ok(info_of(api, runtime, 1).status);
         assert_int_equal(api->backend_count(runtime), 1);
         assert_false(is_mapped(file));
         api->runtime_destroy(runtime);
@@ -160,8 +160,8 @@ TEST(same_answer_apart)
     assert_int_equal(api->device_count(apart), 2);
     assert_int_equal(api->backend_count(apart), 2);
     for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(api->backend_info(apart, i, &a), ATTN_OK);
-        assert_int_equal(api->backend_info(here, i, &b), ATTN_OK);
+        assert_ok(api->backend_info(apart, i, &a));
+        assert_ok(api->backend_info(here, i, &b));
         assert_int_equal(a.caps->num_refused, 3);
         assert_string_equal(a.caps->refused[0].why, b.caps->refused[0].why);
         const size_t behind = offsetof(struct attn_refused_combination, dtypes);
@@ -190,7 +190,7 @@ TEST(first_version_is_kept)
         struct attn_backend_info backend = {.struct_size = sizeof backend};
 
         assert_int_equal(api->backend_count(runtime), 1);
-        assert_int_equal(api->backend_info(runtime, 0, &backend), ATTN_OK);
+        assert_ok(api->backend_info(runtime, 0, &backend));
         assert_string_equal(backend.caps->version, i == 0 ? "1.0" : "2.0");
         char reason[700]; /* with both files */
         snprintf(reason, sizeof reason,
@@ -219,8 +219,7 @@ TEST(options_are_checked)
         struct attn_error error = ATTN_ERROR_INIT;
         attn_runtime *runtime = NULL;
 
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &error, bad[i].field,
-                   api->runtime_create(&options, &runtime, &error));
+        INVALID(&error, bad[i].field, api->runtime_create(&options, &runtime, &error));
         assert_null(runtime);
     }
 }

@@ -56,7 +56,7 @@ TEST(signals_are_the_engines)
         sigaction(i, NULL, &before[i]);
     }
     runtime = create(PLUGIN("none") ":" PLUGIN("exit_in_probe") ":" PLUGIN("crash_in_entry"), 0);
-    assert_int_equal(info_of(api, runtime, 0).status, ATTN_OK);
+    assert_ok(info_of(api, runtime, 0).status);
     assert_string_equal(info_of(api, runtime, 1).reason,
                         "probe: its process ended without an answer");
     assert_string_equal(info_of(api, runtime, 2).reason,
@@ -191,7 +191,7 @@ TEST(scanner_of_an_installed_core)
     snprintf(scanner, sizeof scanner, "%s/attn-scan", plugins);
     assert_int_equal(mkdir(plugins, 0755), 0);
     copy_file(core_file, core);
-    assert_int_equal(client_load(core, &other, &error), ATTN_OK);
+    assert_ok(client_load(core, &other, &error));
 
     runtime = create_by(other, PLUGIN("none"), 0, 0, &meter, ATTN_OK);
     assert_int_equal(other->backend_count(runtime), 1);
@@ -230,7 +230,7 @@ TEST(scanner_of_an_installed_core)
 
     copy_file(scan_file, scanner);
     runtime = create_by(other, PLUGIN("none") ":" PLUGIN("crash_in_entry"), 1, 0, NULL, ATTN_OK);
-    assert_int_equal(info_of(other, runtime, 0).status, ATTN_OK);
+    assert_ok(info_of(other, runtime, 0).status);
     assert_string_equal(info_of(other, runtime, 1).reason, "entry: " CRASHED);
     other->runtime_destroy(runtime);
     assert_int_equal(unlink(scanner), 0);
@@ -281,7 +281,7 @@ TEST(many_hang_at_once)
     for (int i = 0; i < COUNT; i++) {
         assert_string_equal(info_of(api, runtime, i).reason, "entry: did not end within 400 ms");
     }
-    assert_int_equal(info_of(api, runtime, COUNT).status, ATTN_OK);
+    assert_ok(info_of(api, runtime, COUNT).status);
     api->runtime_destroy(runtime);
     const long took = (end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000;
     print_message("%d plugins that hang for %d ms took %ld ms\n", COUNT, DEADLINE, took);
@@ -306,7 +306,7 @@ static void refusal(const char *path, const char *folder, int32_t deadline, char
     options.cache_dir = folder;
     options.log_level = 1 + ATTN_LOG_ERROR;
     options.probe_deadline_ms = deadline;
-    assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
+    assert_ok(api->runtime_create(&options, &runtime, NULL));
     assert_int_equal(info_of(api, runtime, 0).status, ATTN_ERROR_TIMEOUT);
     snprintf(reason, size, "%s", info_of(api, runtime, 0).reason);
     api->runtime_destroy(runtime);

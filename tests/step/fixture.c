@@ -251,14 +251,13 @@ void fixture_step(struct fixture *f)
 
 void fixture_refuse_plan(struct fixture *f, const char *field)
 {
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field,
-               f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
+    INVALID(&f->error, field, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
 }
 
 void fixture_refuse_run(struct fixture *f, const char *field)
 {
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field,
-               f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+    INVALID(&f->error, field,
+            f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
 }
 
 double fixture_difference(const struct fixture *a, const struct fixture *b)

@@ -17,7 +17,7 @@ TEST(test_amax)
     enum { HEADS = 2, CHANNELS = ROW / 2 };
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     float largest[CHANNELS + 1], before[CHANNELS + 1];
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     /* even rows of k: those between them, of larger numbers, do not count */
@@ -71,8 +71,6 @@ TEST(test_amax)
     bad[3].instance = (attn_instance *)&x, bad[4].per_head = 2, bad[5].accumulate = -1;
     bad[6].history_len = 1;
     for (int32_t i = 0; i < 7; i++) {
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, fields[i],
-                   f.api->layer_amax(layer, &bad[i], &f.error));
+        INVALID(&f.error, fields[i], f.api->layer_amax(layer, &bad[i], &f.error));
     }
-    fixture_finish(&f);
 }

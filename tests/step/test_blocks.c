@@ -51,7 +51,7 @@ static void hold_spec(const struct fixture *f, int32_t kernel)
 {
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     attn_layer *layer = f->api->model_layer(f->model, 0);
-    assert_int_equal(f->api->layer_cache_spec(layer, 0, &spec, NULL), ATTN_OK);
+    assert_ok(f->api->layer_cache_spec(layer, 0, &spec, NULL));
     assert_int_equal(spec.block_size, BLOCK);
     assert_int_equal(spec.kernel_block_size, kernel);
     assert_int_equal(recorded_by_core()->block_size, kernel);
@@ -60,7 +60,7 @@ static void hold_spec(const struct fixture *f, int32_t kernel)
 TEST(test_entries_of_several_blocks)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct fixture plain, split;
+        OWNED(fixture_finish) struct fixture plain, split;
         init(&plain, "recording", &shapes[i], false);
         init(&split, "recording_narrow", &shapes[i], false);
         fixture_step(&plain);
@@ -68,8 +68,6 @@ TEST(test_entries_of_several_blocks)
         fixture_step(&split);
         hold_spec(&split, NARROW);
         same_outputs(&plain, &split);
-        fixture_finish(&plain);
-        fixture_finish(&split);
     }
 }
 
@@ -77,8 +75,8 @@ TEST(test_entries_of_several_blocks)
 TEST(test_rows)
 {
     static const int32_t row[FEW] = {3, 0, 1, 2};
-    struct fixture plain, split;
-    int32_t *table = malloc(sizeof plain.block_table);
+    OWNED(fixture_finish) struct fixture plain, split;
+    OWNED(memory_end) int32_t *table = malloc(sizeof plain.block_table);
     init(&plain, "recording", &shapes[0], false);
     init(&split, "recording_narrow", &shapes[0], false);
     for (int32_t r = 0; r < FEW; r++) {
@@ -90,15 +88,12 @@ TEST(test_rows)
     fixture_step(&plain);
     fixture_step(&split);
     same_outputs(&plain, &split);
-    free(table);
-    fixture_finish(&plain);
-    fixture_finish(&split);
 }
 
 /* An engine's own views of its blocks, cut by the core where slots lie one after the other. */
 TEST(test_own_views)
 {
-    struct fixture plain, split;
+    OWNED(fixture_finish) struct fixture plain, split;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     init(&plain, "recording", &shapes[0], false);
     init(&split, "recording_narrow", &shapes[0], false);
@@ -122,10 +117,7 @@ TEST(test_own_views)
     split.api->plan_destroy(split.plan);
     split.plan = NULL;
     k.stride_block += k.stride_slot; /* a gap after each block: no view of parts has it */
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &split.error, "block_size",
-               client_bind(split.api, layer, &k, &v, &split.error));
-    fixture_finish(&plain);
-    fixture_finish(&split);
+    INVALID(&split.error, "block_size", client_bind(split.api, layer, &k, &v, &split.error));
 }
 
 /* Copies, and a new table for a plan that stands, are in the engine's blocks. */
@@ -147,7 +139,7 @@ static void move_a_block(struct fixture *f)
 TEST(test_moved_blocks)
 {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct fixture plain, split;
+        OWNED(fixture_finish) struct fixture plain, split;
         init(&plain, "recording", &shapes[i], false);
         init(&split, "recording_narrow", &shapes[i], false);
         fixture_step(&plain);
@@ -163,8 +155,6 @@ TEST(test_moved_blocks)
         CHECK(&split, split.api->run(split.plan, split.api->model_layer(split.model, 0), &split.io,
                                      &split.error));
         same_outputs(&plain, &split);
-        fixture_finish(&plain);
-        fixture_finish(&split);
     }
 }
 
@@ -201,8 +191,8 @@ TEST(test_page_lists)
     for (size_t i = 0; i < 4 * (sizeof shapes / sizeof *shapes); i++) {
         const struct shape *shape = &shapes[i / 4];
         const bool last_pages = i & 1 && shape->layer.kind != ATTN_LAYER_CROSS;
-        struct fixture plain, paged;
-        struct lists *l = calloc(2, sizeof *l);
+        OWNED(fixture_finish) struct fixture plain, paged;
+        OWNED(memory_end) struct lists *l = calloc(2, sizeof *l);
         init(&plain, "recording", shape, false);
         init(&paged, backends[i >> 1 & 1], shape, true);
         as_lists(&paged, &l[0], last_pages);
@@ -218,9 +208,6 @@ TEST(test_page_lists)
         CHECK(&paged, paged.api->run(paged.plan, paged.api->model_layer(paged.model, 0), &paged.io,
                                      &paged.error));
         same_outputs(&plain, &paged);
-        fixture_finish(&plain);
-        fixture_finish(&paged);
-        free(l);
     }
 }
 
@@ -245,8 +232,8 @@ static void hold_calls(int32_t schedules, int32_t table_updates)
 /* Last page lengths that come with the lists are new lengths: schedules are made of them. */
 TEST(test_lists_bring_lengths)
 {
-    struct fixture f;
-    struct lists *l = calloc(1, sizeof *l);
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(memory_end) struct lists *l = calloc(1, sizeof *l);
     init(&f, "recording", &shapes[0], true);
     const struct attn_batch table = f.batch;
     as_lists(&f, l, true);
@@ -264,8 +251,6 @@ TEST(test_lists_bring_lengths)
     hold_calls(1, 0);
     update(&f, f.plan, &f.batch);
     hold_calls(0, 1);
-    fixture_finish(&f);
-    free(l);
 }
 
 /* An allocator that gives the memory that was released last, if its size is asked for. */
@@ -334,8 +319,8 @@ TEST(test_source_at_the_same_address)
 
 TEST(test_wrong_lists)
 {
-    struct fixture f, without;
-    struct lists *l = calloc(1, sizeof *l);
+    OWNED(fixture_finish) struct fixture f, without;
+    OWNED(memory_end) struct lists *l = calloc(1, sizeof *l);
     init(&f, "recording_narrow", &shapes[0], true);
     init(&without, "recording_narrow", &shapes[0], false);
     as_lists(&without, l, false);
@@ -371,31 +356,26 @@ TEST(test_wrong_lists)
     fixture_refuse_plan(&f, "page_start_loc");
     f.batch.seq_lens_host = NULL; /* and where the device alone knows the lengths */
     fixture_refuse_plan(&f, "page_start_loc");
-    fixture_finish(&f);
-    fixture_finish(&without);
-    free(l);
 }
 
 /* What the host knows of the lists is read without validation, too. */
 TEST(test_short_lists_of_trusted_batches)
 {
     struct attn_layer_desc layer = shapes[0].layer;
-    struct fixture f;
-    struct lists *l = calloc(1, sizeof *l);
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(memory_end) struct lists *l = calloc(1, sizeof *l);
     layer.needs_page_lists = 1;
     fixture_init(&f, "recording_narrow", &layer, queries, lens, FEW, 0, NULL, false);
     as_lists(&f, l, false);
     f.seq_lens[1] = 6 * BLOCK; /* in five pages */
     fixture_refuse_plan(&f, "page_start_loc");
-    fixture_finish(&f);
-    free(l);
 }
 
 /* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
  * table's size open. */
 TEST(test_refused)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_assignment *assignment;
     struct attn_choice choice = {.struct_size = sizeof choice};
     init(&f, "recording_narrow", &shapes[0], false);
@@ -441,5 +421,4 @@ TEST(test_refused)
     limits.max_blocks_per_req = 3;
     CHECK(&f, f.api->plan_create(f.model, 0, &plan, &made, &f.error));
     f.api->plan_destroy(made);
-    fixture_finish(&f);
 }

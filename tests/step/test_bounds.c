@@ -146,14 +146,12 @@ TEST(test_more_chunks_than_requests)
 {
     static const int32_t many[] = {1, 100, 100, MAX_TOKENS - 201}, keys[] = {40, 100, 117, 60};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 8};
-    struct fixture whole, composed;
+    OWNED(fixture_finish) struct fixture whole, composed;
     fixture_init(&whole, "cpu_ref", &layer, many, keys, 4, 0, NULL, false);
     fixture_init(&composed, "recording_narrow", &layer, many, keys, 4, 0, NULL, false);
     fixture_step(&whole);
     fixture_step(&composed);
     assert_true(fixture_difference(&whole, &composed) < 3e-5);
-    fixture_finish(&whole);
-    fixture_finish(&composed);
 }
 
 /* Validation finds a bound that is too small. */

@@ -22,7 +22,7 @@ TEST(test_requests_without_keys)
                                               .causal = 1,
                                               .sink_len = i == 0 ? 5 : 0,
                                               .chunk_size = i == 1 ? 16 : 0};
-        struct fixture whole, composed;
+        OWNED(fixture_finish) struct fixture whole, composed;
         fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
         fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
         fixture_step(&whole);
@@ -32,8 +32,6 @@ TEST(test_requests_without_keys)
             assert_true(composed.out[1 * 4 * 32 + d] == 0 && composed.out[12 * 4 * 32 + d] == 0);
         }
         assert_true(isinf(composed.lse[1]) && composed.lse[1] < 0);
-        fixture_finish(&whole);
-        fixture_finish(&composed);
     }
 }
 
@@ -41,7 +39,7 @@ TEST(test_requests_without_keys)
 TEST(test_rows_of_others)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
-    struct fixture whole, composed;
+    OWNED(fixture_finish) struct fixture whole, composed;
     fixture_mixed(&whole, "cpu_ref", &layer, true);
     fixture_mixed(&composed, "example", &layer, true);
     fixture_step(&whole);
@@ -56,15 +54,13 @@ TEST(test_rows_of_others)
     memcpy(composed.out, whole.out, sizeof(float) * 4 * 32);
     fixture_step(&composed);
     assert_true(fixture_difference(&whole, &composed) < BOUND);
-    fixture_finish(&whole);
-    fixture_finish(&composed);
 }
 
 /* Keys of a cross layer come once. */
 TEST(test_cross_without_keys)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_CROSS};
-    struct fixture whole, again;
+    OWNED(fixture_finish) struct fixture whole, again;
     fixture_mixed(&whole, "cpu_ref", &layer, true);
     fixture_mixed(&again, "example", &layer, true);
     fixture_step(&whole);
@@ -72,8 +68,6 @@ TEST(test_cross_without_keys)
     again.io.k = again.io.v = NULL;
     fixture_step(&again);
     assert_true(fixture_difference(&whole, &again) < BOUND);
-    fixture_finish(&whole);
-    fixture_finish(&again);
 }
 
 static const int32_t prefix_queries[] = {1, 2, 1, 3, 1, 1, 2, 1};

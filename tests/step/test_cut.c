@@ -102,7 +102,7 @@ TEST(test_parts_like_the_whole)
         fixture_step(&whole);
         cases[i].add(&cut);
         fixture_step(&cut);
-        assert_int_equal(cut.api->plan_split(cut.plan, &split), ATTN_OK);
+        assert_ok(cut.api->plan_split(cut.plan, &split));
         assert_int_equal(split.num_decodes, 2);
         assert_int_equal(split.num_decode_tokens, 2);
         assert_int_equal(split.num_prefills, 2);
@@ -125,7 +125,7 @@ TEST(test_prefix_before_trees)
     static const uint32_t bits[2] = {1, 2}; /* none sees the other */
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
-    struct fixture plain, cascade;
+    OWNED(fixture_finish) struct fixture plain, cascade;
     fixture_init(&plain, "cpu_ref", &layer, two, long_lens, MANY, SHARED, NULL, true);
     fixture_init(&cascade, "recording", &layer, two, long_lens, MANY, SHARED, NULL, true);
     plain.batch.flags = ATTN_BATCH_NO_CASCADE;
@@ -136,8 +136,6 @@ TEST(test_prefix_before_trees)
     fixture_step(&cascade);
     assert_int_equal(recorded_by_core()->attends, 2);
     assert_true(fixture_difference(&plain, &cascade) < 3e-5);
-    fixture_finish(&plain);
-    fixture_finish(&cascade);
 }
 
 /* Drafts of a request are its decode: one more where they are drafted in parallel. */
@@ -148,13 +146,12 @@ TEST(test_drafts_are_decodes)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_speculative_tokens = 2};
     for (int32_t parallel = 0; parallel < 2; parallel++) {
         struct attn_batch_split split = {.struct_size = sizeof split};
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         layer.parallel_drafting = parallel;
         fixture_init(&f, "cpu_ref", &layer, drafted, lengths, REQS, 0, NULL, false);
         fixture_step(&f);
-        assert_int_equal(f.api->plan_split(f.plan, &split), ATTN_OK);
+        assert_ok(f.api->plan_split(f.plan, &split));
         assert_int_equal(split.num_decodes, parallel ? 4 : 2);
-        fixture_finish(&f);
     }
 }
 
@@ -162,7 +159,7 @@ TEST(test_drafts_are_decodes)
 TEST(test_rows_are_updated)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct fixture plain, updated;
+    OWNED(fixture_finish) struct fixture plain, updated;
     fixture_init(&plain, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);
     fixture_init(&updated, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);
     fixture_step(&plain);
@@ -177,6 +174,4 @@ TEST(test_rows_are_updated)
         CHECK(&updated, updated.api->run(updated.plan, of_updated, &updated.io, &updated.error));
         assert_true(fixture_difference(&plain, &updated) == 0);
     }
-    fixture_finish(&plain);
-    fixture_finish(&updated);
 }

@@ -180,25 +180,25 @@ TEST(scales_follow_the_history)
     for (int32_t padded = 0; padded <= 32; padded += 32) {
         struct encoder e;
         quant.padded_head_size = padded;
-        assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+        assert_ok(try_create(&e, "cpu_ref", &quant));
         const struct attn_mm_encoder_state memory = {
             {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
-        assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+        assert_ok(try_bind(&e, &memory));
         make_plan(&e);
         for (int32_t i = 0; i < STEPS; i++) {
             if (i == 20) { /* another process goes on with what this one left */
                 float history[3][HISTORY];
                 memcpy(history, e.history, sizeof history);
                 finish(&e);
-                assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+                assert_ok(try_create(&e, "cpu_ref", &quant));
                 memcpy(e.history, history, sizeof history);
-                assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+                assert_ok(try_bind(&e, &memory));
                 make_plan(&e);
             }
             float burst = i == 5 ? 4 : 1;
             const float size[3] = {burst * 0.5f, burst * 0.75f, burst * (1 + (float)(i % 3))};
             double scale[3];
-            assert_int_equal(step(&e, (uint64_t)i, size), ATTN_OK);
+            assert_ok(step(&e, (uint64_t)i, size));
             seen[0][i] = largest(&e.q[0][0][0], TOKENS * HEADS * SIZE);
             seen[1][i] = largest(&e.k[0][0][0], TOKENS * KV_HEADS * SIZE);
             seen[2][i] = largest(&e.v[0][0][0], TOKENS * KV_HEADS * SIZE);
@@ -226,30 +226,30 @@ TEST(given_scales_are_used)
                                           .fp8 = 1};
     const float size[3] = {1, 1, 1}, none[3] = {0, 0, 0};
     struct encoder e;
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    assert_ok(try_create(&e, "cpu_ref", &quant));
     const struct attn_mm_encoder_state given = {
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
-    assert_int_equal(try_bind(&e, &given), ATTN_OK);
+    assert_ok(try_bind(&e, &given));
     make_plan(&e);
     for (int32_t x = 0; x < 3; x++) {
         e.scales[x] = 0.001f * (float)(x + 1); /* 0.448 and above are cut off */
     }
-    assert_int_equal(step(&e, 9, size), ATTN_OK);
+    assert_ok(step(&e, 9, size));
     assert_true(error_of(&e, (double[]){(double)0.001f, (double)0.002f, (double)0.003f}) < 1e-4);
     finish(&e);
 
     quant.amax_history_len = 4;
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    assert_ok(try_create(&e, "cpu_ref", &quant));
     const struct attn_mm_encoder_state kept = {
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof kept, NULL}, e.history[0], e.scales};
-    assert_int_equal(try_bind(&e, &kept), ATTN_OK);
+    assert_ok(try_bind(&e, &kept));
     make_plan(&e);
-    assert_int_equal(step(&e, 9, none), ATTN_OK);
+    assert_ok(step(&e, 9, none));
     assert_true(e.scales[0] == 1 && e.scales[1] == 1 && e.scales[2] == 1);
     assert_true(e.out[0][0][0] == 0);
     e.history[0][2] = NAN; /* is seen in the scale as long as it is one of the history's */
     for (int32_t i = 0; i < 3; i++) {
-        assert_int_equal(step(&e, 9, (const float[]){1, 1, 1}), ATTN_OK);
+        assert_ok(step(&e, 9, (const float[]){1, 1, 1}));
         assert_int_equal(isnan(e.scales[0]) != 0, i < 2);
         assert_true(e.scales[1] > 0);
     }
@@ -265,15 +265,15 @@ TEST(keys_with_starts_of_their_own)
     const float size[3] = {1, 2, 3};
     struct encoder e;
     float out[TOKENS][HEADS][SIZE], scales[3];
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    assert_ok(try_create(&e, "cpu_ref", &quant));
     const struct attn_mm_encoder_state memory = {
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
-    assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+    assert_ok(try_bind(&e, &memory));
     make_plan(&e);
-    assert_int_equal(step(&e, 9, size), ATTN_OK);
+    assert_ok(step(&e, 9, size));
     memcpy(out, e.out, sizeof out);
     memcpy(scales, e.scales, sizeof scales);
-    assert_int_equal(step_from(&e, 9, size, behind), ATTN_OK);
+    assert_ok(step_from(&e, 9, size, behind));
     assert_memory_equal(e.out, out, sizeof out);
     assert_memory_equal(e.scales, scales, sizeof scales);
     finish(&e);
@@ -286,14 +286,14 @@ TEST(refusals_say_what_is_missing)
                                           .amax_history_len = HISTORY};
     struct encoder e;
     attn_plan *plan;
-    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    assert_ok(try_create(&e, "cpu_ref", &quant));
     assert_int_equal(api->plan_create(e.model, 0, CLIENT_LIMITS(1, 1, 0), &plan, &e.error),
                      ATTN_ERROR_ORDER);
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
+    INVALID(&e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
     const struct attn_mm_encoder_state no_history = {
         {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "amax_history", try_bind(&e, &no_history));
+    INVALID(&e.error, "amax_history", try_bind(&e, &no_history));
     assert_int_equal(api->plan_create(e.model, 0, CLIENT_LIMITS(1, 1, 0), &plan, &e.error),
                      ATTN_ERROR_ORDER); /* nothing that is refused is bound */
     finish(&e);
@@ -304,13 +304,11 @@ TEST(refusals_say_what_is_missing)
     finish(&e);
 
     quant.padded_head_size = 20;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "padded_head_size",
-               try_create(&e, "cpu_ref", &quant));
+    INVALID(&e.error, "padded_head_size", try_create(&e, "cpu_ref", &quant));
     finish(&e);
     quant.padded_head_size = 0;
     quant.scale_margin = -1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &e.error, "scale_margin",
-               try_create(&e, "cpu_ref", &quant));
+    INVALID(&e.error, "scale_margin", try_create(&e, "cpu_ref", &quant));
     finish(&e);
 }
 

@@ -27,7 +27,7 @@ static void hold_handed_through(uint32_t id)
     const struct attn_layer_desc layer = {
         .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     struct recorded *c = recorded_by_core();
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     memset(c, 0, sizeof *c);
     c->extension = id;
     fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
@@ -52,7 +52,6 @@ static void hold_handed_through(uint32_t id)
     f.io.next = &other.ext;
     assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
                      ATTN_ERROR_EXTENSION);
-    fixture_finish(&f);
 }
 
 /* A vendor's, and drafts that this ABI has no struct, slot or bit for. */
@@ -92,7 +91,7 @@ TEST(test_of_states)
         .dt_bias = weights};
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &given.ext};
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *cache, *workspace;
     attn_model *model;
     attn_plan *plan;
@@ -110,7 +109,6 @@ TEST(test_of_states)
     f.api->model_destroy(model);
     free(cache);
     free(workspace);
-    fixture_finish(&f);
 }
 
 /* A batch is every layer's of its group: it brings what all of them have. */
@@ -119,7 +117,7 @@ TEST(test_of_all_layers)
     struct recorded_extension ours = extension(RECORDED_EXTENSION, 0, 1),
                               theirs = extension(ATTN_EXT_VENDOR, 0, 2);
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, "recording", &plain, queries, lens, 2, 0, NULL, false);
     for (int32_t i = 0; i < 2; i++) {
         struct attn_layer_desc described[2] = {f.layer, f.layer};
@@ -150,7 +148,6 @@ TEST(test_of_all_layers)
         f.api->model_destroy(model);
         free(caches[0]), free(caches[1]), free(workspace);
     }
-    fixture_finish(&f);
 }
 
 /* What is optional needs no backend that knows it, and reaches the one that does. */
@@ -162,12 +159,11 @@ TEST(test_optional)
         .next = &optional.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 2; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, backends[i], &layer, queries, lens, 2, 0, NULL, false);
         memset(c, 0, sizeof *c);
         fixture_step(&f);
         assert_int_equal(c->of_layer, i == 0 ? 5 : 0);
-        fixture_finish(&f);
     }
 }
 
@@ -185,7 +181,7 @@ TEST(test_strange_ones)
     } large = {.ext = {ATTN_EXT_VENDOR, 0, sizeof large, NULL}};
     struct attn_layer_desc layer = {.next = &strange.ext, .kind = ATTN_LAYER_DECODER};
     struct recorded *c = recorded_by_core();
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     strange.ext.next = &known.ext;
     known.ext.next = &behind.ext;
     fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
@@ -211,7 +207,6 @@ TEST(test_strange_ones)
     assert_non_null(strstr(f.error.message, "flags 0x2"));
     large.ext.flags = ATTN_FLAG_HINTS;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    fixture_finish(&f);
 }
 
 /* An optional one that one backend of a layer knows and the other not reaches neither. */
@@ -222,13 +217,12 @@ TEST(test_of_both_backends)
     const struct attn_layer_desc layer = {.next = &optional.ext, .kind = ATTN_LAYER_DECODER};
     struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 2; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, orders[i], &layer, queries, lens, 2, 0, NULL, false);
         memset(c, 0, sizeof *c);
         fixture_step(&f);
         assert_true(c->attends > 0);
         assert_int_equal(c->of_layer, i == 0 ? 5 : 0);
-        fixture_finish(&f);
     }
 }
 
@@ -250,7 +244,7 @@ TEST(test_refused)
         /* the core's own to read */
         {"recording", "", "", ATTN_EXT_DRAFT_KERNELS - 1, ATTN_ERROR_EXTENSION},
         {"recording", "", "", 0x1000, ATTN_ERROR_EXTENSION}};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -268,5 +262,4 @@ TEST(test_refused)
         assert_non_null(strstr(f.error.message, cases[i].asked));
         assert_non_null(strstr(f.error.message, cases[i].declared));
     }
-    fixture_finish(&f);
 }

@@ -67,7 +67,7 @@ static attn_status run(struct fixture *f)
 TEST(test_failed_run)
 {
     for (int32_t i = 0; i < STEPS; i++) {
-        struct fixture right, f;
+        OWNED(fixture_finish) struct fixture right, f;
         init(&right, i);
         fixture_step(&right);
         init(&f, i);
@@ -82,12 +82,10 @@ TEST(test_failed_run)
             assert_string_equal(f.error.message, text);
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
             recorded_by_core()->attends = 0;
-            assert_int_equal(run(&f), ATTN_OK);
+            assert_ok(run(&f));
             assert_int_equal(recorded_by_core()->attends, steps[i].attends);
             assert_true(fixture_difference(&right, &f) == 0);
         }
-        fixture_finish(&right);
-        fixture_finish(&f);
     }
 }
 
@@ -96,7 +94,7 @@ TEST(test_failed_run)
 TEST(test_stream)
 {
     for (int32_t i = 0; i < STEPS; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         int streams[2];
         init(&f, i);
         for (int32_t s = 0; s < 2; s++) {
@@ -104,12 +102,11 @@ TEST(test_stream)
             recorded_by_core()->attends = recorded_by_core()->writes =
                 recorded_by_core()->other_streams = 0;
             CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error));
-            assert_int_equal(run(&f), ATTN_OK);
+            assert_ok(run(&f));
             assert_int_equal(recorded_by_core()->other_streams, 0);
             assert_int_equal(recorded_by_core()->attends, steps[i].attends);
             assert_int_equal(recorded_by_core()->writes, 1);
         }
-        fixture_finish(&f);
     }
 }
 
@@ -124,7 +121,7 @@ static void refuse(struct fixture *f, attn_status status, const char *call)
 TEST(test_states_of_plans)
 {
     struct recorded *c = recorded_by_core();
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, 3);
     const int32_t states = c->states;
     assert_true(states > 1);
@@ -143,7 +140,6 @@ TEST(test_states_of_plans)
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
     assert_int_equal(c->states, 0);
-    fixture_finish(&f);
 }
 
 /* The folder of a backend's compiled kernels lies in the engine's cache folder. */
@@ -156,7 +152,7 @@ TEST(test_kernel_folder)
     const char *const folders[] = {"", folder}, *const seen[] = {"none", kernels};
     for (int32_t i = 0; i < 2; i++) {
         struct attn_runtime_options options = client_options(PLUGINS);
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         const struct attn_layer_desc *layers[] = {&f.layer};
         attn_runtime *runtime;
         attn_model *model;
@@ -168,7 +164,6 @@ TEST(test_kernel_folder)
         assert_string_equal(recorded_by_core()->folder, seen[i]);
         f.api->model_destroy(model);
         f.api->runtime_destroy(runtime);
-        fixture_finish(&f);
     }
     assert_int_equal(system(command), 0);
 }
@@ -176,7 +171,7 @@ TEST(test_kernel_folder)
 /* By every call that binds; the plan's runs are right before and after. */
 TEST(test_bound_while_planned)
 {
-    struct fixture right, f;
+    OWNED(fixture_finish) struct fixture right, f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_kv_view *views[] = {&k, &v};
     const struct attn_layer_params params = {.struct_size = sizeof params};
@@ -192,7 +187,7 @@ TEST(test_bound_while_planned)
     refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_params(layer, &params, &f.error), "layer_bind_params");
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     assert_true(fixture_difference(&right, &f) == 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
@@ -200,6 +195,4 @@ TEST(test_bound_while_planned)
     CHECK(&f, f.api->layer_bind_caches(layer, views, 2, &f.error));
     CHECK(&f, f.api->layer_bind_memory(layer, &memory, &f.error));
     CHECK(&f, f.api->layer_bind_params(layer, &params, &f.error));
-    fixture_finish(&right);
-    fixture_finish(&f);
 }

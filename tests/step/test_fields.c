@@ -168,9 +168,9 @@ TEST(test_common_prefix)
 {
     static const int32_t longer[] = {40, 35, 33, 47};
     for (int32_t i = 0; i < 4; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "cpu_ref", &kinds[0], queries, longer, 4, 32, NULL, true);
-        int32_t *table = malloc(sizeof f.block_table);
+        OWNED(memory_end) int32_t *table = malloc(sizeof f.block_table);
         memcpy(table, f.block_table, sizeof f.block_table);
         f.batch.block_table = table;
         f.batch.common_prefix_len = i == 1 ? 48 : i == 2 ? -1 : 32;
@@ -179,8 +179,6 @@ TEST(test_common_prefix)
         attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
         assert_int_equal(status, i == 0 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, i == 0 ? "" : "common_prefix_len");
-        free(table);
-        fixture_finish(&f);
     }
 }
 
@@ -192,12 +190,11 @@ TEST(test_causal_terms)
         {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1},
         {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1}};
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         init(&f, &layers[i]);
         f.batch.causal = ATTN_CAUSAL_NO;
         fixture_refuse_plan(&f, "causal");
         f.batch.causal = ATTN_CAUSAL_YES;
         fixture_step(&f);
-        fixture_finish(&f);
     }
 }

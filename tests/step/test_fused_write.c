@@ -22,7 +22,7 @@ static void hold(const char *backend, const struct attn_layer_desc *layer, const
     static const int32_t lens[] = {40, 17, 33, 29};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct recorded *c = recorded_by_core();
-    struct fixture f, apart;
+    OWNED(fixture_finish) struct fixture f, apart;
     fixture_init(&f, backend, layer, queries, lens, 4, 0, NULL, false);
     fixture_init(&apart, "cpu_ref", layer, queries, lens, 4, 0, NULL, false);
     CHECK(&f, f.api->layer_cache_spec(f.api->model_layer(f.model, 0), 0, &spec, &f.error));
@@ -37,8 +37,6 @@ static void hold(const char *backend, const struct attn_layer_desc *layer, const
     }
     assert_true(fixture_difference(&f, &apart) == 0);
     assert_memory_equal(f.cache, apart.cache, f.num_blocks * spec.page_bytes);
-    fixture_finish(&f);
-    fixture_finish(&apart);
 }
 
 TEST(test_which_steps_and_layers)
@@ -88,7 +86,7 @@ TEST(test_flags_of_runs)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     for (int32_t general = 0; general < 2; general++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "recording", &codes, ones, lens, 3, 0, NULL, general);
         f.io.lse = NULL;
         fixture_step(&f);
@@ -101,7 +99,6 @@ TEST(test_flags_of_runs)
         f.io.k = f.io.v = NULL;
         fixture_step(&f);
         run(&f, 0, 0, 0);
-        fixture_finish(&f);
     }
 }
 
@@ -110,7 +107,7 @@ TEST(test_replay)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    struct fixture f, apart;
+    OWNED(fixture_finish) struct fixture f, apart;
     struct recorded *c = recorded_by_core();
     attn_plan *plan;
     void *workspace;
@@ -139,8 +136,6 @@ TEST(test_replay)
     }
     f.api->plan_destroy(plan);
     free(workspace);
-    fixture_finish(&f);
-    fixture_finish(&apart);
 }
 
 /* Keys that are rotated on their way are written by the kernel that rotates them. */
@@ -160,7 +155,7 @@ TEST(test_rotated_keys)
                                       .form = ATTN_ROPE_NEOX,
                                       .positions = positions,
                                       .cos_sin = &table};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 64 * 32; i++) {
         cos_sin[i / 32][i % 32] = i % 32 < 16 ? 1 : 0; /* by no angle */
@@ -175,7 +170,6 @@ TEST(test_rotated_keys)
     fixture_step(&f);
     assert_int_equal(c->rope_writes, 1);
     assert_int_equal(c->fused, 1);
-    fixture_finish(&f);
 }
 
 /* A shared prefix is attended apart; the attend of what is after it writes. */
@@ -184,7 +178,7 @@ TEST(test_cascade)
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
     int32_t ones[8], lens[8];
-    struct fixture f, whole;
+    OWNED(fixture_finish) struct fixture f, whole;
     struct recorded *c = recorded_by_core();
     for (int32_t r = 0; r < 8; r++) {
         ones[r] = 1;
@@ -200,8 +194,6 @@ TEST(test_cascade)
     assert_int_equal(c->fused, 1);
     assert_int_equal(c->writes, 0);
     assert_true(fixture_difference(&f, &whole) < 1e-5);
-    fixture_finish(&f);
-    fixture_finish(&whole);
 }
 
 /* A step of eight requests whose output is static fp8; `codes` is of all of it. */
@@ -213,7 +205,7 @@ static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struc
     const int32_t lens[8] = {300, 280, 290, 401, 275, 273, 310, 300};
     const float scale = 0.002f;
     struct recorded *c = recorded_by_core();
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, backend, &layer, queries, lens, 8, 272, NULL, false);
     struct attn_tensor out = f.tensors[3];
     const struct attn_io_output_quant quant = {
@@ -227,7 +219,6 @@ static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struc
     memset(c, 0, sizeof *c);
     fixture_step(&f);
     *found = *c;
-    fixture_finish(&f);
 }
 
 /* Attends that write codes cannot be merged: over a common prefix both write numbers, whose merge
@@ -259,7 +250,7 @@ TEST(test_bound_again)
     const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct recorded *c = recorded_by_core();
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     memset(c, 0, sizeof *c);
     fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
     fixture_step(&f);
@@ -277,10 +268,9 @@ TEST(test_bound_again)
     free(f.cache);
     f.cache = aligned_alloc(256, bytes + 256);
     uint8_t *moved = (uint8_t *)f.cache + 256;
-    assert_int_equal(client_views(f.api, bound, moved, f.num_blocks, &k, &v, NULL), ATTN_OK);
-    assert_int_equal(client_bind(f.api, bound, &k, &v, NULL), ATTN_OK);
+    assert_ok(client_views(f.api, bound, moved, f.num_blocks, &k, &v, NULL));
+    assert_ok(client_bind(f.api, bound, &k, &v, NULL));
     fixture_plan(&f);
     assert_int_equal(c->prepares, 2 * prepared);
     fixture_step(&f);
-    fixture_finish(&f);
 }

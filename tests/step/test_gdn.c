@@ -132,8 +132,7 @@ static void bind(struct gdn *g, const char *backend)
     struct attn_kv_view apart = state; /* gaps between heads */
     apart.stride_head += 4;
     apart.stride_block *= 2;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &g->error, "stride_head",
-               client_bind(g->api, layer, &apart, second, &g->error));
+    INVALID(&g->error, "stride_head", client_bind(g->api, layer, &apart, second, &g->error));
     if (g->paged) {
         const size_t bytes = ((size_t)spec.padded_page_bytes * SLOTS + 255) / 256 * 256;
         const struct attn_cache_memory pages = {.struct_size = sizeof pages,
@@ -199,6 +198,11 @@ static void gdn_destroy(struct gdn *g)
     free(g->workspace);
     free(g->memory);
     free(g);
+}
+
+static void gdn_end(struct gdn **g)
+{
+    gdn_destroy(*g);
 }
 
 static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
@@ -324,22 +328,20 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
 
 TEST(test_steps)
 {
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
     g->slots[1][0] = -1; /* padded */
     step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
     g->slots[1][0] = 10;
     step(g, (const int32_t[]){1, 0, 1, 1, 64}, NULL, false);
-    gdn_destroy(g);
 }
 
 TEST(test_pages)
 {
     static const struct gdn paged = {.width = WIDTH, .paged = true};
-    struct gdn *g = gdn_open("cpu_ref", &paged);
+    OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &paged);
     step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
     step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
-    gdn_destroy(g);
 }
 
 /* Steps with drafts of which some are accepted; request 2 begins with a prompt of `prompt` tokens.
@@ -357,9 +359,8 @@ static void draft(struct gdn *g, int32_t prompt)
 
 TEST(test_drafts)
 {
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
     draft(g, 20);
-    gdn_destroy(g);
 }
 
 /* Next to checkpoints, each step's states going elsewhere than it took them from. */
@@ -367,7 +368,7 @@ TEST(test_drafts_that_move)
 {
     static const struct gdn given = {
         .width = WIDTH, .drafted = DRAFTS, .interval = 5, .moves = true};
-    struct gdn *g = gdn_open("cpu_ref", &given);
+    OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
     draft(g, 8);
     g->ext.initial_slots_stride = DRAFTS;
     REFUSED(&g->error, "initial_slots_stride",
@@ -376,7 +377,6 @@ TEST(test_drafts_that_move)
     g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
     g->batch.seq_lens = g->batch.seq_lens_host = NULL;
     REFUSED(&g->error, "seq_lens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    gdn_destroy(g);
 }
 
 /* Decodes on one backend, prefills on another, each with its own part of the batch's arrays. */
@@ -388,6 +388,7 @@ TEST(test_two_backends)
     void *symbol = dlsym(library, "seen_delta_requests");
     memcpy(&seen, &symbol, sizeof seen);
     for (int32_t swapped = 0; swapped < 2; swapped++) {
+        OWNED(gdn_end)
         struct gdn *g = gdn_create(swapped ? "decode=gdn_without_fusion;prefill=cpu_ref"
                                            : "decode=cpu_ref;prefill=gdn_without_fusion",
                                    0, 0);
@@ -396,7 +397,6 @@ TEST(test_two_backends)
         *seen = 0;
         step(g, (const int32_t[]){1, 1, 1, 5, 40}, NULL, swapped);
         assert_int_equal(*seen, swapped ? 3 : 2);
-        gdn_destroy(g);
     }
 }
 
@@ -445,7 +445,7 @@ TEST(test_parts_of_every_array)
 /* Layers share a plan only where all that a batch brings is one for both. */
 TEST(test_groups)
 {
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     struct attn_recurrent_desc other = g->desc;
     struct attn_layer_desc second = g->layer;
     const struct attn_layer_desc *layers[] = {&g->layer, &second};
@@ -459,7 +459,6 @@ TEST(test_groups)
         assert_int_equal(g->api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2 - normed);
         g->api->model_destroy(model);
     }
-    gdn_destroy(g);
 }
 
 static void refuse_selection(struct gdn *g, const char *field)
@@ -549,7 +548,7 @@ TEST(test_aliases)
 {
     static const int32_t queries[] = {1, 3, 3, 2, 1};
     static const struct gdn kept = {.width = WIDTH, .interval = 3};
-    struct gdn *g = gdn_open("cpu_ref", &kept);
+    OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &kept);
     int32_t from[REQS], checkpoints[REQS], own[REQS];
     const struct {
         const char *field, *says; /* NULL: allowed */
@@ -596,7 +595,6 @@ TEST(test_aliases)
             fail_msg("case %zu: %d, %s: %s", i, status, g->error.field, g->error.message);
         }
     }
-    gdn_destroy(g);
 }
 
 /* What changes nothing of a recurrence is refused by name. */
@@ -605,7 +603,7 @@ TEST(test_fields_of_batches)
     static const int32_t queries[] = {1, 3, 3, 2, 1}, starts[REQS + 1] = {0};
     static const uint8_t flags[REQS] = {0};
     static const uint32_t bits[4] = {0};
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     set_step(g, queries, false);
     struct attn_batch bad[6];
     const char *fields[] = {"causal", "causal_per_request", "tree", "logits_indices",
@@ -624,7 +622,6 @@ TEST(test_fields_of_batches)
     }
     g->batch.causal = ATTN_CAUSAL_YES;
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    gdn_destroy(g);
 }
 
 /* Slots that only the step sees, since the core trusts them: cpu_ref refuses each and writes
@@ -636,7 +633,7 @@ TEST(test_bad_slots)
                             kept = {.width = WIDTH, .interval = 3, .trusted = true};
     int32_t first[] = {0, 1, 2, 3, 4}, checkpoints[] = {-1, 10, 11, -1, -1};
     for (int32_t i = 0; i < 5; i++) {
-        struct gdn *g = gdn_open("cpu_ref", i < 3 ? &drafts : &kept);
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", i < 3 ? &drafts : &kept);
         const struct {
             const char *field;
             int32_t *at, value;
@@ -664,14 +661,13 @@ TEST(test_bad_slots)
         }
         *bad[i].at = good;
         CHECK(g, g->api->run(g->plan, layer, &g->io, &g->error));
-        gdn_destroy(g);
     }
 }
 
 /* Slots hold a state each. */
 TEST(test_states_too_close)
 {
-    struct gdn *g = gdn_create("cpu_ref", 0, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", 0, 0);
     const struct attn_kv_view close = {.struct_size = sizeof close,
                                        .data = g->states,
                                        .num_blocks = SLOTS,
@@ -681,14 +677,13 @@ TEST(test_states_too_close)
                                        .stride_block = 4 * (HV * DV * DK - 1),
                                        .stride_slot = 4 * HV * DV * DK,
                                        .stride_head = 4 * DV * DK};
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &g->error, "stride_slot",
-               client_bind(g->api, g->api->model_layer(g->model, 0), &close, NULL, &g->error));
-    gdn_destroy(g);
+    INVALID(&g->error, "stride_slot",
+            client_bind(g->api, g->api->model_layer(g->model, 0), &close, NULL, &g->error));
 }
 
 TEST(test_bad_weights)
 {
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
     struct attn_layer_params params = {.struct_size = sizeof params};
@@ -705,5 +700,4 @@ TEST(test_bad_weights)
     weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
     weights.conv_bias = tensor(g, 1, g->conv, 1, CHANNELS - 1, 0, 0, 1, 0);
     REFUSED(&g->error, "conv_bias", g->api->layer_bind_params(layer, &params, &g->error));
-    gdn_destroy(g);
 }

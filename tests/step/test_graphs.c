@@ -40,9 +40,9 @@ static void shorten(struct fixture *f)
 
 static void hold_replay(const char *backend)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    unsigned char *eager = malloc(OUT_BYTES);
+    OWNED(memory_end) unsigned char *eager = malloc(OUT_BYTES);
     fixture_mixed(&f, backend, &decoder, false);
     attn_plan *plan = another_plan(&f, 1, &workspace);
     assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
@@ -79,8 +79,6 @@ static void hold_replay(const char *backend)
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
     f.api->plan_destroy(plan);
     free(workspace);
-    free(eager);
-    fixture_finish(&f);
 }
 
 TEST(test_replay)
@@ -90,9 +88,9 @@ TEST(test_replay)
 
 TEST(test_two_parts)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    unsigned char *eager = malloc(OUT_BYTES);
+    OWNED(memory_end) unsigned char *eager = malloc(OUT_BYTES);
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(eager, f.out, OUT_BYTES);
@@ -109,16 +107,14 @@ TEST(test_two_parts)
                      ATTN_ERROR_ORDER); /* made without options.graph */
     f.api->plan_destroy(plan);
     free(workspace);
-    free(eager);
-    fixture_finish(&f);
 }
 
 /* Blocks moved to other places: the plan follows by its tables alone. */
 TEST(test_update_block_table)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    unsigned char *before = malloc(OUT_BYTES);
+    OWNED(memory_end) unsigned char *before = malloc(OUT_BYTES);
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     struct attn_batch tables = {.struct_size = sizeof tables,
@@ -137,7 +133,7 @@ TEST(test_update_block_table)
                                              .num_pairs = 1};
     CHECK(&f, f.api->copy_blocks(f.model, &move, &f.error));
     for (int32_t step = 0; step < 3; step++) {
-        int32_t *table = malloc(sizeof f.block_table);
+        OWNED(memory_end) int32_t *table = malloc(sizeof f.block_table);
         memcpy(table, f.block_table, sizeof f.block_table);
         table[2 * MAX_BLOCKS] = target;
         tables.block_table = table;
@@ -146,7 +142,6 @@ TEST(test_update_block_table)
                                                  &f.error));
         run(&f, plan);
         assert_memory_equal(f.out, before, OUT_BYTES);
-        free(table);
     }
     /* A caller of ABI 0.3 ends its attn_batch here, however much has been added since. */
     tables.struct_size = 296;
@@ -160,8 +155,6 @@ TEST(test_update_block_table)
                      ATTN_ERROR_STRUCT_SIZE);
     f.api->plan_destroy(plan);
     free(workspace);
-    free(before);
-    fixture_finish(&f);
 }
 
 /* Plans of one stream with one scratch between them: what they keep from plan_batch to a run is
@@ -173,15 +166,15 @@ TEST(test_shared_scratch)
                                                     {.kind = ATTN_LAYER_DECODER, .chunk_size = 16}};
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         for (int32_t example = 0; example < 2; example++) {
-            struct fixture f;
+            OWNED(fixture_finish) struct fixture f;
             struct attn_workspace parts[2];
             void *workspaces[2];
             attn_plan *plans[2];
             fixture_mixed(&f, example ? "example" : "cpu_ref", &layers[i], false);
-            unsigned char *before = malloc(OUT_BYTES);
+            OWNED(memory_end) unsigned char *before = malloc(OUT_BYTES);
             fixture_step(&f);
             memcpy(before, f.out, OUT_BYTES);
-            void *scratch = NULL;
+            OWNED(memory_end) void *scratch = NULL;
             for (int32_t p = 0; p < 2; p++) {
                 plans[p] = another_plan(&f, 0, &workspaces[p]);
                 parts[p] = (struct attn_workspace){.struct_size = sizeof parts[p]};
@@ -207,16 +200,13 @@ TEST(test_shared_scratch)
                 f.api->plan_destroy(plans[p]);
                 free(workspaces[p]);
             }
-            free(scratch);
-            free(before);
-            fixture_finish(&f);
         }
     }
 }
 
 TEST(test_update_needs_a_plan)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *workspace;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
@@ -224,5 +214,4 @@ TEST(test_update_needs_a_plan)
                f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error));
     f.api->plan_destroy(plan);
     free(workspace);
-    fixture_finish(&f);
 }

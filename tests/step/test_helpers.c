@@ -40,7 +40,7 @@ TEST(test_context_parallel)
                     const struct attn_rank_keys keys = {sizeof keys, NULL, rank, world,
                                                         interleave > 1 ? interleave : 0};
                     int32_t local = -1;
-                    assert_int_equal(api->context_parallel_length(&keys, p, &local, NULL), ATTN_OK);
+                    assert_ok(api->context_parallel_length(&keys, p, &local, NULL));
                     assert_int_equal(local, mine[rank]);
                 }
                 mine[p / interleave % world]++;
@@ -49,7 +49,7 @@ TEST(test_context_parallel)
                 int32_t count = 0;
                 const struct attn_rank_keys keys = {
                     sizeof keys, NULL, rank, world, interleave, BLOCK, positions, POSITIONS, row};
-                assert_int_equal(api->context_parallel_slots(&keys, slots, NULL), ATTN_OK);
+                assert_ok(api->context_parallel_slots(&keys, slots, NULL));
                 for (int32_t p = 0; p < POSITIONS; p++) {
                     bool ours = p / interleave % world == rank;
                     int64_t slot = (int64_t)row[count / BLOCK] * BLOCK + count % BLOCK;
@@ -88,7 +88,7 @@ static void hold_order(const int32_t *queries, const int32_t *lens, int32_t coun
     int32_t order[16], moved = -1;
     const struct attn_batch_order requests = {sizeof requests, NULL, queries, lens, NULL,
                                               count,           2,    8};
-    assert_int_equal(api->batch_order(&requests, order, &moved, NULL), ATTN_OK);
+    assert_ok(api->batch_order(&requests, order, &moved, NULL));
     assert_int_equal(moved, moves);
     assert_memory_equal(order, wanted, (size_t)count * sizeof *order);
 }
@@ -176,7 +176,7 @@ TEST(test_prompt_lengths)
         int32_t threshold = their_cases[c].threshold, seen = 0;
         const struct attn_batch_order requests = {sizeof requests, NULL,  queries,   lens,
                                                   prompts,         count, threshold, threshold};
-        assert_int_equal(api->batch_order(&requests, order, &moved, NULL), ATTN_OK);
+        assert_ok(api->batch_order(&requests, order, &moved, NULL));
         assert_int_equal(moved, their_cases[c].moved);
         for (int32_t i = 0; i < count; i++) {
             char found = class_there(their_cases[c].requests[order[i]], threshold);

@@ -258,9 +258,9 @@ TEST(idle_steps_list_nothing)
     do {                                                                                           \
         describe(x);                                                                               \
         change;                                                                                    \
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, field,                                  \
-                   client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model, \
-                                &x->error));                                                       \
+        INVALID(&x->error, field,                                                                  \
+                client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model,    \
+                             &x->error));                                                          \
     } while (0)
 
 TEST(layers_are_refused_by_field)
@@ -315,8 +315,7 @@ TEST(backends_refuse_what_they_do_not_declare)
         x->length[0] -= steps[3][0];                                                               \
         x->length[1] -= steps[3][1];                                                               \
         change;                                                                                    \
-        REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, field,                                  \
-                   x->api->run(x->plan, x->layer, &x->io, &x->error));                             \
+        INVALID(&x->error, field, x->api->run(x->plan, x->layer, &x->io, &x->error));              \
     } while (0)
 
 TEST(runs_are_refused_by_field)
@@ -335,8 +334,7 @@ TEST(runs_are_refused_by_field)
     RUN_REFUSED("lse", x->io.lse = x->io.k);
     fill(x, steps[3]);
     x->batch.causal = ATTN_CAUSAL_NO;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &x->error, "causal",
-               x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+    INVALID(&x->error, "causal", x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
     close_all(x);
 }
 

@@ -72,21 +72,19 @@ static void refuse(struct listed *l, const char *field, const char *text)
 TEST(test_every_key)
 {
     static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER};
-    struct listed *l = calloc(1, sizeof *l);
-    struct fixture all;
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(fixture_finish) struct fixture all;
     init(l, true);
     fixture_step(&l->f);
     fixture_init(&all, "cpu_ref", &dense, queries, lens, 4, 0, NULL, false);
     fixture_step(&all);
     assert_true(fixture_difference(&l->f, &all) == 0);
-    fixture_finish(&all);
     fixture_finish(&l->f);
-    free(l);
 }
 
 TEST(test_runs)
 {
-    struct listed *l = calloc(1, sizeof *l);
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
     init(l, false);
     l->f.io.lse = NULL; /* the plain way, but for the lists */
     l->f.io.next = NULL;
@@ -109,13 +107,12 @@ TEST(test_runs)
     l->f.batch.mode = ATTN_BATCH_IDLE;
     fixture_step(&l->f);
     fixture_finish(&l->f);
-    free(l);
 }
 
 TEST(test_undescribed)
 {
     static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER};
-    struct listed *l = calloc(1, sizeof *l);
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
     struct attn_layer_desc without = describe(l);
     fixture_init(&l->f, "cpu_ref", &dense, queries, lens, 4, 0, NULL, false);
     bring(l);
@@ -128,12 +125,11 @@ TEST(test_undescribed)
     CHECK(&l->f, l->f.api->plan_batch(l->f.plan, &l->f.batch, NULL, &l->f.error));
     refuse(l, "lengths", "the layer does not say has_lengths");
     fixture_finish(&l->f);
-    free(l);
 }
 
 TEST(test_validation)
 {
-    struct listed *l = calloc(1, sizeof *l);
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
     init(l, true);
     l->indices[30][1][5] = 3;
     refuse(l, "indices", "indices[30, 1, 5] is 3, which stands in the list before");
@@ -148,7 +144,6 @@ TEST(test_validation)
     l->lengths[0][0] = -1;
     refuse(l, "lengths", "lengths[0, 0] is -1; 0 to max_entries, 24");
     fixture_finish(&l->f);
-    free(l);
 }
 
 /* Requests with a common prefix: its keys stay where the lists say they are. */
@@ -156,7 +151,7 @@ TEST(test_common_prefix)
 {
     enum { REQS = 8, SHARED = 256 };
     int32_t one[REQS], long_lens[REQS];
-    struct listed *l = calloc(1, sizeof *l), *apart = calloc(1, sizeof *apart);
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l), *apart = calloc(1, sizeof *apart);
     for (int32_t r = 0; r < REQS; r++) {
         one[r] = 1;
         long_lens[r] = SHARED + 10 + r;
@@ -173,14 +168,12 @@ TEST(test_common_prefix)
     assert_true(fixture_difference(&l->f, &apart->f) == 0);
     fixture_finish(&l->f);
     fixture_finish(&apart->f);
-    free(l);
-    free(apart);
 }
 
 /* Lists that differ are no schedule to share. */
 TEST(test_schedules)
 {
-    struct listed *l = calloc(1, sizeof *l);
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
     init(l, false);
     struct attn_index_lists other = l->lists;
     other.max_entries = ENTRIES + 1;
@@ -196,5 +189,4 @@ TEST(test_schedules)
     assert_int_equal(l->f.api->model_num_groups(model, ATTN_GROUP_SCHEDULE), 4); /* two phases */
     l->f.api->model_destroy(model);
     fixture_finish(&l->f);
-    free(l);
 }

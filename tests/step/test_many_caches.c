@@ -485,7 +485,7 @@ TEST(test_five_caches)
 {
     for (int32_t i = 0; i < 2 * (LAST_PAGES + 1); i++) {
         const int32_t form = i / 2;
-        struct step *s = calloc(1, sizeof *s);
+        OWNED(memory_end) struct step *s = calloc(1, sizeof *s);
         struct opened t = {0};
         many.needs_page_lists = form != BLOCK_TABLES;
         make_model(&t, &many,
@@ -502,7 +502,6 @@ TEST(test_five_caches)
         run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
         many.needs_page_lists = 0;
         close_all(&t);
-        free(s);
     }
 }
 

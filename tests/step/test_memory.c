@@ -95,8 +95,8 @@ TEST(test_every_allocation_fails)
     const struct attn_api *api;
     struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
-    assert_int_equal(client_load(CORE_FILE, &api, &error), ATTN_OK);
-    assert_int_equal(attempt(api, &meter, &error), ATTN_OK);
+    assert_ok(client_load(CORE_FILE, &api, &error));
+    assert_ok(attempt(api, &meter, &error));
     assert_int_equal(meter.alive, 0);
     assert_int_equal(meter.bytes, 0);
     long calls = meter.calls, refused = 0;

@@ -102,12 +102,10 @@ TEST(test_joined_queries)
                                       .lens = {30, 41, 12}};
         struct setting moved = whole;
         moved.moved = true;
-        struct mla *a = mla_create(&whole), *b = mla_create(&moved);
+        OWNED(mla_end) struct mla *a = mla_create(&whole), *b = mla_create(&moved);
         step(a);
         step(b);
         assert_memory_equal(a->out, b->out, (size_t)(19 * 4 * V) * (i == 0 ? 4 : 2));
-        mla_destroy(a);
-        mla_destroy(b);
     }
 }
 
@@ -132,11 +130,10 @@ TEST(test_decodes_over_ranks)
         s.ranks = ranks > 1 ? &two : NULL;
         s.interleave = 1;
         s.reduce = ATTN_CP_ALL_TO_ALL;
-        struct mla *m = mla_create(&s);
+        OWNED(mla_end) struct mla *m = mla_create(&s);
         CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
-        assert_int_equal(m->api->plan_split(m->plan, &split), ATTN_OK);
+        assert_ok(m->api->plan_split(m->plan, &split));
         assert_int_equal(split.num_decodes, ranks > 1 ? 1 : 2);
-        mla_destroy(m);
     }
 }
 
@@ -145,7 +142,7 @@ TEST(test_smallest_chunks)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,     .chunk = 8,
                               .num_reqs = 1, .queries = {1}, .lens = {30}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     struct attn_mla_desc large = m->desc;
     struct attn_layer_desc second = m->layer;
     const struct attn_layer_desc *layers[] = {&m->layer, &second};
@@ -178,7 +175,6 @@ TEST(test_smallest_chunks)
         m->api->model_destroy(model);
         free(caches[0]), free(caches[1]), free(workspace);
     }
-    mla_destroy(m);
 }
 
 /* Rows before the first request's belong to no request: not read, not written. */
@@ -188,13 +184,12 @@ TEST(test_first_row)
         "cpu_ref",     .heads = 4,    .first_row = 50,          .chunk = 9,
         .apart = true, .num_reqs = 4, .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}};
     check(&s, true);
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     memset(m->out, 0xff, (size_t)s.first_row * 4 * V * 4);
     step(m);
     for (int32_t i = 0; i < s.first_row * 4 * V; i++) {
         assert_true(isnan(m->out[i]));
     }
-    mla_destroy(m);
 }
 
 /* Of q over both its parts. */
@@ -203,7 +198,7 @@ TEST(test_amax)
     const struct setting s = {"cpu_ref",     .heads = 4,        .apart = true,
                               .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
     float amax = 20, largest = 0;
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_io_mla *io = (const struct attn_io_mla *)m->io.next;
     attn_layer *layer = m->api->model_layer(m->model, 0);
     m->pe[7] = -9;
@@ -218,7 +213,6 @@ TEST(test_amax)
     args.accumulate = 1;
     CHECK(m, m->api->layer_amax(layer, &args, &m->error));
     assert_true(amax == 9);
-    mla_destroy(m);
 }
 
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
@@ -226,7 +220,7 @@ TEST(test_fp8_output)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,           .fp8_out = true,    .chunk = 16,
                               .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     for (int32_t r = 0; r < s.num_reqs; r++) {
         for (int32_t i = 0; i < s.queries[r] * s.heads; i++) {
@@ -239,7 +233,6 @@ TEST(test_fp8_output)
             }
         }
     }
-    mla_destroy(m);
 }
 
 /* Rows of 656 bytes: written, gathered and attended as what they read as. */
@@ -261,7 +254,7 @@ TEST(test_graph)
                               .lens = {30, 9, 41}};
     static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1},
                                      .lens = {22, 4}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     m->api->plan_destroy(m->plan);
     free(m->workspace);
     CHECK(m, client_plan(m->api, m->model, 0, CLIENT_PLAN(1, MAX_REQS, 100, MAX_LENGTH), &m->plan,
@@ -281,7 +274,6 @@ TEST(test_graph)
     CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_REPLAY, &m->batch, NULL, &m->error));
     CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
     compare(m, false);
-    mla_destroy(m);
 }
 
 /* Request r as the only one of its step: its rows, lengths and blocks as they lie. */
@@ -301,9 +293,9 @@ static void only_request(struct mla *m, int32_t r)
 static void hold_invariant(const struct setting *s)
 {
     int32_t size = V;
-    struct mla *m = mla_create(s);
+    OWNED(mla_end) struct mla *m = mla_create(s);
     int64_t count = (int64_t)m->starts[s->num_reqs] * s->heads * size;
-    float *together = calloc((size_t)count, sizeof *together);
+    OWNED(memory_end) float *together = calloc((size_t)count, sizeof *together);
     step(m);
     compare(m, s->invariant == 1);
     memcpy(together, m->out, (size_t)count * sizeof *together);
@@ -317,8 +309,6 @@ static void hold_invariant(const struct setting *s)
         step(m);
         assert_memory_equal(m->out + first, together + first, (size_t)(end - first) * 4);
     }
-    free(together);
-    mla_destroy(m);
 }
 
 TEST(test_invariant)
@@ -347,7 +337,7 @@ static void hold_prefix(const char *backend)
     struct setting rest = whole;
     hold_invariant(&whole);
     rest.queries[0] = 12;
-    struct mla *m = mla_create(&whole), *second = mla_create(&rest);
+    OWNED(mla_end) struct mla *m = mla_create(&whole), *second = mla_create(&rest);
     memcpy(second->rows, m->rows, sizeof m->rows);
     memcpy(second->q[0], m->q[18], 12 * sizeof m->q[0]);
     step(m);
@@ -356,8 +346,6 @@ static void hold_prefix(const char *backend)
     second->io.flags = ATTN_RUN_NO_WRITE;
     step(second);
     assert_memory_equal(second->out, m->out + 18 * 6 * V, 12 * 6 * V * sizeof(float));
-    mla_destroy(second);
-    mla_destroy(m);
 }
 
 TEST(test_invariant_prefix)
@@ -373,11 +361,10 @@ TEST(test_invariant_order)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .invariant = 1,
                               .num_reqs = 2, .queries = {5, 1}, .lens = {9, 9}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     assert_int_equal(m->api->plan_batch(m->plan, &m->batch, NULL, &m->error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(m->error.message, "request 1 has 1 queries"));
-    mla_destroy(m);
 }
 
 static void *symbol_of(const char *name)
@@ -403,7 +390,7 @@ TEST(test_gathered_once)
             rows = 0;
     int32_t *attends = symbol_of("seen_attend_calls"), *latent = symbol_of("seen_latent_calls"),
             *requests = symbol_of("seen_latent_requests");
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     memset(gathered, 0, 4096 * sizeof *gathered);
     *calls = *attends = *latent = *requests = 0;
     step(m);
@@ -418,7 +405,6 @@ TEST(test_gathered_once)
     assert_int_equal(*attends, 6); /* the new keys, and the chunks */
     assert_int_equal(*latent, 1);
     assert_int_equal(*requests, 1); /* the decode */
-    mla_destroy(m);
 }
 
 /* Without attend, gather and merge everything goes the latent way. */
@@ -471,7 +457,7 @@ TEST(test_bad_runs)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 0,
                               .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     struct attn_io_mla good = m->ext;
     struct attn_step_io io = m->io;
@@ -516,20 +502,18 @@ TEST(test_bad_runs)
     compare(m, true);
     m->batch.seq_lens_host = NULL;
     REFUSED(&m->error, "seq_lens_host", m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
-    mla_destroy(m);
 }
 
 TEST(test_bad_topk)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,
                               .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     m->ext.topk_stride = 3;
     refuse(m, "topk_indices");
     m->ext.topk_indices = NULL;
     refuse(m, "topk_indices");
-    mla_destroy(m);
 }
 
 TEST(test_lists)
@@ -556,7 +540,7 @@ TEST(test_bad_lists)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,       .lists = true,
                               .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     m->ext.topk_indices = m->topk[0];
     refuse(m, "topk_indices");
@@ -568,7 +552,6 @@ TEST(test_bad_lists)
     refuse(m, "indices");
     m->ext.ext.next = NULL;
     refuse(m, "attn_io_index_lists");
-    mla_destroy(m);
 }
 
 TEST(test_bad_weights)
@@ -576,7 +559,7 @@ TEST(test_bad_weights)
     const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     attn_layer *layer = m->api->model_layer(m->model, 0);
     m->api->plan_destroy(m->plan);
     m->plan = NULL;
@@ -607,7 +590,6 @@ TEST(test_bad_weights)
     weights.w_uv = floats;
     weights.kv_b_proj = tensor(m, 3, m->weights, 2, 4 * (NOPE + V), RANK + 1, 0, RANK, 1);
     REFUSED(&m->error, "kv_b_proj", m->api->layer_bind_params(layer, &params, &m->error));
-    mla_destroy(m);
 }
 
 /* Weights in 8 bits with a scale per head: what they read as is what is multiplied. */
@@ -619,7 +601,7 @@ TEST(test_scaled_weights)
     static float scales[4] = {0.004f, 0.003f, 0.005f, 0.002f};
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     m->api->plan_destroy(m->plan);
     for (int32_t i = 0; i < 4 * (NOPE + V) * RANK; i++) {
         int32_t h = i / ((NOPE + V) * RANK), r = i / RANK % (NOPE + V), d = i % RANK;
@@ -640,7 +622,6 @@ TEST(test_scaled_weights)
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, true);
-    mla_destroy(m);
 }
 
 int main(void)

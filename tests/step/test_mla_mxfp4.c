@@ -82,7 +82,7 @@ static attn_layer *select_mxfp4(struct mla *m)
 
 static void hold(const struct setting *s, bool per_head)
 {
-    struct mla *m = mla_create(s);
+    OWNED(mla_end) struct mla *m = mla_create(s);
     struct mx_weights w;
     attn_layer *layer = select_mxfp4(m);
     encode(m);
@@ -95,7 +95,6 @@ static void hold(const struct setting *s, bool per_head)
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, per_head);
-    mla_destroy(m);
 }
 
 TEST(test_decode)
@@ -125,7 +124,7 @@ TEST(test_refused_at_selection)
                               .lens = {30}};
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .backend = "latent_only"};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->layer};
     attn_assignment *assignment;
     CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
@@ -139,22 +138,20 @@ TEST(test_refused_at_selection)
     assert_int_not_equal(m->api->select(m->runtime, NULL, layers, 1, &assignment, &m->error),
                          ATTN_OK);
     assert_non_null(strstr(m->error.message, "weight_dtype is 15; 0 to 7, or 16 (mxfp4)"));
-    mla_destroy(m);
 }
 
 static void refuse(struct mla *m, attn_layer *layer, const struct mx_weights *w, const char *field)
 {
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &w->weights.ext};
     m->error = (struct attn_error)ATTN_ERROR_INIT;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &m->error, field,
-               m->api->layer_bind_params(layer, &params, &m->error));
+    INVALID(&m->error, field, m->api->layer_bind_params(layer, &params, &m->error));
 }
 
 TEST(test_refused_at_bind)
 {
     const struct setting s = {"cpu_ref", .heads = HEADS, .num_reqs = 1, .queries = {1},
                               .lens = {30}};
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     struct mx_weights w;
     m->api->plan_destroy(m->plan);
     m->plan = NULL;
@@ -174,5 +171,4 @@ TEST(test_refused_at_bind)
     describe_weights(m, &w);
     w.weights.kv_b_proj = tensor(m, 4, m->weights, 2, HEADS * (NOPE + V), RANK, 0, RANK, 1);
     refuse(m, layer, &w, "kv_b_proj");
-    mla_destroy(m);
 }

@@ -35,7 +35,7 @@ static const struct {
 /* To the host, back into another block, and on from there inside of the cache. */
 static void move_block(struct fixture *f, int64_t page_bytes)
 {
-    uint8_t *swap = malloc((size_t)(2 * page_bytes));
+    OWNED(memory_end) uint8_t *swap = malloc((size_t)(2 * page_bytes));
     const struct attn_block_memory other = {swap, page_bytes};
     int32_t *entry = &f->block_table[2 * MAX_BLOCKS];
     const int64_t last = f->num_blocks - 1;
@@ -56,12 +56,11 @@ static void move_block(struct fixture *f, int64_t page_bytes)
         assert_int_equal(swap[b], 0x55);
     }
     *entry = (int32_t)last;
-    free(swap);
 }
 
 TEST(test_end_to_end)
 {
-    struct fixture plain;
+    OWNED(fixture_finish) struct fixture plain;
     const struct attn_layer_desc numbers = {.kind = ATTN_LAYER_DECODER, .head_size = D};
     fixture_mixed(&plain, "cpu_ref", &numbers, false);
     fixture_step(&plain);
@@ -69,7 +68,7 @@ TEST(test_end_to_end)
         const struct attn_layer_desc layer =
             opaque_layer(caches[i].kv_dtype, caches[i].scale_bytes);
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         print_message("%s, %#x\n", caches[i].backend, (unsigned)caches[i].kv_dtype);
         fixture_mixed(&f, caches[i].backend, &layer, true);
         CHECK(&f, client_spec(f.api, f.api->model_layer(f.model, 0), &spec, &f.error));
@@ -84,9 +83,7 @@ TEST(test_end_to_end)
         memset(f.out, 0, TOKENS * ROW * sizeof *f.out);
         fixture_step(&f);
         assert_memory_equal(f.out, plain.out, TOKENS * ROW * sizeof *f.out);
-        fixture_finish(&f);
     }
-    fixture_finish(&plain);
 }
 
 /* Views of the vendor's pages are alike and say no other stride. */
@@ -94,7 +91,7 @@ TEST(test_views_of_pages)
 {
     const struct attn_layer_desc layer = opaque_layer(OPAQUE_DTYPE, 0);
     struct attn_kv_view own[2] = {{.struct_size = sizeof *own}, {.struct_size = sizeof *own}};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "opaque_pages", &layer, false);
     attn_layer *bound = f.api->model_layer(f.model, 0);
     f.api->plan_destroy(f.plan);
@@ -118,13 +115,12 @@ TEST(test_views_of_pages)
                          ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, fields[i]);
     }
-    fixture_finish(&f);
 }
 
 /* Layers of other rows are of another block-table group. */
 TEST(test_groups)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     const struct attn_layer_desc first = opaque_layer(ATTN_KV_OPAQUE, 0);
     fixture_mixed(&f, "opaque", &first, false);
     for (int32_t i = 0; i < 4; i++) {
@@ -140,14 +136,13 @@ TEST(test_groups)
         assert_int_equal(f.api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), i == 0 ? 1 : 2);
         f.api->model_destroy(model);
     }
-    fixture_finish(&f);
 }
 
 /* Nobody else gets them, and says what it was asked for; a plugin that gives a page no size fails
  * by name. */
 TEST(test_refused)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .head_size = D};
     fixture_mixed(&f, "cpu_ref", &plain, false);
     static const struct {
@@ -180,5 +175,4 @@ TEST(test_refused)
         }
         f.api->model_destroy(model);
     }
-    fixture_finish(&f);
 }

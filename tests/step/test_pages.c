@@ -159,8 +159,8 @@ static void hold_views(attn_model *model, const struct attn_cache_spec *spec,
                        const struct row_bytes *rows, bool latent)
 {
     int64_t size = BLOCKS * spec->padded_page_bytes, used = 0;
-    uint8_t *base = aligned_alloc(256, (size_t)(size + 255) / 256 * 256);
-    uint8_t *map = calloc((size_t)size, 1);
+    OWNED(memory_end) uint8_t *base = aligned_alloc(256, (size_t)(size + 255) / 256 * 256);
+    OWNED(memory_end) uint8_t *map = calloc((size_t)size, 1);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     attn_layer *layer = api->model_layer(model, 0);
     CHECK(&last, client_views(api, layer, base, BLOCKS, &k, latent ? NULL : &v, &last.error));
@@ -175,8 +175,6 @@ static void hold_views(attn_model *model, const struct attn_cache_spec *spec,
         assert_true(!map[i] || spec->ndim != 2 || in_page < spec->page_bytes);
     }
     assert_int_equal(used, BLOCKS * spec->page_bytes); /* no byte is left over */
-    free(map);
-    free(base);
 }
 
 TEST(test_every_dtype)

@@ -22,7 +22,7 @@ static void refuse_plan(struct fixture *f, const char *field, const char *text)
 
 TEST(test_bad_batches)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &decoder, true);
     const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};
     const struct attn_batch good = f.batch;
@@ -75,5 +75,4 @@ TEST(test_bad_batches)
     f.batch = good;
     f.slots[5] = (int64_t)f.block_table[2 * MAX_BLOCKS + 27 / 16] * 16 + 27 % 16;
     fixture_step(&f);
-    fixture_finish(&f);
 }

@@ -68,21 +68,20 @@ TEST(test_small_exchanges)
 {
     const size_t bytes = REQS * HQ * (8 + D * sizeof(float));
     for (size_t less = 0; less < 2; less++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         table.max_exchange_bytes = bytes - less;
         init(&f);
         calls.heads = calls.gathers = 0;
         fixture_step(&f);
         assert_int_equal(calls.heads, less == 0);
         assert_int_equal(calls.gathers, less);
-        fixture_finish(&f);
     }
 }
 
 TEST(test_failing_collectives)
 {
     for (size_t small = 0; small < 2; small++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         table.max_exchange_bytes = small * 65536;
         init(&f);
         fixture_step(&f);
@@ -90,7 +89,6 @@ TEST(test_failing_collectives)
         assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
                          ATTN_ERROR_DEVICE);
         assert_non_null(strstr(f.error.message, "a collective of the engine failed"));
-        fixture_finish(&f);
     }
 }
 
@@ -99,7 +97,7 @@ TEST(test_groups)
 {
     struct attn_collectives others = table;
     struct attn_context_parallel cps[] = {spread, spread, spread, spread};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f);
     cps[1].reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* which changes no table */
     cps[2].interleave = 2;
@@ -115,7 +113,6 @@ TEST(test_groups)
         assert_int_equal(f.api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), i == 1 ? 1 : 2);
         f.api->model_destroy(model);
     }
-    fixture_finish(&f);
 }
 
 /* A block of a cache that ranks of both tables share has the keys of all of them. */
@@ -132,7 +129,7 @@ TEST(test_ranks_of_a_cache)
     const struct attn_layer_desc layer = {
         .next = &both.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     for (int32_t length = 64; length <= 65; length++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "cpu_ref", &layer, one, &length, 1, 0, NULL, false);
         f.batch.block_table_stride = 1; /* of 16 slots on each of four ranks */
         if (length == 64) {
@@ -140,7 +137,6 @@ TEST(test_ranks_of_a_cache)
         } else {
             fixture_refuse_plan(&f, "block_table_stride");
         }
-        fixture_finish(&f);
     }
 }
 
@@ -153,7 +149,7 @@ TEST(test_local_lengths)
         .local_seq_lens = local,
         .local_seq_lens_host = local,
         .query_lens_host = ones}; /* not read: no ranks split the queries */
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f);
     f.batch.next = &counts.ext;
     fixture_step(&f);
@@ -161,5 +157,4 @@ TEST(test_local_lengths)
     fixture_refuse_plan(&f, "local_seq_lens");
     local[1] = -1;
     fixture_refuse_plan(&f, "local_seq_lens");
-    fixture_finish(&f);
 }

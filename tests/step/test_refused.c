@@ -34,7 +34,7 @@ static void refuse(struct fixture *f, attn_status status, const char *field, con
 
 TEST(test_values)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     int64_t shape[] = {31, 3, 32}, strides[] = {128, 32, 2}, few[] = {30, 2, 32};
     init(&f, NULL, false);
     struct attn_tensor bad = f.tensors[0];
@@ -58,13 +58,12 @@ TEST(test_values)
     refuse(&f, run(&f), "k", "k is [30, 2, 32]; [31 or more, 2, 32] is needed");
     bad.shape = shape;
     refuse(&f, run(&f), "k", "k is [31, 3, 32]; [31 or more, 2, 32] is needed");
-    fixture_finish(&f);
 }
 
 /* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
 TEST(test_keys_without_slots)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     int64_t other_heads[] = {31, 3, 32};
     init(&f, NULL, false);
     f.batch.num_slots = 0;
@@ -76,50 +75,48 @@ TEST(test_keys_without_slots)
     f.io.k = &bad;
     refuse(&f, run(&f), "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
     f.io.flags = ATTN_RUN_NO_WRITE;
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     f.io.flags = 0;
     f.io.k = f.io.v = NULL;
-    assert_int_equal(run(&f), ATTN_OK);
-    fixture_finish(&f);
+    assert_ok(run(&f));
 }
 
 /* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
 TEST(test_flags)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     float of_layer[31][4][32];
     init(&f, NULL, false);
     f.io.flags = 4;
     refuse(&f, run(&f), "flags", "a bit of the run's flags is not known");
     f.io.flags = 1u << 31;
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     f.io.flags = 0;
     f.batch.flags = 8;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "flags",
            "flags is 0x8; 0x8 is not");
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     memcpy(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_YES;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_NO;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = -1;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "causal",
            "causal is -1; allowed are 0 to 2");
-    fixture_finish(&f);
 }
 
 /* Under validation every way of a run looks for NaN, in each row and head that it reads. */
 TEST(test_nan)
 {
     static const char *const names[] = {"q", "k", "v"};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
     float *const data[] = {f.q, f.k, f.v};
     for (int32_t i = 0; i < 12; i++) {
@@ -134,9 +131,8 @@ TEST(test_nan)
             assert_string_equal(f.error.field, names[which]);
         }
         *number = before;
-        assert_int_equal(run(&f), ATTN_OK);
+        assert_ok(run(&f));
     }
-    fixture_finish(&f);
 }
 
 /* Blocks that no query of a request sees may hold anything: before a window, or its chunks; those
@@ -161,7 +157,7 @@ TEST(test_unseen_blocks)
          0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "cpu_ref", &cases[i].layer, one, long_lens, 1, 0, NULL, true);
         for (int32_t b = 0; b < 8; b++) {
             const int32_t before = f.block_table[b];
@@ -172,7 +168,6 @@ TEST(test_unseen_blocks)
             }
             f.block_table[b] = before;
         }
-        fixture_finish(&f);
     }
 }
 
@@ -189,7 +184,7 @@ TEST(test_backend_options)
                  {of_other, ATTN_OK, ""},
                  {of_nobody, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"},
                  {no_value, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"}};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, false);
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
@@ -208,19 +203,17 @@ TEST(test_backend_options)
         f.api->model_destroy(model);
     }
     f.api->assignment_destroy(assignment);
-    fixture_finish(&f);
 }
 
 /* A length above the plan's limit is the length's fault. */
 TEST(test_lengths)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, false);
     f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "seq_lens_host",
                f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     assert_non_null(strstr(f.error.message, "a request has 1537 keys"));
-    fixture_finish(&f);
 }
 
 /* What the layer's terms need of its parameters. */
@@ -255,7 +248,7 @@ TEST(test_params)
 TEST(test_sink_tensors)
 {
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2}, longer[] = {4, 2, 32};
     fixture_mixed(&f, "cpu_ref", &layer, false);
     f.api->plan_destroy(f.plan);
@@ -273,14 +266,13 @@ TEST(test_sink_tensors)
         refuse(&f, f.api->layer_bind_params(f.api->model_layer(f.model, 0), &params, &f.error),
                "sink_k", "must be [3, 2, 32] of the layer's dtype");
     }
-    fixture_finish(&f);
 }
 
 TEST(test_spans)
 {
     static const int32_t spans[4][2], starts[] = {0, 1, 2, 2, 4};
     const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
@@ -290,7 +282,6 @@ TEST(test_spans)
            "ends at num_spans, 3");
     f.batch.num_spans = 4;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    fixture_finish(&f);
 }
 
 /* Rows that alone are wanted are rows of the step. */
@@ -298,7 +289,7 @@ TEST(test_wanted_rows)
 {
     const struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.num_logits_indices = 2;
     f.batch.logits_indices = (const int32_t[]){0, 31};
@@ -306,7 +297,6 @@ TEST(test_wanted_rows)
            "logits_indices[1] is 31; the step has rows 0 to 30");
     f.batch.logits_indices = (const int32_t[]){0, 30};
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    fixture_finish(&f);
 }
 
 /* A rotation: each of its tensors in each dimension and dtype, its form, its number of tokens, and,
@@ -341,7 +331,7 @@ TEST(test_rotation)
         "cos_sin",      "q_norm_weight", "k_norm_weight", "reserved"};
     const struct attn_tensor *const tables[] = {NULL,      &flat,    &short_rows,
                                                 &integers, &strided, &empty};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     for (int32_t i = 0; i < 14; i++) {
         bad[i] = good;
         bad[i].cos_sin = i >= 2 && i < 8 ? tables[i - 2] : &table;
@@ -364,7 +354,7 @@ TEST(test_rotation)
     positions[30] = 64;
     refuse(&f, run(&f), "positions", "positions[30] is 64; cos_sin has positions 0 to 63");
     positions[30] = 63;
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     /* q is rotated with the keys: a run without them is refused, and one with fewer keys than
      * queries */
     f.io.flags = ATTN_RUN_NO_WRITE;
@@ -377,26 +367,24 @@ TEST(test_rotation)
     f.io.k = f.io.v = NULL;
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     refuse(&f, run(&f), "attn_io_rope", "the run writes no keys");
-    fixture_finish(&f);
 }
 
 /* Runs go to the stream of the plan's batch, which another plan_batch may change. */
 TEST(test_stream)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     f.io.stream = &f;
     refuse(&f, run(&f), "stream", "is not the stream that plan_batch was given");
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &f, &f.error));
     CHECK(&f, run(&f));
-    fixture_finish(&f);
 }
 
 /* Of what stands in no test of its own. Runs with keys and without, which the fast path takes. */
 TEST(test_reserved)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, false);
     struct attn_workspace workspace = {.struct_size = sizeof workspace};
     CHECK(&f, f.api->plan_workspace(f.plan, &workspace, &f.error));
@@ -425,7 +413,6 @@ TEST(test_reserved)
         CHECK(&f, run(&f));
         f.io.flags = ATTN_RUN_NO_WRITE;
     }
-    fixture_finish(&f);
 }
 
 /* Extensions that the layer does not read, each by its name; one marked optional is passed over. */
@@ -441,7 +428,7 @@ TEST(test_unread_extensions)
         {"attn_io_output_quant", ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant)},
         {"attn_io_rope", ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)},
         {"attn_io_caches", ATTN_EXT_IO_CACHES, sizeof(struct attn_io_caches)}};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, false);
     for (size_t i = 0; i < sizeof unread / sizeof *unread; i++) {
         _Alignas(struct attn_ext) uint8_t bytes[128] = {0};
@@ -450,9 +437,8 @@ TEST(test_unread_extensions)
         f.io.next = ext;
         refuse(&f, run(&f), unread[i].name, "only a layer with");
         ext->flags = ATTN_EXT_OPTIONAL;
-        assert_int_equal(run(&f), ATTN_OK);
+        assert_ok(run(&f));
     }
-    fixture_finish(&f);
 }
 
 /* Each tensor of a plain run without data, in every way that a run takes. */
@@ -461,7 +447,7 @@ TEST(test_no_data)
     static const int32_t ones[] = {1, 1}, long_lens[] = {40, 17};
     static const char *const fields[] = {"q", "k", "v", "out", "lse"};
     for (int32_t way = 0; way < 3; way++) { /* fast, in parts, validated */
-        struct fixture f;
+        OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "cpu_ref", &decoder, way == 0 ? ones : queries,
                      way == 0 ? long_lens : lens, way == 0 ? 2 : 4, 0, NULL, way == 2);
         CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
@@ -474,15 +460,14 @@ TEST(test_no_data)
             f.tensors[i].data = data;
             f.io = good;
         }
-        assert_int_equal(run(&f), ATTN_OK);
-        fixture_finish(&f);
+        assert_ok(run(&f));
     }
 }
 
 /* What is written lies in no place twice. */
 TEST(test_shared_places)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     int64_t rows_on_rows[] = {64, 32, 1}, one_row[] = {0, 32, 1}, turned[] = {1, 4},
             one_head[] = {0, 1};
     init(&f, NULL, true);
@@ -494,15 +479,14 @@ TEST(test_shared_places)
     f.tensors[4].strides = one_head;
     refuse(&f, run(&f), "lse", "stride 0 of dimension 0");
     f.tensors[4].strides = turned;
-    assert_int_equal(run(&f), ATTN_OK);
-    fixture_finish(&f);
+    assert_ok(run(&f));
 }
 
 /* Slots: two tokens in one, wherever the slots lie, and more of them than a cache and a step can
  * have. */
 TEST(test_slots)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
     const int64_t slot = f.slots[5];
     f.slots[5] = f.slots[30];
@@ -514,13 +498,12 @@ TEST(test_slots)
     f.slots[5] = slot;
     f.batch.num_slots = INT64_MAX;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "slot_mapping", "at most");
-    fixture_finish(&f);
 }
 
 /* Layers of one table whose caches have other numbers of blocks: the fewest count. */
 TEST(test_smallest_cache)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     void *caches[2], *workspace;
     attn_model *model;
     attn_plan *plan;
@@ -542,14 +525,13 @@ TEST(test_smallest_cache)
     free(caches[0]);
     free(caches[1]);
     free(workspace);
-    fixture_finish(&f);
 }
 
 /* The keys of a cross layer are the encoder's: no more of them than the plan has room for. */
 TEST(test_encoder_lengths)
 {
     const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &cross, true);
     f.batch.max_encoder_seq_len = 39;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "max_encoder_seq_len",
@@ -564,7 +546,6 @@ TEST(test_encoder_lengths)
         REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_encoder_seq_len",
                    f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
     }
-    fixture_finish(&f);
 }
 
 /* Fewer keys than queries, by blocks: no entry before a row's first is looked at. */
@@ -572,18 +553,17 @@ TEST(test_fewer_keys_than_queries)
 {
     static const int32_t many[] = {1, 40}, few[] = {40, 3};
     const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, "cpu_ref", &cross, many, few, 2, 0, NULL, true);
     f.block_table[MAX_BLOCKS - 1] = INT32_MIN; /* the entry before request 1's */
     memset(f.slots, 0xff, sizeof f.slots);     /* and nothing is written */
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
-    fixture_finish(&f);
 }
 
 /* Lengths that only the device knows are held to the bounds, too. */
 TEST(test_device_lengths)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
     f.batch.seq_lens_host = NULL;
     f.batch.max_seq_len = 40;
@@ -595,12 +575,11 @@ TEST(test_device_lengths)
     f.seq_lens[3] = 19;
     refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "seq_lens",
            "request 3 has 19 keys on the device and 20 queries");
-    fixture_finish(&f);
 }
 
 TEST(test_odd_address)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     init(&f, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
@@ -608,7 +587,6 @@ TEST(test_odd_address)
           client_views(f.api, layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
     k.data = (char *)k.data + 2;
     refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
-    fixture_finish(&f);
 }
 
 enum mistake { RIGHT, FOREIGN_WORKER, LEFT_OUT };
@@ -631,14 +609,13 @@ TEST(test_threads)
                                    .user = &mistake,
                                    .parallel_for = wrong_parallel_for,
                                    .num_threads = 2};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     init(&f, &host, true);
-    assert_int_equal(run(&f), ATTN_OK);
+    assert_ok(run(&f));
     mistake = FOREIGN_WORKER;
     refuse(&f, run(&f), "parallel_for", "worker 2; workers are 0 to 1");
     mistake = LEFT_OUT;
     refuse(&f, run(&f), "parallel_for", "ran 1 items");
     mistake = RIGHT;
-    assert_int_equal(run(&f), ATTN_OK);
-    fixture_finish(&f);
+    assert_ok(run(&f));
 }

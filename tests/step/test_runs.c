@@ -23,8 +23,8 @@ static attn_status run(struct fixture *f, const struct attn_step_io *io)
 /* With an lse a run goes the general way, without one the plain way. */
 static void hold_ways_equal(const char *backend)
 {
-    struct fixture f;
-    float *general = malloc(out_bytes);
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(memory_end) float *general = malloc(out_bytes);
     fixture_mixed(&f, backend, &decoder, false);
     fixture_step(&f);
     memcpy(general, f.out, out_bytes);
@@ -34,11 +34,11 @@ static void hold_ways_equal(const char *backend)
         memset(f.out, 0xff, out_bytes);
         f.lse[0] = 7;
         f.io.flags = flags;
-        assert_int_equal(run(&f, &f.io), ATTN_OK);
+        assert_ok(run(&f, &f.io));
         assert_memory_equal(f.out, general, out_bytes);
         assert_true(f.lse[0] == 7);
         /* Nothing of a general run stays behind in the prepared calls. */
-        assert_int_equal(run(&f, &with_lse), ATTN_OK);
+        assert_ok(run(&f, &with_lse));
     }
     f.batch.num_slots = 0; /* the keys are there: the plain way without a write */
     memset(f.out, 0xff, out_bytes);
@@ -49,9 +49,7 @@ static void hold_ways_equal(const char *backend)
     f.io.flags = 0;
     assert_int_equal(run(&f, &f.io), ATTN_ERROR_INVALID_ARGUMENT);
     f.io.k = f.io.v = NULL;
-    assert_int_equal(run(&f, &f.io), ATTN_OK);
-    free(general);
-    fixture_finish(&f);
+    assert_ok(run(&f, &f.io));
 }
 
 TEST(test_ways_are_equal)
@@ -63,7 +61,7 @@ TEST(test_ways_are_equal)
 static void refuse(struct fixture *f, const struct attn_step_io *io, const char *field)
 {
     memset(f->out, 0x55, out_bytes);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f->error, field, run(f, io));
+    INVALID(&f->error, field, run(f, io));
     for (size_t i = 0; i < out_bytes; i++) {
         assert_int_equal(((unsigned char *)f->out)[i], 0x55);
     }
@@ -71,7 +69,7 @@ static void refuse(struct fixture *f, const struct attn_step_io *io, const char 
 
 TEST(test_bad_lse)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
@@ -84,7 +82,6 @@ TEST(test_bad_lse)
         io.lse = &bad;
         refuse(&f, &io, "lse");
     }
-    fixture_finish(&f);
 }
 
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */
@@ -92,7 +89,7 @@ TEST(test_parameters_are_kept)
 {
     struct attn_layer_desc layer = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_sinks = 1};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     float right[31 * 4 * 32];
     fixture_mixed(&f, "cpu_ref", &layer, false);
     fixture_step(&f);
@@ -102,13 +99,12 @@ TEST(test_parameters_are_kept)
     memset(&f.tensors[5], 0x7f, 2 * sizeof f.tensors[5]);
     fixture_step(&f);
     assert_memory_equal(f.out, right, sizeof right);
-    fixture_finish(&f);
 }
 
 TEST(test_extensions)
 {
     struct attn_ext unknown = {.id = 0x1345, .struct_size = sizeof unknown};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
@@ -118,9 +114,8 @@ TEST(test_extensions)
         unknown.flags = 0;
         assert_int_equal(run(&f, &io), ATTN_ERROR_EXTENSION);
         unknown.flags = ATTN_EXT_OPTIONAL;
-        assert_int_equal(run(&f, &io), ATTN_OK);
+        assert_ok(run(&f, &io));
     }
-    fixture_finish(&f);
 }
 
 struct grown_io {
@@ -130,34 +125,30 @@ struct grown_io {
 
 TEST(test_older_and_newer_io)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct grown_io grown = {f.io, 0};
     grown.io.struct_size = sizeof grown;
-    assert_int_equal(run(&f, &grown.io), ATTN_OK);
+    assert_ok(run(&f, &grown.io));
     grown.tail = 1;
     assert_int_equal(run(&f, &grown.io), ATTN_ERROR_STRUCT_SIZE);
     grown.io.struct_size = 16;
     assert_int_equal(run(&f, &grown.io), ATTN_ERROR_STRUCT_SIZE);
-    fixture_finish(&f);
 }
 
 TEST(test_order_and_owner)
 {
-    struct fixture f, other;
+    OWNED(fixture_finish) struct fixture f, other;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_mixed(&other, "cpu_ref", &decoder, false);
     fixture_step(&f);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "layer",
-               f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &f.error, "plan",
-               f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    INVALID(&f.error, "layer",
+            f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
+    INVALID(&f.error, "plan", f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error));
     f.batch.num_reqs = -1; /* a plan that failed leaves none behind */
     assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, NULL), ATTN_OK);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "plan", run(&f, &f.io));
-    fixture_finish(&f);
-    fixture_finish(&other);
 }
 
 /* Outputs are to be equal to the bit, of any type. */
@@ -181,7 +172,7 @@ static int child_agrees(struct fixture *f, const float *right)
 TEST(test_forks)
 {
     struct fixture f, own;
-    float *right = malloc(out_bytes);
+    OWNED(memory_end) float *right = malloc(out_bytes);
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
@@ -199,7 +190,6 @@ TEST(test_forks)
         assert_int_equal(status, 0);
     }
     assert_int_equal(child_agrees(&f, right), 0); /* the parent goes on */
-    free(right);
     fixture_finish(&f);
 }
 
@@ -249,8 +239,8 @@ static void *work(void *argument)
 TEST(test_threads)
 {
     struct worker workers[THREADS];
-    struct fixture f;
-    float *right = malloc(out_bytes);
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(memory_end) float *right = malloc(out_bytes);
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     memcpy(right, f.out, out_bytes);
@@ -262,8 +252,6 @@ TEST(test_threads)
         pthread_join(workers[i].thread, NULL);
         assert_int_equal(workers[i].wrong, 0);
     }
-    free(right);
-    fixture_finish(&f);
 }
 
 int main(void)

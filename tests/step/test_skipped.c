@@ -106,7 +106,7 @@ TEST(test_groups)
 TEST(test_step)
 {
     struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .has_window = 1, .window_left = 6};
-    struct fixture plain, skipped;
+    OWNED(fixture_finish) struct fixture plain, skipped;
     fixture_mixed(&plain, "cpu_ref", &layer, false);
     layer.kv_dtype = ATTN_KV_FP8_E4M3;
     layer.k_scale_form = layer.v_scale_form = ATTN_SCALE_PER_TENSOR;
@@ -116,8 +116,6 @@ TEST(test_step)
     fixture_step(&skipped);
     assert_true(fixture_difference(&plain, &skipped) == 0);
     assert_memory_equal(plain.cache, skipped.cache, plain.num_blocks * ROWS * 2 * D * 4);
-    fixture_finish(&plain);
-    fixture_finish(&skipped);
 }
 
 /* A cache cannot be read as another dtype than it was written in. */
@@ -125,7 +123,7 @@ TEST(test_sharing_across_the_skip)
 {
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER};
     struct attn_layer_desc layers[LAYERS];
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     attn_model *model = NULL;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     describe(layers, &f, 0);
@@ -133,5 +131,4 @@ TEST(test_sharing_across_the_skip)
     assert_int_not_equal(make_model(&f, layers, "cpu_ref", &model), ATTN_OK);
     assert_non_null(strstr(f.error.message, "'e'"));
     assert_non_null(strstr(f.error.message, "'c'"));
-    fixture_finish(&f);
 }

@@ -47,7 +47,7 @@ TEST(parts_of_a_cascade_are_named)
 {
     static const int32_t queries[] = {1, 2, 1, 3, 1, 1, 2, 1};
     static const int32_t lens[] = {300, 290, 291, 401, 285, 283, 310, 300};
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     begin_trace();
     fixture_init(&f, "example", &decoder, queries, lens, 8, 272, NULL, false);
     f.batch.common_prefix_len = 272;
@@ -58,7 +58,6 @@ TEST(parts_of_a_cascade_are_named)
     assert_int_equal(count("\"merge_states\"", "\"backend\":\"example\""), 1);
     assert_true(count("\"run\"", "\"layer\":\"layer\",\"index\":0") > 0);
     assert_true(count("\"name\":", "") > before + 5);
-    fixture_finish(&f);
     unlink(path);
 }
 
@@ -165,7 +164,7 @@ TEST(profilers_get_ranges)
 /* One step in three. */
 TEST(steps_are_sampled)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     begin_trace();
     setenv("ATTN_TRACE_EVERY", "3", 1);
     fixture_mixed(&f, "cpu_ref", &decoder, false);
@@ -175,7 +174,6 @@ TEST(steps_are_sampled)
         fixture_step(&f);
     }
     assert_int_equal(count("\"plan_batch\"", "") - before, 3);
-    fixture_finish(&f);
     unlink(path);
 }
 

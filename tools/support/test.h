@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -39,6 +40,14 @@ void test_add(struct test *test);
  * (test_main.c) runs them with neither. */
 int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
+/* A variable whose address `end` is called with where it goes out of scope. */
+#define OWNED(end) __attribute__((cleanup(end)))
+/* Of a pointer to memory. */
+static inline void memory_end(void *pointer)
+{
+    free(*(void **)pointer);
+}
+
 /* `call` has to return ATTN_OK; `owner` points to a struct whose `error` has the text otherwise. */
 #define CHECK(owner, call)                                                                         \
     do {                                                                                           \
@@ -46,6 +55,9 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
             fail_msg("%s: %s: %s", #call, (owner)->error.field, (owner)->error.message);           \
         }                                                                                          \
     } while (0)
+
+/* The same without a text. */
+#define assert_ok(call) assert_int_equal(call, 0)
 
 /* `call` has to fail as `expected` and name `field_` in *error. */
 #define REFUSED_AS(expected, error, field_, call)                                                  \
@@ -55,6 +67,9 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
             fail_msg("%s: status %d, field '%s'", #call, (int)status_, (error)->field);            \
         }                                                                                          \
     } while (0)
+
+/* As what callers get wrong most: an argument. */
+#define INVALID(error, field_, call) REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, error, field_, call)
 
 /* The same with any status but ATTN_OK. */
 #define REFUSED(error, field_, call)                                                               \
