@@ -63,6 +63,9 @@ TEST(options_go_to_their_backend)
     list[0] = "fort.a=1"; /* of no backend */
     INVALID(&error, "backend_options",
             model_create(&fixture.runtime, assignment, &options, &model, &error));
+    list[0] = "fake.a"; /* without a value */
+    INVALID(&error, "backend_options",
+            model_create(&fixture.runtime, assignment, &options, &model, &error));
     assignment_destroy(assignment);
 }
 

@@ -5,45 +5,39 @@
 
 #include "bind/address_check.h"
 
+#define BATCH_REFUSED(status, field, count, change)                                                \
+    do {                                                                                           \
+        set_batch(b, queries, count);                                                              \
+        change;                                                                                    \
+        REFUSED_AS(status, &b->error, field, step(b));                                             \
+    } while (0)
+#define BATCH_INVALID(field, change) BATCH_REFUSED(ATTN_ERROR_INVALID_ARGUMENT, field, 2, change)
+
 TEST(wrong_batches_are_refused)
 {
     static const int32_t queries[] = {1, 5};
+    const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};
     OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), false);
-    set_batch(b, queries, 2);
-    b->start[1] = 9;
-    INVALID(&b->error, "query_start_loc", step(b));
-    set_batch(b, queries, 2);
-    b->lens[1] = 4;
-    INVALID(&b->error, "seq_lens", step(b));
-    set_batch(b, queries, 2);
-    b->batch.block_table_rows = 1;
-    INVALID(&b->error, "block_table_rows", step(b));
-    for (int32_t count = 1; count <= 2; count++) { /* one row, and several */
-        set_batch(b, queries, count);
-        b->batch.block_table_stride = 0;
-        INVALID(&b->error, "block_table_stride", step(b));
-    }
-    set_batch(b, queries, 2);
-    b->batch.num_reqs = 9;
-    REFUSED_AS(ATTN_ERROR_LIMIT, &b->error, "num_reqs", step(b));
-    b->batch.num_reqs = 2;
-    b->batch.max_query_len = 4;
-    INVALID(&b->error, "max_query_len", step(b));
-    b->batch.max_query_len = 0;
-    b->batch.max_seq_len = 4;
-    INVALID(&b->error, "max_seq_len", step(b));
-    b->batch.max_seq_len = 0;
-    b->batch.block_table_stride = 0;
-    INVALID(&b->error, "block_table_stride", step(b));
-    set_batch(b, queries, 2);
-    b->batch.spans = b->lens; /* of a layer that has none */
-    INVALID(&b->error, "spans", step(b));
-    set_batch(b, queries, 2);
-    b->batch.flags = ATTN_BATCH_HOST_BOUNDS;
-    INVALID(&b->error, "flags", step(b));
-    set_batch(b, queries, 2);
-    b->batch.num_actual_tokens = 7;
-    INVALID(&b->error, "num_actual_tokens", step(b));
+    BATCH_INVALID("query_start_loc", b->start[1] = 9);
+    BATCH_INVALID("query_start_loc", b->batch.query_start_loc_host = NULL);
+    BATCH_INVALID("seq_lens", b->lens[1] = 4);
+    BATCH_INVALID("seq_lens", b->lens[0] = -3);
+    BATCH_INVALID("block_table_rows", b->batch.block_table_rows = 1);
+    BATCH_INVALID("block_table_stride", b->batch.block_table_stride = 0);
+    BATCH_REFUSED(ATTN_ERROR_INVALID_ARGUMENT, "block_table_stride", 1, /* one row */
+                  b->batch.block_table_stride = 0);
+    BATCH_INVALID("block_table", b->batch.block_table = NULL);
+    BATCH_INVALID("slot_mapping", b->batch.slot_mapping = NULL);
+    BATCH_REFUSED(ATTN_ERROR_LIMIT, "num_reqs", 2, b->batch.num_reqs = 9);
+    BATCH_REFUSED(ATTN_ERROR_LIMIT, "num_tokens", 2, b->batch.num_tokens = 1 << 20);
+    BATCH_REFUSED(ATTN_ERROR_EXTENSION, "attn_batch", 2, b->batch.next = &unknown);
+    BATCH_REFUSED(ATTN_ERROR_STRUCT_SIZE, "attn_batch", 2, b->batch.struct_size = 8);
+    BATCH_INVALID("mode", b->batch.mode = 77);
+    BATCH_INVALID("max_query_len", b->batch.max_query_len = 4);
+    BATCH_INVALID("max_seq_len", b->batch.max_seq_len = 4);
+    BATCH_INVALID("spans", b->batch.spans = b->lens); /* the layer has none */
+    BATCH_INVALID("flags", b->batch.flags = ATTN_BATCH_HOST_BOUNDS);
+    BATCH_INVALID("num_actual_tokens", b->batch.num_actual_tokens = 7);
     assert_int_equal(fake_calls.attends, 0);
     assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error),
                      ATTN_ERROR_ORDER);
@@ -109,6 +103,9 @@ static bool spoil(struct attn_tensor *t, int32_t how)
         return true;
     case 8:
         t->strides = strides;
+        return true;
+    case 9:
+        t->data = NULL;
         return true;
     default:
         return false;

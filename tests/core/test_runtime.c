@@ -351,66 +351,11 @@ TEST(directory_is_read)
     rmdir(folder);
 }
 
-/* A host that fails one allocation and counts what is alive. */
-struct meter {
-    long calls;
-    long fail_at;
-    long alive;
-    size_t bytes;
-};
-
-static void *meter_allocate(void *user, size_t size, size_t alignment)
-{
-    struct meter *meter = user;
-
-    if (++meter->calls == meter->fail_at) {
-        return NULL;
-    }
-    meter->alive++;
-    meter->bytes += size;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void meter_release(void *user, void *memory, size_t size)
-{
-    struct meter *meter = user;
-
-    if (memory != NULL) {
-        meter->alive--;
-        meter->bytes -= size;
-        free(memory);
-    }
-}
-
-TEST(every_allocation_fails_in_turn)
-{
-    struct meter meter = {0};
-    const struct attn_host host = {.struct_size = sizeof host,
-                                   .user = &meter,
-                                   .allocate = meter_allocate,
-                                   .release = meter_release};
-    const char *path = PLUGIN("none") ":" PLUGIN("null_slot") ":relative";
-    long calls = 0;
-
-    api->runtime_destroy(create_with(path, &host, ATTN_OK));
-    assert_int_equal(meter.alive, 0);
-    assert_int_equal(meter.bytes, 0); /* sizes at release are those of the allocation */
-    calls = meter.calls;
-    assert_true(calls > 2);
-    for (long i = 1; i <= calls; i++) {
-        meter = (struct meter){.fail_at = i};
-        assert_null(create_with(path, &host, ATTN_ERROR_OUT_OF_MEMORY));
-        assert_int_equal(meter.alive, 0);
-        assert_int_equal(meter.bytes, 0);
-    }
-}
-
 TEST(bad_options_are_refused)
 {
-    static struct meter meter;
     static const struct attn_host half[] = {
-        {.struct_size = sizeof *half, .user = &meter, .allocate = meter_allocate},
-        {.struct_size = sizeof *half, .user = &meter, .release = meter_release},
+        {.struct_size = sizeof *half, .allocate = services_allocate},
+        {.struct_size = sizeof *half, .release = services_release},
         {.struct_size = sizeof *half, .num_threads = -1}};
     static const struct attn_runtime_options bad[] = {
         {.struct_size = 8},

@@ -650,40 +650,6 @@ TEST(test_best_of_a_phase_alone)
     assignment_destroy(a);
 }
 
-static int32_t allocations_left;
-
-static void *failing_allocate(void *user, size_t size, size_t alignment)
-{
-    return allocations_left-- > 0
-               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
-               : NULL;
-}
-
-TEST(test_every_allocation_fails)
-{
-    struct attn_layer_desc layers[2] = {fixture_layer("0"), fixture_layer("1")};
-    OWNED(fixture_finish) struct fixture f;
-    bool done = false;
-    layers[1].head_size = 72;
-    fixture_init(&f);
-    fixture_add(&f, "alpha", "", 9);
-    fixture_add(&f, "beta", "", 1);
-    f.runtime.host.allocate = failing_allocate;
-    for (int32_t n = 0; n < 200 && !done; n++) {
-        struct attn_error error;
-        attn_assignment *a = NULL;
-        allocations_left = n;
-        attn_status status = fixture_select(&f, "alpha;decode=beta", layers, 2, &a, &error);
-        assert_null(a);
-        done = status == ATTN_ERROR_REFUSED && allocations_left >= 0;
-        if (!done) {
-            assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED);
-        }
-        assert_true(error.message[0] != '\0');
-    }
-    assert_true(done);
-}
-
 /* A reader's backend takes the blocks into which its target's cache is cut. */
 TEST(test_blocks_of_a_shared_cache)
 {

@@ -46,13 +46,17 @@ static const struct attn_host host = {.struct_size = sizeof host,
                                       .num_threads = 1};
 
 static attn_status create(const char *backend, const char *variant, int32_t device,
-                          attn_instance **made, const struct attn_kernels **table)
+                          int32_t num_options, attn_instance **made,
+                          const struct attn_kernels **table)
 {
+    const char *const option = "colour=red";
     const struct attn_create_args args = {.struct_size = sizeof args,
                                           .host = &host,
                                           .backend = backend,
                                           .variant = variant,
-                                          .device = {device, 0}};
+                                          .device = {device, 0},
+                                          .options = &option,
+                                          .num_options = num_options};
     return plugin->create(&args, made, table, &error);
 }
 
@@ -60,15 +64,17 @@ TEST(test_create)
 {
     static const struct {
         const char *backend, *variant;
-        int32_t device;
-    } wrong[] = {{"cpu_simd", "", ATTN_DEVICE_CPU},
+        int32_t device, num_options;
+    } wrong[] = {{"cpu_ref", "", ATTN_DEVICE_CPU, 1},
+                 {"cpu_simd", "", ATTN_DEVICE_CPU},
                  {"cpu_ref", "avx2", ATTN_DEVICE_CPU},
                  {"cpu_ref", "", ATTN_DEVICE_CUDA}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         attn_instance *made = instance;
         const struct attn_kernels *table = kernels;
         error.message[0] = '\0';
-        assert_int_equal(create(wrong[i].backend, wrong[i].variant, wrong[i].device, &made, &table),
+        assert_int_equal(create(wrong[i].backend, wrong[i].variant, wrong[i].device,
+                                wrong[i].num_options, &made, &table),
                          ATTN_ERROR_NOT_FOUND);
         assert_null(made);
         assert_null(table);
@@ -424,7 +430,7 @@ int main(int argc, char **argv)
     }
     if (entry == NULL ||
         entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, &error) != ATTN_OK ||
-        create("cpu_ref", "", ATTN_DEVICE_CPU, &instance, &kernels) != ATTN_OK) {
+        create("cpu_ref", "", ATTN_DEVICE_CPU, 0, &instance, &kernels) != ATTN_OK) {
         fprintf(stderr, "usage: %s FILE.so, of cpu_ref\n", argv[0]);
         return 2;
     }

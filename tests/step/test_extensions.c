@@ -62,55 +62,6 @@ TEST(test_handed_through)
     hold_handed_through(ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS - 1);
 }
 
-/* A draft to prepare, of a recurrent layer. */
-TEST(test_of_states)
-{
-    enum { HEADS = 2, SIZE = 16 };
-    static const float weights[HEADS] = {0.5f, 0.25f};
-    struct recorded *c = recorded_by_core();
-    struct recorded_extension of_layer = extension(ATTN_EXT_DRAFT_KERNELS + 2, 0, 7);
-    const struct attn_recurrent_desc states = {
-        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof states, &of_layer.ext},
-        .num_k_heads = HEADS,
-        .num_v_heads = HEADS,
-        .head_size_k = SIZE,
-        .head_size_v = SIZE};
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .next = &states.ext,
-                                          .name = "states",
-                                          .kind = ATTN_LAYER_RECURRENT,
-                                          .dtype = ATTN_DTYPE_F32,
-                                          .num_q_heads = HEADS,
-                                          .num_kv_heads = HEADS,
-                                          .head_size = SIZE,
-                                          .scale = 0.25f};
-    const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_recurrent_weights given = {
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof given, NULL},
-        .a_log = weights,
-        .dt_bias = weights};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &given.ext};
-    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER};
-    OWNED(fixture_finish) struct fixture f;
-    void *cache, *workspace;
-    attn_model *model;
-    attn_plan *plan;
-    fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
-    CHECK(&f,
-          client_model(f.api, f.runtime, CLIENT_ORDER("recording"), layers, 1, &model, &f.error));
-    memset(c, 0, sizeof *c);
-    c->extension = of_layer.ext.id;
-    attn_layer *bound = f.api->model_layer(model, 0);
-    CHECK(&f, client_cache(f.api, bound, 4, NULL, &cache, &f.error));
-    CHECK(&f, f.api->layer_bind_params(bound, &params, &f.error));
-    CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(2, 16, 64), &plan, &workspace, &f.error));
-    assert_int_equal(c->prepared, 7);
-    f.api->plan_destroy(plan);
-    f.api->model_destroy(model);
-    free(cache);
-    free(workspace);
-}
-
 /* A batch is every layer's of its group: it brings what all of them have. */
 TEST(test_of_all_layers)
 {

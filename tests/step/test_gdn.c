@@ -433,63 +433,56 @@ TEST(test_groups)
     }
 }
 
+#define PLAN_REFUSED(field, change)                                                                \
+    do {                                                                                           \
+        const struct attn_batch good = g->batch;                                                   \
+        const struct attn_batch_recurrent good_ext = g->ext;                                       \
+        change;                                                                                    \
+        REFUSED(&g->error, field, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));        \
+        g->batch = good;                                                                           \
+        g->ext = good_ext;                                                                         \
+    } while (0)
+#define RUN_REFUSED(field, change)                                                                 \
+    do {                                                                                           \
+        const struct attn_step_io good = g->io;                                                    \
+        const struct attn_io_recurrent good_ext = g->io_ext;                                       \
+        change;                                                                                    \
+        REFUSED(&g->error, field,                                                                  \
+                g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));        \
+        g->io = good;                                                                              \
+        g->io_ext = good_ext;                                                                      \
+    } while (0)
+
 TEST(test_bad_steps)
 {
     static const int32_t queries[] = {1, 1, 7, 5, 2};
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     set_step(g, queries, false);
-    struct attn_batch good = g->batch;
-    struct attn_batch_recurrent ext = g->ext;
-    const struct {
-        const char *field;
-        int32_t what;
-    } plans[] = {{"attn_batch_recurrent", 0},
-                 {"state_slots", 1},
-                 {"state_slots", 2},
-                 {"has_initial_state", 3}};
-    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
-        g->batch.next = plans[i].what == 0 ? NULL : good.next;
-        g->ext.state_slots = plans[i].what == 1 ? NULL : ext.state_slots;
-        g->slots[2][0] = plans[i].what == 2 ? SLOTS : 4;
-        g->ext.has_initial_state = plans[i].what == 3 ? NULL : ext.has_initial_state;
-        g->batch.seq_lens = plans[i].what == 3 ? NULL : good.seq_lens;
-        REFUSED(&g->error, plans[i].field, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-        g->batch = good;
-        g->ext = ext;
-    }
     g->slots[2][0] = 4;
+    PLAN_REFUSED("attn_batch_recurrent", g->batch.next = NULL);
+    PLAN_REFUSED("state_slots", g->ext.state_slots = NULL);
+    PLAN_REFUSED("state_slots", g->slots[2][0] = SLOTS);
+    g->slots[2][0] = 4;
+    PLAN_REFUSED("has_initial_state", (g->ext.has_initial_state = NULL, g->batch.seq_lens = NULL));
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    struct attn_io_recurrent io_ext = g->io_ext;
-    struct attn_step_io io = g->io;
-    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "b", "out", "mixed_qkv"};
-    struct attn_tensor spread = *io_ext.mixed_qkv;
+    struct attn_tensor spread = *g->io_ext.mixed_qkv;
     spread.strides = (int64_t[]){2 * CHANNELS, 2};
-    for (int32_t i = 0; i < 5; i++) {
-        g->io.next = i == 0 ? NULL : io.next;
-        g->io_ext.mixed_qkv = i == 1 ? io_ext.a : i == 4 ? &spread : io_ext.mixed_qkv;
-        g->io_ext.b = i == 2 ? NULL : io_ext.b;
-        g->io.out = i == 3 ? io_ext.mixed_qkv : io.out;
-        REFUSED(&g->error, runs[i],
-                g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));
-        g->io = io;
-        g->io_ext = io_ext;
-    }
+    RUN_REFUSED("attn_io_recurrent", g->io.next = NULL);
+    RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = g->io_ext.a);
+    RUN_REFUSED("b", g->io_ext.b = NULL);
+    RUN_REFUSED("out", g->io.out = g->io_ext.mixed_qkv);
+    RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = &spread);
     gdn_destroy(g);
     g = gdn_create("cpu_ref", WIDTH, DRAFTS);
     set_step(g, queries, false);
-    g->ext.state_slots_stride = DRAFTS; /* a state of each draft, and one */
-    assert_int_not_equal(g->api->plan_batch(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
-    assert_string_equal(g->error.field, "state_slots");
+    PLAN_REFUSED("state_slots", g->ext.state_slots_stride = DRAFTS); /* drafts' states, and one */
     /* a state to go on from that lies nowhere */
-    set_step(g, queries, false);
     g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
     for (int32_t r = 0; r < REQS; r++) {
         g->accepted[r] = 2;
     }
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    g->slots[1][1] = -1;
-    REFUSED(&g->error, "num_accepted_tokens",
-            g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    PLAN_REFUSED("num_accepted_tokens", g->slots[1][1] = -1);
     gdn_destroy(g);
 }
 
@@ -555,21 +548,12 @@ TEST(test_fields_of_batches)
     static const uint32_t bits[4] = {0};
     OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     set_step(g, queries, false);
-    struct attn_batch bad[6];
-    const char *fields[] = {"causal", "causal_per_request", "tree", "logits_indices",
-                            "spans",  "key_start_loc"};
-    for (int32_t i = 0; i < 6; i++) {
-        bad[i] = g->batch;
-    }
-    bad[0].causal = ATTN_CAUSAL_NO;
-    bad[1].causal_per_request = flags;
-    bad[2].tree = bits;
-    bad[3].logits_indices = starts;
-    bad[4].spans = bad[4].span_start_loc = starts;
-    bad[5].key_start_loc = bad[5].key_start_loc_host = starts;
-    for (int32_t i = 0; i < 6; i++) {
-        REFUSED(&g->error, fields[i], g->api->plan_batch(g->plan, &bad[i], NULL, &g->error));
-    }
+    PLAN_REFUSED("causal", g->batch.causal = ATTN_CAUSAL_NO);
+    PLAN_REFUSED("causal_per_request", g->batch.causal_per_request = flags);
+    PLAN_REFUSED("tree", g->batch.tree = bits);
+    PLAN_REFUSED("logits_indices", g->batch.logits_indices = starts);
+    PLAN_REFUSED("spans", g->batch.spans = g->batch.span_start_loc = starts);
+    PLAN_REFUSED("key_start_loc", g->batch.key_start_loc = g->batch.key_start_loc_host = starts);
     g->batch.causal = ATTN_CAUSAL_YES;
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
 }

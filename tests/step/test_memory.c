@@ -41,7 +41,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     static float sinks[4];
     const struct attn_host host = {
         .struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
-    struct attn_runtime_options options = client_options(PLUGINS);
+    struct attn_runtime_options options = client_options(PLUGINS ":relative:/no/such/place");
     struct attn_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
                                          .name = "full",
                                          .kind = ATTN_LAYER_DECODER,

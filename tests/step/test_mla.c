@@ -213,6 +213,21 @@ TEST(test_amax)
     args.accumulate = 1;
     CHECK(m, m->api->layer_amax(layer, &args, &m->error));
     assert_true(amax == 9);
+    struct attn_tensor pairs = *io->q_pe; /* of numbers that are none of the ABI's */
+    pairs.dtype.lanes = 2;
+#define AMAX_REFUSED(field, change)                                                                \
+    do {                                                                                           \
+        struct attn_amax_args bad = args;                                                          \
+        change;                                                                                    \
+        INVALID(&m->error, field, m->api->layer_amax(layer, &bad, &m->error));                     \
+    } while (0)
+    AMAX_REFUSED("x", bad.x = NULL);
+    AMAX_REFUSED("x", bad.x = &pairs);
+    AMAX_REFUSED("out", bad.out = NULL);
+    AMAX_REFUSED("out", bad.instance = (attn_instance *)&pairs);
+    AMAX_REFUSED("per_head", bad.per_head = 2);
+    AMAX_REFUSED("accumulate", bad.accumulate = -1);
+    AMAX_REFUSED("history_len", (bad.accumulate = 0, bad.history_len = 1));
 }
 
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
@@ -445,13 +460,21 @@ TEST(test_refusals)
     }
 }
 
-static void refuse(struct mla *m, const char *field)
-{
-    m->error = (struct attn_error)ATTN_ERROR_INIT;
-    attn_status status = m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error);
-    assert_int_not_equal(status, ATTN_OK);
-    assert_string_equal(m->error.field, field);
-}
+/* A run of the io as `change` leaves it. */
+#define RUN_REFUSED(field, change)                                                                 \
+    do {                                                                                           \
+        const struct attn_io_mla good_ext = m->ext;                                                \
+        const struct attn_index_lists good_lists = m->lists;                                       \
+        const struct attn_io_index_lists good_lists_io = m->lists_io;                              \
+        const struct attn_step_io good_io = m->io;                                                 \
+        change;                                                                                    \
+        REFUSED(&m->error, field,                                                                  \
+                m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));        \
+        m->ext = good_ext;                                                                         \
+        m->lists = good_lists;                                                                     \
+        m->lists_io = good_lists_io;                                                               \
+        m->io = good_io;                                                                           \
+    } while (0)
 
 TEST(test_bad_runs)
 {
@@ -459,44 +482,21 @@ TEST(test_bad_runs)
                               .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
-    struct attn_io_mla good = m->ext;
-    struct attn_step_io io = m->io;
-    m->io.next = NULL;
-    refuse(m, "attn_io_mla");
-    m->io = io;
-    m->io.q = good.q_nope;
-    refuse(m, "attn_io_mla");
-    m->io = io;
-    m->ext.q_nope = NULL;
-    refuse(m, "q_nope");
-    m->ext = good;
-    m->ext.q_pe = good.q_nope;
-    refuse(m, "q_pe");
-    m->ext = good;
-    m->ext.kv_c = NULL;
-    refuse(m, "kv_c");
-    struct attn_tensor few = *good.kv_c; /* prefills read them where nothing is written, too */
+    struct attn_tensor few = *m->ext.kv_c; /* prefills read them where nothing is written, too */
     few.shape = (int64_t[]){6, RANK};
-    m->ext.kv_c = &few;
-    m->io.flags = ATTN_RUN_NO_WRITE;
-    refuse(m, "kv_c");
-    m->io = io;
-    m->ext = good;
-    m->ext.k_pe = good.kv_c;
-    refuse(m, "k_pe");
-    m->ext = good;
-    m->io.out = good.q_nope;
-    refuse(m, "out");
-    m->io = io;
-    m->io.lse = good.kv_c;
-    refuse(m, "lse");
-    m->io = io;
-    m->q[3][1][2] = NAN;
-    refuse(m, "q_nope");
+    RUN_REFUSED("attn_io_mla", m->io.next = NULL);
+    RUN_REFUSED("attn_io_mla", m->io.q = m->ext.q_nope);
+    RUN_REFUSED("q_nope", m->ext.q_nope = NULL);
+    RUN_REFUSED("q_pe", m->ext.q_pe = m->ext.q_nope);
+    RUN_REFUSED("kv_c", m->ext.kv_c = NULL);
+    RUN_REFUSED("kv_c", (m->ext.kv_c = &few, m->io.flags = ATTN_RUN_NO_WRITE));
+    RUN_REFUSED("k_pe", m->ext.k_pe = m->ext.kv_c);
+    RUN_REFUSED("out", m->io.out = m->ext.q_nope);
+    RUN_REFUSED("lse", m->io.lse = m->ext.kv_c);
+    RUN_REFUSED("q_nope", m->q[3][1][2] = NAN);
     m->q[3][1][2] = 1;
     const float kept = m->kv_c[1][2];
-    m->kv_c[1][2] = NAN;
-    refuse(m, "kv_c");
+    RUN_REFUSED("kv_c", m->kv_c[1][2] = NAN);
     m->kv_c[1][2] = kept;
     step(m);
     compare(m, true);
@@ -510,10 +510,8 @@ TEST(test_bad_topk)
                               .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
-    m->ext.topk_stride = 3;
-    refuse(m, "topk_indices");
-    m->ext.topk_indices = NULL;
-    refuse(m, "topk_indices");
+    RUN_REFUSED("topk_indices", m->ext.topk_stride = 3);
+    RUN_REFUSED("topk_indices", m->ext.topk_indices = NULL);
 }
 
 TEST(test_lists)
@@ -542,17 +540,17 @@ TEST(test_bad_lists)
                               .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
-    m->ext.topk_indices = m->topk[0];
-    refuse(m, "topk_indices");
-    m->ext.topk_indices = NULL;
-    m->lists_io.token_stride = 3;
-    refuse(m, "token_stride");
-    m->lists_io.token_stride = 8;
-    m->topk[1][1] = m->topk[1][0] = 2;
-    refuse(m, "indices");
-    m->ext.ext.next = NULL;
-    refuse(m, "attn_io_index_lists");
+    RUN_REFUSED("topk_indices", m->ext.topk_indices = m->topk[0]);
+    RUN_REFUSED("token_stride", m->lists_io.token_stride = 3);
+    RUN_REFUSED("indices", m->topk[1][1] = m->topk[1][0] = 2);
+    RUN_REFUSED("attn_io_index_lists", m->ext.ext.next = NULL);
 }
+
+#define WEIGHTS_REFUSED(field, change)                                                             \
+    do {                                                                                           \
+        change;                                                                                    \
+        REFUSED(&m->error, field, m->api->layer_bind_params(layer, &params, &m->error));           \
+    } while (0)
 
 TEST(test_bad_weights)
 {
@@ -563,33 +561,21 @@ TEST(test_bad_weights)
     attn_layer *layer = m->api->model_layer(m->model, 0);
     m->api->plan_destroy(m->plan);
     m->plan = NULL;
-    REFUSED(&m->error, "attn_mla_weights", m->api->layer_bind_params(layer, &params, &m->error));
-    params.next = &weights.ext;
-    REFUSED(&m->error, "w_uk", m->api->layer_bind_params(layer, &params, &m->error));
+    WEIGHTS_REFUSED("attn_mla_weights", params.next = NULL);
+    WEIGHTS_REFUSED("w_uk", params.next = &weights.ext);
     weights.w_uk = tensor(m, 0, m->uk, 3, 4, NOPE, RANK, NOPE * RANK, RANK);
-    weights.w_uv = tensor(m, 1, m->uv, 3, 4, RANK, V + 1, RANK * V, V);
-    REFUSED(&m->error, "w_uv", m->api->layer_bind_params(layer, &params, &m->error));
+    WEIGHTS_REFUSED("w_uv", weights.w_uv = tensor(m, 1, m->uv, 3, 4, RANK, V + 1, RANK * V, V));
     weights.w_uv = tensor(m, 1, m->uv, 3, 4, RANK, V, RANK * V, V);
-    weights.w_uk_scale = tensor(m, 2, m->uv, 1, 3, 0, 0, 1, 0);
-    REFUSED(&m->error, "w_uk_scale", m->api->layer_bind_params(layer, &params, &m->error));
+    WEIGHTS_REFUSED("w_uk_scale", weights.w_uk_scale = tensor(m, 2, m->uv, 1, 3, 0, 0, 1, 0));
     weights.w_uk_scale = NULL;
-    struct attn_tensor doubles = *weights.w_uv;
-    const struct attn_tensor *floats = weights.w_uv;
-    doubles.dtype.bits = 64;
-    weights.w_uv = &doubles;
-    assert_int_not_equal(m->api->layer_bind_params(layer, &params, &m->error), ATTN_OK);
-    assert_string_equal(m->error.field, "w_uv");
-    struct attn_tensor undeclared = *floats; /* weight_dtype is float32 */
-    undeclared.dtype = (struct attn_dtype){ATTN_CODE_INT, 8, 1};
-    weights.w_uv = &undeclared;
-    REFUSED(&m->error, "w_uv", m->api->layer_bind_params(layer, &params, &m->error));
-    struct attn_tensor empty = *floats;
-    empty.data = NULL;
-    weights.w_uv = &empty;
-    REFUSED(&m->error, "w_uv", m->api->layer_bind_params(layer, &params, &m->error));
-    weights.w_uv = floats;
-    weights.kv_b_proj = tensor(m, 3, m->weights, 2, 4 * (NOPE + V), RANK + 1, 0, RANK, 1);
-    REFUSED(&m->error, "kv_b_proj", m->api->layer_bind_params(layer, &params, &m->error));
+    const struct attn_tensor right = *weights.w_uv;
+    struct attn_tensor *w_uv = &m->tensors[1].tensor;
+    WEIGHTS_REFUSED("w_uv", w_uv->dtype.bits = 64);
+    WEIGHTS_REFUSED("w_uv", w_uv->dtype = ((struct attn_dtype){ATTN_CODE_INT, 8, 1}));
+    WEIGHTS_REFUSED("w_uv", (*w_uv = right, w_uv->data = NULL));
+    *w_uv = right;
+    WEIGHTS_REFUSED("kv_b_proj", weights.kv_b_proj = tensor(m, 3, m->weights, 2, 4 * (NOPE + V),
+                                                            RANK + 1, 0, RANK, 1));
 }
 
 /* Weights in 8 bits with a scale per head: what they read as is what is multiplied. */

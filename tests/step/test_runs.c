@@ -193,67 +193,6 @@ TEST(test_forks)
     fixture_finish(&f);
 }
 
-enum { THREADS = 4, ROUNDS = 6 };
-
-/* Each thread: an engine of its own, and a plan of its own over the model that all have in common.
- */
-struct worker {
-    pthread_t thread;
-    struct fixture *common;
-    const float *right;
-    int32_t wrong;
-};
-
-static void *work(void *argument)
-{
-    struct worker *worker = argument;
-    struct fixture *common = worker->common, own;
-    attn_layer *layer = common->api->model_layer(common->model, 0);
-    float *out = malloc(out_bytes);
-    attn_plan *plan;
-    void *workspace;
-    fixture_mixed(&own, "cpu_ref", &decoder, false);
-    worker->wrong += client_plan(common->api, common->model, 0,
-                                 CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16), &plan,
-                                 &workspace, NULL) != ATTN_OK;
-    struct attn_tensor tensor = common->tensors[3];
-    struct attn_step_io io = common->io;
-    tensor.data = out;
-    io.out = &tensor;
-    io.lse = NULL;
-    io.flags = ATTN_RUN_NO_WRITE; /* one cache: no run writes while others read */
-    for (int32_t i = 0; i < ROUNDS; i++) {
-        memset(out, 0xff, out_bytes);
-        worker->wrong += common->api->plan_batch(plan, &common->batch, NULL, NULL) != ATTN_OK ||
-                         common->api->run(plan, layer, &io, NULL) != ATTN_OK ||
-                         !same_bits(out, worker->right);
-        worker->wrong += child_agrees(&own, worker->right);
-    }
-    common->api->plan_destroy(plan);
-    fixture_finish(&own);
-    free(workspace);
-    free(out);
-    return NULL;
-}
-
-TEST(test_threads)
-{
-    struct worker workers[THREADS];
-    OWNED(fixture_finish) struct fixture f;
-    OWNED(memory_end) float *right = malloc(out_bytes);
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
-    fixture_step(&f);
-    memcpy(right, f.out, out_bytes);
-    for (int32_t i = 0; i < THREADS; i++) {
-        workers[i] = (struct worker){.common = &f, .right = right};
-        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
-    }
-    for (int32_t i = 0; i < THREADS; i++) {
-        pthread_join(workers[i].thread, NULL);
-        assert_int_equal(workers[i].wrong, 0);
-    }
-}
-
 int main(void)
 {
     fixture_own_runtimes(); /* workers open their own */
