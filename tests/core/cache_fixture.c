@@ -22,7 +22,6 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
 {
     struct place *place = user;
     const size_t used = strlen(place->log);
-
     if (level <= ATTN_LOG_WARN) {
         snprintf(place->log + used, sizeof place->log - used, "%s\n", message);
     }
@@ -31,7 +30,6 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
 static void *allocate(void *user, size_t size, size_t alignment)
 {
     struct place *place = user;
-
     if (++place->allocations == place->fail_at) {
         return NULL;
     }
@@ -42,7 +40,6 @@ static void *allocate(void *user, size_t size, size_t alignment)
 static void release(void *user, void *memory, size_t size)
 {
     struct place *place = user;
-
     place->alive -= memory != NULL;
     free(memory);
 }
@@ -67,7 +64,6 @@ attn_runtime *place_create(struct place *place, const char *path, attn_status ex
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     const attn_status status = api->runtime_create(&options, &runtime, &error);
-
     place->log[place->fail_at > 0 ? 0 : strlen(place->log)] = '\0';
     if (status != expected) {
         fail_msg("status %d, %s: %s", status, error.field, error.message);
@@ -82,7 +78,6 @@ void copy_file(const char *from, const char *to)
     size_t size = 0;
     FILE *in = fopen(from, "rb");
     FILE *out = NULL;
-
     snprintf(temporary, sizeof temporary, "%s.new", to);
     out = fopen(temporary, "wb");
     assert_non_null(in);
@@ -98,7 +93,6 @@ void copy_file(const char *from, const char *to)
 int place_setup(void **state)
 {
     struct place *place = calloc(1, sizeof *place);
-
     snprintf(place->folder, sizeof place->folder, "/tmp/attn_cache_XXXXXX");
     assert_non_null(mkdtemp(place->folder));
     snprintf(place->plugin, sizeof place->plugin, "%s/attn_x.so", place->folder);
@@ -113,10 +107,8 @@ int place_entries(const struct place *place, void (*each)(const char *path))
     DIR *directory = opendir(place->cache);
     const struct dirent *entry = NULL;
     int count = 0;
-
     while (directory != NULL && (entry = readdir(directory)) != NULL) {
         char path[512];
-
         if (strncmp(entry->d_name, "probe-", 6) == 0) {
             assert_int_equal(strlen(entry->d_name), 22); /* nothing half-written stays */
             snprintf(path, sizeof path, "%s/%s", place->cache, entry->d_name);
@@ -141,7 +133,6 @@ int place_teardown(void **state)
 {
     struct place *place = *state;
     char path[128];
-
     place_entries(place, drop_entry);
     rmdir(place->cache);
     snprintf(path, sizeof path, "%s/deep", place->folder);
@@ -156,11 +147,9 @@ void place_start(struct place *place, attn_status expected, const char *says, bo
 {
     int status = -1;
     const pid_t pid = fork();
-
     if (pid == 0) {
         attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
         const struct plugin *plugin = &runtime->plugins[0];
-
         if (plugin->status != expected || (plugin->table != NULL) != asked ||
             (strstr(plugin->reason, says) == NULL && strcmp(plugin->name, says) != 0)) {
             fprintf(stderr, "%s: status %d, '%s', %s\n", plugin->name, plugin->status,

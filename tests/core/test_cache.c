@@ -23,7 +23,6 @@ static bool is_mapped(const char *file)
     char line[1024];
     bool found = false;
     FILE *maps = fopen("/proc/self/maps", "r");
-
     while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
         found |= strstr(line, file) != NULL;
     }
@@ -40,7 +39,6 @@ static void same_caps(const struct attn_backend_caps *a, const struct attn_backe
     const size_t numbers = offsetof(struct attn_backend_caps, num_head_sizes);
     const struct attn_ext *x = a->next;
     const struct attn_ext *y = b->next;
-
     assert_string_equal(a->name, b->name);
     assert_string_equal(a->variant, b->variant);
     assert_string_equal(a->version, b->version);
@@ -84,7 +82,6 @@ static void same_runtime(attn_runtime *a, attn_runtime *b)
     assert_int_equal(b->num_devices, 2);
     for (int32_t i = 0; i < 2; i++) {
         const size_t numbers = offsetof(struct attn_device_info, compute_capability_major);
-
         assert_int_equal(a->devices[i].device.id, b->devices[i].device.id);
         assert_string_equal(a->devices[i].name, b->devices[i].name);
         assert_string_equal(a->devices[i].arch, b->devices[i].arch);
@@ -129,7 +126,6 @@ PLACE_TEST(warm_start_loads_nothing)
     const struct attn_plugin *table = NULL;
     attn_runtime *warm = NULL;
     attn_runtime *live = NULL;
-
     place_warm_up(place);
     warm = place_create(place, place->plugin, ATTN_OK);
     assert_false(is_mapped(place->plugin));
@@ -204,7 +200,6 @@ PLACE_TEST(log_may_select)
                                                  .no_default_plugins = 1,
                                                  .isolation = -1};
     attn_assignment *assignment = NULL;
-
     place_warm_up(place);
     assert_ok(api->runtime_create(&options, &log.runtime, NULL));
     assert_ok(api->select(log.runtime, NULL, layers, 1, &assignment, NULL));
@@ -312,14 +307,12 @@ static void make_ancient(const char *path)
 {
     const struct timespec now = {time(NULL) - CACHE_MAX_AGE_SECONDS - 5, 0};
     const struct timespec times[2] = {now, now};
-
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
 PLACE_TEST(choices_of_devices_lie_side_by_side)
 {
     struct place *place = *state;
-
     place_warm_up(place);
     assert_int_equal(setenv("CUDA_VISIBLE_DEVICES", "3", 1), 0);
     api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
@@ -338,7 +331,6 @@ PLACE_TEST(other_name_is_refused)
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
-
     copy_file(PLUGIN("changes_name"), place->plugin);
     place_start(place, ATTN_OK, "first_name", true);
     assert_int_equal(setenv("HOSTILE_SECOND", "1", 1), 0);
@@ -365,7 +357,6 @@ PLACE_TEST(exchanged_file_is_refused)
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
-
     place_warm_up(place);
     runtime = place_create(place, place->plugin, ATTN_OK);
     copy_file(PLUGIN("none"), place->plugin);
@@ -380,7 +371,6 @@ PLACE_TEST(loaded_path_is_not_mistaken)
 {
     struct place *place = *state;
     attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
-
     api->runtime_destroy(runtime);
     copy_file(PLUGIN("none"), place->plugin);
     runtime = place_create(place, place->plugin, ATTN_OK);
@@ -397,7 +387,6 @@ PLACE_TEST(no_cache_is_no_fault)
         .struct_size = sizeof relative, .cache_dir = "cache", .ignore_environment = 1};
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
-
     other.cache[0] = '\0';
     api->runtime_destroy(place_create(&other, place->plugin, ATTN_OK));
     snprintf(other.cache, sizeof other.cache, "%s/below", place->plugin); /* a file, no folder */
@@ -415,13 +404,11 @@ PLACE_TEST(many_processes_at_once)
     struct place *place = *state;
     pid_t pids[8];
     int status = -1;
-
     for (int i = 0; i < 8; i++) {
         pids[i] = fork();
         if (pids[i] == 0) {
             for (int j = 0; j < 40; j++) {
                 attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
-
                 if (runtime->num_backends != 2 || place->log[0] != '\0') {
                     _exit(1);
                 }
@@ -442,7 +429,6 @@ PLACE_TEST(many_processes_at_once)
 static double milliseconds(void)
 {
     struct timespec now;
-
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
@@ -455,12 +441,10 @@ PLACE_TEST(sixteen_plugins)
     char folder[96];
     double best = 1e9;
     double cold = 0;
-
     snprintf(folder, sizeof folder, "%s/many", place->folder);
     assert_int_equal(mkdir(folder, 0700), 0);
     for (int i = 0; i < 16; i++) {
         char path[128];
-
         snprintf(path, sizeof path, "%s/attn_n%02d.so", folder, i);
         copy_file(PLUGIN("named_by_file"), path);
     }
@@ -471,7 +455,6 @@ PLACE_TEST(sixteen_plugins)
         const double start_time = milliseconds();
         attn_runtime *runtime = place_create(place, folder, ATTN_OK);
         const double took = milliseconds() - start_time;
-
         assert_int_equal(runtime->num_backends, 16);
         for (int32_t j = 0; j < 16; j++) {
             assert_null(runtime->plugins[j].table);
@@ -483,7 +466,6 @@ PLACE_TEST(sixteen_plugins)
                   best);
     for (int i = 0; i < 16; i++) {
         char path[128];
-
         snprintf(path, sizeof path, "%s/attn_n%02d.so", folder, i);
         assert_int_equal(unlink(path), 0);
     }
@@ -493,10 +475,8 @@ PLACE_TEST(sixteen_plugins)
 PLACE_TEST(every_allocation_fails_in_turn)
 {
     struct place *place = *state;
-
     for (int warm = 0; warm < 2; warm++) {
         long calls = 0;
-
         place_entries(place, warm ? NULL : drop_entry);
         place->allocations = place->fail_at = 0;
         api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));

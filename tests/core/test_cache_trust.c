@@ -21,7 +21,6 @@ static void remember(const char *path)
 {
     static char kept[512];
     FILE *file = fopen(path, "rb");
-
     snprintf(kept, sizeof kept, "%s", path);
     the_entry = kept;
     size_on_file = fread(bytes_on_file, 1, sizeof bytes_on_file, file);
@@ -31,7 +30,6 @@ static void remember(const char *path)
 static void overwrite(const void *bytes, size_t size)
 {
     const int descriptor = open(the_entry, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-
     assert_int_equal(write(descriptor, bytes, size), (ssize_t)size);
     close(descriptor);
 }
@@ -41,7 +39,6 @@ static void is_rebuilt(struct place *place, const char *says)
 {
     struct stat info;
     attn_runtime *runtime = NULL;
-
     place->log[0] = '\0';
     runtime = place_create(place, place->plugin, ATTN_OK);
     if (strstr(place->log, says) == NULL) {
@@ -64,7 +61,6 @@ PLACE_TEST(damage_is_noticed)
 {
     struct place *place = *state;
     unsigned char damaged[MAX_BYTES];
-
     place_warm_up(place);
     place_entries(place, remember);
     assert_in_range(size_on_file, 500, sizeof damaged - 1);
@@ -91,13 +87,11 @@ PLACE_TEST(lies_are_noticed)
     struct place *place = *state;
     unsigned char lie[MAX_BYTES];
     long refused = 0;
-
     place_warm_up(place);
     place_entries(place, remember);
     for (size_t i = 32; i < size_on_file; i++) {
         attn_runtime *runtime = NULL;
         uint64_t sum = UINT64_C(0xcbf29ce484222325);
-
         memcpy(lie, bytes_on_file, size_on_file);
         lie[i] = lie[i] == 0xff ? 0x7f : 0xff;
         for (size_t j = 32; j < size_on_file; j++) {
@@ -118,7 +112,6 @@ PLACE_TEST(strangers_are_not_believed)
 {
     struct place *place = *state;
     char other[160];
-
     place_warm_up(place);
     place_entries(place, remember);
     assert_int_equal(chmod(the_entry, 0660), 0);
@@ -142,7 +135,6 @@ PLACE_TEST(changed_plugin_is_probed_again)
 {
     static const struct timespec times[2] = {{1000000000, 1}, {1000000000, 2}};
     struct place *place = *state;
-
     place_warm_up(place);
     copy_file(PLUGIN("none"), place->plugin);
     place_start(place, ATTN_OK, "sound", true);
@@ -160,7 +152,6 @@ PLACE_TEST(changed_plugin_is_probed_again)
 PLACE_TEST(mended_plugin_is_taken_up)
 {
     struct place *place = *state;
-
     copy_file(PLUGIN("bad_backend_name"), place->plugin);
     place_start(place, ATTN_ERROR_PLUGIN, "name", true);
     place_start(place, ATTN_ERROR_PLUGIN, "name", false);
@@ -173,14 +164,12 @@ static void make_old(const char *path)
 {
     const struct timespec now = {time(NULL) - CACHE_REFUSAL_SECONDS - 5, 0};
     const struct timespec times[2] = {now, now};
-
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
 PLACE_TEST(refusals_expire)
 {
     struct place *place = *state;
-
     copy_file(PLUGIN("bad_backend_name"), place->plugin);
     place_start(place, ATTN_ERROR_PLUGIN, "name", true);
     place_entries(place, make_old);

@@ -16,7 +16,6 @@
 TEST(error_names_field_and_message)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-
     assert_int_equal(error_set(&error, ATTN_ERROR_LIMIT, "num_reqs", "%d; at most %d", 9, 8),
                      ATTN_ERROR_LIMIT);
     assert_int_equal(error.status, ATTN_ERROR_LIMIT);
@@ -30,7 +29,6 @@ TEST(error_stays_in_its_storage)
 {
     for (size_t size = 0; size <= sizeof(struct attn_error); size++) {
         struct attn_error error;
-
         memset(&error, 0x5a, sizeof error);
         error.struct_size = size;
         error_set_text(&error, ATTN_ERROR_IO, "field", "a message of some length");
@@ -44,7 +42,6 @@ TEST(error_cuts_at_a_character)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     char text[2000];
-
     /* One byte, then two-byte characters: the last one that fits would be cut in half. */
     text[0] = 'x';
     for (size_t i = 1; i + 2 < sizeof text; i += 2) {
@@ -91,7 +88,6 @@ TEST(status_has_text)
 TEST(text_checks)
 {
     char longest[65];
-
     assert_true(text_is_clean("\xe2\x82\xac 5", 5));
     assert_false(text_is_clean("\xe2\x82\xac 5", 4));
     assert_false(text_is_clean("\xe2\x82", 9));
@@ -127,7 +123,6 @@ TEST(struct_read_older_and_newer)
     struct attn_collectives table, newer[2] = {{.struct_size = 64, .world_size = 7}};
     struct attn_limits limits;
     struct attn_error error = ATTN_ERROR_INIT;
-
     memset(&table, 0xff, sizeof table);
     assert_ok(struct_read(&table, ABI_COLLECTIVES, newer, &error));
     assert_int_equal(table.struct_size, sizeof table);
@@ -167,7 +162,6 @@ TEST(struct_write_keeps_header)
     const struct attn_ext *const mark = (const struct attn_ext *)&state;
     const struct attn_limits ours = {sizeof ours, NULL, 7, 8};
     struct wide theirs = {{sizeof theirs, mark, 1, 2}, 3};
-
     assert_ok(struct_write(&theirs, &ours, ABI_LIMITS));
     assert_int_equal(theirs.known.struct_size, sizeof theirs);
     assert_ptr_equal(theirs.known.next, mark);
@@ -197,7 +191,6 @@ TEST(extensions)
     const uint32_t vendors[] = {0x10007};
     struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
     struct attn_ext first = {0x10007, 0, sizeof first, &last};
-
     assert_ok(ext_check(&first, ABI_LIMITS, vendors, 1, NULL));
     assert_ptr_equal(ext_find(&first, 8), &last);
     assert_null(ext_find(&first, 9));
@@ -337,7 +330,6 @@ TEST(table_slots)
 {
     const struct attn_kernels all = {.struct_size = sizeof all};
     struct attn_kernels old = {.struct_size = offsetof(struct attn_kernels, copy)};
-
     assert_true(ATTN_HAS_FIELD(&all, update_block_table));
     assert_false(ATTN_HAS_SLOT(&all, update_block_table)); /* NULL */
     assert_true(ATTN_HAS_FIELD(&old, copy_blocks));

@@ -31,7 +31,6 @@ struct loop {
 static void body(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     struct loop *loop = argument;
-
     if (worker < 0 || worker >= NUM_THREADS) {
         atomic_fetch_add(&loop->wrong, 1);
         return;
@@ -75,7 +74,6 @@ static void sleeping_body(void *argument, int64_t begin, int64_t end, int32_t wo
 static int run_loop(struct loop *loop, struct pool *pool, int64_t count, int64_t grain)
 {
     int wrong = 0;
-
     memset(loop, 0, sizeof *loop);
     loop->pool = pool;
     loop->grain = grain;
@@ -94,7 +92,6 @@ TEST(every_item_once)
     static const int64_t grains[] = {1, 3, 100, MAX_ITEMS};
     struct pool *pool = pool_create(&host, NUM_THREADS);
     struct loop *loop = malloc(sizeof *loop);
-
     assert_non_null(pool);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (size_t j = 0; j < sizeof grains / sizeof *grains; j++) {
@@ -113,7 +110,6 @@ static void wait_for_others(void *argument, int64_t begin, int64_t end, int32_t 
 {
     atomic_int *arrived = argument;
     sigset_t blocked;
-
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
     for (int64_t i = begin; i < end; i++) {
         int tries = 0;
@@ -158,13 +154,11 @@ TEST(many_callers)
 {
     struct pool *pool = pool_create(&host, NUM_THREADS);
     pthread_t threads[6];
-
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, many_loops, pool), 0);
     }
     for (size_t i = 0; i < 6; i++) {
         void *wrong = NULL;
-
         pthread_join(threads[i], &wrong);
         assert_null(wrong);
     }
@@ -184,7 +178,6 @@ struct outer {
 static void outer_body(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     struct outer *outer = argument;
-
     for (int64_t i = begin; i < end; i++) {
         pool_run(outer->pool, 10, 1, inner, &outer->items);
     }
@@ -193,7 +186,6 @@ static void outer_body(void *argument, int64_t begin, int64_t end, int32_t worke
 TEST(nested_loops)
 {
     struct outer outer = {pool_create(&host, NUM_THREADS), 0};
-
     pool_run(outer.pool, 50, 1, outer_body, &outer);
     assert_int_equal(atomic_load(&outer.items), 500);
     pool_destroy(outer.pool);
@@ -205,7 +197,6 @@ static int child(struct pool *pool)
     atomic_int arrived = 0;
     struct loop *loop = malloc(sizeof *loop);
     int wrong = run_loop(loop, pool, 1000, 1);
-
     pool_run(pool, 2, 1, wait_for_others, &arrived);
     wrong += atomic_load(&arrived) != 2;
     free(loop);
@@ -225,7 +216,6 @@ TEST(fork_before_and_after_first_use)
         struct pool *pool = pool_create(&host, 2);
         int status = -1;
         pid_t pid = -1;
-
         if (used) {
             assert_int_equal(run_loop(loop, pool, 1000, 1), 0);
         }

@@ -37,7 +37,6 @@ static attn_runtime *create_with(const char *path, const struct attn_host *host,
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     const attn_status status = api->runtime_create(&options, &runtime, &error);
-
     if (status != expected) {
         fail_msg("%s: status %d, %s: %s", path, status, error.field, error.message);
     }
@@ -48,7 +47,6 @@ static attn_runtime *create_with(const char *path, const struct attn_host *host,
 static struct attn_plugin_info info_of(const attn_runtime *runtime, int32_t index)
 {
     struct attn_plugin_info info = {.struct_size = sizeof info};
-
     assert_ok(api->plugin_info(runtime, index, &info));
     return info;
 }
@@ -57,7 +55,6 @@ TEST(negotiates)
 {
     const struct attn_api *table = (const struct attn_api *)&state;
     struct attn_error error = ATTN_ERROR_INIT;
-
     assert_ok(attn_get_api(0, UINT32_MAX, &table, NULL));
     assert_int_equal(table->abi_version, ATTN_ABI_VERSION);
     assert_int_equal(table->struct_size, sizeof *table);
@@ -76,10 +73,8 @@ TEST(negotiates)
 TEST(table_is_full)
 {
     const char *bytes = (const char *)api;
-
     for (size_t at = offsetof(struct attn_api, version); at < sizeof *api; at += sizeof(void *)) {
         void *slot = NULL;
-
         memcpy(&slot, bytes + at, sizeof slot);
         if (slot == NULL) {
             fail_msg("the slot at byte %zu is NULL", at);
@@ -92,7 +87,6 @@ TEST(sound_plugin_is_taken)
     attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
     struct attn_backend_info backend = {.struct_size = sizeof backend};
     struct attn_device_info device = {.struct_size = sizeof device};
-
     assert_int_equal(api->plugin_count(runtime), 1);
     assert_ok(info_of(runtime, 0).status);
     assert_string_equal(info_of(runtime, 0).name, "sound");
@@ -123,7 +117,6 @@ struct defect {
 static bool fits(const char *reason, const char *says)
 {
     const size_t length = strlen(says);
-
     return says[length - 1] == '*' ? strncmp(reason, says, length - 1) == 0
                                    : strcmp(reason, says) == 0;
 }
@@ -161,7 +154,6 @@ TEST(defects_are_refused)
         char path[2 * PATH_MAX];
         attn_runtime *runtime = NULL;
         struct attn_plugin_info info;
-
         snprintf(path, sizeof path, "%s/attn_%s.so:%s", HOSTILE_DIR, defects[i].name,
                  PLUGIN("none"));
         runtime = create_with(path, NULL, ATTN_OK);
@@ -282,7 +274,6 @@ TEST(plugin_without_memory_is_refused_alone)
 {
     attn_runtime *runtime =
         create_with(PLUGIN("claims_no_memory") ":" PLUGIN("none"), NULL, ATTN_OK);
-
     assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_OUT_OF_MEMORY);
     assert_int_equal(api->backend_count(runtime), 1);
     api->runtime_destroy(runtime);
@@ -291,7 +282,6 @@ TEST(plugin_without_memory_is_refused_alone)
 TEST(second_of_one_name_is_refused)
 {
     attn_runtime *runtime = create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
-
     assert_ok(info_of(runtime, 0).status);
     assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_PLUGIN);
     assert_non_null(strstr(info_of(runtime, 1).reason, "sound"));
@@ -303,7 +293,6 @@ TEST(paths_are_absolute)
 {
     char here[PATH_MAX];
     attn_runtime *runtime = NULL;
-
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(HOSTILE_DIR), 0);
     runtime = create_with("attn_none.so:.:/no/such/place:" PLUGIN("none") ":" PLUGIN("none"), NULL,
@@ -325,7 +314,6 @@ TEST(directory_is_read)
     char path[4][64];
     attn_runtime *runtime = NULL;
     FILE *file = NULL;
-
     assert_non_null(mkdtemp(folder));
     snprintf(path[0], sizeof path[0], "%s/attn_b.so", folder);
     snprintf(path[1], sizeof path[1], "%s/attn_a.so", folder);
@@ -373,7 +361,6 @@ TEST(bad_options_are_refused)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
         attn_runtime *runtime = (attn_runtime *)&error;
-
         assert_int_not_equal(api->runtime_create(&bad[i], &runtime, &error), ATTN_OK);
         assert_null(runtime);
         assert_true(error.message[0] != '\0');
@@ -448,11 +435,9 @@ TEST(fork_after_creation)
     attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
     int status = -1;
     const pid_t pid = fork();
-
     if (pid == 0) {
         alarm(20);
         const int32_t count = api->backend_count(runtime);
-
         api->runtime_destroy(runtime);
         _exit(count == 1 ? 0 : 1);
     }

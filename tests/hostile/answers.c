@@ -10,7 +10,6 @@ static int32_t one;
 static int is(const char *name)
 {
     const char *wanted = getenv("HOSTILE_CASE");
-
     return wanted != NULL && strcmp(wanted, name) == 0;
 }
 
@@ -27,7 +26,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                          struct attn_error *error)
 {
     struct attn_backend_caps caps = sound_caps("answers");
-
     return sound_report(sink, &caps);
 }
 
@@ -112,7 +110,6 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
     static struct attn_kernels table;
-
     table = (struct attn_kernels){.struct_size = sizeof table,
                                   .attend = attend,
                                   .write_kv = is("slot_is_missing") ? NULL : write_kv,

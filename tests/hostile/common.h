@@ -65,7 +65,6 @@ static inline attn_status sound_report(const struct attn_probe_sink *sink,
 {
     const struct attn_device_info device = sound_device();
     const attn_status status = sink->device(sink->user, &device, NULL);
-
     return status != ATTN_OK ? status : sink->backend(sink->user, caps, NULL);
 }
 

@@ -124,7 +124,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     const char *wanted = getenv("HOSTILE_CASE");
     struct attn_device_info device = sound_device();
     struct attn_backend_caps caps = sound_caps("declares");
-
     wanted = wanted != NULL ? wanted : "";
     if (strcmp(wanted, "nothing") == 0) {
         return ATTN_OK;

@@ -64,7 +64,6 @@ SOUND_TABLE_BUT("first_name", table.name = getenv("HOSTILE_SECOND") ? "second_na
 static int is_null(const char *slot)
 {
     const char *wanted = getenv("HOSTILE_SLOT");
-
     return strcmp(wanted != NULL ? wanted : "probe", slot) == 0;
 }
 SOUND_TABLE_BUT("null_slot", table.probe = is_null("probe") ? NULL : probe;

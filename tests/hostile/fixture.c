@@ -15,14 +15,12 @@ static void keep_log(void *user, int32_t level, const char *who, const char *mes
 {
     struct meter *meter = user;
     const size_t used = strlen(meter->log);
-
     snprintf(meter->log + used, sizeof meter->log - used, "%d %s\n", level, message);
 }
 
 static void *allocate(void *user, size_t size, size_t alignment)
 {
     struct meter *meter = user;
-
     if (++meter->calls == meter->fail_at) {
         return NULL;
     }
@@ -33,7 +31,6 @@ static void *allocate(void *user, size_t size, size_t alignment)
 static void release(void *user, void *memory, size_t size)
 {
     struct meter *meter = user;
-
     meter->alive -= memory != NULL;
     free(memory);
 }
@@ -49,7 +46,6 @@ attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t 
     struct attn_runtime_options options = client_options(path);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
-
     options.host = meter != NULL ? &host : NULL;
     options.log_level = 1 + (meter != NULL ? ATTN_LOG_INFO : ATTN_LOG_ERROR);
     options.isolation = isolation;
@@ -74,7 +70,6 @@ struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime
                                 int32_t index)
 {
     struct attn_plugin_info info = {.struct_size = sizeof info};
-
     assert_ok(table->plugin_info(runtime, index, &info));
     return info;
 }
@@ -82,7 +77,6 @@ struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime
 int fixture_open(int argc, char **argv)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-
     if (argc != 3) {
         fprintf(stderr, "usage: %s libattn.so.1 attn-scan\n", argv[0]);
         return 2;

@@ -58,7 +58,6 @@ DOES(throw)
 __attribute__((noinline, unused)) static int deeper(volatile char *above)
 {
     volatile char here[1024];
-
     here[0] = above[0];
     return deeper(here) + here[0];
 }
@@ -67,7 +66,6 @@ __attribute__((noinline, unused)) static int deeper(volatile char *above)
 DOES(stack)
 {
     volatile char start[1] = {0};
-
     deeper(start);
 }
 
@@ -76,7 +74,6 @@ DOES(memory)
 {
     for (;;) {
         volatile char *memory = malloc((size_t)16 << 20);
-
         memory[0] = 1;
     }
 }
@@ -93,7 +90,6 @@ DOES(floods_stdout)
 DOES(floods_pipe)
 {
     static const char noise[4096];
-
     for (;;) {
         for (int i = 0; i < 64; i++) {
             (void)!write(i, noise, sizeof noise);
@@ -162,7 +158,6 @@ DOES(altstack)
 DOES(blocks_signal)
 {
     sigset_t set;
-
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
     sigprocmask(SIG_BLOCK, &set, NULL);

@@ -30,7 +30,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     struct attn_device_info device = sound_device();
     struct attn_backend_caps caps = sound_caps("rich");
     attn_status status;
-
     device.isa = "one,two";
     device.uuid = "GPU-00ff";
     device.compute_capability_major = 9;

@@ -31,7 +31,6 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                          struct attn_error *error)
 {
     struct attn_backend_caps caps = sound_caps("staged");
-
 #if STAGE == PROBE
     misdeed();
 #endif
@@ -68,7 +67,6 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
 {
     static struct attn_kernels table;
     static int32_t one;
-
 #if STAGE == CREATE
     misdeed();
 #endif

@@ -45,7 +45,6 @@ static attn_status begin(struct engine *e, const char *file, uint32_t flags)
                                           .causal = 1,
                                           .block_size = BLOCK};
     const struct attn_layer_desc *layers[] = {&layer};
-
     options.log_level = 1 + ATTN_LOG_ERROR;
     attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
     return status ? status : api->select(e->runtime, &choice, layers, 1, &e->assignment, &e->error);
@@ -54,7 +53,6 @@ static attn_status begin(struct engine *e, const char *file, uint32_t flags)
 static attn_status bind_layer(struct engine *e, attn_layer *layer)
 {
     attn_status status = client_cache(api, layer, BLOCKS, NULL, &e->cache, &e->error);
-
     return status ? status
                   : api->plan_create(e->model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0),
                                      CLIENT_LIMITS(1, TOKENS, BLOCK), &e->plan, &e->error);
@@ -83,7 +81,6 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
                                     .out = &e->tensors[3].tensor};
     const size_t bytes = client_workspace_bytes(api, e->plan);
     attn_status status = ATTN_OK;
-
     for (int i = 0; i < 4; i++) {
         shaped_set(&e->tensors[i], e->rows[i], ATTN_DTYPE_F32, 3,
                    (const int64_t[]){TOKENS, HEADS, HEAD_SIZE}, NULL);
@@ -106,7 +103,6 @@ static void serve(const char *file, char *text, size_t size)
     struct engine *e = calloc(1, sizeof *e);
     const char *at = "select";
     attn_status status = ATTN_OK;
-
     e->error.struct_size = sizeof e->error;
     status = begin(e, file, 0);
     if (status == ATTN_OK) {
@@ -189,7 +185,6 @@ TEST(wrong_answers_are_errors)
 {
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         char text[2048];
-
         assert_int_equal(setenv("HOSTILE_CASE", answers[i].name, 1), 0);
         serve(HOSTILE_DIR "/attn_answers.so", text, sizeof text);
         if (strcmp(text, answers[i].outcome) != 0) {
@@ -204,7 +199,6 @@ TEST(endless_texts_end)
 {
     static const char begins[] = "run 12 ";
     char text[2048];
-
     assert_int_equal(setenv("HOSTILE_CASE", "attend_error_is_endless", 1), 0);
     serve(HOSTILE_DIR "/attn_answers.so", text, sizeof text);
     assert_memory_equal(text, begins, sizeof begins - 1);
@@ -220,7 +214,6 @@ TEST(reasons_end)
 {
     struct engine *e = calloc(1, sizeof *e);
     int32_t verdict = 0, count = 0;
-
     e->error.struct_size = sizeof e->error;
     assert_int_equal(setenv("HOSTILE_CASE", "supports_never_ends_its_reasons", 1), 0);
     assert_ok(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED));
@@ -241,12 +234,10 @@ TEST(later_misdeeds_are_the_engines)
     } deeds[] = {
         {"crash", SIGSEGV, 0}, {"abort", SIGABRT, 0}, {"exit", 0, 7}, {"throw", SIGABRT, 0}};
     const struct rlimit no_core = {0, 0};
-
     for (size_t i = 0; i < 4 * sizeof deeds / sizeof *deeds; i++) {
         char file[4096], text[2048];
         int status = -1;
         pid_t pid = -1;
-
         snprintf(file, sizeof file, "%s/attn_%s_in_%s.so", HOSTILE_DIR, deeds[i / 4].name,
                  stages[i % 4]);
         if (access(file, F_OK) != 0 && strcmp(deeds[i / 4].name, "throw") == 0) {
@@ -273,6 +264,5 @@ TEST(later_misdeeds_are_the_engines)
 int main(int argc, char **argv)
 {
     const int failed = fixture_open(argc, argv);
-
     return failed != 0 ? failed : test_run(NULL, NULL);
 }

@@ -170,14 +170,12 @@ static void check_case(size_t i, bool two)
 {
     const attn_status expected = two ? ATTN_OK : cases[i].status;
     const int32_t backends = (cases[i].status == ATTN_OK) + two;
-
     assert_int_equal(setenv("HOSTILE_CASE", cases[i].name, 1), 0);
     assert_int_equal(setenv("HOSTILE_SECOND", two ? "1" : "", 1), 0);
     for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
         attn_runtime *runtime =
             create_by(api, PLUGIN("declares") ":" PLUGIN("none"), isolation, 0, NULL, ATTN_OK);
         const struct attn_plugin_info info = info_of(api, runtime, 0);
-
         if (info.status != expected || strcmp(info.reason, cases[i].reason) != 0) {
             fail_msg("%s, isolation %d: status %d, '%s'", cases[i].name, isolation, info.status,
                      info.reason);
@@ -207,6 +205,5 @@ TEST(each_is_refused)
 int main(int argc, char **argv)
 {
     const int failed = fixture_open(argc, argv);
-
     return failed != 0 ? failed : test_run(NULL, NULL);
 }

@@ -25,7 +25,6 @@ static size_t sound_size;
 static void write_bad(const void *bytes, size_t size, mode_t mode)
 {
     const int out = open(bad, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-
     assert_true(out >= 0);
     assert_int_equal(write(out, bytes, size), (ssize_t)size);
     assert_int_equal(fchmod(out, mode), 0);
@@ -35,7 +34,6 @@ static void write_bad(const void *bytes, size_t size, mode_t mode)
 static void write_changed(size_t at, unsigned char byte)
 {
     const unsigned char kept = sound[at];
-
     sound[at] = byte;
     write_bad(sound, sound_size, 0644);
     sound[at] = kept;
@@ -47,7 +45,6 @@ static void expect(attn_status status, const char *reason)
     for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
         attn_runtime *runtime = create_by(api, folder, isolation, 0, NULL, ATTN_OK);
         const struct attn_plugin_info info = info_of(api, runtime, 0);
-
         assert_int_equal(api->plugin_count(runtime), 2);
         assert_string_equal(info.file, bad);
         if (info.status != status || strstr(info.reason, reason) != info.reason) {
@@ -86,7 +83,6 @@ TEST(truncated)
 {
     Elf64_Ehdr header;
     size_t loaded = 0;
-
     memcpy(&header, sound, sizeof header);
     for (int i = 0; i < header.e_phnum; i++) {
         Elf64_Phdr segment;
@@ -110,7 +106,6 @@ TEST(no_regular_file)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
     assert_int_equal(mkdir(bad, 0755), 0);
     expect(ATTN_ERROR_PLUGIN, "file: is not a regular file");
     assert_int_equal(mkfifo(bad, 0644), 0);
@@ -165,13 +160,11 @@ TEST(unreadable)
 {
     int status = -1;
     pid_t pid = -1;
-
     write_bad(sound, sound_size, 0000);
     assert_int_equal(chmod(folder, 0755), 0);
     pid = fork();
     if (pid == 0) {
         struct attn_plugin_info info = {.struct_size = sizeof info};
-
         if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) {
             _exit(2);
         }
@@ -179,7 +172,6 @@ TEST(unreadable)
         api->plugin_info(runtime, 0, &info);
         const int right = info.status == ATTN_ERROR_IO &&
                           strcmp(info.reason, "file: cannot be opened: Permission denied") == 0;
-
         fprintf(stderr, "%s", right ? "" : info.reason);
         _exit(right ? 0 : 1);
     }
@@ -197,7 +189,6 @@ TEST(entry_is_too_long)
     static char path[3 * PATH_MAX];
     struct attn_plugin_info info;
     attn_runtime *runtime = NULL;
-
     memset(path, 'x', sizeof path - 1);
     path[0] = '/';
     snprintf(path + PATH_MAX + 10, sizeof path - PATH_MAX - 10, ":%s", good);
@@ -216,7 +207,6 @@ static int setup(void **state)
 {
     FILE *file = fopen(HOSTILE_DIR "/attn_none.so", "rb");
     FILE *copy = NULL;
-
     snprintf(folder, sizeof folder, "/tmp/attn_files_XXXXXX");
     if (file == NULL || mkdtemp(folder) == NULL) {
         return 1;
@@ -242,6 +232,5 @@ static int teardown(void **state)
 int main(int argc, char **argv)
 {
     const int failed = fixture_open(argc, argv);
-
     return failed != 0 ? failed : test_run(setup, teardown);
 }

@@ -24,7 +24,6 @@ static bool is_mapped(const char *file)
     char line[1024];
     bool found = false;
     FILE *maps = fopen("/proc/self/maps", "r");
-
     while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
         found |= strstr(line, file) != NULL;
     }
@@ -36,7 +35,6 @@ static int count_descriptors(void)
 {
     DIR *directory = opendir("/proc/self/fd");
     int count = 0;
-
     while (readdir(directory) != NULL) {
         count++;
     }
@@ -114,13 +112,11 @@ TEST(misdeeds_are_contained)
 {
     const int before = count_descriptors();
     int tried = 0;
-
     for (size_t i = 0; i < sizeof defects / sizeof *defects; i++) {
         const struct defect *defect = &defects[i];
         char file[4096], path[8400];
         attn_runtime *runtime = NULL;
         struct attn_plugin_info info;
-
         snprintf(file, sizeof file, "%s/attn_%s.so", HOSTILE_DIR, defect->name);
         if (access(file, F_OK) != 0 && strncmp(defect->name, "throw", 5) == 0) {
             print_message("%s: not built, there is no C++ compiler\n", defect->name);
@@ -156,7 +152,6 @@ TEST(same_answer_apart)
     attn_runtime *here = create_by(api, PLUGIN("rich"), -1, 0, NULL, ATTN_OK);
     struct attn_backend_info a = {.struct_size = sizeof a};
     struct attn_backend_info b = {.struct_size = sizeof b};
-
     assert_int_equal(api->device_count(apart), 2);
     assert_int_equal(api->backend_count(apart), 2);
     for (int32_t i = 0; i < 2; i++) {
@@ -184,11 +179,9 @@ TEST(first_version_is_kept)
 {
     static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("second_version"),
                                         PLUGIN("second_version") ":" PLUGIN("none")};
-
     for (int i = 0; i < 2; i++) {
         attn_runtime *runtime = create(paths[i], 0);
         struct attn_backend_info backend = {.struct_size = sizeof backend};
-
         assert_int_equal(api->backend_count(runtime), 1);
         assert_ok(api->backend_info(runtime, 0, &backend));
         assert_string_equal(backend.caps->version, i == 0 ? "1.0" : "2.0");
@@ -218,7 +211,6 @@ TEST(options_are_checked)
                                                      .probe_deadline_ms = bad[i].deadline};
         struct attn_error error = ATTN_ERROR_INIT;
         attn_runtime *runtime = NULL;
-
         INVALID(&error, bad[i].field, api->runtime_create(&options, &runtime, &error));
         assert_null(runtime);
     }
@@ -227,6 +219,5 @@ TEST(options_are_checked)
 int main(int argc, char **argv)
 {
     const int failed = fixture_open(argc, argv);
-
     return failed != 0 ? failed : test_run(NULL, NULL);
 }

@@ -24,16 +24,13 @@ TEST(forks)
 {
     attn_runtime *runtime = NULL;
     int status = -1;
-
     for (int later = 0; later < 2; later++) {
         runtime = later ? create(PLUGIN("none"), 0) : NULL;
         const pid_t pid = fork();
-
         if (pid == 0) {
             attn_runtime *own = create(PLUGIN("crash_in_entry") ":" PLUGIN("rich"), 0);
             const bool right =
                 api->backend_count(own) == 2 && (!later || api->backend_count(runtime) == 1);
-
             api->runtime_destroy(own);
             api->runtime_destroy(runtime);
             _exit(right ? 0 : 1);
@@ -49,7 +46,6 @@ TEST(signals_are_the_engines)
 {
     struct sigaction before[65] = {{.sa_flags = 0}};
     attn_runtime *runtime = NULL;
-
     signal(SIGCHLD, SIG_IGN);
     signal(SIGPIPE, SIG_DFL);
     for (int i = 1; i < 65; i++) {
@@ -64,7 +60,6 @@ TEST(signals_are_the_engines)
     api->runtime_destroy(runtime);
     for (int i = 1; i < 65; i++) {
         struct sigaction after = {.sa_flags = 0};
-
         sigaction(i, NULL, &after);
         assert_ptr_equal(after.sa_handler, before[i].sa_handler);
     }
@@ -76,7 +71,6 @@ TEST(other_children_are_left_alone)
 {
     int status = -1;
     const pid_t pid = fork();
-
     if (pid == 0) {
         _exit(5);
     }
@@ -89,7 +83,6 @@ static void *one_engine(void *argument)
 {
     for (int i = 0; i < 4; i++) {
         attn_runtime *runtime = create(PLUGIN("crash_in_probe") ":" PLUGIN("none"), 0);
-
         if (api->backend_count(runtime) != 1) {
             *(int *)argument = 1;
         }
@@ -102,7 +95,6 @@ TEST(many_threads_at_once)
 {
     pthread_t threads[6];
     int failed = 0;
-
     for (int i = 0; i < 6; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, one_engine, &failed), 0);
     }
@@ -118,7 +110,6 @@ TEST(every_allocation_fails_in_turn)
     const char *path = PLUGIN("rich") ":" PLUGIN("crash_in_probe");
     struct meter meter = {0};
     long calls = 0;
-
     api->runtime_destroy(create_by(api, path, 0, 0, &meter, ATTN_OK));
     calls = meter.calls;
     assert_int_equal(meter.alive, 0);
@@ -135,7 +126,6 @@ TEST(closed_streams)
 {
     int status = -1;
     const pid_t pid = fork();
-
     if (pid == 0) {
         for (int i = 0; i < 256; i++) {
             close(i);
@@ -143,7 +133,6 @@ TEST(closed_streams)
         attn_runtime *runtime = create(PLUGIN("none") ":" PLUGIN("crash_in_probe"), 0);
         const bool right = api->backend_count(runtime) == 1 &&
                            strcmp(info_of(api, runtime, 1).reason, "probe: " CRASHED) == 0;
-
         api->runtime_destroy(runtime);
         _exit(right ? 0 : 1);
     }
@@ -157,7 +146,6 @@ static void copy_file(const char *from, const char *to)
     ssize_t size = 0;
     const int in = open(from, O_RDONLY | O_CLOEXEC);
     const int out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
-
     assert_true(in >= 0 && out >= 0);
     while ((size = read(in, bytes, sizeof bytes)) > 0) {
         assert_int_equal(write(out, bytes, (size_t)size), size);
@@ -169,7 +157,6 @@ static void copy_file(const char *from, const char *to)
 static void write_script(const char *path, const char *text)
 {
     const int out = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
-
     assert_int_equal(write(out, text, strlen(text)), (ssize_t)strlen(text));
     assert_int_equal(close(out), 0);
 }
@@ -184,7 +171,6 @@ TEST(scanner_of_an_installed_core)
     struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
     attn_runtime *runtime = NULL;
-
     assert_non_null(mkdtemp(folder));
     snprintf(core, sizeof core, "%s/libattn.so.1", folder);
     snprintf(plugins, sizeof plugins, "%s/attn", folder);
@@ -263,12 +249,10 @@ TEST(many_hang_at_once)
     char folder[] = "/tmp/attn_many_XXXXXX", path[COUNT * 64 + 4096], name[64];
     struct timespec begin, end;
     size_t used = 0;
-
     assert_non_null(mkdtemp(folder));
     for (int i = 0; i < COUNT; i++) { /* by name and by inode they are different files */
         const char *from = PLUGIN("hang_in_entry");
         char command[8192];
-
         snprintf(name, sizeof name, "%s/attn_hang%d.so", folder, i);
         snprintf(command, sizeof command, "cp %s %s", from, name);
         assert_int_equal(system(command), 0);
@@ -302,7 +286,6 @@ static void refusal(const char *path, const char *folder, int32_t deadline, char
 {
     struct attn_runtime_options options = client_options(path);
     attn_runtime *runtime = NULL;
-
     options.cache_dir = folder;
     options.log_level = 1 + ATTN_LOG_ERROR;
     options.probe_deadline_ms = deadline;
@@ -325,7 +308,6 @@ TEST(longer_deadlines_ask_again)
                   {400, "entry: did not end within 400 ms", false},
                   {300, "entry: did not end within 400 ms", true}};
     char folder[] = "/tmp/attn_late_XXXXXX", command[64], reason[256];
-
     assert_non_null(mkdtemp(folder));
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         refusal(PLUGIN("hang_in_entry"), folder, starts[i].deadline, reason, sizeof reason);
@@ -339,6 +321,5 @@ TEST(longer_deadlines_ask_again)
 int main(int argc, char **argv)
 {
     const int failed = fixture_open(argc, argv);
-
     return failed != 0 ? failed : test_run(NULL, NULL);
 }

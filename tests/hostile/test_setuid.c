@@ -31,7 +31,6 @@ static int inside(const char *core, int wants_secure)
     void *library = dlopen(core, RTLD_NOW | RTLD_LOCAL);
     void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
     int32_t count = 0;
-
     memcpy(&get_api, &symbol, sizeof get_api);
     if (symbol == NULL ||
         get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
@@ -54,7 +53,6 @@ static int run(const char *program, const char *mode, const char *core)
 {
     int status = -1;
     const pid_t pid = fork();
-
     if (pid == 0) {
         execl(program, program, mode, core, (char *)NULL);
         _exit(127);
@@ -68,7 +66,6 @@ static int copy_self(const char *to)
     const int in = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     const int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
     ssize_t size = 0;
-
     while (in >= 0 && out >= 0 && (size = read(in, bytes, sizeof bytes)) > 0) {
         if (write(out, bytes, (size_t)size) != size) {
             return -1;
@@ -93,7 +90,6 @@ static int compare(const char *folder, const char *core, const char *plugin)
     char program[128], cache[128];
     struct stat info;
     int as_setuid = 0;
-
     snprintf(program, sizeof program, "%s/setuid", folder);
     snprintf(cache, sizeof cache, "%s/cache", folder);
     setenv("ATTN_PLUGIN_PATH", plugin, 1);
@@ -130,7 +126,6 @@ static int compare(const char *folder, const char *core, const char *plugin)
 int main(int argc, char **argv)
 {
     char folder[] = "/tmp/attn_setuid_XXXXXX", command[128];
-
     if (argc != 3) {
         return 2;
     }
@@ -145,7 +140,6 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     const int result = compare(folder, argv[1], argv[2]);
-
     snprintf(command, sizeof command, "rm -r %s", folder);
     return system(command) == 0 ? result : EXIT_FAILURE;
 }
