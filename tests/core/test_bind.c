@@ -11,31 +11,6 @@
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 
-TEST(spec_counts_a_page)
-{
-    OWNED(fixture_finish) struct fixture fixture;
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"),
-                                       fake_layer("encoder")};
-    fake_init(&fixture);
-    layers[1].padded_page_bytes = PAGE + 256;
-    layers[2].kind = ATTN_LAYER_ENCODER;
-    layers[2].causal = layers[2].block_size = 0;
-    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_ok(layer_cache_spec(model_layer(model, 0), 0, &spec, &error));
-    assert_int_equal(spec.page_bytes, PAGE);
-    assert_int_equal(spec.padded_page_bytes, PAGE);
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_FULL);
-    assert_ok(layer_cache_spec(model_layer(model, 1), 0, &spec, &error));
-    assert_int_equal(spec.page_bytes, PAGE);
-    assert_int_equal(spec.padded_page_bytes, PAGE + 256);
-    assert_int_equal(layer_num_caches(model_layer(model, 2)), 0);
-    assert_int_equal(layer_cache_spec(model_layer(model, 2), 0, &spec, &error),
-                     ATTN_ERROR_NOT_FOUND);
-    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
-}
-
 /* What an engine's memory manager goes by. */
 TEST(spec_names_its_kind)
 {
@@ -519,51 +494,13 @@ TEST(wrong_views_are_refused)
     assert_ok(layer_bind_own(layer, &k, &v, &error));
 }
 
-/* K and V in memory of their own, their blocks further apart than their rows fill. */
-TEST(copies_blocks_of_spread_planes)
-{
-    enum { BLOCK = PAGE / 2, STRIDE = BLOCK + 1024, BLOCKS = 3 };
-    OWNED(fixture_finish) struct fixture fixture;
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_layer_desc desc = fake_layer("a");
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    const int64_t pairs[] = {0, 2};
-    fake_init(&fixture);
-    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &desc, 1);
-    uint8_t *planes[2];
-    for (int32_t i = 0; i < 2; i++) {
-        planes[i] = aligned_alloc(256, BLOCKS * STRIDE);
-        for (int32_t b = 0; b < BLOCKS; b++) {
-            memset(planes[i] + b * STRIDE, 10 * (i + 1) + b, STRIDE);
-        }
-    }
-    assert_ok(layer_kv_views(model_layer(model, 0), planes[0], 1, &k, &v, &error));
-    k.num_blocks = v.num_blocks = BLOCKS;
-    k.stride_block = v.stride_block = STRIDE;
-    k.data = planes[0];
-    v.data = planes[1];
-    assert_ok(layer_bind_own(model_layer(model, 0), &k, &v, &error));
-    const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                             .pairs = pairs,
-                                             .num_pairs = 1};
-    assert_ok(copy_blocks(model, &move, &error));
-    for (int32_t i = 0; i < 2; i++) {
-        assert_int_equal(planes[i][2 * STRIDE], 10 * (i + 1));
-        assert_int_equal(planes[i][2 * STRIDE + BLOCK - 1], 10 * (i + 1));
-        assert_int_equal(planes[i][2 * STRIDE + BLOCK], 10 * (i + 1) + 2);
-        assert_int_equal(planes[i][STRIDE], 10 * (i + 1) + 1);
-        free(planes[i]);
-    }
-}
-
-/* K, V and scales that lie apart: into the host's memory one after the other, and back into
- * another block. */
+/* K, V and scales that lie apart, their blocks further apart than they fill: into the host's memory
+ * one after the other, and back into another block. */
 TEST(moves_every_plane_of_a_block)
 {
     enum { ROWS = FAKE_BLOCK_SIZE * 2 * FAKE_HEAD_SIZE, SCALES = FAKE_BLOCK_SIZE * 2, BLOCKS = 3 };
-    enum { BYTES = 2 * ROWS + 2 * SCALES * 4, STRIDE = BYTES + 32 };
-    static _Alignas(256) uint8_t rows[2][BLOCKS * ROWS], before[ROWS];
+    enum { BYTES = 2 * ROWS + 2 * SCALES * 4, STRIDE = BYTES + 32, APART = ROWS + 512 };
+    static _Alignas(256) uint8_t rows[2][BLOCKS * APART], before[ROWS];
     static float scales[2][BLOCKS * SCALES];
     static uint8_t swap[2 * STRIDE];
     const int64_t out[] = {0, 1}, in[] = {1, 2};
@@ -586,7 +523,7 @@ TEST(moves_every_plane_of_a_block)
                                          .block_size = FAKE_BLOCK_SIZE,
                                          .num_heads = 2,
                                          .head_size = FAKE_HEAD_SIZE,
-                                         .stride_block = ROWS,
+                                         .stride_block = APART,
                                          .stride_slot = 2 * FAKE_HEAD_SIZE,
                                          .stride_head = FAKE_HEAD_SIZE,
                                          .scale = scales[i],
@@ -610,8 +547,9 @@ TEST(moves_every_plane_of_a_block)
     assert_ok(copy_blocks(model, &move, &error));
     for (int32_t i = 0; i < 2; i++) {
         memset(before, 40 * (i + 1), sizeof before);
-        assert_memory_equal(rows[i] + 2 * ROWS, rows[i], ROWS);
-        assert_memory_equal(rows[i] + ROWS, before, ROWS);
+        assert_memory_equal(rows[i] + 2 * APART, rows[i], ROWS);
+        assert_memory_equal(rows[i] + APART, before, ROWS);
+        assert_int_equal(rows[i][2 * APART + ROWS], before[0]); /* between two blocks */
         assert_memory_equal(scales[i] + 2 * SCALES, scales[i], SCALES * sizeof(float));
     }
 }

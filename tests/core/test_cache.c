@@ -426,52 +426,6 @@ PLACE_TEST(many_processes_at_once)
     }
 }
 
-static double milliseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
-}
-
-/* The time is printed, not judged: the machine may be busy. What is judged is that no plugin's
- * code is touched. */
-PLACE_TEST(sixteen_plugins)
-{
-    struct place *place = *state;
-    char folder[96];
-    double best = 1e9;
-    double cold = 0;
-    snprintf(folder, sizeof folder, "%s/many", place->folder);
-    assert_int_equal(mkdir(folder, 0700), 0);
-    for (int i = 0; i < 16; i++) {
-        char path[128];
-        snprintf(path, sizeof path, "%s/attn_n%02d.so", folder, i);
-        copy_file(PLUGIN("named_by_file"), path);
-    }
-    cold = milliseconds();
-    api->runtime_destroy(place_create(place, folder, ATTN_OK));
-    cold = milliseconds() - cold;
-    for (int i = 0; i < 20; i++) {
-        const double start_time = milliseconds();
-        attn_runtime *runtime = place_create(place, folder, ATTN_OK);
-        const double took = milliseconds() - start_time;
-        assert_int_equal(runtime->num_backends, 16);
-        for (int32_t j = 0; j < 16; j++) {
-            assert_null(runtime->plugins[j].table);
-        }
-        api->runtime_destroy(runtime);
-        best = took < best ? took : best;
-    }
-    print_message("start with 16 plugins: %.2f ms cold in this process, %.2f ms warm\n", cold,
-                  best);
-    for (int i = 0; i < 16; i++) {
-        char path[128];
-        snprintf(path, sizeof path, "%s/attn_n%02d.so", folder, i);
-        assert_int_equal(unlink(path), 0);
-    }
-    assert_int_equal(rmdir(folder), 0);
-}
-
 PLACE_TEST(every_allocation_fails_in_turn)
 {
     struct place *place = *state;

@@ -269,16 +269,6 @@ TEST(threads_of_an_engine)
     }
 }
 
-/* The engine has memory: what one plugin says of its own must not cost the others. */
-TEST(plugin_without_memory_is_refused_alone)
-{
-    attn_runtime *runtime =
-        create_with(PLUGIN("claims_no_memory") ":" PLUGIN("none"), NULL, ATTN_OK);
-    assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(api->backend_count(runtime), 1);
-    api->runtime_destroy(runtime);
-}
-
 TEST(second_of_one_name_is_refused)
 {
     attn_runtime *runtime = create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);

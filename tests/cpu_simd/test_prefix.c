@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On every variant of this machine: with batch_invariant 2 the bits of a prompt's rows do not
- * depend on where steps cut it; a prompt's first keys as static sinks, more than a tile of them,
- * are what they are as its keys; threads that share a few rows' keys find what one does. */
+/* On every variant of this machine: a prompt's first keys as static sinks, more than a tile of
+ * them, are what they are as its keys; threads that share a few rows' keys find what one does. */
 #include "support/test.h"
 
 #include <attn/api.h>
@@ -29,15 +28,6 @@ static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16"
 struct setting {
     int32_t dtype, kv_dtype, heads, kv_heads, window, sinks, threads; /* 0 threads: 1 */
 };
-
-static const struct setting settings[] = {{ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2, 0},
-                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 3, 70},
-                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 16, 1, 0},
-                                          {ATTN_DTYPE_BF16, ATTN_KV_FP8_E4M3, 8, 2, 0},
-                                          {ATTN_DTYPE_F32, ATTN_KV_AUTO, 8, 2, 0},
-                                          {ATTN_DTYPE_F32, ATTN_KV_AUTO, 5, 1, 33},
-                                          {ATTN_DTYPE_F16, ATTN_KV_TURBOQUANT_K8V4, 4, 4, 0},
-                                          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 1, 0, SINKS}};
 
 struct prompt {
     struct attn_error error;
@@ -185,38 +175,6 @@ static void end(struct prompt *p)
     free(p->cache);
     p->api->runtime_destroy(p->runtime);
     free(p);
-}
-
-static void hold(const struct setting *s, const char *variant)
-{
-    static const int32_t cuts[] = {101, 27, 1, 1, 138, 32};
-    struct prompt *p = begin(s, variant);
-    if (p == NULL) {
-        return;
-    }
-    size_t bytes = (size_t)TOKENS * (size_t)s->heads * SIZE * bytes_of(s->dtype);
-    void *whole = malloc(bytes);
-    run(p, s, 0, TOKENS);
-    memcpy(whole, p->out, bytes);
-    memset(p->out, 0xff, bytes);
-    for (int32_t i = 0, first = 0; i < 6; first += cuts[i++]) {
-        run(p, s, first, cuts[i]);
-    }
-    if (memcmp(whole, p->out, bytes) != 0) {
-        fail_msg("%s, dtype %d, cache %d, %d heads over %d, window %d: other bits in steps",
-                 variant, s->dtype, s->kv_dtype, s->heads, s->kv_heads, s->window);
-    }
-    free(whole);
-    end(p);
-}
-
-TEST(same_bits_in_steps)
-{
-    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
-        for (size_t n = 0; n < sizeof settings / sizeof *settings; n++) {
-            hold(&settings[n], variants[i]);
-        }
-    }
 }
 
 static double element(const void *rows, int32_t dtype, int64_t i)

@@ -233,6 +233,42 @@ TEST(test_spans)
     plan(&f);
 }
 
+/* Keys that are called common and are not: caught where batches are validated. */
+TEST(test_common_prefix)
+{
+    static const int32_t many[] = {5, 2, 1, 7}, longer[] = {40, 35, 33, 47};
+    for (int32_t i = 0; i < 4; i++) {
+        OWNED(fixture_finish) struct fixture f;
+        fixture_init(&f, "cpu_ref", &decoder, many, longer, 4, 32, NULL, true);
+        OWNED(memory_end) int32_t *table = malloc(sizeof f.block_table);
+        memcpy(table, f.block_table, sizeof f.block_table);
+        f.batch.block_table = table;
+        f.batch.common_prefix_len = i == 1 ? 48 : i == 2 ? -1 : 32;
+        table[2 * MAX_BLOCKS + 1] += i == 3 ? 1 : 0;
+        f.error = (struct attn_error)ATTN_ERROR_INIT;
+        attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
+        assert_int_equal(status, i == 0 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
+        assert_string_equal(f.error.field, i == 0 ? "" : "common_prefix_len");
+    }
+}
+
+/* Terms that a batch's word cannot turn round: chunks and spans are of causal layers. */
+TEST(test_causal_terms)
+{
+    static const struct attn_layer_desc layers[] = {
+        {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16},
+        {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1},
+        {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1}};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        OWNED(fixture_finish) struct fixture f;
+        fixture_mixed(&f, "cpu_ref", &layers[i], false);
+        f.batch.causal = ATTN_CAUSAL_NO;
+        fixture_refuse_plan(&f, "causal");
+        f.batch.causal = ATTN_CAUSAL_YES;
+        fixture_step(&f);
+    }
+}
+
 /* Rows that alone are wanted are rows of the step. */
 TEST(test_wanted_rows)
 {
