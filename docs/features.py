@@ -135,7 +135,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("latent cache spread over ranks: decode, chunks of context", both(
             kernel("attend_mla", "gather_kv", "batched_gemm", "merge_states"), has("layer_kinds", "mla")),
          "exchange of latent queries and rows", "tests/collectives/test_latent (2, 3, 4 ranks)"),
-        ("W_UK and W_UV in mxfp4", feature("mxfp4_weights"), "views per head", f"{STEP}mla_mxfp4, {FORMULAS}kernels, {CHECK}"),
+        ("W_UK and W_UV in mxfp4", feature("mxfp4_weights"), "views per head", f"{STEP}mla, {FORMULAS}kernels, {CHECK}"),
         ("W_UK and W_UV: split from kv_b_proj or given, in 8 bits with scales", both(
             kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),

@@ -56,6 +56,7 @@ void describe(struct mla *m)
                                      .absorb_in_core = !s->latent,
                                      .padded_num_q_heads = s->padded,
                                      .weight_dtype = s->int8         ? ATTN_DTYPE_INT8
+                                                     : s->mxfp4      ? ATTN_DTYPE_MXFP4
                                                      : s->dtype != 0 ? s->dtype
                                                                      : ATTN_DTYPE_F32,
                                      .context_workspace_tokens = s->chunk};
@@ -94,17 +95,80 @@ void describe(struct mla *m)
     m->layer.scale = 0.21f;
 }
 
+/* Weights become codes with scales, and what these stand for what the formula reads. */
+static void encode_weights(struct mla *m)
+{
+    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    uint64_t random = 5;
+    for (int32_t i = 0; i < m->s->heads * (NOPE + V) * RANK; i++) {
+        int32_t h = i / ((NOPE + V) * RANK), r = i / RANK % (NOPE + V), d = i % RANK;
+        int32_t of_v = r >= NOPE, at = (h * NOPE + r) * RANK + d, block = at / 32;
+        if (of_v) { /* blocks of both lie along the latent row */
+            at = (h * RANK + d) * V + r - NOPE;
+            block = (h * (RANK / 32) + d / 32) * V + r - NOPE;
+        }
+        uint8_t *codes = m->codes[of_v];
+        if (m->s->int8) {
+            m->head_scales[h] = 0.002f + 0.001f * (float)(h * 3 % 4);
+            codes[at] = (uint8_t)(int8_t)nearbyint(m->weights[i] * 250);
+            m->weights[i] = (float)(int8_t)codes[at] * m->head_scales[h];
+        } else {
+            int32_t power = 122 + (h + r + d / 32) % 4, code = random_below(&random, 16);
+            int32_t other = at % 2 ? codes[at / 2] & 15 : codes[at / 2] & 0xf0;
+            codes[at / 2] = (uint8_t)(other | code << 4 * (at % 2));
+            m->block_scales[of_v][block] = (uint8_t)power;
+            m->weights[i] = (float)((code & 8 ? -1 : 1) * e2m1[code & 7] * ldexp(1, power - 127));
+        }
+    }
+}
+
+static const struct attn_tensor *weight(struct mla *m, int32_t which, void *data,
+                                        struct attn_dtype dtype, int32_t ndim, int64_t a, int64_t b,
+                                        int64_t c)
+{
+    shaped_set(&m->weight[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c}, NULL);
+    m->weight[which].tensor.dtype = dtype;
+    return &m->weight[which].tensor;
+}
+
+static void give_weights(struct mla *m)
+{
+    const struct setting *s = m->s;
+    const bool coded = s->int8 || s->mxfp4;
+    const struct attn_dtype dtype = s->int8 ? (struct attn_dtype){ATTN_CODE_INT, 8, 1}
+                                    : s->mxfp4
+                                        ? (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1}
+                                        : number_dtype(s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32);
+    const struct attn_dtype e8m0 = {ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
+    m->given = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof m->given, NULL}};
+    if (!s->split && !coded) {
+        m->given.kv_b_proj = weight(m, 0, m->weights, dtype, 2, s->heads * (NOPE + V), RANK, 0);
+        return;
+    }
+    if (coded) {
+        encode_weights(m);
+    }
+    m->given.w_uk =
+        weight(m, 0, coded ? (void *)m->codes[0] : m->uk, dtype, 3, s->heads, NOPE, RANK);
+    m->given.w_uv = weight(m, 1, coded ? (void *)m->codes[1] : m->uv, dtype, 3, s->heads, RANK, V);
+    if (s->int8) {
+        m->given.w_uk_scale = m->given.w_uv_scale =
+            weight(m, 2, m->head_scales, number_dtype(ATTN_DTYPE_F32), 1, s->heads, 0, 0);
+    } else if (s->mxfp4) {
+        m->given.w_uk_scale = weight(m, 2, m->block_scales[0], e8m0, 3, s->heads, NOPE, RANK / 32);
+        m->given.w_uv_scale = weight(m, 3, m->block_scales[1], e8m0, 3, s->heads, RANK / 32, V);
+    }
+}
+
 static void bind(struct mla *m)
 {
     const struct attn_layer_desc *layers[] = {&m->layer};
     struct attn_cache_spec spec;
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params,
-                                       .next = &weights.ext,
+                                       .next = &m->given.ext,
                                        .k_scale_host = m->k_scale,
                                        .q_scale_host = m->s->fp8_query ? QUERY_SCALE : 0,
                                        .sinks = m->s->has_sinks ? m->sinks : NULL};
-    int64_t heads = m->s->heads;
     CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
                           &m->error));
     attn_layer *layer = m->api->model_layer(m->model, 0);
@@ -113,15 +177,7 @@ static void bind(struct mla *m)
                      m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
     assert_int_equal(spec.page_bytes,
                      m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : element(m)));
-    if (m->s->split) {
-        weights.w_uk = tensor(m, 0, m->uk, 3, heads, NOPE, RANK, NOPE * RANK, RANK);
-        weights.w_uv = tensor(m, 1, m->uv, 3, heads, RANK, V, RANK * V, V);
-        for (int32_t i = 0; i < 2 && m->s->int8; i++) {
-            m->tensors[i].tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 8, 1};
-        }
-    } else {
-        weights.kv_b_proj = tensor(m, 0, m->weights, 2, heads * (NOPE + V), RANK, 0, RANK, 1);
-    }
+    give_weights(m);
     CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
     CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
                          &m->workspace, &m->error));

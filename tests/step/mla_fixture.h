@@ -26,7 +26,8 @@ struct setting {
     bool lists;    /* the top k as lists, ... */
     bool lengths;  /* ... which have lengths */
     bool split;    /* w_uk and w_uv instead of kv_b_proj */
-    bool int8;     /* such w_uk and w_uv, which the test brings */
+    bool int8;     /* such w_uk and w_uv, a scale for each head */
+    bool mxfp4;    /* with a scale for 32 of a row */
     bool apart;    /* q_nope and q_pe in tensors of their own */
     bool latent;   /* no absorption: the engine projects */
     bool fp8;      /* cache */
@@ -58,6 +59,10 @@ struct mla {
     struct attn_context_parallel cp;
     float weights[MAX_HEADS * (NOPE + V) * RANK], uk[MAX_HEADS * NOPE * RANK],
         uv[MAX_HEADS * RANK * V];
+    uint8_t codes[2][MAX_HEADS * V * RANK], block_scales[2][MAX_HEADS * V * RANK / 32];
+    float head_scales[MAX_HEADS];
+    struct attn_mla_weights given;
+    struct shaped weight[4];               /* w_uk or kv_b_proj, w_uv, their scales */
     float rows[MAX_REQS][MAX_LENGTH][ROW]; /* as the engine has them */
     float q[MAX_REQS * 40][MAX_HEADS][RANK + ROPE];
     int32_t starts[MAX_REQS + 1], lens[MAX_REQS], table[MAX_REQS][MAX_BLOCKS],

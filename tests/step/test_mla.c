@@ -66,6 +66,19 @@ static const struct {
     {{"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41},
       .chunk = 16},
      true},
+    /* weights in codes: what they read as is what is multiplied */
+    {{"cpu_ref", .heads = 4, .int8 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
+      .lens = {30, 20, 3}},
+     true},
+    {{"cpu_ref", .heads = 4, .mxfp4 = true, .num_reqs = 4, .queries = {1, 1, 1, 1},
+      .lens = {30, 1, 41, 12}},
+     true},
+    {{"cpu_ref", .heads = 4, .mxfp4 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
+      .lens = {30, 20, 3}},
+     true},
+    {{"cpu_ref", .heads = 4, .mxfp4 = true, .topk = 6, .num_reqs = 3, .queries = {1, 5, 3},
+      .lens = {30, 20, 3}},
+     false},
     /* without absorption */
     {{"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3, .queries = {1, 1, 6},
       .lens = {30, 1, 41}},
@@ -578,36 +591,46 @@ TEST(test_bad_weights)
                                                             RANK + 1, 0, RANK, 1));
 }
 
-/* Weights in 8 bits with a scale per head: what they read as is what is multiplied. */
-TEST(test_scaled_weights)
+TEST(test_mxfp4_is_refused_at_selection)
 {
-    const struct setting s = {"cpu_ref",  .heads = 4,    .split = true,        .int8 = true,
-                              .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3}, .lens = {30, 20, 3}};
-    static int8_t uk[4 * NOPE * RANK], uv[4 * RANK * V];
-    static float scales[4] = {0.004f, 0.003f, 0.005f, 0.002f};
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "latent_only"};
     OWNED(mla_end) struct mla *m = mla_create(&s);
+    const struct attn_layer_desc *layers[] = {&m->layer};
+    attn_assignment *assignment;
+    CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
+    m->api->assignment_destroy(assignment);
+    m->desc.weight_dtype = ATTN_DTYPE_MXFP4;
+    REFUSED(&m->error, "ATTN_BACKEND",
+            m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
+    assert_non_null(strstr(m->error.message, "weight_dtype mxfp4"));
+    m->desc.weight_dtype = 15;
+    REFUSED(&m->error, "weight_dtype",
+            m->api->select(m->runtime, NULL, layers, 1, &assignment, &m->error));
+    assert_non_null(strstr(m->error.message, "weight_dtype is 15; 0 to 7, or 16 (mxfp4)"));
+}
+
+TEST(test_bad_mxfp4_weights)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,     .mxfp4 = true,
+                              .num_reqs = 1, .queries = {1}, .lens = {30}};
+    OWNED(mla_end) struct mla *m = mla_create(&s);
+    attn_layer *layer = m->api->model_layer(m->model, 0);
+    struct attn_mla_weights weights = m->given;
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
     m->api->plan_destroy(m->plan);
-    for (int32_t i = 0; i < 4 * (NOPE + V) * RANK; i++) {
-        int32_t h = i / ((NOPE + V) * RANK), r = i / RANK % (NOPE + V), d = i % RANK;
-        int8_t code = (int8_t)nearbyint(m->weights[i] * 250);
-        *(r < NOPE ? &uk[(h * NOPE + r) * RANK + d] : &uv[(h * RANK + d) * V + r - NOPE]) = code;
-        m->weights[i] = (float)code * scales[h];
-    }
-    struct attn_tensor w_uk = *tensor(m, 0, uk, 3, 4, NOPE, RANK, NOPE * RANK, RANK);
-    struct attn_tensor w_uv = *tensor(m, 1, uv, 3, 4, RANK, V, RANK * V, V);
-    w_uk.dtype = w_uv.dtype = (struct attn_dtype){ATTN_CODE_INT, 8, 1};
-    weights.w_uk = &w_uk;
-    weights.w_uv = &w_uv;
-    weights.w_uk_scale = weights.w_uv_scale = tensor(m, 2, scales, 1, 4, 0, 0, 1, 0);
-    CHECK(m, m->api->layer_bind_params(m->api->model_layer(m->model, 0), &params, &m->error));
-    free(m->workspace);
-    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
-                         &m->workspace, &m->error));
-    set_io(m, stage_keys(m, false));
-    step(m);
-    compare(m, true);
+    m->plan = NULL;
+    WEIGHTS_REFUSED("w_uk_scale", weights.w_uk_scale = NULL);
+    WEIGHTS_REFUSED("w_uk_scale", weights.w_uk_scale = weights.w_uv_scale);
+    weights.w_uk_scale = m->given.w_uk_scale;
+    WEIGHTS_REFUSED("w_uv_scale", m->weight[3].tensor.dtype = f32);
+    m->weight[3].tensor.dtype = m->weight[2].tensor.dtype;
+    WEIGHTS_REFUSED("w_uv", m->weight[1].tensor.dtype = f32);
+    m->weight[1].tensor.dtype = m->weight[0].tensor.dtype;
+    WEIGHTS_REFUSED("kv_b_proj", weights.kv_b_proj =
+                                     tensor(m, 4, m->weights, 2, 4 * (NOPE + V), RANK, 0, RANK, 1));
 }
 
 int main(void)
