@@ -128,33 +128,21 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
                                     const struct attn_backend_caps *cpu_ref,
                                     struct attn_error *error)
 {
-    const struct attn_head_size_range sizes = {{8, 64, 8}, {0, 0, 0}, 1};
-    const struct attn_range blocks = {16, 64, 16};
-    const struct attn_backend_caps caps = {.struct_size = sizeof caps,
-                                           .name = "many_caches",
-                                           .variant = "",
-                                           .version = "0.1.0",
-                                           .vendor = "you",
-                                           .device = {ATTN_DEVICE_CPU, 0},
-                                           .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV,
-                                           .layer_kinds = 1u << ATTN_LAYER_DECODER,
-                                           .phases = 3,
-                                           .dtypes = 1 << ATTN_DTYPE_F32,
-                                           .kv_dtypes = 1 << ATTN_KV_F32,
-                                           .terms = ATTN_TERM_CAUSAL,
-                                           .features = ATTN_FEATURE_PAGED_KV,
-                                           .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_SEPARATE_STRIDES,
-                                           .layouts = 1u << ATTN_KV_LAYOUT_NHD,
-                                           .output_forms = 1,
-                                           .head_sizes = &sizes,
-                                           .num_head_sizes = 1,
-                                           .block_sizes = &blocks,
-                                           .num_block_sizes = 1,
-                                           .rank = {-1, -1},
-                                           .cache_roles = 1u << ATTN_CACHE_INDEX_K |
-                                                          1u << ATTN_CACHE_SCALE |
-                                                          1u << ATTN_CACHE_COMPRESSED,
-                                           .max_tables = 1};
+    static const struct attn_range blocks = {16, 64, 16};
+    struct attn_backend_caps caps = *cpu_ref;
+    caps.name = "many_caches";
+    caps.kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV;
+    caps.layer_kinds = 1u << ATTN_LAYER_DECODER;
+    caps.dtypes = 1 << ATTN_DTYPE_F32;
+    caps.kv_dtypes = 1 << ATTN_KV_F32;
+    caps.decode_write_kv_dtypes = 0;
+    caps.features = ATTN_FEATURE_PAGED_KV;
+    caps.block_sizes = &blocks;
+    caps.num_block_sizes = 1;
+    caps.rank[0] = caps.rank[1] = -1;
+    caps.cache_roles =
+        1u << ATTN_CACHE_INDEX_K | 1u << ATTN_CACHE_SCALE | 1u << ATTN_CACHE_COMPRESSED;
+    caps.max_tables = 1;
     static const struct attn_range narrow_blocks = {4, 8, 4};
     struct attn_backend_caps narrow = caps;
     narrow.name = "many_caches_narrow";

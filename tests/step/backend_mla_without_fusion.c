@@ -82,8 +82,6 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
                                     const struct attn_backend_caps *cpu_ref,
                                     struct attn_error *error)
 {
-    static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
-    static const struct attn_range block_sizes[] = {{1, 256, 1}};
     static const char *const names[] = {"counted", "latent_only", "one_query"};
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {
@@ -96,35 +94,17 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
                                           .qk_rope_head_dim_max = 64,
                                           .num_q_heads_multiple = i == 0 ? 4 : 1,
                                           .max_query_len = i == 1 ? 0 : 1};
-        const struct attn_backend_caps caps = {
-            .struct_size = sizeof caps,
-            .next = &mla.ext,
-            .name = names[i],
-            .variant = "",
-            .version = "0.1.0",
-            .vendor = "you",
-            .device = {ATTN_DEVICE_CPU, 0},
-            .kernels = i == 0 ? latent | per_head : latent,
-            .layer_kinds = 1 << ATTN_LAYER_MLA,
-            .phases = 3,
-            .dtypes = 1 << ATTN_DTYPE_F32,
-            .kv_dtypes = 1 << ATTN_KV_F32,
-            .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL,
-            .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV,
-            .view_forms = ATTN_VIEW_LATENT,
-            .layouts = 1 << ATTN_KV_LAYOUT_LATENT,
-            .k_scale_forms = 1,
-            .v_scale_forms = 1,
-            .p_scale_forms = 1,
-            .output_forms = 1,
-            .head_sizes = head_sizes,
-            .num_head_sizes = 1,
-            .block_sizes = block_sizes,
-            .num_block_sizes = 1,
-            .preferred_layout = ATTN_KV_LAYOUT_LATENT,
-            .preferred_block_size = 16,
-            .reorder_threshold = 2,
-            .rank = {-1, -1}};
+        struct attn_backend_caps caps = *cpu_ref;
+        caps.next = &mla.ext;
+        caps.name = names[i];
+        caps.kernels = i == 0 ? latent | per_head : latent;
+        caps.layer_kinds = 1 << ATTN_LAYER_MLA;
+        caps.dtypes = 1 << ATTN_DTYPE_F32;
+        caps.kv_dtypes = 1 << ATTN_KV_F32;
+        caps.decode_write_kv_dtypes = 0;
+        caps.features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
+        caps.reorder_threshold = 2;
+        caps.rank[0] = caps.rank[1] = -1;
         status = sink->backend(sink->user, &caps, error);
     }
     return status;

@@ -102,42 +102,6 @@ TEST(test_flags_of_runs)
     }
 }
 
-/* A captured step writes to the slots of its replay. */
-TEST(test_replay)
-{
-    static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
-    struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    OWNED(fixture_finish) struct fixture f, apart;
-    struct recorded *c = recorded_by_core();
-    attn_plan *plan;
-    void *workspace;
-    fixture_init(&f, "recording", &codes, ones, lens, 3, 0, NULL, false);
-    fixture_init(&apart, "recording_apart", &codes, ones, lens, 3, 0, NULL, false);
-    attn_layer *bound = f.api->model_layer(f.model, 0);
-    CHECK(&f, f.api->layer_cache_spec(bound, 0, &spec, &f.error));
-    CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
-                          &plan, &workspace, &f.error));
-    for (int32_t replay = 0; replay < 3; replay++) {
-        for (int32_t r = 0; r < 3; r++) {
-            int32_t j = f.seq_lens[r] = apart.seq_lens[r] = lens[r] + replay - 2;
-            f.slots[r] = apart.slots[r] =
-                (int64_t)f.block_table[r * MAX_BLOCKS + (j - 1) / 16] * 16 + (j - 1) % 16;
-        }
-        memset(c, 0, sizeof *c);
-        CHECK(&f, f.api->plan_graph(plan, replay ? ATTN_PLAN_REPLAY : ATTN_PLAN_CAPTURE, &f.batch,
-                                    NULL, &f.error));
-        CHECK(&f, f.api->run(plan, bound, &f.io, &f.error));
-        assert_int_equal(c->fused, 1);
-        assert_int_equal(c->writes, 0);
-        fixture_step(&apart);
-        assert_int_equal(c->writes, 1);
-        assert_true(fixture_difference(&f, &apart) == 0);
-        assert_memory_equal(f.cache, apart.cache, f.num_blocks * spec.page_bytes);
-    }
-    f.api->plan_destroy(plan);
-    free(workspace);
-}
-
 /* Keys that are rotated on their way are written by the kernel that rotates them. */
 TEST(test_rotated_keys)
 {
@@ -240,37 +204,4 @@ TEST(test_cascade_of_codes)
     }
     print_message("%d of %d codes differ by one\n", moved, ALL);
     assert_true(moved < ALL / 50);
-}
-
-/* The state that prepare makes has the caches that its attends get: bound again, it is made again.
- */
-TEST(test_bound_again)
-{
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct recorded *c = recorded_by_core();
-    OWNED(fixture_finish) struct fixture f;
-    memset(c, 0, sizeof *c);
-    fixture_init(&f, "recording", &layer, queries, lens, 2, 0, NULL, false);
-    fixture_step(&f);
-    const int32_t prepared = c->prepares;
-    assert_true(prepared > 0);
-    f.api->plan_destroy(f.plan);
-    free(f.workspace);
-    fixture_plan(&f);
-    assert_int_equal(c->prepares, prepared);
-
-    f.api->plan_destroy(f.plan);
-    free(f.workspace);
-    attn_layer *bound = f.api->model_layer(f.model, 0);
-    const size_t bytes = (size_t)f.num_blocks * 16 * 2 * 2 * 32 * sizeof(float);
-    free(f.cache);
-    f.cache = aligned_alloc(256, bytes + 256);
-    uint8_t *moved = (uint8_t *)f.cache + 256;
-    assert_ok(client_views(f.api, bound, moved, f.num_blocks, &k, &v, NULL));
-    assert_ok(client_bind(f.api, bound, &k, &v, NULL));
-    fixture_plan(&f);
-    assert_int_equal(c->prepares, 2 * prepared);
-    fixture_step(&f);
 }

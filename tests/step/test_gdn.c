@@ -409,8 +409,8 @@ TEST(test_parts_of_every_array)
     for (int32_t r = 0; r < REQS; r++) {
         cut->accepted[r] = 1;
     }
-    step(cut, (const int32_t[]){3, 3, 20, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
-    step(cut, (const int32_t[]){3, 3, 9, 3, 3}, NULL, false);
+    step(cut, (const int32_t[]){3, 3, 20, 0, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+    step(cut, (const int32_t[]){3, 3, 9, 5, 3}, NULL, false); /* of which one comes later */
     gdn_destroy(cut);
 }
 
