@@ -17,18 +17,8 @@ void set_batch(struct planned *b, const int32_t *queries, int32_t count)
         }
     }
     b->start[count] = row;
-    b->batch = (struct attn_batch){.struct_size = sizeof b->batch,
-                                   .num_reqs = count,
-                                   .num_tokens = row,
-                                   .num_actual_tokens = row,
-                                   .query_start_loc = b->start,
-                                   .query_start_loc_host = b->start,
-                                   .seq_lens = b->lens,
-                                   .seq_lens_host = b->lens,
-                                   .block_table = b->table,
-                                   .block_table_stride = 3,
-                                   .slot_mapping = b->slots,
-                                   .num_slots = row};
+    b->batch = client_batch(count, b->start, b->lens);
+    client_blocks(&b->batch, b->table, 3, b->slots);
 }
 
 const struct attn_layer_params *sink_params;

@@ -244,17 +244,10 @@ TEST(cascades_have_a_largest_step)
             start[r + 1] = start[r] + queries;
             lens[r] = 272 + queries;
         }
-        b->batch = (struct attn_batch){.struct_size = sizeof b->batch,
-                                       .num_reqs = 8,
-                                       .num_tokens = start[8],
-                                       .num_actual_tokens = start[8],
-                                       .query_start_loc = start,
-                                       .query_start_loc_host = start,
-                                       .seq_lens = lens,
-                                       .seq_lens_host = lens,
-                                       .block_table = table[0],
-                                       .block_table_stride = 40,
-                                       .common_prefix_len = 272};
+        b->batch = client_batch(8, start, lens);
+        b->batch.block_table = table[0];
+        b->batch.block_table_stride = 40;
+        b->batch.common_prefix_len = 272;
         fake_reset();
         assert_ok(plan_batch(b->plan, &b->batch, NULL, &b->error));
         assert_int_equal(fake_calls.schedules, queries == 256 ? 2 : 1);

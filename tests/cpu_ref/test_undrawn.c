@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "support/services.h"
@@ -112,15 +113,10 @@ TEST(test_zeros)
         .hadamard_signs_v = signs,
         .v_channel_scale = channels};
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = 1,
-                                     .num_actual_tokens = 1,
-                                     .query_start_loc = starts,
-                                     .query_start_loc_host = starts,
-                                     .seq_lens = &length,
-                                     .block_table = &table,
-                                     .block_table_stride = 1};
+    struct attn_batch batch = client_batch(1, starts, NULL);
+    batch.seq_lens = &length;
+    batch.block_table = &table;
+    batch.block_table_stride = 1;
     for (int32_t kv_dtype = ATTN_KV_F16; kv_dtype <= ATTN_KV_Q4_0; kv_dtype++) {
         uint8_t data[2][4 * DIMS], scale[2][8];
         char what[32];

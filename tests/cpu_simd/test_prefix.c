@@ -119,19 +119,9 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
     for (int32_t i = 0; i < count; i++) {
         slots[i] = (int64_t)table[(first + i) / BLOCK] * BLOCK + (first + i) % BLOCK;
     }
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = count,
-                                     .num_actual_tokens = count,
-                                     .query_start_loc = starts,
-                                     .query_start_loc_host = starts,
-                                     .seq_lens = &length,
-                                     .seq_lens_host = &length,
-                                     .block_table = table,
-                                     .block_table_rows = 1,
-                                     .block_table_stride = BLOCKS,
-                                     .slot_mapping = slots,
-                                     .num_slots = count};
+    struct attn_batch batch = client_batch(1, starts, &length);
+    client_blocks(&batch, table, BLOCKS, slots);
+    batch.block_table_rows = 1;
     struct shaped shaped[4];
     void *rows[] = {p->q, p->k, p->v, p->out};
     for (int32_t i = 0; i < 4; i++) {

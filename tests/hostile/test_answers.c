@@ -62,18 +62,8 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
 {
     static const int32_t starts[] = {0, TOKENS}, lens[] = {TOKENS}, table[] = {1};
     static const int64_t slots[TOKENS] = {BLOCK, BLOCK + 1, BLOCK + 2, BLOCK + 3};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = TOKENS,
-                                     .num_actual_tokens = TOKENS,
-                                     .query_start_loc = starts,
-                                     .query_start_loc_host = starts,
-                                     .seq_lens = lens,
-                                     .seq_lens_host = lens,
-                                     .block_table = table,
-                                     .block_table_stride = 1,
-                                     .slot_mapping = slots,
-                                     .num_slots = TOKENS};
+    struct attn_batch batch = client_batch(1, starts, lens);
+    client_blocks(&batch, table, 1, slots);
     const struct attn_step_io io = {.struct_size = sizeof io,
                                     .q = &e->tensors[0].tensor,
                                     .k = &e->tensors[1].tensor,

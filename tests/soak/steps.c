@@ -143,20 +143,10 @@ static void draw_batch(struct run *run)
         row += queries;
         run->start[r + 1] = row;
     }
-    run->batch = (struct attn_batch){.struct_size = sizeof run->batch,
-                                     .num_reqs = run->num_reqs,
-                                     .num_tokens = row,
-                                     .num_actual_tokens = row,
-                                     .max_query_len = MAX_TOKENS,
-                                     .max_seq_len = longest,
-                                     .query_start_loc = run->start,
-                                     .query_start_loc_host = run->start,
-                                     .seq_lens = run->seq_lens,
-                                     .seq_lens_host = run->seq_lens,
-                                     .block_table = run->table,
-                                     .block_table_stride = MAX_BLOCKS,
-                                     .slot_mapping = run->slots,
-                                     .num_slots = row};
+    run->batch = client_batch(run->num_reqs, run->start, run->seq_lens);
+    client_blocks(&run->batch, run->table, MAX_BLOCKS, run->slots);
+    run->batch.max_query_len = MAX_TOKENS;
+    run->batch.max_seq_len = longest;
     for (int32_t i = 0; i < row * ROW; i++) {
         run->q[i] = (float)soak_random(round, 4096) / 1024 - 2;
         run->k[i] = (float)soak_random(round, 4096) / 1024 - 2;

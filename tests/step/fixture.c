@@ -124,22 +124,11 @@ static void make_batch(struct fixture *f, const int32_t *query_lens, const int32
         }
     }
     f->num_blocks = used + 2;
-    int32_t tokens = f->query_start_loc[num_reqs];
-    f->batch = (struct attn_batch){.struct_size = sizeof f->batch,
-                                   .num_reqs = num_reqs,
-                                   .num_tokens = tokens,
-                                   .num_actual_tokens = tokens,
-                                   .query_start_loc = f->query_start_loc,
-                                   .query_start_loc_host = f->query_start_loc,
-                                   .seq_lens = f->seq_lens,
-                                   .seq_lens_host = f->seq_lens,
-                                   .encoder_seq_lens = f->seq_lens,
-                                   .encoder_seq_lens_host = f->seq_lens,
-                                   .block_table = f->block_table,
-                                   .block_table_stride = MAX_BLOCKS,
-                                   .slot_mapping = f->slots,
-                                   .num_slots = tokens,
-                                   .common_prefix_len = shared};
+    f->batch = client_batch(num_reqs, f->query_start_loc, f->seq_lens);
+    client_blocks(&f->batch, f->block_table, MAX_BLOCKS, f->slots);
+    f->batch.encoder_seq_lens = f->seq_lens;
+    f->batch.encoder_seq_lens_host = f->seq_lens;
+    f->batch.common_prefix_len = shared;
 }
 
 static bool own_runtimes, reads_environment;

@@ -339,19 +339,12 @@ void set_io(struct mla *m, int32_t keys)
 static void set_batch(struct mla *m, int32_t keys)
 {
     static const uint32_t all = UINT32_MAX; /* of every row of every request */
-    m->batch = (struct attn_batch){.struct_size = sizeof m->batch,
-                                   .num_reqs = m->s->num_reqs,
-                                   .num_tokens = m->starts[m->s->num_reqs],
-                                   .num_actual_tokens = m->starts[m->s->num_reqs],
-                                   .query_start_loc = m->starts,
-                                   .query_start_loc_host = m->starts,
-                                   .seq_lens = m->lens,
-                                   .seq_lens_host = m->lens,
-                                   .block_table = m->table[0],
-                                   .block_table_stride = MAX_BLOCKS,
-                                   .slot_mapping = m->slots,
-                                   .num_slots = keys,
-                                   .tree = m->s->tree ? &all : NULL};
+    m->batch = client_batch(m->s->num_reqs, m->starts, m->lens);
+    m->batch.block_table = m->table[0];
+    m->batch.block_table_stride = MAX_BLOCKS;
+    m->batch.slot_mapping = m->slots;
+    m->batch.num_slots = keys;
+    m->batch.tree = m->s->tree ? &all : NULL;
 }
 
 struct mla *mla_create(const struct setting *s)

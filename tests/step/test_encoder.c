@@ -88,14 +88,9 @@ static attn_status step_from(struct encoder *e, uint64_t seed, const float size[
     static const int64_t wide[] = {TOKENS + 1, HEADS, SIZE},
                          narrow[] = {TOKENS + 1, KV_HEADS, SIZE};
     struct shaped q, k, v, out;
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = REQS,
-                                     .num_tokens = TOKENS,
-                                     .num_actual_tokens = TOKENS,
-                                     .query_start_loc = start,
-                                     .query_start_loc_host = start,
-                                     .key_start_loc = key_start,
-                                     .key_start_loc_host = key_start};
+    struct attn_batch batch = client_batch(REQS, start, NULL);
+    batch.key_start_loc = key_start;
+    batch.key_start_loc_host = key_start;
     const struct attn_step_io io = {.struct_size = sizeof io,
                                     .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
                                     .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),

@@ -248,15 +248,8 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
         g->ext.checkpoint_slots = g->kept[0];
         g->ext.checkpoint_slots_stride = KEPT;
     }
-    g->batch = (struct attn_batch){.struct_size = sizeof g->batch,
-                                   .next = &g->ext.ext,
-                                   .num_reqs = REQS,
-                                   .num_tokens = (int32_t)tokens,
-                                   .num_actual_tokens = (int32_t)tokens,
-                                   .query_start_loc = g->starts,
-                                   .query_start_loc_host = g->starts,
-                                   .seq_lens = g->lens,
-                                   .seq_lens_host = g->lens};
+    g->batch = client_batch(REQS, g->starts, g->lens);
+    g->batch.next = &g->ext.ext;
     g->io_ext =
         (struct attn_io_recurrent){.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof g->io_ext, NULL}};
     g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};

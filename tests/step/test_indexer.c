@@ -127,20 +127,10 @@ static void fill(struct index *x, const int32_t queries[REQS])
     }
     draw(x, &x->q[0][0][0], (int64_t)tokens * H * D);
     draw(x, &x->w[0][0], (int64_t)tokens * H);
-    x->batch = (struct attn_batch){.struct_size = sizeof x->batch,
-                                   .num_reqs = REQS,
-                                   .num_tokens = tokens,
-                                   .num_actual_tokens = tokens,
-                                   .max_query_len = LENGTH,
-                                   .max_seq_len = LENGTH,
-                                   .query_start_loc = x->starts,
-                                   .query_start_loc_host = x->starts,
-                                   .seq_lens = x->length,
-                                   .seq_lens_host = x->length,
-                                   .block_table = x->table[0],
-                                   .block_table_stride = WIDTH,
-                                   .slot_mapping = x->slots,
-                                   .num_slots = tokens};
+    x->batch = client_batch(REQS, x->starts, x->length);
+    client_blocks(&x->batch, x->table[0], WIDTH, x->slots);
+    x->batch.max_query_len = LENGTH;
+    x->batch.max_seq_len = LENGTH;
     x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof x->ext, NULL},
                                       .weights = tensor(x, 3, x->w, tokens, H, 0),
                                       .lengths = x->lengths};

@@ -404,21 +404,11 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
                                           .num_slots = s->num_rows,
                                           .seq_lens = s->rows,
                                           .seq_lens_host = s->rows}};
-    struct attn_batch batch = {.struct_size = sizeof batch,
-                               .num_reqs = REQS,
-                               .num_tokens = s->num_tokens,
-                               .num_actual_tokens = s->num_tokens,
-                               .query_start_loc = s->starts,
-                               .query_start_loc_host = s->starts,
-                               .seq_lens = s->lens,
-                               .seq_lens_host = s->lens,
-                               .block_table = &s->blocks[0][0],
-                               .block_table_stride = ROWS,
-                               .slot_mapping = s->slots,
-                               .num_slots = s->num_tokens,
-                               .tables = &table.known,
-                               .num_tables = 1,
-                               .table_stride = sizeof table};
+    struct attn_batch batch = client_batch(REQS, s->starts, s->lens);
+    client_blocks(&batch, &s->blocks[0][0], ROWS, s->slots);
+    batch.tables = &table.known;
+    batch.num_tables = 1;
+    batch.table_stride = sizeof table;
     if (form != BLOCK_TABLES) {
         give_lists(t, s, &batch, &table.known, form == LAST_PAGES);
     }
@@ -510,19 +500,12 @@ static void refuse_table(struct opened *t, const int32_t *block_table,
                          const struct attn_batch_table *table, const char *field)
 {
     static const int32_t starts[] = {0, 1}, lens[] = {1};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = 1,
-                                     .num_actual_tokens = 1,
-                                     .query_start_loc = starts,
-                                     .query_start_loc_host = starts,
-                                     .seq_lens = lens,
-                                     .seq_lens_host = lens,
-                                     .block_table = block_table,
-                                     .block_table_stride = 1,
-                                     .tables = table,
-                                     .num_tables = 1,
-                                     .table_stride = sizeof *table};
+    struct attn_batch batch = client_batch(1, starts, lens);
+    batch.block_table = block_table;
+    batch.block_table_stride = 1;
+    batch.tables = table;
+    batch.num_tables = 1;
+    batch.table_stride = sizeof *table;
     REFUSED(&t->error, field, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
     close_all(t);
 }

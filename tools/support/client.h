@@ -72,6 +72,31 @@ attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t 
                                               .max_num_tokens = (tokens),                          \
                                               .max_seq_len = (keys)},                              \
         .graph = (captured)})
+/* Requests whose rows begin at `starts`, with so many keys each (NULL: keys are inputs), which the
+ * host knows. */
+static inline struct attn_batch client_batch(int32_t num_reqs, const int32_t *starts,
+                                             const int32_t *lens)
+{
+    return (struct attn_batch){.struct_size = sizeof(struct attn_batch),
+                               .num_reqs = num_reqs,
+                               .num_tokens = starts[num_reqs],
+                               .num_actual_tokens = starts[num_reqs],
+                               .query_start_loc = starts,
+                               .query_start_loc_host = starts,
+                               .seq_lens = lens,
+                               .seq_lens_host = lens};
+}
+
+/* Where their keys lie, and where a slot for each token is. */
+static inline void client_blocks(struct attn_batch *batch, const int32_t *table, int64_t stride,
+                                 const int64_t *slots)
+{
+    batch->block_table = table;
+    batch->block_table_stride = stride;
+    batch->slot_mapping = slots;
+    batch->num_slots = batch->num_tokens;
+}
+
 /* Bytes of a plan's workspace; 0 without a plan. */
 static inline size_t client_workspace_bytes(const struct attn_api *api, const attn_plan *plan)
 {
