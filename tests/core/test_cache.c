@@ -14,6 +14,7 @@
 #include "host/cache_file.h"
 #include "isolation.h"
 #include "runtime/runtime.h"
+#include "support/layer.h"
 #include "support/services.h"
 #include "support/test.h"
 #include "util/hash.h"
@@ -176,16 +177,7 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
 PLACE_TEST(log_may_select)
 {
     struct place *place = *state;
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .name = "only",
-                                          .kind = ATTN_LAYER_DECODER,
-                                          .dtype = ATTN_DTYPE_F32,
-                                          .num_q_heads = 2,
-                                          .num_kv_heads = 2,
-                                          .head_size = 64,
-                                          .scale = 0.125f,
-                                          .causal = 1,
-                                          .block_size = 16};
+    const struct attn_layer_desc layer = layer_decoder("only", 2, 2, 64, 16);
     const struct attn_layer_desc *const layers[] = {&layer};
     struct selecting_log log = {.layers = layers};
     const struct attn_host host = {

@@ -10,6 +10,7 @@
 #include <attn/recurrent.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/test.h"
 
 enum { TOKENS = 20, HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 4 };
@@ -69,19 +70,10 @@ static void make_runtime(bool validates)
 
 static void make_layer(void)
 {
-    const struct attn_layer_desc desc = {.struct_size = sizeof desc,
-                                         .name = "full",
-                                         .kind = ATTN_LAYER_DECODER,
-                                         .causal = 1,
-                                         .dtype = ATTN_DTYPE_F32,
-                                         .num_q_heads = HEADS,
-                                         .num_kv_heads = HEADS,
-                                         .head_size = SIZE,
-                                         .scale = 0.125f,
-                                         .has_sinks = 1,
-                                         .needs_lse = 1,
-                                         .needs_page_lists = 1,
-                                         .block_size = BLOCK};
+    struct attn_layer_desc desc = layer_decoder("full", HEADS, HEADS, SIZE, BLOCK);
+    desc.has_sinks = 1;
+    desc.needs_lse = 1;
+    desc.needs_page_lists = 1;
     const struct attn_layer_desc *layers[] = {&desc};
     const struct attn_select_options options = {.struct_size = sizeof options, .device = fake};
     OK(client_model(f.api, f.runtime, &options, layers, 1, &f.model, &error));

@@ -13,6 +13,7 @@
 
 #include "fixture.h"
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/tensor.h"
 #include "support/test.h"
 
@@ -34,16 +35,7 @@ static attn_status begin(struct engine *e, const char *file, uint32_t flags)
 {
     const struct attn_select_options choice = {.struct_size = sizeof choice, .flags = flags};
     struct attn_runtime_options options = client_options(file);
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .name = "only",
-                                          .kind = ATTN_LAYER_DECODER,
-                                          .dtype = ATTN_DTYPE_F32,
-                                          .num_q_heads = HEADS,
-                                          .num_kv_heads = HEADS,
-                                          .head_size = HEAD_SIZE,
-                                          .scale = 0.125f,
-                                          .causal = 1,
-                                          .block_size = BLOCK};
+    const struct attn_layer_desc layer = layer_decoder("only", HEADS, HEADS, HEAD_SIZE, BLOCK);
     const struct attn_layer_desc *layers[] = {&layer};
     options.log_level = 1 + ATTN_LOG_ERROR;
     attn_status status = api->runtime_create(&options, &e->runtime, &e->error);

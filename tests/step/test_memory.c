@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/test.h"
 
 struct meter {
@@ -42,17 +43,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     const struct attn_host host = {
         .struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
     struct attn_runtime_options options = client_options(PLUGINS ":relative:/no/such/place");
-    struct attn_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
-                                         .name = "full",
-                                         .kind = ATTN_LAYER_DECODER,
-                                         .dtype = ATTN_DTYPE_F32,
-                                         .num_q_heads = 4,
-                                         .num_kv_heads = 2,
-                                         .head_size = 16,
-                                         .scale = 1,
-                                         .causal = 1,
-                                         .has_sinks = 1,
-                                         .block_size = 16}};
+    struct attn_layer_desc layers[2] = {layer_decoder("full", 4, 2, 16, 16)};
     const struct attn_layer_desc *descs[] = {&layers[0], &layers[1]};
     const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks},
                                    none = {.struct_size = sizeof none};
@@ -61,11 +52,10 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     attn_plan *plan = NULL;
     options.host = &host;
     options.backend = "cpu_ref";
-    layers[1] = layers[0];
-    layers[1].name = "sliding";
+    layers[1] = layer_decoder("sliding", 4, 2, 16, 16);
     layers[1].has_window = 1;
     layers[1].window_left = 7;
-    layers[1].has_sinks = 0;
+    layers[0].has_sinks = 1;
     attn_status status = api->runtime_create(&options, &runtime, error);
     status = status ? status : client_model(api, runtime, NULL, descs, 2, &model, error);
     for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
