@@ -13,20 +13,9 @@
 #include "amx_decode.h"
 #include "codes_decode.h"
 
-/* bf16 of e4m3 by the indices above. */
-static const struct e4m3_table {
-    uint8_t low[64];
-    uint8_t high[64];
-} table_e4m3_short = {{0x00, 0x00, 0x80, 0xc0, 0x00, 0x20, 0x40, 0x60, 0x80, 0x90, 0xa0, 0xb0, 0xc0,
-                       0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90,
-                       0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60,
-                       0x70, 0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30,
-                       0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0},
-                      {0x00, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d,
-                       0x3d, 0x3d, 0x3d, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3f, 0x3f,
-                       0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40,
-                       0x40, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x42, 0x42, 0x42, 0x42,
-                       0x42, 0x42, 0x42, 0x42, 0x43, 0x43, 0x43, 0x43, 0x43, 0x43, 0x43, 0x43}};
+/* Upper bytes by the index above: that of codes 2 x and 2 x + 1. */
+#define BF16_OF_E4M3_PAIR(x) BF16_OF_E4M3(2 * (x))
+static const uint8_t table_e4m3_high[] = {OF_64(HIGH_BYTE, BF16_OF_E4M3_PAIR, 0)};
 
 struct e4m3_lookup {
     __m512i low;
@@ -36,8 +25,8 @@ struct e4m3_lookup {
 
 INLINE struct e4m3_lookup e4m3_begin(void)
 {
-    return (struct e4m3_lookup){_mm512_loadu_si512(table_e4m3_short.low),
-                                _mm512_loadu_si512(table_e4m3_short.high),
+    return (struct e4m3_lookup){_mm512_loadu_si512(table_e4m3.low),
+                                _mm512_loadu_si512(table_e4m3_high),
                                 {_mm512_setzero_si512(), _mm512_setzero_si512()}};
 }
 
@@ -69,7 +58,7 @@ INLINE bool e4m3_nan(const struct e4m3_lookup *lookup)
 INLINE bool fp8_widen_keys(uint16_t *out, const struct decode_args *args, int32_t first, int32_t c,
                            const int short_tables, struct lines *lines)
 {
-    const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
+    const struct code_lookup whole = code_lookup_of(args->element, CODES_FP8);
     struct e4m3_lookup lookup = e4m3_begin();
 #pragma GCC unroll 4
     for (int32_t i = 0; i < TILE_ROWS; i++) {
@@ -157,7 +146,7 @@ static void amx_fp8_scores(float *scores, const void *q, const struct decode_arg
 INLINE bool fp8_widen_values(uint16_t *out, const struct decode_args *args, int32_t first,
                              const int short_tables, struct lines *lines)
 {
-    const struct code_lookup whole = code_lookup_of(args, CODES_FP8);
+    const struct code_lookup whole = code_lookup_of(args->element, CODES_FP8);
     struct e4m3_lookup lookup = e4m3_begin();
 #pragma GCC unroll 2
     for (int32_t i = 0; i < TILE_ROWS; i++) {

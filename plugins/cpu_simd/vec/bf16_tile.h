@@ -4,7 +4,7 @@
 #ifndef CPU_SIMD_BF16_TILE_H
 #define CPU_SIMD_BF16_TILE_H
 
-#include "f32_tile.h"
+#include "bf16_rows.h"
 
 INLINE __m512bh bf16_bits(__m512i x)
 {
@@ -24,28 +24,6 @@ INLINE __m512i pair_broadcast(const uint16_t *p)
     int32_t pair;
     memcpy(&pair, p, sizeof(pair));
     return _mm512_set1_epi32(pair);
-}
-
-/* A pair of bf16 is one 32-bit element of the transposition. */
-static void bf16_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
-                           int32_t depth)
-{
-    uint32_t *out = packed;
-    for (int32_t j = 0; j < columns; j += 16) {
-        for (int32_t d = 0; d < depth; d += 32) {
-            __m512 block[16];
-#pragma GCC unroll 16
-            for (int32_t i = 0; i < 16; i++) {
-                block[i] = j + i < n ? _mm512_loadu_ps((const uint16_t *)rows[j + i] + d)
-                                     : _mm512_setzero_ps();
-            }
-            vf_transpose(block);
-#pragma GCC unroll 16
-            for (int32_t i = 0; i < 16; i++) {
-                _mm512_storeu_ps(out + (int64_t)(d / 2 + i) * TILE_KEYS + j, block[i]);
-            }
-        }
-    }
 }
 
 /* Lanes whose exponent is all ones: infinite or NaN. */

@@ -7,7 +7,8 @@
 #ifndef CPU_SIMD_BFDOT_TILE_H
 #define CPU_SIMD_BFDOT_TILE_H
 
-#include "f32_tile.h"
+#include "bf16_rows.h"
+#include "f32_decode.h"
 
 INLINE bfloat16x8_t load_pairs(const uint16_t *p)
 {
@@ -20,16 +21,6 @@ INLINE bfloat16x8_t pair_broadcast(const uint16_t *p)
     uint32_t pair;
     memcpy(&pair, p, sizeof pair);
     return vreinterpretq_bf16_u32(vdupq_n_u32(pair));
-}
-
-INLINE bfloat16x8_t to_bf16(vf low, vf high)
-{
-    return vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high);
-}
-
-INLINE void store_pairs(uint16_t *p, bfloat16x8_t x)
-{
-    vst1q_u16(p, vreinterpretq_u16_bf16(x));
 }
 
 /* The products of one pair of k: `lane` of a's registers, with the row of b that belongs to it. */
@@ -106,27 +97,6 @@ static void bf16_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const v
     }
 }
 
-/* A pair of bf16 is one 32-bit element of the transposition. */
-static void bf16_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
-                           int32_t depth)
-{
-    float *out = packed;
-    for (int32_t j = 0; j < columns; j += 4) {
-        for (int32_t d = 0; d < depth; d += 8) {
-            vf block[4];
-            for (int32_t i = 0; i < 4; i++) {
-                block[i] = j + i < n
-                               ? vreinterpretq_f32_u16(vld1q_u16((const uint16_t *)rows[j + i] + d))
-                               : vf_set1(0.0f);
-            }
-            vf_transpose(block);
-            for (int32_t i = 0; i < 4; i++) {
-                vf_store(out + (int64_t)(d / 2 + i) * TILE_KEYS + j, block[i]);
-            }
-        }
-    }
-}
-
 static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
                             int32_t width)
 {
@@ -147,75 +117,22 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
     return vmaxvq_u16(non_finite) != 0;
 }
 
-/* 2^x to 7.5e-5, less than the rounding of a bf16 */
-INLINE vf exp2_short(vf x)
-{
-    vf limited = vf_max(vf_set1(-127.0f), x);
-    vf whole = vrndmq_f32(limited);
-    vf f = vsubq_f32(limited, whole);
-    vf p = vf_set1(0.0780245227f);
-    p = vf_fma(p, f, vf_set1(0.226067155f));
-    p = vf_fma(p, f, vf_set1(0.695833541f));
-    p = vf_fma(p, f, vf_set1(0.999925219f));
-    return vf_mul(p, vf_power(whole));
-}
-
-/* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
 static void bf16_softmax(const struct softmax_args *args)
 {
-    vf factor = vf_set1(args->softmax_scale_log2);
-    for (int32_t r = 0; r < args->rows; r++) {
-        float *s = args->scores + (int64_t)r * SCORE_STRIDE;
-        uint16_t *p_row = (uint16_t *)s;
-        int32_t low = args->low[r];
-        int32_t high = args->high[r];
-        float best = f32_row_max(s, args->begin, args->end, low, high) * args->softmax_scale_log2;
-        vf minus = vf_set1(-update_row_max(args, r, best));
-        vf sum = vf_set1(0.0f);
-        for (int32_t j = args->begin; j < args->end; j += 8) {
-            vf p0 = exp2_short(vf_fma(vf_load(s + j), factor, minus));
-            vf p1 = exp2_short(vf_fma(vf_load(s + j + 4), factor, minus));
-            if (j < low || j + 8 > high) {
-                p0 = vf_keep(p0, j, low, high, 0.0f);
-                p1 = vf_keep(p1, j + 4, low, high, 0.0f);
-            }
-            sum = vf_add(sum, vf_add(p0, p1));
-            if (args->value_scale != NULL) {
-                p0 = vf_mul(p0, vf_load(args->value_scale + j));
-                p1 = vf_mul(p1, vf_load(args->value_scale + j + 4));
-                p0 = vf_keep(p0, j, low, high, 0.0f);
-                p1 = vf_keep(p1, j + 4, low, high, 0.0f);
-            }
-            store_pairs(p_row + j, to_bf16(p0, p1));
-        }
-        args->row_sum[r] += vf_sum(sum);
-    }
+    tile_softmax(args, true);
 }
 
-/* Rows of every storage type to bf16. fp8 and int8 fit into bf16 exactly; scales are applied to
- * scores and outputs, never here. */
-static void bf16_from_bf16(void *destination, const void *source, int64_t n)
+static void bf16_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
-    memcpy(destination, source, (size_t)n * 2);
+    tile_decode_scores(scores, q, args, true);
 }
 
-#define DEFINE_UNPACK_BF16(name, type, load, convert)                                              \
-    static void name(void *destination, const void *source, int64_t n)                             \
-    {                                                                                              \
-        uint16_t *out = destination;                                                               \
-        const type *in = source;                                                                   \
-        int64_t i = 0;                                                                             \
-        for (; i + 8 <= n; i += 8) {                                                               \
-            store_pairs(out + i, to_bf16(load(in + i), load(in + i + 4)));                         \
-        }                                                                                          \
-        for (; i < n; i++) {                                                                       \
-            out[i] = f32_to_bf16(convert(in[i]));                                                  \
-        }                                                                                          \
-    }
-DEFINE_UNPACK_BF16(bf16_from_f32, float, vf_load, SAME)
-DEFINE_UNPACK_BF16(bf16_from_f16, uint16_t, vf_load_f16, f16_to_f32)
-DEFINE_UNPACK_BF16(bf16_from_e4m3, uint8_t, vf_load_e4m3, e4m3_to_f32)
-DEFINE_UNPACK_BF16(bf16_from_e5m2, uint8_t, vf_load_e5m2, e5m2_to_f32)
-DEFINE_UNPACK_BF16(bf16_from_int8, int8_t, vf_load_int8, SAME)
+static void bf16_decode_values(float *acc, const void *p, const struct decode_args *args)
+{
+    tile_decode_values(acc, p, args, true);
+}
+
+static const struct decode_kernels bf16_decode = {.scores = bf16_decode_scores,
+                                                  .values = bf16_decode_values};
 
 #endif

@@ -12,40 +12,6 @@
 #include "bf16_decode.h"
 #include "code_tables.h"
 
-enum code_kind { CODES_FP8, CODES_INT8, CODES_INT4 };
-
-struct code_lookup {
-    __m512i low[2];
-    __m512i high[2];
-};
-
-INLINE struct code_lookup code_lookup_of(const struct decode_args *args, const enum code_kind kind)
-{
-    const struct code_table *table = kind == CODES_INT8              ? &table_int8
-                                     : args->element == ELEMENT_E4M3 ? &table_e4m3
-                                                                     : &table_e5m2;
-    return (struct code_lookup){
-        {_mm512_loadu_si512(table->low), _mm512_loadu_si512(table->low + 64)},
-        {_mm512_loadu_si512(table->high), _mm512_loadu_si512(table->high + 64)}};
-}
-
-/* The look-ups take 7 bits of a magnitude, which are 0 for int8's -128 as they are for 0: there the
- * table has 128, and what is 0 is masked. */
-INLINE void bytes_widen(const struct code_lookup *lookup, __m512i codes, const enum code_kind kind,
-                        __m512i *first, __m512i *second)
-{
-    const int is_int8 = kind == CODES_INT8;
-    __m512i magnitude = is_int8 ? _mm512_abs_epi8(codes) : codes;
-    __mmask64 some = is_int8 ? _mm512_test_epi8_mask(codes, codes) : ~(__mmask64)0;
-    __m512i low = _mm512_permutex2var_epi8(lookup->low[0], magnitude, lookup->low[1]);
-    __m512i high =
-        _mm512_maskz_permutex2var_epi8(some, lookup->high[0], magnitude, lookup->high[1]);
-    /* high | (codes & 0x80) */
-    high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xf8);
-    *first = _mm512_unpacklo_epi8(low, high);
-    *second = _mm512_unpackhi_epi8(low, high);
-}
-
 INLINE void bytes_load(const struct code_lookup *lookup, const char *row, const enum code_kind kind,
                        __m512i *first, __m512i *second)
 {
@@ -153,7 +119,7 @@ INLINE void codes_scores_rows(float *scores, const uint16_t *q, const float *q_s
                               const struct decode_args *args, const int chunks,
                               const enum code_kind kind, struct burst *burst)
 {
-    const struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
+    const struct code_lookup lookup = code_lookup_of(args->element, CODES_FP8);
     __m512 scale = _mm512_setzero_ps();
     if (kind != CODES_FP8) {
         scale =
@@ -226,7 +192,7 @@ static void fp8_decode_scores(float *scores, const void *q, const struct decode_
 INLINE void codes_values_block(float *acc, const uint16_t *p, const struct decode_args *args,
                                const enum code_kind kind, struct burst *burst)
 {
-    struct code_lookup lookup = code_lookup_of(args, kind);
+    struct code_lookup lookup = code_lookup_of(args->element, kind);
     __m512 sum[4][4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {

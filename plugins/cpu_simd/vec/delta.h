@@ -163,8 +163,8 @@ INLINE void f32_product_block(const int rows, const int vectors, const struct pr
             sum[r][c] = vf_set1(0.0f);
         }
     }
-    f32_sums(sum, rows, vectors, (const float *)left->data + i * left->stride, left->stride,
-             (const float *)right->data + j, right->stride, args->k);
+    tile_sums(sum, rows, vectors, (const float *)left->data + i * left->stride, left->stride,
+              (const float *)right->data + j, right->stride, args->k, false);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         float *out = args->out + (i + r) * args->stride + j;
@@ -218,7 +218,7 @@ INLINE void solve_block(const int rows, const int vectors, float *x, int32_t n, 
             sum[i][c] = vf_load(row + i * (int64_t)n + c * VF_WIDTH);
         }
     }
-    f32_sums(sum, rows, vectors, by, stride, x, n, first);
+    tile_sums(sum, rows, vectors, by, stride, x, n, first, false);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 8

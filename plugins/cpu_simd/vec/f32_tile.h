@@ -11,11 +11,10 @@
 
 #include "cpu_simd/kernels.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* sum += a b of rows x vectors; both are constants where this is inlined */
-INLINE void f32_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, const float *a,
-                     int64_t lda, const float *b, int64_t ldb, int32_t k)
+/* sum += a b of rows x vectors; both and `pairs` are constants where this is inlined. With pairs
+ * strides and k count pairs. */
+INLINE void tile_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, const float *a,
+                      int64_t lda, const float *b, int64_t ldb, int32_t k, const bool pairs)
 {
     for (int32_t p = 0; p < k; p++) {
         vf column[VF_COLUMNS];
@@ -25,17 +24,18 @@ INLINE void f32_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, c
         }
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            vf left = vf_set1(a[i * lda + p]);
+            vf left = vf_broadcast(a + i * lda + p);
 #pragma GCC unroll 8
             for (int j = 0; j < vectors; j++) {
-                sum[i][j] = vf_fma(left, column[j], sum[i][j]);
+                sum[i][j] = vf_dot(left, column[j], sum[i][j], pairs);
             }
         }
     }
 }
 
-INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
-                      int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate)
+INLINE void tile_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
+                       int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate,
+                       const bool pairs)
 {
     vf sum[VF_ROWS][VF_COLUMNS];
 #pragma GCC unroll 8
@@ -45,7 +45,7 @@ INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, 
             sum[i][j] = accumulate ? vf_load(c + i * ldc + j * VF_WIDTH) : vf_set1(0.0f);
         }
     }
-    f32_sums(sum, rows, vectors, a, lda, b, ldb, k);
+    tile_sums(sum, rows, vectors, a, lda, b, ldb, k, pairs);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 8
@@ -55,35 +55,46 @@ INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, 
     }
 }
 
-INLINE void f32_rows(const int vectors, float *c, int64_t ldc, const float *a, int64_t lda,
-                     const float *b, int64_t ldb, int32_t m, int32_t k, int accumulate)
+INLINE void tile_rows(const int vectors, float *c, int64_t ldc, const float *a, int64_t lda,
+                      const float *b, int64_t ldb, int32_t m, int32_t k, int accumulate,
+                      const bool pairs)
 {
     for (; m >= VF_ROWS; m -= VF_ROWS, a += VF_ROWS * lda, c += VF_ROWS * ldc) {
-        f32_block(VF_ROWS, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        tile_block(VF_ROWS, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
     }
     if (VF_ROWS > 4 && m >= 4) {
-        f32_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        tile_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
         m -= 4, a += 4 * lda, c += 4 * ldc;
     }
     if (m >= 2) {
-        f32_block(2, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        tile_block(2, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
         m -= 2, a += 2 * lda, c += 2 * ldc;
     }
     for (; m > 0; m--, a += lda, c += ldc) {
-        f32_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        tile_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
+    }
+}
+
+INLINE void tile_gemm(float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
+                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate,
+                      const bool pairs)
+{
+    int32_t j = 0;
+    for (; j + VF_COLUMNS * VF_WIDTH <= n; j += VF_COLUMNS * VF_WIDTH) {
+        tile_rows(VF_COLUMNS, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
+    }
+    for (; VF_WIDTH == 16 && j + 2 * VF_WIDTH <= n; j += 2 * VF_WIDTH) {
+        tile_rows(2, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
+    }
+    for (; j < n; j += VF_WIDTH) {
+        tile_rows(1, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
     }
 }
 
 static void f32_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                      int32_t m, int32_t n, int32_t k, int accumulate)
 {
-    int32_t j = 0;
-    for (; j + VF_COLUMNS * VF_WIDTH <= n; j += VF_COLUMNS * VF_WIDTH) {
-        f32_rows(VF_COLUMNS, c + j, ldc, a, lda, (const float *)b + j, ldb, m, k, accumulate);
-    }
-    for (; j < n; j += VF_WIDTH) {
-        f32_rows(1, c + j, ldc, a, lda, (const float *)b + j, ldb, m, k, accumulate);
-    }
+    tile_gemm(c, ldc, a, lda, b, ldb, m, n, k, accumulate, false);
 }
 
 static void f32_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
@@ -93,10 +104,12 @@ static void f32_pack_keys(void *packed, const void *const *rows, int32_t n, int3
     for (int32_t j = 0; j < columns; j += VF_WIDTH) {
         for (int32_t d = 0; d < depth; d += VF_WIDTH) {
             vf block[VF_WIDTH];
+#pragma GCC unroll 16
             for (int32_t i = 0; i < VF_WIDTH; i++) {
                 block[i] = j + i < n ? vf_load((const float *)rows[j + i] + d) : vf_set1(0.0f);
             }
             vf_transpose(block);
+#pragma GCC unroll 16
             for (int32_t i = 0; i < VF_WIDTH; i++) {
                 vf_store(out + (int64_t)(d + i) * TILE_KEYS + j, block[i]);
             }
@@ -151,8 +164,10 @@ INLINE float update_row_max(const struct softmax_args *args, int32_t r, float be
     return best;
 }
 
-static void f32_softmax(const struct softmax_args *args)
+/* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
+INLINE void tile_softmax(const struct softmax_args *args, const bool pairs)
 {
+    const int vectors = pairs ? 2 : 1;
     vf factor = vf_set1(args->softmax_scale_log2);
     for (int32_t r = 0; r < args->rows; r++) {
         float *s = args->scores + (int64_t)r * SCORE_STRIDE;
@@ -161,20 +176,37 @@ static void f32_softmax(const struct softmax_args *args)
         float best = f32_row_max(s, args->begin, args->end, low, high) * args->softmax_scale_log2;
         vf minus = vf_set1(-update_row_max(args, r, best));
         vf sum = vf_set1(0.0f);
-        for (int32_t j = args->begin; j < args->end; j += VF_WIDTH) {
-            vf p = vf_exp2(vf_fma(vf_load(s + j), factor, minus));
-            if (j < low || j + VF_WIDTH > high) {
-                p = vf_keep(p, j, low, high, 0.0f);
+        for (int32_t j = args->begin; j < args->end; j += vectors * VF_WIDTH) {
+            vf p[2];
+#pragma GCC unroll 2
+            for (int32_t v = 0, i = j; v < vectors; v++, i += VF_WIDTH) {
+                vf exponent = vf_fma(vf_load(s + i), factor, minus);
+                p[v] = pairs ? vf_exp2_short(exponent) : vf_exp2(exponent);
+                if (i < low || i + VF_WIDTH > high) {
+                    p[v] = vf_keep(p[v], i, low, high, 0.0f);
+                }
             }
-            sum = vf_add(sum, p);
-            if (args->value_scale != NULL) {
-                vf scaled = vf_mul(p, vf_load(args->value_scale + j));
-                p = vf_keep(scaled, j, low, high, 0.0f);
+            sum = vf_add(sum, pairs ? vf_add(p[0], p[1]) : p[0]);
+#pragma GCC unroll 2
+            for (int32_t v = 0, i = j; v < vectors; v++, i += VF_WIDTH) {
+                if (args->value_scale != NULL) {
+                    vf scaled = vf_mul(p[v], vf_load(args->value_scale + i));
+                    p[v] = vf_keep(scaled, i, low, high, 0.0f);
+                }
             }
-            vf_store(s + j, p);
+            if (pairs) {
+                vf_store_pairs((uint16_t *)s + j, p[0], p[1]);
+            } else {
+                vf_store(s + j, p[0]);
+            }
         }
         args->row_sum[r] += vf_sum(sum);
     }
+}
+
+static void f32_softmax(const struct softmax_args *args)
+{
+    tile_softmax(args, false);
 }
 
 /* tanh x as x P(x^2) / Q(x^2), with a relative error of 3e-7 everywhere: minimax over 0 .. 9 by
@@ -312,15 +344,6 @@ DEFINE_UNPACK(f32_from_int8, int8_t, vf_load_int8, SAME)
 DEFINE_STORE(f32_to_f32_row, float, vf_store, SAME)
 DEFINE_STORE(f32_to_f16_row, uint16_t, vf_store_f16, f32_to_f16)
 DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
-
-#define F32_TILE_KERNELS                                                                           \
-    {                                                                                              \
-        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24, .decode_rows = 8,             \
-        .unpack = {f32_from_f32,  f32_from_f16,  f32_from_bf16,                                    \
-                   f32_from_e4m3, f32_from_e5m2, f32_from_int8},                                   \
-        .pack_keys = f32_pack_keys, .pack_values = f32_pack_values, .gemm = f32_gemm,              \
-        .softmax = f32_softmax, .decode = &f32_decode                                              \
-    }
 
 #define ROW_OPERATIONS                                                                             \
     .terms = row_terms, .scale_row = row_scale, .hadamard = row_hadamard, .nibbles = row_nibbles,  \

@@ -9,7 +9,6 @@
 #include "f32_decode.h"
 
 #include "bf16_tile.h"
-#include "bf16_unpack.h"
 
 #include "amx_codes.h"
 #include "amx_flash.h"
@@ -157,19 +156,11 @@ static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const vo
     }
 }
 
-static const struct tile_kernels f32_kernels = F32_TILE_KERNELS;
-
 static const struct tile_kernels bf16_kernels = {
-    .element_bytes = 2,
-    .element = ELEMENT_BF16,
+    BF16_TILE_KERNELS,
     .row_block = 32,
     .decode_rows = DECODE_ROWS,
-    .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
-               bf16_from_int8},
-    .pack_keys = bf16_pack_keys,
-    .pack_values = bf16_pack_values,
     .gemm = amx_gemm,
-    .softmax = bf16_softmax,
     .flash = &amx_flash,
     .decode = &amx_decode,
     .decode_fp8 = &amx_fp8_decode,

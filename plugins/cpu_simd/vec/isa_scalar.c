@@ -3,6 +3,4 @@
 
 #include "f32_decode.h"
 
-static const struct tile_kernels f32_kernels = F32_TILE_KERNELS;
-
 const struct variant variant_scalar = {.name = "scalar", .f32 = &f32_kernels, ROW_OPERATIONS};

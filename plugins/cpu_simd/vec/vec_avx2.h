@@ -13,59 +13,16 @@
 
 typedef __m256 vf;
 
-static inline vf vf_load(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-static inline void vf_store(float *p, vf x)
-{
-    _mm256_storeu_ps(p, x);
-}
-static inline vf vf_set1(float x)
-{
-    return _mm256_set1_ps(x);
-}
-static inline vf vf_add(vf a, vf b)
-{
-    return _mm256_add_ps(a, b);
-}
-static inline vf vf_sub(vf a, vf b)
-{
-    return _mm256_sub_ps(a, b);
-}
-static inline vf vf_mul(vf a, vf b)
-{
-    return _mm256_mul_ps(a, b);
-}
-static inline vf vf_div(vf a, vf b)
-{
-    return _mm256_div_ps(a, b);
-}
-static inline vf vf_quotient(vf x, vf y)
-{
-    return vf_div(x, y);
-}
-static inline vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-/* b where either is NaN */
-static inline vf vf_max(vf a, vf b)
-{
-    return _mm256_max_ps(a, b);
-}
-static inline vf vf_min(vf a, vf b)
-{
-    return _mm256_min_ps(a, b);
-}
-static inline vf vf_abs(vf x)
-{
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
-static inline vf vf_sqrt(vf x)
-{
-    return _mm256_sqrt_ps(x);
-}
+#define vf_load _mm256_loadu_ps
+#define vf_store _mm256_storeu_ps
+#define vf_set1 _mm256_set1_ps
+#define vf_fma _mm256_fmadd_ps
+/* max and min: b where either is NaN */
+#define vf_max _mm256_max_ps
+#define vf_min _mm256_min_ps
+#define vf_abs(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
+#define vf_sqrt _mm256_sqrt_ps
+
 static inline float vf_sum(vf x)
 {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -95,19 +52,15 @@ static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float o
     __m256i inside = _mm256_andnot_si256(below, _mm256_cmpgt_epi32(_mm256_set1_epi32(high), lane));
     return _mm256_blendv_ps(_mm256_set1_ps(other), x, _mm256_castsi256_ps(inside));
 }
-/* 2^x: p(x - floor(x)) * 2^floor(x), polynomial of degree 6; 0 from 2^-126 down */
-static inline vf vf_exp2(vf x)
+/* x less its floor; vf_times_power takes *whole: 0 for what is below 2^-126 */
+static inline vf vf_fraction(vf x, vf *whole)
 {
     vf limited = _mm256_min_ps(_mm256_set1_ps(127.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), x));
-    vf whole = _mm256_floor_ps(limited);
-    vf f = _mm256_sub_ps(limited, whole);
-    vf p = _mm256_set1_ps(0.000217022555f);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.00124396878f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.009678841f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.055483342f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.240229836f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.693146984f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+    *whole = _mm256_floor_ps(limited);
+    return _mm256_sub_ps(limited, *whole);
+}
+static inline vf vf_times_power(vf p, vf whole)
+{
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
     return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
@@ -176,5 +129,7 @@ static inline void vf_transpose(vf *r)
         r[i] = t[i];
     }
 }
+
+#include "vec_common.h"
 
 #endif

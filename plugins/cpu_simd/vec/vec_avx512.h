@@ -13,67 +13,28 @@
 
 typedef __m512 vf;
 
-static inline vf vf_load(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-static inline void vf_store(float *p, vf x)
-{
-    _mm512_storeu_ps(p, x);
-}
-static inline vf vf_set1(float x)
-{
-    return _mm512_set1_ps(x);
-}
-static inline vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
-}
-static inline vf vf_sub(vf a, vf b)
-{
-    return _mm512_sub_ps(a, b);
-}
-static inline vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
-static inline vf vf_div(vf a, vf b)
-{
-    return _mm512_div_ps(a, b);
-}
-/* x / y but for the last bit, y normal: a step of Newton's, and what the quotient still lacks */
-static inline vf vf_quotient(vf x, vf y)
+#define vf_load _mm512_loadu_ps
+#define vf_store _mm512_storeu_ps
+#define vf_set1 _mm512_set1_ps
+#define vf_fma _mm512_fmadd_ps
+/* max and min: b where either is NaN */
+#define vf_max _mm512_max_ps
+#define vf_min _mm512_min_ps
+#define vf_abs _mm512_abs_ps
+#define vf_sqrt _mm512_sqrt_ps
+#define vf_sum _mm512_reduce_add_ps
+#define vf_greatest _mm512_reduce_max_ps
+#define vf_times_power _mm512_scalef_ps
+
+/* a step of Newton's, and what the quotient still lacks */
+static inline vf quotient_near(vf x, vf y)
 {
     vf near = _mm512_rcp14_ps(y);
     near = _mm512_fmadd_ps(near, _mm512_fnmadd_ps(y, near, _mm512_set1_ps(1.0f)), near);
     vf quotient = _mm512_mul_ps(x, near);
     return _mm512_fmadd_ps(near, _mm512_fnmadd_ps(quotient, y, x), quotient);
 }
-static inline vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-}
-/* b where either is NaN */
-static inline vf vf_max(vf a, vf b)
-{
-    return _mm512_max_ps(a, b);
-}
-static inline vf vf_min(vf a, vf b)
-{
-    return _mm512_min_ps(a, b);
-}
-static inline vf vf_abs(vf x)
-{
-    return _mm512_abs_ps(x);
-}
-static inline vf vf_sqrt(vf x)
-{
-    return _mm512_sqrt_ps(x);
-}
-static inline float vf_sum(vf x)
-{
-    return _mm512_reduce_add_ps(x);
-}
+#define vf_quotient quotient_near
 static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
 {
     vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -83,10 +44,6 @@ static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
     vf lanes = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-}
-static inline float vf_greatest(vf x)
-{
-    return _mm512_reduce_max_ps(x);
 }
 static inline __m512i vf_lanes(void)
 {
@@ -107,19 +64,11 @@ static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float o
 {
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), vf_inside(first, low, high), x);
 }
-/* 2^x: scalef takes 2^floor(x), the polynomial of degree 6 the rest */
-static inline vf vf_exp2(vf x)
+/* x less its floor; vf_times_power takes *whole, of which scalef takes the floor */
+static inline vf vf_fraction(vf x, vf *whole)
 {
-    vf limited = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
-    vf f = _mm512_reduce_ps(limited, 0x09); /* minus its floor */
-    vf p = _mm512_set1_ps(0.000217022555f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00124396878f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009678841f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.055483342f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240229836f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693146984f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, limited);
+    *whole = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
+    return _mm512_reduce_ps(*whole, 0x09);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {
@@ -194,5 +143,12 @@ static inline void vf_transpose(vf *r)
         r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
     }
 }
+
+#ifdef __AVX512BF16__
+#define vf_dot_pairs(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+#define vf_store_pairs(p, low, high) _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low))
+#endif
+
+#include "vec_common.h"
 
 #endif

@@ -14,42 +14,15 @@
 
 typedef float32x4_t vf;
 
-static inline vf vf_load(const float *p)
-{
-    return vld1q_f32(p);
-}
-static inline void vf_store(float *p, vf x)
-{
-    vst1q_f32(p, x);
-}
-static inline vf vf_set1(float x)
-{
-    return vdupq_n_f32(x);
-}
-static inline vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
-}
-static inline vf vf_sub(vf a, vf b)
-{
-    return vsubq_f32(a, b);
-}
-static inline vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
-static inline vf vf_div(vf a, vf b)
-{
-    return vdivq_f32(a, b);
-}
-static inline vf vf_quotient(vf x, vf y)
-{
-    return vf_div(x, y);
-}
-static inline vf vf_fma(vf a, vf b, vf c)
-{
-    return vfmaq_f32(c, a, b);
-}
+#define vf_load vld1q_f32
+#define vf_store vst1q_f32
+#define vf_set1 vdupq_n_f32
+#define vf_fma(a, b, c) vfmaq_f32(c, a, b)
+#define vf_abs vabsq_f32
+#define vf_sqrt vsqrtq_f32
+#define vf_sum vaddvq_f32
+#define vf_greatest vmaxvq_f32
+
 /* b where either is NaN: fmax and fmin would keep the NaN, or drop it */
 static inline vf vf_max(vf a, vf b)
 {
@@ -59,25 +32,9 @@ static inline vf vf_min(vf a, vf b)
 {
     return vbslq_f32(vcltq_f32(a, b), a, b);
 }
-static inline vf vf_abs(vf x)
-{
-    return vabsq_f32(x);
-}
-static inline vf vf_sqrt(vf x)
-{
-    return vsqrtq_f32(x);
-}
-static inline float vf_sum(vf x)
-{
-    return vaddvq_f32(x);
-}
 static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
 {
     vst1q_f32(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
-}
-static inline float vf_greatest(vf x)
-{
-    return vmaxvq_f32(x);
 }
 /* first, first + 1, … */
 static inline vf vf_ramp(float first)
@@ -93,26 +50,17 @@ static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float o
         vandq_u32(vcgeq_s32(lane, vdupq_n_s32(low)), vcltq_s32(lane, vdupq_n_s32(high)));
     return vbslq_f32(inside, x, vdupq_n_f32(other));
 }
-/* 2^whole, a whole number from -127 on; 0 for -127 */
-static inline vf vf_power(vf whole)
-{
-    int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127));
-    return vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23));
-}
-/* 2^x: p(x - floor(x)) * 2^floor(x), polynomial of degree 6; 0 from 2^-126 down */
-static inline vf vf_exp2(vf x)
+/* x less its floor; vf_times_power takes *whole: 0 for what is below 2^-126 */
+static inline vf vf_fraction(vf x, vf *whole)
 {
     vf limited = vf_min(vdupq_n_f32(127.0f), vf_max(vdupq_n_f32(-127.0f), x));
-    vf whole = vrndmq_f32(limited);
-    vf f = vsubq_f32(limited, whole);
-    vf p = vdupq_n_f32(0.000217022555f);
-    p = vfmaq_f32(vdupq_n_f32(0.00124396878f), p, f);
-    p = vfmaq_f32(vdupq_n_f32(0.009678841f), p, f);
-    p = vfmaq_f32(vdupq_n_f32(0.055483342f), p, f);
-    p = vfmaq_f32(vdupq_n_f32(0.240229836f), p, f);
-    p = vfmaq_f32(vdupq_n_f32(0.693146984f), p, f);
-    p = vfmaq_f32(vdupq_n_f32(1.0f), p, f);
-    return vmulq_f32(p, vf_power(whole));
+    *whole = vrndmq_f32(limited);
+    return vsubq_f32(limited, *whole);
+}
+static inline vf vf_times_power(vf p, vf whole)
+{
+    int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127));
+    return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {
@@ -172,5 +120,23 @@ static inline void vf_transpose(vf *r)
     r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
     r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
 }
+
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+#define vf_dot_pairs(a, b, c) vbfdotq_f32(c, vreinterpretq_bf16_f32(a), vreinterpretq_bf16_f32(b))
+#define vf_store_pairs(p, low, high)                                                               \
+    vst1q_u16(p, vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(low), high)))
+/* Pairs of two rows' elements. */
+static inline void load_zipped(vf *out, const uint16_t *even, const uint16_t *odd, int vectors)
+{
+    for (int c = 0; c < vectors; c += 2) {
+        uint16x8_t x = vld1q_u16(even + 4 * c), y = vld1q_u16(odd + 4 * c);
+        out[c] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
+        out[c + 1] = vreinterpretq_f32_u16(vzip2q_u16(x, y));
+    }
+}
+#define vf_load_pairs load_zipped
+#endif
+
+#include "vec_common.h"
 
 #endif
