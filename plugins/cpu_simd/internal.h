@@ -213,14 +213,18 @@ struct attend_schedule {
     struct needs needs;
 };
 
-/* Offsets of one worker's memory, in bytes. */
-struct scratch_layout {
-    size_t q, acc_o, scores, keys, values, stage_keys, stage_values, zero_row, row;
-    size_t q_scale, row_max, row_sum, scores_scale, low, high, token_low, token_high, seen, blocks;
-    size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale, key_zero,
-        value_zero;
-    size_t sink_q, sink_rows; /* for layers with static sinks */
-    size_t bytes;
+/* One worker's memory. */
+struct attend_scratch {
+    char *q, *keys, *values, *stage_keys, *stage_values, *zero_row;
+    char *sink_q, *sink_rows; /* for layers with static sinks */
+    float *acc_o, *scores, *row, *q_scale, *row_max, *row_sum, *scores_scale;
+    float *key_scale, *value_scale;
+    int32_t *low, *high; /* columns of the current tile that each row of the item sees */
+    int32_t *token_low, *token_high; /* keys that each token of the item sees */
+    int32_t *seen;                   /* [block of rows]: its acc_o has been written */
+    int32_t *key_zero, *value_zero;
+    struct flash_block *blocks; /* [blocks of rows] */
+    const void **key_rows, **value_rows, **next_rows, **scale_rows;
 };
 
 /* elements.c */
@@ -354,32 +358,43 @@ attn_status schedule_make(const struct attend_problem *problem, const struct att
 struct work_item *schedule_items(const struct attend_schedule *schedule);
 int32_t *schedule_order(const struct attend_schedule *schedule);
 struct merge_item *schedule_merges(const struct attend_schedule *schedule);
-void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape,
-                  int32_t item_rows);
+/* Places a worker's memory; returns its bytes. With memory NULL only these count. */
+size_t place_scratch(struct attend_scratch *scratch, char *memory, const struct layer_shape *shape,
+                     int32_t item_rows);
 /* bytes of a tile's packed keys, or of its values */
 size_t packed_bytes(const struct layer_shape *shape, bool keys);
 
 /* finish.c: queries and results of both paths */
 struct attend_run {
     struct attend_problem problem;
-    struct scratch_layout layout;
     const struct attn_attend_args *args;
     const struct attend_schedule *schedule;
-    char *scratch;   /* memory of worker 0 */
-    float *partials; /* [partial_rows][width_padded], then row_max, then row_sum */
+    char *scratch;        /* memory of worker 0 */
+    size_t scratch_bytes; /* of each */
+    float *partials;      /* [partial_rows][width_padded], then row_max, then row_sum */
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);
+/* Applies the layer's terms to the scores of rows first_row .. first_row + rows - 1 of an item's
+ * head, of keys first_key .. first_key + n - 1; `scale` turns them into natural units. */
+void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
+               int32_t first_row, int32_t rows, int32_t first_key, float scale,
+               const float *key_scale, float *scores, int32_t n);
+/* Multiplies rows of acc_o with what softmax_args.scores_scale says. */
+void rescale_o(const struct attend_problem *problem, float *acc_o, const float *scores_scale,
+               int32_t rows);
 /* row_max of rows that have been written or have nothing to write. */
 #define ROW_IS_DONE INFINITY
 /* Writes the results of one KV head of an item to the output or to its partial result, and
  * overwrites them. */
 void finish_item(const struct attend_run *run, const struct work_item *item,
-                 const struct row_block *rows, char *scratch);
-void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
+                 const struct row_block *rows, const struct attend_scratch *scratch);
+void merge_partials(const struct attend_run *run, const struct merge_item *item,
+                    const struct attend_scratch *scratch);
 
 /* static_sink.c: attends to the layer's sinks; acc_o has to be as if the values had been float32 */
-void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch);
+void add_static_sinks(const struct attend_run *run, const struct row_block *rows,
+                      const struct attend_scratch *scratch);
 
 /* recompute.c: a second softmax for rows that the kernels' softmax cannot hold */
 /* The exponents of recomputed rows are lowered by this, so that sums of 2^32 values do not
@@ -397,15 +412,18 @@ void recompute_softmax(const struct tile_kernels *kernels, const struct softmax_
                        float exponent_shift);
 
 /* tile.c, decode.c */
-void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);
-void run_decode(const struct attend_run *run, const struct work_item *item, char *scratch);
+void run_packed(const struct attend_run *run, const struct work_item *item,
+                const struct attend_scratch *scratch);
+void run_decode(const struct attend_run *run, const struct work_item *item,
+                const struct attend_scratch *scratch);
 /* Recomputes rows of one KV head that the kernels could not hold, then writes the results. */
 void finish_head_rows(const struct attend_run *run, const struct work_item *item,
-                      const struct row_block *rows, char *scratch);
+                      const struct row_block *rows, const struct attend_scratch *scratch);
 /* The packed path over some keys for one head of an item, added to the rows' results so far;
  * `recompute`: with recompute_softmax. */
 void run_keys(const struct attend_run *run, const struct work_item *item,
-              const struct row_block *rows, struct interval keys, bool recompute, char *scratch);
+              const struct row_block *rows, struct interval keys, bool recompute,
+              const struct attend_scratch *scratch);
 
 /* tree.c */
 bool tree_row_visible(const struct attend_problem *problem, int32_t request, int32_t token,

@@ -16,7 +16,9 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
     const struct attend_run *run = loop->run;
     const struct attend_schedule *schedule = run->schedule;
     const struct variant *variant = run->problem.instance->variant;
-    char *scratch = run->scratch + (size_t)worker * run->layout.bytes;
+    struct attend_scratch scratch;
+    place_scratch(&scratch, run->scratch + (size_t)worker * run->scratch_bytes, &run->problem.shape,
+                  schedule->needs.rows);
     int32_t count = loop->merging ? schedule->num_merges : schedule->num_items;
     if (variant->enter != NULL) {
         variant->enter();
@@ -29,7 +31,7 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
         if (loop->merging) {
             const struct merge_item *merge = &schedule_merges(schedule)[i];
             if (rows_wanted(&run->problem, merge->request, merge->token, merge->num_tokens)) {
-                merge_partials(run, merge, scratch);
+                merge_partials(run, merge, &scratch);
             }
             continue;
         }
@@ -38,9 +40,9 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
             continue;
         }
         if (item->decode) {
-            run_decode(run, item, scratch);
+            run_decode(run, item, &scratch);
         } else {
-            run_packed(run, item, scratch);
+            run_packed(run, item, &scratch);
         }
     }
     if (variant->leave != NULL) {
@@ -91,6 +93,7 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
                        struct attn_error *error)
 {
     struct attend_run run;
+    struct attend_scratch scratch;
     attn_status status = problem_init(&run.problem, args, parts, true, error);
     if (status != ATTN_OK) {
         return status;
@@ -105,10 +108,10 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
     }
     run.args = args;
     run.schedule = args->schedule_host;
-    scratch_init(&run.layout, &run.problem.shape, run.schedule->needs.rows);
+    run.scratch_bytes = place_scratch(&scratch, NULL, &run.problem.shape, run.schedule->needs.rows);
     size_t workers = (size_t)run.problem.instance->host->num_threads;
     run.scratch = args->scratch;
-    run.partials = (float *)(run.scratch + workers * run.layout.bytes);
+    run.partials = (float *)(run.scratch + workers * run.scratch_bytes);
     parallel(&run, false);
     parallel(&run, true);
     return ATTN_OK;

@@ -18,31 +18,6 @@ static int32_t rows_of_head(const struct attend_problem *problem, const struct w
     return rows == 1 && !codes ? 1 : round_up(rows, 4);
 }
 
-static void decode_terms(const struct decode *decode, int32_t head, int32_t first, int32_t n,
-                         float *scores)
-{
-    const struct attend_problem *problem = &decode->run->problem;
-    const struct attn_layer_desc *layer = problem->layer;
-    const struct work_item *item = decode->item;
-    int32_t group = problem->shape.group;
-    int32_t position = request_keys(problem, item->request) -
-                       request_queries(problem, item->request) + item->token;
-    struct score_terms terms = {
-        .scale = key_factor(problem, head), .soft_cap = layer->soft_cap, .alibi = layer->alibi};
-    if (problem->keys.row_scale) {
-        terms.key_scale = decode->key_scale;
-    }
-    for (int32_t r = 0; r < item->num_tokens * group; r++) {
-        int32_t query = r / group;
-        terms.distance = (float)(position + query - first);
-        if (layer->alibi != ATTN_ALIBI_NONE) {
-            terms.slope = problem->params->alibi_slopes[head * group + r % group];
-        }
-        problem->instance->variant->terms(scores + (int64_t)r * SCORE_STRIDE,
-                                          round_up(n, COLUMN_MULTIPLE), &terms);
-    }
-}
-
 /* Rows of one head of the tile: in place, or staged where the kernels cannot read them there. */
 static const void **head_rows(const struct decode *decode, const struct decode_step *step,
                               const struct row_source *source, struct stage *stage, int64_t *offset)
@@ -91,7 +66,6 @@ static void decode_softmax(const struct decode *decode, const struct decode_step
 {
     const struct attend_problem *problem = &decode->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct scratch_layout *at = &decode->run->layout;
     int32_t index = step->head * decode->rows_padded;
     int32_t low[DECODE_ROWS] = {0};
     int32_t high[DECODE_ROWS];
@@ -99,7 +73,7 @@ static void decode_softmax(const struct decode *decode, const struct decode_step
         high[r] = step->n;
     }
     float factor = key_factor(problem, decode->item->head + step->head);
-    float *scores_scale = (float *)(decode->scratch + at->scores_scale);
+    float *scores_scale = decode->at->scores_scale;
     struct softmax_args softmax = {
         .scores = scores,
         .rows = decode->item->num_tokens * shape->group,
@@ -107,8 +81,8 @@ static void decode_softmax(const struct decode *decode, const struct decode_step
         .low = low,
         .high = high,
         .softmax_scale_log2 = problem->terms ? LOG2_E : factor * LOG2_E,
-        .row_max = (float *)(decode->scratch + at->row_max) + index,
-        .row_sum = (float *)(decode->scratch + at->row_sum) + index,
+        .row_max = decode->at->row_max + index,
+        .row_sum = decode->at->row_sum + index,
         .scores_scale = scores_scale,
         .value_scale = problem->values.row_scale ? decode->value_scale : NULL,
     };
@@ -125,19 +99,13 @@ static void decode_softmax(const struct decode *decode, const struct decode_step
         softmax.row_sum += some;
         softmax.scores_scale += some;
     }
-    float *acc_o = (float *)(decode->scratch + at->acc_o);
-    for (int32_t r = 0; r < rows; r++) {
-        if (scores_scale[r] != 1.0f) {
-            problem->instance->variant->scale_row(acc_o +
-                                                      (int64_t)(index + r) * shape->width_padded,
-                                                  scores_scale[r], shape->width_padded);
-        }
-    }
+    rescale_o(problem, decode->at->acc_o + (int64_t)index * shape->width_padded, scores_scale,
+              rows);
 }
 
 static float *step_scores(const struct decode *decode, const struct decode_step *step)
 {
-    return (float *)(decode->scratch + decode->run->layout.scores) +
+    return decode->at->scores +
            (int64_t)(step->head - step->first_head) * decode->rows_padded * SCORE_STRIDE;
 }
 
@@ -145,18 +113,17 @@ static void step_of_scores(const struct decode *decode, const struct decode_step
 {
     const struct attend_problem *problem = &decode->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct scratch_layout *at = &decode->run->layout;
     int32_t index = step->head * decode->rows_padded;
-    const char *q = decode->scratch + at->q +
-                    (int64_t)index * shape->depth_padded * shape->kernels->element_bytes;
+    const char *q =
+        decode->at->q + (int64_t)index * shape->depth_padded * shape->kernels->element_bytes;
     struct decode_args args = {.keys = step->keys,
                                .rows = decode->rows_padded,
-                               .q_scale = (float *)(decode->scratch + at->q_scale) + index,
+                               .q_scale = decode->at->q_scale + index,
                                .depth = shape->depth_padded,
-                               .zero_row = decode->scratch + at->zero_row,
+                               .zero_row = decode->at->zero_row,
                                .zeros = decode->key_zero,
                                .element = problem->keys.element};
-    struct stage stage = {.memory = decode->scratch + at->stage_keys,
+    struct stage stage = {.memory = decode->at->stage_keys,
                           .padded = shape->depth_padded,
                           .rows = decode->key_rows,
                           .scale_rows = decode->key_scales,
@@ -171,16 +138,15 @@ static void step_of_values(const struct decode *decode, const struct decode_step
 {
     const struct attend_problem *problem = &decode->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct scratch_layout *at = &decode->run->layout;
-    float *acc_o = (float *)(decode->scratch + at->acc_o) +
-                   (int64_t)step->head * decode->rows_padded * shape->width_padded;
+    float *acc_o =
+        decode->at->acc_o + (int64_t)step->head * decode->rows_padded * shape->width_padded;
     struct decode_args args = {.keys = step->keys,
                                .rows = decode->rows_padded,
                                .depth = shape->width_padded,
-                               .zero_row = decode->scratch + at->zero_row,
+                               .zero_row = decode->at->zero_row,
                                .zeros = decode->value_zero,
                                .element = problem->values.element};
-    struct stage stage = {.memory = decode->scratch + at->stage_values,
+    struct stage stage = {.memory = decode->at->stage_values,
                           .padded = shape->width_padded,
                           .rows = decode->value_rows,
                           .scale_rows = decode->value_scales,
@@ -206,27 +172,26 @@ static void clear_results(float *acc_o, float *row_max, float *row_sum, int32_t 
 }
 
 static void decode_init(struct decode *decode, const struct attend_run *run,
-                        const struct work_item *item, char *scratch)
+                        const struct work_item *item, const struct attend_scratch *at)
 {
-    const struct scratch_layout *at = &run->layout;
     const struct layer_shape *shape = &run->problem.shape;
     *decode = (struct decode){
         .run = run,
         .item = item,
-        .scratch = scratch,
-        .key_rows = (const void **)(scratch + at->key_rows),
-        .value_rows = (const void **)(scratch + at->value_rows),
-        .next_keys = (const void **)(scratch + at->next_rows),
-        .next_values = (const void **)(scratch + at->next_rows) + DECODE_MAX_KEYS,
-        .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DECODE_MAX_KEYS,
-        .key_scales = (const void **)(scratch + at->scale_rows),
-        .value_scales = (const void **)(scratch + at->scale_rows) + DECODE_MAX_KEYS,
-        .next_key_scales = (const void **)(scratch + at->scale_rows) + 2 * DECODE_MAX_KEYS,
-        .next_value_scales = (const void **)(scratch + at->scale_rows) + 3 * DECODE_MAX_KEYS,
-        .key_scale = (float *)(scratch + at->key_scale),
-        .value_scale = (float *)(scratch + at->value_scale),
-        .key_zero = (int32_t *)(scratch + at->key_zero),
-        .value_zero = (int32_t *)(scratch + at->value_zero),
+        .at = at,
+        .key_rows = at->key_rows,
+        .value_rows = at->value_rows,
+        .next_keys = at->next_rows,
+        .next_values = at->next_rows + DECODE_MAX_KEYS,
+        .staged_rows = at->next_rows + 2 * DECODE_MAX_KEYS,
+        .key_scales = at->scale_rows,
+        .value_scales = at->scale_rows + DECODE_MAX_KEYS,
+        .next_key_scales = at->scale_rows + 2 * DECODE_MAX_KEYS,
+        .next_value_scales = at->scale_rows + 3 * DECODE_MAX_KEYS,
+        .key_scale = at->key_scale,
+        .value_scale = at->value_scale,
+        .key_zero = at->key_zero,
+        .value_zero = at->value_zero,
         .rows_padded = rows_of_head(&run->problem, item),
     };
     const struct row_source *keys = &run->problem.keys;
@@ -241,11 +206,11 @@ static void decode_init(struct decode *decode, const struct attend_run *run,
                                values->stride_head > 0 && keys->stride_slot > keys->stride_head &&
                                values->stride_slot > values->stride_head;
     int32_t rows = decode->rows_padded * item->num_heads;
-    float *q_scale = (float *)(scratch + at->q_scale);
+    float *q_scale = at->q_scale;
     memset(q_scale, 0, (size_t)rows * sizeof(float));
     size_t row_bytes = (size_t)shape->depth_padded * (size_t)shape->kernels->element_bytes;
     for (int32_t h = 0; h < item->num_heads; h++) {
-        char *q = scratch + at->q + (size_t)(h * decode->rows_padded) * row_bytes;
+        char *q = at->q + (size_t)(h * decode->rows_padded) * row_bytes;
         load_queries(run, item, item->head + h, q, decode->rows_padded);
         int32_t count = item->num_tokens * shape->group;
         for (int32_t r = 0; r < count && kernels->order != NULL; r++) {
@@ -253,17 +218,16 @@ static void decode_init(struct decode *decode, const struct attend_run *run,
                 kernels->order(q + (size_t)r * row_bytes, shape->depth_padded);
         }
         if (kernels->pack != NULL) { /* the memory of packed keys is still free */
-            kernels->pack(q, scratch + at->keys, decode->rows_padded, shape->depth_padded);
+            kernels->pack(q, at->keys, decode->rows_padded, shape->depth_padded);
         }
     }
-    memset(scratch + at->zero_row, 0,
+    memset(at->zero_row, 0,
            (size_t)max_i32(shape->width_padded, shape->depth_padded) *
                (size_t)shape->kernels->element_bytes);
     /* rows past the group keep zero probabilities */
-    memset(scratch + at->scores, 0,
+    memset(at->scores, 0,
            (size_t)(decode->heads_at_once * decode->rows_padded) * SCORE_STRIDE * sizeof(float));
-    clear_results((float *)(scratch + at->acc_o), (float *)(scratch + at->row_max),
-                  (float *)(scratch + at->row_sum), rows, shape->width_padded);
+    clear_results(at->acc_o, at->row_max, at->row_sum, rows, shape->width_padded);
     memset(decode->key_scale, 0, TILE_KEYS * sizeof(float));
     memset(decode->value_scale, 0, TILE_KEYS * sizeof(float));
     memset(decode->key_zero, 0, TILE_KEYS * sizeof(int32_t));
@@ -360,8 +324,12 @@ static void decode_heads(const struct decode *decode, struct decode_step step, i
             }
             step_of_scores(decode, &step);
             if (last && problem->terms) {
-                decode_terms(decode, decode->item->head + step.head, first, step.n,
-                             step_scores(decode, &step));
+                const int32_t head = decode->item->head + step.head;
+                row_terms(problem, decode->item, head, 0,
+                          decode->item->num_tokens * problem->shape.group, first,
+                          key_factor(problem, head),
+                          problem->keys.row_scale ? decode->at->key_scale : NULL,
+                          step_scores(decode, &step), round_up(step.n, COLUMN_MULTIPLE));
             }
         }
     }
@@ -398,10 +366,9 @@ static void finish_head(const struct decode *decode, struct interval common, int
     const struct work_item *item = decode->item;
     const struct layer_shape *shape = &run->problem.shape;
     int32_t row = h * decode->rows_padded;
-    float *row_max = (float *)(decode->scratch + run->layout.row_max) + row;
-    float *row_sum = (float *)(decode->scratch + run->layout.row_sum) + row;
-    float *acc_o =
-        (float *)(decode->scratch + run->layout.acc_o) + (int64_t)row * shape->width_padded;
+    float *row_max = decode->at->row_max + row;
+    float *row_sum = decode->at->row_sum + row;
+    float *acc_o = decode->at->acc_o + (int64_t)row * shape->width_padded;
     const struct decode_kernels *kernels = run->problem.values.decode;
     const int32_t rows = decode->rows_padded;
     if (kernels->finish != NULL && !kernels->finish(acc_o, rows, shape->width_padded)) {
@@ -413,10 +380,10 @@ static void finish_head(const struct decode *decode, struct interval common, int
                                    acc_o,         row_max,        row_sum};
     for (int32_t i = 0; i < 2; i++) {
         if (edges[i].low < edges[i].high) {
-            run_keys(run, item, &sums, edges[i], false, decode->scratch);
+            run_keys(run, item, &sums, edges[i], false, decode->at);
         }
     }
-    finish_head_rows(run, item, &sums, decode->scratch);
+    finish_head_rows(run, item, &sums, decode->at);
 }
 
 /* Vectors read a list's rows in tiles of the plain size: larger ones are 5 % slower. */
@@ -434,11 +401,12 @@ static int32_t first_tile(const struct decode *decode, int32_t whole)
     return listed && decode->run->problem.keys.decode->tiles ? DECODE_KEYS / 2 : whole;
 }
 
-void run_decode(const struct attend_run *run, const struct work_item *item, char *scratch)
+void run_decode(const struct attend_run *run, const struct work_item *item,
+                const struct attend_scratch *at)
 {
     struct decode decode;
     struct interval common = common_keys(run, item);
-    decode_init(&decode, run, item, scratch);
+    decode_init(&decode, run, item, at);
     const int32_t whole = tile_size(&decode);
     int32_t tile_keys = first_tile(&decode, whole);
     int32_t next_n = find_tile(&decode, common.low, min_i32(tile_keys, common.high - common.low));

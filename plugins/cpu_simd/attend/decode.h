@@ -8,7 +8,7 @@
 struct decode {
     const struct attend_run *run;
     const struct work_item *item;
-    char *scratch;
+    const struct attend_scratch *at;
     const void **key_rows;
     const void **value_rows;
     const void **next_keys; /* rows of the next tile */

@@ -16,8 +16,8 @@ bool flash_takes(const struct attend_problem *problem, int32_t rows)
 /* Columns of the tile that a token sees. */
 static struct interval token_columns(const struct tile *tile, int32_t token)
 {
-    int32_t last = min_i32(tile->item->key_end, tile->token_high[token]) - tile->first;
-    return (struct interval){max_i32(tile->skip, tile->token_low[token] - tile->first),
+    int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
+    return (struct interval){max_i32(tile->skip, tile->at.token_low[token] - tile->first),
                              min_i32(tile->n, last)};
 }
 
@@ -67,30 +67,30 @@ void flash_attend(struct tile *tile, int32_t rows)
     const struct layer_shape *shape = &problem->shape;
     for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
         int32_t of_block = min_i32(FLASH_ROWS, rows - first);
-        struct flash_block *block = &tile->blocks[first / FLASH_ROWS];
+        struct flash_block *block = &tile->at.blocks[first / FLASH_ROWS];
         *block = find_block(tile, first, of_block);
         if (block->masked) {
-            find_masks(tile, first, of_block, tile->low, tile->high);
+            find_masks(tile, first, of_block, tile->at.low, tile->at.high);
         }
         if (block->begin < block->end) {
-            block->first_tile = !tile->seen[first / FLASH_ROWS];
-            tile->seen[first / FLASH_ROWS] = 1;
+            block->first_tile = !tile->at.seen[first / FLASH_ROWS];
+            tile->at.seen[first / FLASH_ROWS] = 1;
         }
     }
     const struct flash_args args = {
-        .keys = tile->keys,
-        .values = tile->values,
-        .blocks = tile->blocks,
-        .low = tile->low,
-        .high = tile->high,
-        .q = tile->q,
-        .acc_o = tile->acc_o,
+        .keys = tile->at.keys,
+        .values = tile->at.values,
+        .blocks = tile->at.blocks,
+        .low = tile->at.low,
+        .high = tile->at.high,
+        .q = tile->at.q,
+        .acc_o = tile->at.acc_o,
         .depth = shape->depth_padded,
         .width = shape->width_padded,
         .num_blocks = round_up(rows, FLASH_ROWS) / FLASH_ROWS,
         .softmax_scale_log2 = key_factor(problem, tile->item->head) * LOG2_E,
-        .row_max = tile->row_max,
-        .row_sum = tile->row_sum,
+        .row_max = tile->at.row_max,
+        .row_sum = tile->at.row_sum,
     };
     shape->kernels->flash->attend(&args);
 }

@@ -87,10 +87,9 @@ static struct needs needs_of(const struct layer_shape *shape, const struct attn_
 size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                        int32_t num_threads)
 {
-    struct scratch_layout layout;
+    struct attend_scratch scratch;
     struct needs needs = needs_of(shape, limits, num_threads);
-    scratch_init(&layout, shape, needs.rows);
-    return layout.bytes * (size_t)num_threads + 256 +
+    return place_scratch(&scratch, NULL, shape, needs.rows) * (size_t)num_threads + 256 +
            (size_t)needs.partial_rows * (size_t)(shape->width_padded + 2) * sizeof(float);
 }
 
@@ -439,7 +438,8 @@ size_t packed_bytes(const struct layer_shape *shape, bool keys)
     return align_up(packed_keys(shape) * row * (size_t)shape->kernels->element_bytes);
 }
 
-void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape, int32_t item_rows)
+size_t place_scratch(struct attend_scratch *scratch, char *memory, const struct layer_shape *shape,
+                     int32_t item_rows)
 {
     size_t at = 0;
     size_t element = (size_t)shape->kernels->element_bytes;
@@ -448,7 +448,8 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     size_t width = (size_t)shape->width_padded;
     size_t wider = depth > width ? depth : width;
     size_t tile = packed_keys(shape);
-#define PLACE(field, bytes) (layout->field = at, at += align_up(bytes) + 64)
+#define PLACE(field, bytes)                                                                        \
+    (scratch->field = memory != NULL ? (void *)(memory + at) : NULL, at += align_up(bytes) + 64)
     PLACE(q, rows * depth * element);
     PLACE(acc_o, rows * width * sizeof(float));
     PLACE(scores,
@@ -481,5 +482,5 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(sink_rows, shape->sink_len > 0 ? TILE_KEYS * wider * element : 0);
 #undef PLACE
     /* pages of their own, and not all at the same place in the caches' sets */
-    layout->bytes = (at + 4095) / 4096 * 4096 + 256;
+    return (at + 4095) / 4096 * 4096 + 256;
 }

@@ -60,13 +60,10 @@ static void score_rows(const struct sink_tile *tile, const struct row_block *row
                        int32_t first_row, int32_t count)
 {
     const struct attend_problem *problem = &tile->run->problem;
-    const struct attn_layer_desc *layer = problem->layer;
     const struct tile_kernels *kernels = problem->shape.kernels;
     const size_t row_bytes = (size_t)tile->depth * (size_t)kernels->element_bytes;
     const int32_t group = problem->shape.group;
     const int64_t start = problem->batch->query_start_loc[rows->request];
-    const int32_t before =
-        request_keys(problem, rows->request) - request_queries(problem, rows->request);
     memset(tile->q, 0, SINK_ROWS * row_bytes);
     for (int32_t r = 0; r < count; r++) {
         const int32_t token = rows->token + (first_row + r) / group;
@@ -77,19 +74,9 @@ static void score_rows(const struct sink_tile *tile, const struct row_block *row
     }
     kernels->gemm(tile->scores, SCORE_STRIDE, tile->q, tile->depth, tile->keys, TILE_KEYS,
                   product_rows(&problem->shape, count), tile->padded, tile->depth, 0);
-    struct score_terms terms = {.scale = query_factor(problem, tile->head),
-                                .soft_cap = layer->soft_cap,
-                                .alibi = layer->alibi};
-    for (int32_t r = 0; r < count; r++) {
-        if (layer->alibi != ATTN_ALIBI_NONE) {
-            const int32_t token = rows->token + (first_row + r) / group;
-            terms.slope =
-                problem->params->alibi_slopes[tile->head * group + (first_row + r) % group];
-            terms.distance = (float)(before + token + layer->sink_len - tile->first);
-        }
-        problem->instance->variant->terms(tile->scores + (int64_t)r * SCORE_STRIDE, tile->padded,
-                                          &terms);
-    }
+    const struct work_item item = {.request = rows->request, .token = rows->token};
+    row_terms(problem, &item, tile->head, first_row, count, tile->first - problem->layer->sink_len,
+              query_factor(problem, tile->head), NULL, tile->scores, tile->padded);
 }
 
 static void add_tile(const struct sink_tile *tile, const struct row_block *rows, int32_t first_row,
@@ -119,29 +106,24 @@ static void add_tile(const struct sink_tile *tile, const struct row_block *rows,
     } else {
         kernels->softmax(&softmax);
     }
-    for (int32_t r = 0; r < count; r++) {
-        if (tile->scores_scale[r] != 1.0f) {
-            problem->instance->variant->scale_row(acc_o + (int64_t)r * width, tile->scores_scale[r],
-                                                  width);
-        }
-    }
+    rescale_o(problem, acc_o, tile->scores_scale, count);
     kernels->gemm(acc_o, width, tile->scores, p_stride, tile->values, width,
                   product_rows(&problem->shape, count), width, tile->padded, 1);
 }
 
-void add_static_sinks(const struct attend_run *run, const struct row_block *rows, char *scratch)
+void add_static_sinks(const struct attend_run *run, const struct row_block *rows,
+                      const struct attend_scratch *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
-    const struct scratch_layout *at = &run->layout;
     struct sink_tile tile = {.run = run,
                              .head = rows->head,
                              .depth = round_up(shape->depth, DEPTH_MULTIPLE),
-                             .q = scratch + at->sink_q,
-                             .keys = scratch + at->keys,
-                             .values = scratch + at->values,
-                             .rows = scratch + at->sink_rows,
-                             .scores = (float *)(scratch + at->scores),
-                             .scores_scale = (float *)(scratch + at->scores_scale)};
+                             .q = scratch->sink_q,
+                             .keys = scratch->keys,
+                             .values = scratch->values,
+                             .rows = scratch->sink_rows,
+                             .scores = scratch->scores,
+                             .scores_scale = scratch->scores_scale};
     const int32_t count = rows->num_tokens * shape->group;
     if (request_keys(&run->problem, rows->request) == 0) { /* idle: it sees no sink either */
         return;

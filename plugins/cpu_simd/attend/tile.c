@@ -6,38 +6,6 @@
  * 64 KiB are packed for 25 MFLOP. */
 #include "tile.h"
 
-static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
-                      char *scratch)
-{
-    const struct scratch_layout *at = &run->layout;
-    *tile = (struct tile){
-        .run = run,
-        .item = item,
-        .q = scratch + at->q,
-        .acc_o = (float *)(scratch + at->acc_o),
-        .scores = (float *)(scratch + at->scores),
-        .keys = scratch + at->keys,
-        .values = scratch + at->values,
-        .row = (float *)(scratch + at->row),
-        .row_max = (float *)(scratch + at->row_max),
-        .row_sum = (float *)(scratch + at->row_sum),
-        .scores_scale = (float *)(scratch + at->scores_scale),
-        .low = (int32_t *)(scratch + at->low),
-        .high = (int32_t *)(scratch + at->high),
-        .token_low = (int32_t *)(scratch + at->token_low),
-        .token_high = (int32_t *)(scratch + at->token_high),
-        .seen = (int32_t *)(scratch + at->seen),
-        .blocks = (struct flash_block *)(scratch + at->blocks),
-        .key_rows = (const void **)(scratch + at->key_rows),
-        .value_rows = (const void **)(scratch + at->value_rows),
-        .scale_rows = (const void **)(scratch + at->scale_rows),
-        .key_scale = (float *)(scratch + at->key_scale),
-        .value_scale = (float *)(scratch + at->value_scale),
-        .zero_row = scratch + at->zero_row,
-        .prefetch = {.rows = (const void **)(scratch + at->next_rows)},
-    };
-}
-
 /* A masked value that is not finite must not be multiplied with a zero probability: such values are
  * packed as zero and added separately to the rows that see them. */
 static void hide_non_finite_values(struct tile *tile, int32_t padded)
@@ -45,19 +13,19 @@ static void hide_non_finite_values(struct tile *tile, int32_t padded)
     const struct layer_shape *shape = &tile->run->problem.shape;
     const struct tile_kernels *kernels = shape->kernels;
     const struct tile_kernels *plain = tile->run->problem.instance->variant->f32;
-    const void **rows = tile->value_rows + TILE_KEYS + 2;
+    const void **rows = tile->at.value_rows + TILE_KEYS + 2;
     for (int32_t j = 0; j < tile->skip; j++) {
-        rows[j] = tile->zero_row;
+        rows[j] = tile->at.zero_row;
     }
     for (int32_t j = tile->skip; j < tile->n; j++) {
-        plain->unpack[kernels->element](tile->row, tile->value_rows[j], shape->width);
+        plain->unpack[kernels->element](tile->at.row, tile->at.value_rows[j], shape->width);
         bool finite = true;
         for (int32_t d = 0; d < shape->width; d++) {
-            finite = finite && isfinite(tile->row[d]);
+            finite = finite && isfinite(tile->at.row[d]);
         }
-        rows[j] = finite ? tile->value_rows[j] : tile->zero_row;
+        rows[j] = finite ? tile->at.value_rows[j] : tile->at.zero_row;
     }
-    kernels->pack_values(tile->values, rows, tile->n, padded, shape->width_padded);
+    kernels->pack_values(tile->at.values, rows, tile->n, padded, shape->width_padded);
 }
 
 static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t rows)
@@ -65,30 +33,31 @@ static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t 
     const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     const struct variant *variant = problem->instance->variant;
-    const void **hidden = tile->value_rows + TILE_KEYS + 2;
+    const void **hidden = tile->at.value_rows + TILE_KEYS + 2;
     for (int32_t j = tile->skip; j < tile->n; j++) {
-        if (hidden[j] != tile->zero_row) {
+        if (hidden[j] != tile->at.zero_row) {
             continue;
         }
-        variant->f32->unpack[shape->kernels->element](tile->row, tile->value_rows[j], shape->width);
+        variant->f32->unpack[shape->kernels->element](tile->at.row, tile->at.value_rows[j],
+                                                      shape->width);
         for (int32_t d = shape->width; d < shape->width_padded; d++) {
-            tile->row[d] = 0.0f;
+            tile->at.row[d] = 0.0f;
         }
         for (int32_t r = 0; r < rows; r++) {
             int32_t m = first_row + r;
             int32_t token = tile->item->token + m / shape->group;
-            if (j < tile->low[m] || j >= tile->high[m] ||
+            if (j < tile->at.low[m] || j >= tile->at.high[m] ||
                 !tree_row_visible(problem, tile->item->request, token, tile->first + j)) {
                 continue;
             }
-            const float *p_row = tile->scores + (int64_t)r * SCORE_STRIDE;
+            const float *p_row = tile->at.scores + (int64_t)r * SCORE_STRIDE;
             float p = p_row[j];
             if (shape->kernels->element == ELEMENT_BF16) {
                 uint16_t bits;
                 memcpy(&bits, (const uint16_t *)p_row + j, sizeof(bits));
                 variant->f32->unpack[ELEMENT_BF16](&p, &bits, 1);
             }
-            variant->add_scaled(tile->acc_o + (int64_t)m * shape->width_padded, tile->row, p,
+            variant->add_scaled(tile->at.acc_o + (int64_t)m * shape->width_padded, tile->at.row, p,
                                 shape->width_padded);
         }
     }
@@ -100,15 +69,15 @@ static void move_non_finite_scales(struct tile *tile)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
     for (int32_t j = tile->skip; j < tile->n; j++) {
-        if (isfinite(tile->value_scale[j])) {
+        if (isfinite(tile->at.value_scale[j])) {
             continue;
         }
         for (int32_t d = 0; d < shape->width_padded; d++) {
-            tile->row[d] = NAN;
+            tile->at.row[d] = NAN;
         }
         tile->run->problem.instance->variant->store[shape->kernels->element](
-            (void *)(uintptr_t)tile->value_rows[j], tile->row, 1.0f, shape->width_padded);
-        tile->value_scale[j] = 1.0f;
+            (void *)(uintptr_t)tile->at.value_rows[j], tile->at.row, 1.0f, shape->width_padded);
+        tile->at.value_scale[j] = 1.0f;
     }
 }
 
@@ -117,96 +86,95 @@ static void find_tile(struct tile *tile)
 {
     const struct attend_problem *problem = &tile->run->problem;
     const struct work_item *item = tile->item;
-    const void **value_scales = tile->scale_rows + FLASH_KEYS;
+    const void **value_scales = tile->at.scale_rows + FLASH_KEYS;
     int32_t skip = tile->skip;
     int32_t count = tile->n - skip;
     if (problem->latent != NULL && problem->shape.topk > 0) {
         tile->skip = 0;
         tile->n = find_listed_rows(problem, &problem->keys, item, tile->first + skip, count,
-                                   tile->key_rows, NULL);
-        memcpy(tile->value_rows, tile->key_rows, (size_t)tile->n * sizeof(void *));
+                                   tile->at.key_rows, NULL);
+        memcpy(tile->at.value_rows, tile->at.key_rows, (size_t)tile->n * sizeof(void *));
         return;
     }
     if (problem->shape.topk > 0) {
-        find_listed_rows(problem, &problem->keys, item, tile->first + skip, count, tile->key_rows,
-                         tile->scale_rows);
+        find_listed_rows(problem, &problem->keys, item, tile->first + skip, count,
+                         tile->at.key_rows, tile->at.scale_rows);
         count = tile->n = find_listed_rows(problem, &problem->values, item, tile->first + skip,
-                                           count, tile->value_rows, value_scales);
+                                           count, tile->at.value_rows, value_scales);
         tile->skip = skip = 0;
     } else {
         find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
-                  tile->key_rows + skip, tile->scale_rows + skip);
+                  tile->at.key_rows + skip, tile->at.scale_rows + skip);
         find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
-                  tile->value_rows + skip, value_scales + skip);
+                  tile->at.value_rows + skip, value_scales + skip);
     }
     if (has_float_scales(&problem->keys)) {
-        load_scales(tile->scale_rows + skip, 0, count, tile->key_scale + skip);
+        load_scales(tile->at.scale_rows + skip, 0, count, tile->at.key_scale + skip);
     }
     if (has_float_scales(&problem->values)) {
-        load_scales(value_scales + skip, 0, count, tile->value_scale + skip);
+        load_scales(value_scales + skip, 0, count, tile->at.value_scale + skip);
     }
 }
 
-static void stage_tile(const struct tile *tile, char *scratch)
+static void stage_tile(const struct tile *tile)
 {
-    const struct attend_run *run = tile->run;
-    const struct attend_problem *problem = &run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     int32_t skip = tile->skip;
     struct stage stage = {.problem = problem, .n = tile->n - skip, .first = tile->first + skip};
     if (problem->keys.stage) {
         stage.source = &problem->keys;
-        stage.memory = scratch + run->layout.stage_keys;
+        stage.memory = tile->at.stage_keys;
         stage.padded = problem->shape.depth_padded;
-        stage.rows = tile->key_rows + skip;
-        stage.scale_rows = tile->scale_rows + skip;
-        stage.scales = tile->key_scale + skip;
+        stage.rows = tile->at.key_rows + skip;
+        stage.scale_rows = tile->at.scale_rows + skip;
+        stage.scales = tile->at.key_scale + skip;
         stage_rows(&stage);
     }
     if (problem->values.stage) {
         stage.source = &problem->values;
-        stage.memory = scratch + run->layout.stage_values;
+        stage.memory = tile->at.stage_values;
         stage.padded = problem->shape.width_padded;
-        stage.rows = tile->value_rows + skip;
-        stage.scale_rows = tile->scale_rows + FLASH_KEYS + skip;
-        stage.scales = tile->value_scale + skip;
+        stage.rows = tile->at.value_rows + skip;
+        stage.scale_rows = tile->at.scale_rows + FLASH_KEYS + skip;
+        stage.scales = tile->at.value_scale + skip;
         stage_rows(&stage);
     }
 }
 
-static void load_tile(struct tile *tile, char *scratch)
+static void load_tile(struct tile *tile)
 {
-    const struct attend_run *run = tile->run;
-    const struct attend_problem *problem = &run->problem;
+    const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     find_tile(tile);
     int32_t padded = round_up(tile->n, shape->any_prefix ? TILE_KEYS : COLUMN_MULTIPLE);
     int32_t skip = tile->skip;
     for (int32_t j = 0; j < skip; j++) {
-        tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
-        tile->key_scale[j] = tile->value_scale[j] = 0.0f;
+        tile->at.key_rows[j] = tile->at.value_rows[j] = tile->at.zero_row;
+        tile->at.key_scale[j] = tile->at.value_scale[j] = 0.0f;
     }
     if (problem->keys.row_scale || problem->values.row_scale) {
         for (int32_t j = tile->n; j < padded; j++) {
-            tile->key_scale[j] = 0.0f;
-            tile->value_scale[j] = 0.0f;
+            tile->at.key_scale[j] = 0.0f;
+            tile->at.value_scale[j] = 0.0f;
         }
     }
-    stage_tile(tile, scratch);
+    stage_tile(tile);
     if (problem->values.row_scale) { /* such rows are always staged */
         move_non_finite_scales(tile);
     }
     const struct tile_kernels *kernels = shape->kernels;
     if (tile->flash) {
-        tile->non_finite = kernels->flash->pack_values(tile->values, tile->value_rows, tile->n,
-                                                       padded, shape->width_padded) != 0;
-        kernels->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+        tile->non_finite = kernels->flash->pack_values(tile->at.values, tile->at.value_rows,
+                                                       tile->n, padded, shape->width_padded) != 0;
+        kernels->flash->pack_keys(tile->at.keys, tile->at.key_rows, tile->n, padded,
+                                  shape->depth_padded);
         return;
     }
-    kernels->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+    kernels->pack_keys(tile->at.keys, tile->at.key_rows, tile->n, padded, shape->depth_padded);
     if (tile->only_maxima) {
         return;
     }
-    tile->non_finite = kernels->pack_values(tile->values, tile->value_rows, tile->n, padded,
+    tile->non_finite = kernels->pack_values(tile->at.values, tile->at.value_rows, tile->n, padded,
                                             shape->width_padded) != 0;
     if (tile->non_finite) {
         hide_non_finite_values(tile, padded);
@@ -217,29 +185,15 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
                         int32_t end)
 {
     const struct attend_problem *problem = &tile->run->problem;
-    const struct attn_layer_desc *layer = problem->layer;
     const struct work_item *item = tile->item;
-    int32_t group = problem->shape.group;
-    int32_t num_keys = request_keys(problem, item->request);
-    int32_t queries = request_queries(problem, item->request);
-    struct score_terms terms = {.scale = key_factor(problem, item->head),
-                                .soft_cap = layer->soft_cap,
-                                .alibi = layer->alibi};
-    if (problem->keys.row_scale) {
-        terms.key_scale = tile->key_scale + begin;
-    }
-    for (int32_t r = 0; r < rows; r++) {
-        float *scores = tile->scores + (int64_t)r * SCORE_STRIDE;
-        int32_t token = item->token + (first_row + r) / group;
-        int32_t q_head = item->head * group + (first_row + r) % group;
-        if (layer->alibi != ATTN_ALIBI_NONE) {
-            terms.slope = problem->params->alibi_slopes[q_head];
-            terms.distance = (float)(num_keys - queries + token - tile->first - begin);
-        }
-        problem->instance->variant->terms(scores + begin, end - begin, &terms);
-        if (problem->batch->tree != NULL && layer->tree_mask != ATTN_TREE_NONE) {
-            tree_apply(problem, item->request, token, tile->first, begin, end, scores);
-        }
+    const float *key_scale = problem->keys.row_scale ? tile->at.key_scale + begin : NULL;
+    row_terms(problem, item, item->head, first_row, rows, tile->first + begin,
+              key_factor(problem, item->head), key_scale, tile->at.scores + begin, end - begin);
+    for (int32_t r = 0;
+         r < rows && problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
+         r++) {
+        tree_apply(problem, item->request, item->token + (first_row + r) / problem->shape.group,
+                   tile->first, begin, end, tile->at.scores + (int64_t)r * SCORE_STRIDE);
     }
 }
 
@@ -247,9 +201,9 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
 static void raise_row_max(struct tile *tile, int32_t first_row, int32_t rows, float factor)
 {
     for (int32_t r = 0; r < rows; r++) {
-        const float *scores = tile->scores + (int64_t)r * SCORE_STRIDE;
-        float *row_max = &tile->row_max[first_row + r];
-        for (int32_t j = tile->low[first_row + r]; j < tile->high[first_row + r]; j++) {
+        const float *scores = tile->at.scores + (int64_t)r * SCORE_STRIDE;
+        float *row_max = &tile->at.row_max[first_row + r];
+        for (int32_t j = tile->at.low[first_row + r]; j < tile->at.high[first_row + r]; j++) {
             *row_max = scores[j] * factor > *row_max ? scores[j] * factor : *row_max;
         }
     }
@@ -267,11 +221,11 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
                                        problem->layer->p_scale_form, 0);
     uint8_t codes[TILE_KEYS];
     for (int32_t r = 0; r < rows; r++) {
-        float *p = tile->scores + (int64_t)r * SCORE_STRIDE;
+        float *p = tile->at.scores + (int64_t)r * SCORE_STRIDE;
         variant->codes->encode[element](codes, p + begin, scale, NULL, end - begin);
         variant->f32->unpack[element](p + begin, codes, end - begin);
         for (int32_t j = begin; j < end; j++) {
-            p[j] *= problem->values.row_scale ? scale * tile->value_scale[j] : scale;
+            p[j] *= problem->values.row_scale ? scale * tile->at.value_scale[j] : scale;
         }
     }
 }
@@ -285,14 +239,14 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     int32_t low = TILE_KEYS;
     int32_t high = 0;
     for (int32_t m = first_row, token = m / shape->group; m < first_row + rows; token++) {
-        int32_t last = min_i32(tile->item->key_end, tile->token_high[token]) - tile->first;
+        int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
         /* keys of the tile before the item's first belong to another item */
-        int32_t from = max_i32(tile->skip, tile->token_low[token] - tile->first);
+        int32_t from = max_i32(tile->skip, tile->at.token_low[token] - tile->first);
         int32_t to = min_i32(tile->n, last);
         int32_t next = min_i32((token + 1) * shape->group, first_row + rows);
         for (; m < next; m++) {
-            tile->low[m] = from;
-            tile->high[m] = to;
+            tile->at.low[m] = from;
+            tile->at.high[m] = to;
         }
         if (to > from) {
             low = min_i32(low, from);
@@ -309,11 +263,11 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     int32_t gemm_rows = pad_rows ? min_i32(kernels->row_block, round_up(rows, ROW_MULTIPLE)) : rows;
     int64_t element = kernels->element_bytes;
     int64_t pair = kernels->element == ELEMENT_BF16 ? 2 : 1;
-    const char *q = tile->q + (int64_t)first_row * shape->depth_padded * element;
+    const char *q = tile->at.q + (int64_t)first_row * shape->depth_padded * element;
     for (int32_t d = 0, step = depth_step(problem); d < shape->depth_padded; d += step) {
         tile_prefetch_share(&tile->prefetch);
-        kernels->gemm(tile->scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
-                      tile->keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
+        kernels->gemm(tile->at.scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
+                      tile->at.keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
                       gemm_rows, end - begin, min_i32(step, shape->depth_padded - d), d > 0);
     }
     if (problem->terms) {
@@ -324,19 +278,19 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         raise_row_max(tile, first_row, rows, factor);
         return;
     }
-    float *acc_o = tile->acc_o + (int64_t)first_row * shape->width_padded;
+    float *acc_o = tile->at.acc_o + (int64_t)first_row * shape->width_padded;
     struct softmax_args softmax = {
-        .scores = tile->scores,
+        .scores = tile->at.scores,
         .rows = rows,
         .begin = begin,
         .end = end,
-        .low = tile->low + first_row,
-        .high = tile->high + first_row,
+        .low = tile->at.low + first_row,
+        .high = tile->at.high + first_row,
         .softmax_scale_log2 = factor,
-        .row_max = tile->row_max + first_row,
-        .row_sum = tile->row_sum + first_row,
-        .scores_scale = tile->scores_scale,
-        .value_scale = problem->values.row_scale && !shape->rounds ? tile->value_scale : NULL,
+        .row_max = tile->at.row_max + first_row,
+        .row_sum = tile->at.row_sum + first_row,
+        .scores_scale = tile->at.scores_scale,
+        .value_scale = problem->values.row_scale && !shape->rounds ? tile->at.value_scale : NULL,
     };
     if (tile->recompute) {
         recompute_softmax(kernels, &softmax, shape->rounds ? 0.0f : EXPONENT_SHIFT);
@@ -346,33 +300,30 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     if (shape->rounds) {
         round_probabilities(tile, rows, begin, end);
     }
-    for (int32_t r = 0; r < rows && tile->seen[block]; r++) {
-        if (tile->scores_scale[r] != 1.0f) {
-            problem->instance->variant->scale_row(acc_o + (int64_t)r * shape->width_padded,
-                                                  tile->scores_scale[r], shape->width_padded);
-        }
+    if (tile->at.seen[block]) {
+        rescale_o(problem, acc_o, tile->at.scores_scale, rows);
     }
-    const char *p = (const char *)tile->scores + begin * element;
-    const char *values = tile->values + (int64_t)begin * shape->width_padded * element;
+    const char *p = (const char *)tile->at.scores + begin * element;
+    const char *values = tile->at.values + (int64_t)begin * shape->width_padded * element;
     for (int32_t d = 0, step = width_step(problem); d < shape->width_padded; d += step) {
         tile_prefetch_share(&tile->prefetch);
         kernels->gemm(acc_o + d, shape->width_padded, p, SCORE_STRIDE * pair,
                       values + d * pair * element, shape->width_padded, gemm_rows,
-                      min_i32(step, shape->width_padded - d), end - begin, tile->seen[block]);
+                      min_i32(step, shape->width_padded - d), end - begin, tile->at.seen[block]);
     }
-    tile->seen[block] = 1;
+    tile->at.seen[block] = 1;
     if (tile->non_finite) {
         add_non_finite_values(tile, first_row, rows);
     }
 }
 
 /* The tile of keys first .. first+count-1, of which the item's are packed. */
-static void begin_tile(struct tile *tile, int32_t first, int32_t count, char *scratch)
+static void begin_tile(struct tile *tile, int32_t first, int32_t count)
 {
     tile->first = first;
     tile->skip = max_i32(0, tile->item->key_begin - first);
     tile->n = min_i32(count, tile->item->key_end - first);
-    load_tile(tile, scratch);
+    load_tile(tile);
 }
 
 static void run_rows(struct tile *tile, int32_t rows)
@@ -391,33 +342,32 @@ static void run_rows(struct tile *tile, int32_t rows)
 /* Runs every tile of keys begin .. end-1 of the item for every block of its rows. Tiles begin at
  * multiples of TILE_KEYS wherever the item begins, so that a row's bits do not depend on which rows
  * share its item. */
-static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int32_t rows,
-                             char *scratch)
+static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int32_t rows)
 {
     for (int32_t first = begin / TILE_KEYS * TILE_KEYS; first < end; first += TILE_KEYS) {
-        begin_tile(tile, first, TILE_KEYS, scratch);
+        begin_tile(tile, first, TILE_KEYS);
         run_rows(tile, rows);
     }
 }
 
 /* Runs all keys of the item, in tiles of FLASH_KEYS where flash takes them. */
-static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
+static void run_tiles(struct tile *tile, int32_t rows)
 {
     const struct work_item *item = tile->item;
     if (!tile->flash) {
-        run_narrow_tiles(tile, item->key_begin, item->key_end, rows, scratch);
+        run_narrow_tiles(tile, item->key_begin, item->key_end, rows);
         return;
     }
     for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
          first += FLASH_KEYS) {
-        begin_tile(tile, first, FLASH_KEYS, scratch);
+        begin_tile(tile, first, FLASH_KEYS);
         if (!tile->non_finite) {
             flash_attend(tile, rows);
             continue;
         }
         tile->flash = false;
         run_narrow_tiles(tile, max_i32(first, item->key_begin),
-                         min_i32(first + FLASH_KEYS, item->key_end), rows, scratch);
+                         min_i32(first + FLASH_KEYS, item->key_end), rows);
         tile->flash = true;
     }
 }
@@ -426,53 +376,56 @@ static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
 static void load_item(struct tile *tile, int32_t rows_padded)
 {
     const struct work_item *item = tile->item;
-    load_queries(tile->run, item, item->head, tile->q, rows_padded);
+    load_queries(tile->run, item, item->head, tile->at.q, rows_padded);
     for (int32_t t = 0; t < item->num_tokens; t++) {
         struct interval seen = row_interval(&tile->run->problem, item->request, item->token + t);
-        tile->token_low[t] = seen.low;
-        tile->token_high[t] = seen.high;
+        tile->at.token_low[t] = seen.low;
+        tile->at.token_high[t] = seen.high;
     }
 }
 
-static void run_passes(struct tile *tile, int32_t rows, char *scratch)
+static void run_passes(struct tile *tile, int32_t rows)
 {
     if (tile->run->problem.shape
             .rounds) { /* relative to the largest score, which has to be known first */
         tile->only_maxima = true;
-        run_tiles(tile, rows, scratch);
+        run_tiles(tile, rows);
         tile->only_maxima = false;
     }
-    run_tiles(tile, rows, scratch);
+    run_tiles(tile, rows);
 }
 
 void run_keys(const struct attend_run *run, const struct work_item *item,
-              const struct row_block *rows, struct interval keys, bool recompute, char *scratch)
+              const struct row_block *rows, struct interval keys, bool recompute,
+              const struct attend_scratch *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
     const int32_t count = item->num_tokens * shape->group, step = shape->kernels->row_block;
     struct work_item part = *item;
-    struct tile tile;
     part.head = rows->head;
     part.key_begin = keys.low;
     part.key_end = keys.high;
-    tile_init(&tile, run, &part, scratch);
-    tile.acc_o = rows->acc_o;
-    tile.row_max = rows->row_max;
-    tile.row_sum = rows->row_sum;
-    tile.recompute = recompute;
+    struct tile tile = {.run = run,
+                        .item = &part,
+                        .at = *scratch,
+                        .prefetch = {.rows = scratch->next_rows},
+                        .recompute = recompute};
+    tile.at.acc_o = rows->acc_o;
+    tile.at.row_max = rows->row_max;
+    tile.at.row_sum = rows->row_sum;
     for (int32_t block = 0; block * step < count; block++) {
-        tile.seen[block] = 1;
+        tile.at.seen[block] = 1;
     }
     load_item(&tile, shape->any_prefix ? round_up(count, ROW_MULTIPLE) : count);
-    run_passes(&tile, count, scratch);
+    run_passes(&tile, count);
 }
 
 void finish_head_rows(const struct attend_run *run, const struct work_item *item,
-                      const struct row_block *rows, char *scratch)
+                      const struct row_block *rows, const struct attend_scratch *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
     const int32_t count = item->num_tokens * shape->group;
-    int32_t *out_of_range = (int32_t *)(scratch + run->layout.low);
+    int32_t *out_of_range = scratch->low;
     const bool any = find_rows_out_of_range(&run->problem, count, rows, out_of_range);
     finish_item(run, item, rows, scratch);
     if (!any) {
@@ -490,36 +443,37 @@ void finish_head_rows(const struct attend_run *run, const struct work_item *item
     finish_item(run, item, rows, scratch);
 }
 
-void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch)
+void run_packed(const struct attend_run *run, const struct work_item *item,
+                const struct attend_scratch *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
     int32_t rows = item->num_tokens * shape->group;
     int32_t step = shape->kernels->row_block;
-    struct tile tile;
-    tile_init(&tile, run, item, scratch);
+    struct tile tile = {
+        .run = run, .item = item, .at = *scratch, .prefetch = {.rows = scratch->next_rows}};
     tile.flash = flash_takes(&run->problem, rows);
     int32_t rows_padded = tile.flash          ? round_up(rows, FLASH_ROWS)
                           : shape->any_prefix ? round_up(rows, ROW_MULTIPLE)
                                               : rows;
     load_item(&tile, rows_padded);
     for (int32_t m = 0; m < rows_padded; m++) {
-        tile.row_max[m] = -INFINITY;
-        tile.row_sum[m] = 0.0f;
+        tile.at.row_max[m] = -INFINITY;
+        tile.at.row_sum[m] = 0.0f;
     }
     for (int32_t block = 0; block * step < rows; block++) {
-        tile.seen[block] = 0;
+        tile.at.seen[block] = 0;
     }
-    memset(tile.zero_row, 0,
+    memset(tile.at.zero_row, 0,
            (size_t)max_i32(shape->width_padded, shape->depth_padded) *
                (size_t)shape->kernels->element_bytes);
-    run_passes(&tile, rows, scratch);
+    run_passes(&tile, rows);
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
-        if (!tile.seen[block]) {
-            memset(tile.acc_o + (int64_t)m * shape->width_padded, 0,
+        if (!tile.at.seen[block]) {
+            memset(tile.at.acc_o + (int64_t)m * shape->width_padded, 0,
                    (size_t)min_i32(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
         }
     }
-    const struct row_block sums = {item->request, item->head,   item->token, item->num_tokens,
-                                   tile.acc_o,    tile.row_max, tile.row_sum};
+    const struct row_block sums = {item->request, item->head,      item->token,    item->num_tokens,
+                                   tile.at.acc_o, tile.at.row_max, tile.at.row_sum};
     finish_head_rows(run, item, &sums, scratch);
 }

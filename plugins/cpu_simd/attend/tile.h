@@ -8,27 +8,7 @@
 struct tile {
     const struct attend_run *run;
     const struct work_item *item;
-    char *q;
-    float *acc_o;
-    float *scores;
-    char *keys;
-    char *values;
-    float *row;
-    float *row_max;
-    float *row_sum;
-    float *scores_scale;
-    int32_t *low; /* columns of the current tile that each row of the item sees */
-    int32_t *high;
-    int32_t *token_low; /* keys that each token of the item sees */
-    int32_t *token_high;
-    int32_t *seen;              /* [row block]: its acc_o has been written */
-    struct flash_block *blocks; /* [blocks of rows] */
-    const void **key_rows;
-    const void **value_rows;
-    const void **scale_rows;
-    float *key_scale;
-    float *value_scale;
-    char *zero_row;
+    struct attend_scratch at;
     int32_t first; /* key of column 0: a multiple of TILE_KEYS */
     int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;

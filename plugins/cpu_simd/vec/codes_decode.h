@@ -174,18 +174,26 @@ INLINE void codes_scores_rows(float *scores, const uint16_t *q, const float *q_s
     }
 }
 
-static void fp8_decode_scores(float *scores, const void *q, const struct decode_args *args)
+/* Rows of `row` dims, 128 in most models; q's rows may have room for more. */
+INLINE void codes_scores(float *scores, const void *q, const struct decode_args *args, int32_t row,
+                         const enum code_kind kind)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
         const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->depth == 128) {
-            codes_scores_rows(s, left, NULL, args, 2, CODES_FP8, &burst);
+        const float *scale = kind == CODES_FP8 ? NULL : args->q_scale + r;
+        if (row == 128) {
+            codes_scores_rows(s, left, scale, args, 2, kind, &burst);
         } else {
-            codes_scores_rows(s, left, NULL, args, args->depth / 64, CODES_FP8, &burst);
+            codes_scores_rows(s, left, scale, args, row / 64, kind, &burst);
         }
     }
+}
+
+static void fp8_decode_scores(float *scores, const void *q, const struct decode_args *args)
+{
+    codes_scores(scores, q, args, args->depth, CODES_FP8);
 }
 
 /* 4 rows x 64 columns */

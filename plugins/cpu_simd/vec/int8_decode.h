@@ -14,33 +14,13 @@
 
 static void int8_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
-    struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
-    for (int32_t r = 0; r < args->rows; r += 4) {
-        float *s = scores + (int64_t)r * SCORE_STRIDE;
-        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->depth == 128) {
-            codes_scores_rows(s, left, args->q_scale + r, args, 2, CODES_INT8, &burst);
-        } else {
-            codes_scores_rows(s, left, args->q_scale + r, args, args->depth / 64, CODES_INT8,
-                              &burst);
-        }
-    }
+    codes_scores(scores, q, args, args->depth, CODES_INT8);
 }
 
 /* A row of q has room for two parts, of which int4_order leaves one. */
 static void int4_decode_scores(float *scores, const void *q, const struct decode_args *args)
 {
-    struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
-    for (int32_t r = 0; r < args->rows; r += 4) {
-        float *s = scores + (int64_t)r * SCORE_STRIDE;
-        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->depth == 256) {
-            codes_scores_rows(s, left, args->q_scale + r, args, 2, CODES_INT4, &burst);
-        } else {
-            codes_scores_rows(s, left, args->q_scale + r, args, args->depth / 128, CODES_INT4,
-                              &burst);
-        }
-    }
+    codes_scores(scores, q, args, args->depth / 2, CODES_INT4);
 }
 
 static void int8_decode_values(float *acc, const void *p, const struct decode_args *args)
