@@ -40,22 +40,6 @@ static const struct attn_backend_caps common_caps = {
     .decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K),
 };
 
-/* Estimates until attn-bench --tune has measured. */
-static int32_t rank_of(const char *variant)
-{
-    static const struct {
-        const char *name;
-        int32_t rank;
-    } ranks[] = {{"scalar", 10}, {"neon", 40},       {"neonbf16", 60}, {"avx2", 40},
-                 {"avx512", 60}, {"avx512bf16", 80}, {"amx", 100}};
-    for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
-        if (strcmp(ranks[i].name, variant) == 0) {
-            return ranks[i].rank;
-        }
-    }
-    return 1;
-}
-
 attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                        struct attn_error *error)
 {
@@ -67,7 +51,7 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
     for (int32_t i = 0; i < count; i++) {
         struct attn_backend_caps caps = common_caps;
         caps.variant = variants[i]->name;
-        caps.rank[0] = caps.rank[1] = rank_of(variants[i]->name);
+        caps.rank[0] = caps.rank[1] = variants[i]->rank;
         attn_status taken = sink->backend(sink->user, &caps, error);
         status = status ? status : taken;
     }

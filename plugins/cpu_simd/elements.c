@@ -20,3 +20,15 @@ int32_t element_of_any(const struct attn_tensor *tensor)
     }
     return -1;
 }
+
+int32_t element_of_dtype(int32_t dtype)
+{
+    static const int32_t dtypes[ELEMENT_COUNT] = {ATTN_DTYPE_F32,      ATTN_DTYPE_F16,
+                                                  ATTN_DTYPE_BF16,     ATTN_DTYPE_FP8_E4M3,
+                                                  ATTN_DTYPE_FP8_E5M2, ATTN_DTYPE_INT8};
+    int32_t element = ELEMENT_COUNT - 1;
+    while (element >= 0 && dtypes[element] != dtype) {
+        element--;
+    }
+    return element;
+}

@@ -36,7 +36,9 @@ enum row_coding {
     CODING_NVFP4 = 1,
     CODING_LEVELS = 2, /* TurboQuant's rotated keys */
     CODING_STEPS = 3,  /* and its values */
-    CODING_BLOCKS = 4  /* ggml's, see blocks.c */
+    /* q8_0 and q4_0, ggml's blocks of 32 elements. Their steps lie inside the rows, so that rows
+     * are staged in float32; a code times its step has more bits than bf16. */
+    CODING_BLOCKS = 4
 };
 
 /* How the rows of a cache's keys, or of its values, are stored. */
@@ -230,6 +232,7 @@ struct attend_scratch {
 /* elements.c */
 extern const int32_t element_bytes[ELEMENT_COUNT];
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
+int32_t element_of_dtype(int32_t dtype);                  /* of an ATTN_DTYPE; -1, too */
 
 /* rows.c: rows of a cache in and out */
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
@@ -296,13 +299,6 @@ int32_t code_row_bytes(const struct row_form *form, int32_t n);
 /* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
 void ds_mla_store(const struct variant *variant, char *memory, const float *row);
-
-/* blocks.c: rows of ggml's blocks */
-int32_t block_row_bytes(int32_t block_bits, int32_t n);
-void block_row_read(const struct variant *variant, int32_t block_bits, const char *row, float *out,
-                    int32_t n);
-void block_row_write(const struct variant *variant, int32_t block_bits, char *row,
-                     const float *values, int32_t n);
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */

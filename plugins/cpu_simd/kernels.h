@@ -377,6 +377,7 @@ struct head_sum_args {
 
 struct variant {
     const char *name;
+    int32_t rank; /* an estimate until attn-bench --tune has measured */
     const struct tile_kernels *f32;
     const struct tile_kernels *bf16; /* NULL: bf16 is computed in float32 */
     void (*terms)(float *scores, int32_t n, const struct score_terms *terms);

@@ -15,26 +15,6 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
     return status;
 }
 
-static int32_t element_of_dtype(int32_t dtype)
-{
-    switch (dtype) {
-    case ATTN_DTYPE_F32:
-        return ELEMENT_F32;
-    case ATTN_DTYPE_F16:
-        return ELEMENT_F16;
-    case ATTN_DTYPE_BF16:
-        return ELEMENT_BF16;
-    case ATTN_DTYPE_FP8_E4M3:
-        return ELEMENT_E4M3;
-    case ATTN_DTYPE_FP8_E5M2:
-        return ELEMENT_E5M2;
-    case ATTN_DTYPE_INT8:
-        return ELEMENT_INT8;
-    default:
-        return -1;
-    }
-}
-
 /* enum element_type of the layer's queries; -1: none of ours. */
 static int32_t query_element(const struct attn_layer_desc *layer)
 {

@@ -116,27 +116,21 @@ static void find_tile(struct tile *tile)
     }
 }
 
-static void stage_tile(const struct tile *tile)
+static void stage_rows_of_tile(const struct tile *tile, const struct row_source *source,
+                               char *memory, int32_t padded, const void **rows,
+                               const void **scale_rows, float *scales)
 {
-    const struct attend_problem *problem = &tile->run->problem;
-    int32_t skip = tile->skip;
-    struct stage stage = {.problem = problem, .n = tile->n - skip, .first = tile->first + skip};
-    if (problem->keys.stage) {
-        stage.source = &problem->keys;
-        stage.memory = tile->at.stage_keys;
-        stage.padded = problem->shape.depth_padded;
-        stage.rows = tile->at.key_rows + skip;
-        stage.scale_rows = tile->at.scale_rows + skip;
-        stage.scales = tile->at.key_scale + skip;
-        stage_rows(&stage);
-    }
-    if (problem->values.stage) {
-        stage.source = &problem->values;
-        stage.memory = tile->at.stage_values;
-        stage.padded = problem->shape.width_padded;
-        stage.rows = tile->at.value_rows + skip;
-        stage.scale_rows = tile->at.scale_rows + FLASH_KEYS + skip;
-        stage.scales = tile->at.value_scale + skip;
+    const int32_t skip = tile->skip;
+    const struct stage stage = {.problem = &tile->run->problem,
+                                .source = source,
+                                .memory = memory,
+                                .padded = padded,
+                                .n = tile->n - skip,
+                                .first = tile->first + skip,
+                                .rows = rows + skip,
+                                .scale_rows = scale_rows + skip,
+                                .scales = scales + skip};
+    if (source->stage) {
         stage_rows(&stage);
     }
 }
@@ -158,7 +152,11 @@ static void load_tile(struct tile *tile)
             tile->at.value_scale[j] = 0.0f;
         }
     }
-    stage_tile(tile);
+    const struct attend_scratch *at = &tile->at;
+    stage_rows_of_tile(tile, &problem->keys, at->stage_keys, shape->depth_padded, at->key_rows,
+                       at->scale_rows, at->key_scale);
+    stage_rows_of_tile(tile, &problem->values, at->stage_values, shape->width_padded,
+                       at->value_rows, at->scale_rows + FLASH_KEYS, at->value_scale);
     if (problem->values.row_scale) { /* such rows are always staged */
         move_non_finite_scales(tile);
     }
@@ -230,34 +228,44 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
     }
 }
 
+struct interval find_columns(struct tile *tile, int32_t first_row, int32_t rows,
+                             struct interval *common)
+{
+    const int32_t group = tile->run->problem.shape.group;
+    struct interval any = {FLASH_KEYS, 0}, all = {0, FLASH_KEYS};
+    for (int32_t m = first_row, token = m / group; m < first_row + rows; token++) {
+        const int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
+        /* keys of the tile before the item's first belong to another item */
+        const int32_t low = max_i32(tile->skip, tile->at.token_low[token] - tile->first);
+        const int32_t high = min_i32(tile->n, last);
+        const int32_t next = min_i32((token + 1) * group, first_row + rows);
+        for (; m < next; m++) {
+            tile->at.low[m] = low;
+            tile->at.high[m] = high;
+        }
+        if (high > low) {
+            any = (struct interval){min_i32(any.low, low), max_i32(any.high, high)};
+        }
+        all = (struct interval){max_i32(all.low, low), min_i32(all.high, high)};
+    }
+    if (common != NULL) {
+        *common = all;
+    }
+    return any;
+}
+
 /* One tile for rows first_row .. first_row+rows-1 of the item. */
 static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_t block)
 {
     const struct attend_problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
     const struct tile_kernels *kernels = shape->kernels;
-    int32_t low = TILE_KEYS;
-    int32_t high = 0;
-    for (int32_t m = first_row, token = m / shape->group; m < first_row + rows; token++) {
-        int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
-        /* keys of the tile before the item's first belong to another item */
-        int32_t from = max_i32(tile->skip, tile->at.token_low[token] - tile->first);
-        int32_t to = min_i32(tile->n, last);
-        int32_t next = min_i32((token + 1) * shape->group, first_row + rows);
-        for (; m < next; m++) {
-            tile->at.low[m] = from;
-            tile->at.high[m] = to;
-        }
-        if (to > from) {
-            low = min_i32(low, from);
-            high = max_i32(high, to);
-        }
-    }
-    if (high <= low) {
+    const struct interval seen = find_columns(tile, first_row, rows, NULL);
+    if (seen.high <= seen.low) {
         return;
     }
-    int32_t begin = shape->any_prefix ? 0 : low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
-    int32_t end = shape->any_prefix ? TILE_KEYS : round_up(high, COLUMN_MULTIPLE);
+    int32_t begin = shape->any_prefix ? 0 : seen.low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
+    int32_t end = shape->any_prefix ? TILE_KEYS : round_up(seen.high, COLUMN_MULTIPLE);
     /* only the last block has fewer rows than row_block, and no rows follow it */
     bool pad_rows = shape->any_prefix && rows < kernels->row_block;
     int32_t gemm_rows = pad_rows ? min_i32(kernels->row_block, round_up(rows, ROW_MULTIPLE)) : rows;

@@ -131,10 +131,8 @@ static void norm_row(const struct attn_io_rope *rope, const struct attn_tensor *
 {
     float weights[MAX_HEAD_SIZE];
     double sum = 0;
-    int32_t element = weight->dtype.code == ATTN_CODE_BFLOAT ? ELEMENT_BF16
-                      : weight->dtype.bits == 16             ? ELEMENT_F16
-                                                             : ELEMENT_F32;
-    loop->args->instance->variant->f32->unpack[element](weights, tensor_data(weight), size);
+    loop->args->instance->variant->f32->unpack[element_of_any(weight)](weights, tensor_data(weight),
+                                                                       size);
     for (int32_t d = 0; d < size; d++) {
         sum += (double)row[d] * row[d];
     }
@@ -152,12 +150,9 @@ static void rope_row(const struct write_loop *loop, int64_t position, float *row
     float angles[MAX_HEAD_SIZE];
     int32_t rotary = rope->rotary_dim > 0 ? rope->rotary_dim : size;
     int32_t half = rotary / 2;
-    int32_t element = table->dtype.code == ATTN_CODE_BFLOAT ? ELEMENT_BF16
-                      : table->dtype.bits == 16             ? ELEMENT_F16
-                                                            : ELEMENT_F32;
     const char *source =
         tensor_data(table) + position * tensor_stride(table, 0) * (table->dtype.bits / 8);
-    loop->args->instance->variant->f32->unpack[element](angles, source, rotary);
+    loop->args->instance->variant->f32->unpack[element_of_any(table)](angles, source, rotary);
     for (int32_t d = 0; d < half; d++) {
         int32_t first = rope->form == ATTN_ROPE_NEOX ? d : 2 * d;
         int32_t second = rope->form == ATTN_ROPE_NEOX ? d + half : 2 * d + 1;

@@ -42,7 +42,7 @@ int32_t code_row_bytes(const struct row_form *form, int32_t n)
     case CODING_NVFP4:
         return n / 2;
     case CODING_BLOCKS:
-        return block_row_bytes(form->bits, n);
+        return n / BLOCK_ELEMENTS * (form->bits == 8 ? BLOCK_BYTES_8 : BLOCK_BYTES_4);
     default:
         return form->nibbles ? (n + 1) / 2 : n * element_bytes[form->element];
     }

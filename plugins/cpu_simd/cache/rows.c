@@ -128,7 +128,7 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
     }
     at->variant->f32->unpack[activation](values, source, size);
     if (at->form->coding == CODING_BLOCKS) {
-        block_row_write(at->variant, at->form->bits, row, values, size);
+        at->variant->blocks[at->form->bits == 8].write((uint8_t *)row, values, size);
         return;
     }
     if (at->form->coding != CODING_NONE) {
@@ -184,7 +184,7 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     const char *row = memory_of(at);
     float values[MAX_HEAD_SIZE], scale = 1.0f;
     if (at->form->coding == CODING_BLOCKS) {
-        block_row_read(at->variant, at->form->bits, row, values, size);
+        at->variant->blocks[at->form->bits == 8].read(values, (const uint8_t *)row, size);
         at->variant->store[activation](out, values, 1.0f, size);
         return;
     }
@@ -259,8 +259,10 @@ static void stage_coded(const struct stage *stage, int32_t i, char *out)
 
 static void stage_blocks(const struct stage *stage, int32_t i, char *out)
 {
-    block_row_read(stage->problem->instance->variant, stage->source->bits, stage->rows[i],
-                   (float *)(void *)out, stage->source->row_elements);
+    const struct row_source *source = stage->source;
+    const struct variant *variant = stage->problem->instance->variant;
+    variant->blocks[source->bits == 8].read((float *)(void *)out, stage->rows[i],
+                                            source->row_elements);
 }
 
 static void stage_plain(const struct stage *stage, int32_t i, char *out)

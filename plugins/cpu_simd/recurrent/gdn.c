@@ -137,7 +137,7 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
 static void load_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
-    const int32_t dk = desc->head_size_k, element = gdn_element(desc->state_dtype);
+    const int32_t dk = desc->head_size_k, element = element_of_dtype(desc->state_dtype);
     const char *from = gdn_state(gdn, slot, head);
     for (int32_t d = 0; d < desc->head_size_v; d++, from += dk * element_bytes[element]) {
         gdn_variant(gdn)->f32->unpack[element](s->states + (int64_t)d * s->depth, from, dk);
@@ -149,7 +149,7 @@ static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, bool l
                        struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
-    const int32_t dk = desc->head_size_k, element = gdn_element(desc->state_dtype);
+    const int32_t dk = desc->head_size_k, element = element_of_dtype(desc->state_dtype);
     char *to = gdn_state(gdn, slot, head);
     for (int32_t d = 0; d < desc->head_size_v; d++, to += dk * element_bytes[element]) {
         gdn_variant(gdn)->store[element](to, s->states + (int64_t)d * s->depth, 1.0f, dk);
@@ -163,7 +163,7 @@ static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, bool l
 static void round_rows(const struct gdn *gdn, struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
-    const int32_t element = gdn_element(desc->state_dtype);
+    const int32_t element = element_of_dtype(desc->state_dtype);
     float row[GDN_MAX_HEAD_SIZE]; /* the widest */
     for (int32_t d = 0; d < desc->head_size_v && element != ELEMENT_F32; d++) {
         float *state = s->states + (int64_t)d * s->depth;

@@ -11,14 +11,6 @@ static inline const struct variant *gdn_variant(const struct gdn *gdn)
     return gdn->args->instance->variant;
 }
 
-/* enum element_type of an activations' or a state's dtype */
-static inline int32_t gdn_element(int32_t dtype)
-{
-    return dtype == ATTN_DTYPE_F32   ? ELEMENT_F32
-           : dtype == ATTN_DTYPE_F16 ? ELEMENT_F16
-                                     : ELEMENT_BF16;
-}
-
 /* A row of the output that is still in floats. */
 struct gdn_pending {
     const float *o; /* NULL: none */

@@ -23,7 +23,7 @@ static const struct product_kernels *products_of(const struct gdn *gdn)
 {
     const struct variant *variant = gdn_variant(gdn);
     bool rounded =
-        gdn_element(gdn->args->layer->dtype) != ELEMENT_F32 && variant->split_products != NULL;
+        element_of_dtype(gdn->args->layer->dtype) != ELEMENT_F32 && variant->split_products != NULL;
     return rounded ? variant->split_products : variant->products;
 }
 
@@ -230,7 +230,7 @@ static void load_state(const struct gdn *gdn, int32_t slot, int32_t head,
                        const struct gdn_scratch *s, float *to)
 {
     const int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
-    const int32_t element = gdn_element(gdn->desc->state_dtype);
+    const int32_t element = element_of_dtype(gdn->desc->state_dtype);
     const int64_t row_bytes = dk * element_bytes[element];
     const char *state = gdn_state(gdn, slot, head);
     float row[GDN_MAX_HEAD_SIZE];
@@ -255,7 +255,7 @@ static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
                         const struct gdn_scratch *s, const float *from)
 {
     const int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
-    const int32_t element = gdn_element(gdn->desc->state_dtype);
+    const int32_t element = element_of_dtype(gdn->desc->state_dtype);
     const int64_t row_bytes = dk * element_bytes[element];
     char *state = gdn_state(gdn, slot, head);
     float row[GDN_MAX_HEAD_SIZE];

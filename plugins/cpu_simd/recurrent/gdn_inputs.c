@@ -134,7 +134,7 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
         memset(raw, 0, (size_t)before * (size_t)stride * sizeof(float));
     }
     if (before > 0 && request->has_state) {
-        const int32_t stored = gdn_element(gdn->args->layer->dtype);
+        const int32_t stored = element_of_dtype(gdn->args->layer->dtype);
         const struct columns window = {
             .first = (const char *)window_of(gdn, request->window_from, channels->first) +
                      window_entry(gdn, request, first) * element_bytes[stored],
@@ -417,7 +417,7 @@ static void roll_window(const struct gdn *gdn, const struct gdn_request *request
     struct entries to = {.first = window_of(gdn, slot, channel),
                          .stride = gdn->args->v_cache->stride_head,
                          .channels = end - channel,
-                         .element = gdn_element(gdn->args->layer->dtype)};
+                         .element = element_of_dtype(gdn->args->layer->dtype)};
     const int64_t bytes = element_bytes[to.element];
     const char *before = window_of(gdn, request->window_from, channel);
     if (request->has_state && from == first_tile && to.stride == (kept + first_tile) * bytes) {

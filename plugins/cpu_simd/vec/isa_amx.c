@@ -169,6 +169,7 @@ static const struct tile_kernels bf16_kernels = {
 };
 
 const struct variant variant_amx = {.name = "amx",
+                                    .rank = 100,
                                     .f32 = &f32_kernels,
                                     .bf16 = &bf16_kernels,
                                     .split_products = &amx_products,

@@ -3,4 +3,5 @@
 
 #include "f32_decode.h"
 
-const struct variant variant_avx2 = {.name = "avx2", .f32 = &f32_kernels, ROW_OPERATIONS};
+const struct variant variant_avx2 = {
+    .name = "avx2", .rank = 40, .f32 = &f32_kernels, ROW_OPERATIONS};

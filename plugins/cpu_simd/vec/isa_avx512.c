@@ -3,4 +3,5 @@
 
 #include "f32_decode.h"
 
-const struct variant variant_avx512 = {.name = "avx512", .f32 = &f32_kernels, ROW_OPERATIONS};
+const struct variant variant_avx512 = {
+    .name = "avx512", .rank = 60, .f32 = &f32_kernels, ROW_OPERATIONS};

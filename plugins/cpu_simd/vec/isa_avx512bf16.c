@@ -23,4 +23,4 @@ static const struct tile_kernels bf16_kernels = {
 };
 
 const struct variant variant_avx512bf16 = {
-    .name = "avx512bf16", .f32 = &f32_kernels, .bf16 = &bf16_kernels, ROW_OPERATIONS};
+    .name = "avx512bf16", .rank = 80, .f32 = &f32_kernels, .bf16 = &bf16_kernels, ROW_OPERATIONS};

@@ -3,4 +3,5 @@
 
 #include "f32_decode.h"
 
-const struct variant variant_neon = {.name = "neon", .f32 = &f32_kernels, ROW_OPERATIONS};
+const struct variant variant_neon = {
+    .name = "neon", .rank = 40, .f32 = &f32_kernels, ROW_OPERATIONS};

@@ -8,4 +8,4 @@ static const struct tile_kernels bf16_kernels = {
 };
 
 const struct variant variant_neonbf16 = {
-    .name = "neonbf16", .f32 = &f32_kernels, .bf16 = &bf16_kernels, ROW_OPERATIONS};
+    .name = "neonbf16", .rank = 60, .f32 = &f32_kernels, .bf16 = &bf16_kernels, ROW_OPERATIONS};

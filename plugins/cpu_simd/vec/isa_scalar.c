@@ -3,4 +3,5 @@
 
 #include "f32_decode.h"
 
-const struct variant variant_scalar = {.name = "scalar", .f32 = &f32_kernels, ROW_OPERATIONS};
+const struct variant variant_scalar = {
+    .name = "scalar", .rank = 10, .f32 = &f32_kernels, ROW_OPERATIONS};
