@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "match_setting.h"
+#include "runtime/probe.h"
 
 typedef void change(struct attn_layer_desc *layer, struct attn_backend_caps *caps);
 
@@ -49,7 +50,7 @@ static const struct {
 TEST(test_each_reason)
 {
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
-        struct setting s;
+        OWNED(setting_finish) struct setting s;
         setting_init(&s);
         expect_reasons(&s, 0);
         refusals[i].change(&s.layer, s.caps);
@@ -61,8 +62,30 @@ TEST(test_each_reason)
         assert_string_equal(s.reasons.items[0].field, refusals[i].field);
         assert_string_equal(s.reasons.items[0].asked, refusals[i].asked);
         assert_string_equal(s.reasons.items[0].supported, refusals[i].supported);
-        setting_finish(&s);
     }
+}
+
+/* A refused combination with a term that is not known here refuses nothing. */
+TEST(test_rows_of_unknown_terms)
+{
+    static const struct attn_refused_combination rows[] = {
+        {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << NUM_TERMS, .why = "a later one"},
+        {.terms = ATTN_TERM_CAUSAL, .why = "known"}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    OWNED(setting_finish) struct setting s;
+    struct found found;
+    setting_init(&s);
+    s.caps->refused = rows;
+    s.caps->num_refused = 2;
+    s.caps->refused_stride = sizeof *rows;
+    assert_ok(found_init(&found, &s.arena, &error));
+    const struct attn_probe_sink sink = found_sink(&found);
+    assert_ok(sink.device(sink.user, &s.fixture.devices[0], NULL));
+    if (sink.backend(sink.user, s.caps, NULL) != ATTN_OK) {
+        fail_msg("%s: %s", found.error.field, found.error.message);
+    }
+    assert_int_equal(found.backends[0].caps.num_refused, 1);
+    assert_string_equal(found.backends[0].caps.refused[0].why, "known");
 }
 
 /* A row refuses a layer that is of everything it says, and no other. */
@@ -75,7 +98,7 @@ TEST(test_rows_by_what_they_name)
         {.why = "", .kv_dtypes = 1u << ATTN_KV_F32},
         {.why = "", .head_size = {64, 64, 1}},
         {.why = "", .head_size = {8, 256, 32}}};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.caps->num_refused = 1;
     s.caps->refused_stride = sizeof *others;
@@ -83,7 +106,6 @@ TEST(test_rows_by_what_they_name)
         s.caps->refused = &others[i];
         expect_reasons(&s, 0);
     }
-    setting_finish(&s);
 }
 
 #define SETTER(name, change)                                                                       \
@@ -140,7 +162,7 @@ TEST(test_rows_by_each_term_and_feature)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct attn_refused_combination row = {
             .terms = rows[i].term, .features = rows[i].feature, .why = "no"};
-        struct setting s;
+        OWNED(setting_finish) struct setting s;
         setting_init(&s);
         s.caps->terms = (UINT64_C(1) << NUM_TERMS) - 1;
         s.caps->features = (UINT64_C(1) << NUM_FEATURES) - 1;
@@ -162,13 +184,12 @@ TEST(test_rows_by_each_term_and_feature)
             s.caps->terms &= ~rows[i].term; /* the core's own: the backend is not asked for it */
             expect_reasons(&s, 0);
         }
-        setting_finish(&s);
     }
 }
 
 TEST(test_all_reasons_at_once)
 {
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.head_size = 72;
     s.layer.soft_cap = 50;
@@ -176,7 +197,6 @@ TEST(test_all_reasons_at_once)
     s.layer.block_size = 24;
     s.layer.alibi = ATTN_ALIBI_LINEAR;
     expect_reasons(&s, 5);
-    setting_finish(&s);
 }
 
 /* An engine's blocks of 192 are three of the kernels' 64, where nothing stands against it. */
@@ -185,7 +205,7 @@ TEST(test_what_keeps_blocks_whole)
     static const struct attn_range blocks[] = {{16, 64, 16}};
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .interleave = 96};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.caps->block_sizes = blocks;
     s.layer.block_size = 192;
@@ -211,12 +231,11 @@ TEST(test_what_keeps_blocks_whole)
     s.layer.block_size = 64;
     match_one(&s);
     expect_reason(&s, "kernel");
-    setting_finish(&s);
 }
 
 TEST(test_compositions)
 {
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     struct match match;
     setting_init(&s);
     match = expect_composed(&s, ATTN_COMPOSE_CASCADE);
@@ -265,7 +284,6 @@ TEST(test_compositions)
     s.layer.sink_len = 0;
     s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_QUANTIZE; /* which ends a merge */
     expect_composed(&s, 0);
-    setting_finish(&s);
 }
 
 TEST(test_mla)
@@ -281,7 +299,7 @@ TEST(test_mla)
                                    .qk_rope_head_dim_max = 64,
                                    .num_q_heads_multiple = 64,
                                    .max_query_len = 2};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
@@ -318,7 +336,6 @@ TEST(test_mla)
     expect_reason(&s, "topk");
     s.layer.head_size = 568;
     expect_unresolved(&s, "head_size");
-    setting_finish(&s);
 }
 
 /* A layer with caches beyond those of its kind: alone, not composed of others, and with keys of its
@@ -334,7 +351,7 @@ TEST(test_further_caches)
                                              .caches = &cache,
                                              .num_caches = 1,
                                              .cache_stride = sizeof cache};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.next = &caches.ext;
     s.caps->cache_roles = 1u << ATTN_CACHE_INDEX_K;
@@ -346,7 +363,6 @@ TEST(test_further_caches)
     s.layer.chunk_size = 0;
     s.layer.kv_sharing_target = "another";
     expect_unresolved(&s, "caches");
-    setting_finish(&s);
 }
 
 /* An encoder's heads are looked for in the size to which they are padded. */
@@ -354,7 +370,7 @@ TEST(test_padded_heads)
 {
     struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
                                           .fp8 = 1};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER;
     s.caps->features |= ATTN_FEATURE_FP8_INPUTS | ATTN_FEATURE_QUANTIZED_QUERY;
@@ -380,7 +396,6 @@ TEST(test_padded_heads)
     expect_reason(&s, "mm_encoder_fp8"); /* scales that follow the inputs */
     s.caps->features |= ATTN_FEATURE_AMAX_HISTORY;
     expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
-    setting_finish(&s);
 }
 
 TEST(test_gdn)
@@ -398,7 +413,7 @@ TEST(test_gdn)
                                          .head_size_v_max = 128,
                                          .conv_width_max = 4,
                                          .max_speculative_tokens = 3};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_RECURRENT;
     s.layer.block_size = 0;
@@ -451,7 +466,6 @@ TEST(test_gdn)
     limits.conv_width_max = 3;
     limits.max_speculative_tokens = 2;
     expect_reasons(&s, 4);
-    setting_finish(&s);
 }
 
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
@@ -460,7 +474,7 @@ TEST(test_context_parallel)
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .decode = &fixture_ranks,
                                        .interleave = 16};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->features |= ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
@@ -485,7 +499,6 @@ TEST(test_context_parallel)
     for (int32_t i = 0; i < s.reasons.count; i++) {
         assert_string_equal(s.reasons.items[i].field, "context_parallel");
     }
-    setting_finish(&s);
 }
 
 /* Queries split over two ranks, whose slices share a row of the table: what a backend lacks,
@@ -495,7 +508,7 @@ TEST(test_split_queries)
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .prefill = &fixture_ranks,
                                        .order = ATTN_CP_ZIGZAG};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->terms |= ATTN_TERM_SLIDING_WINDOW;
@@ -515,5 +528,4 @@ TEST(test_split_queries)
     for (int32_t i = 0; i < s.reasons.count; i++) {
         assert_string_equal(s.reasons.items[i].field, "context_parallel");
     }
-    setting_finish(&s);
 }

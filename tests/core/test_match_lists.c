@@ -14,7 +14,7 @@ TEST(test_lists)
                                      .physical_slots = 1};
     struct attn_index_lists_caps caps = {
         .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof caps, NULL}};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.next = &lists.ext;
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
@@ -45,7 +45,6 @@ TEST(test_lists)
     s.layer.chunk_size = 64;
     expect_reasons(&s, 1);
     expect_reason(&s, "attn_index_lists");
-    setting_finish(&s);
 }
 
 /* MLA's plain lists are its top k. */
@@ -68,7 +67,7 @@ TEST(test_latent_lists)
         .attend = 1,
         .granularities = 1,
         .groups = 1};
-    struct setting s;
+    OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
@@ -91,5 +90,4 @@ TEST(test_latent_lists)
     expect_reason(&s, "attn_index_lists");
     caps.attend_mla_sparse = 1;
     expect_reasons(&s, 0);
-    setting_finish(&s);
 }

@@ -9,8 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/probe.h"
-#include "util/counts.h"
+#include "runtime/runtime.h"
 #include "support/services.h"
 #include "support/test.h"
 
@@ -198,56 +197,6 @@ TEST(devices_are_merged)
         assert_string_equal(device.isa, "one,two");
         api->runtime_destroy(runtime);
     }
-}
-
-/* A refused combination with a term that is not known here refuses nothing. */
-TEST(rows_of_unknown_terms_are_left_out)
-{
-    static const struct attn_range range = {64, 64, 1};
-    static const struct attn_head_size_range size = {{64, 64, 1}, {64, 64, 1}, 1};
-    static const struct attn_refused_combination rows[] = {
-        {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << NUM_TERMS, .why = "a later one"},
-        {.terms = ATTN_TERM_CAUSAL, .why = "known"}};
-    const struct attn_host host = {
-        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
-    const struct attn_device_info device = {
-        .struct_size = sizeof device, .device = {ATTN_DEVICE_CPU, 0}, .name = "cpu", .arch = "any"};
-    const struct attn_backend_caps caps = {.struct_size = sizeof caps,
-                                           .name = "one",
-                                           .version = "1.0",
-                                           .vendor = "tests",
-                                           .device = {ATTN_DEVICE_CPU, 0},
-                                           .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV,
-                                           .layer_kinds = 1u << ATTN_LAYER_DECODER,
-                                           .phases = 3,
-                                           .dtypes = 1u << ATTN_DTYPE_F32,
-                                           .kv_dtypes = 1u << ATTN_KV_F32,
-                                           .terms = ATTN_TERM_CAUSAL,
-                                           .features = ATTN_FEATURE_PAGED_KV,
-                                           .view_forms = ATTN_VIEW_NHD,
-                                           .layouts = 1u << ATTN_KV_LAYOUT_NHD,
-                                           .output_forms = 1,
-                                           .head_sizes = &size,
-                                           .num_head_sizes = 1,
-                                           .block_sizes = &range,
-                                           .num_block_sizes = 1,
-                                           .preferred_block_size = 64,
-                                           .refused = rows,
-                                           .num_refused = 2,
-                                           .refused_stride = sizeof *rows};
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct arena arena;
-    struct found found;
-    arena_init(&arena, &host);
-    assert_ok(found_init(&found, &arena, &error));
-    const struct attn_probe_sink sink = found_sink(&found);
-    assert_ok(sink.device(sink.user, &device, NULL));
-    if (sink.backend(sink.user, &caps, NULL) != ATTN_OK) {
-        fail_msg("%s: %s", found.error.field, found.error.message);
-    }
-    assert_int_equal(found.backends[0].caps.num_refused, 1);
-    assert_string_equal(found.backends[0].caps.refused[0].why, "known");
-    arena_finish(&arena);
 }
 
 static void run_in_caller(void *user, int64_t count, int64_t grain, attn_parallel_body *body,

@@ -9,6 +9,21 @@
 #define P ATTN_PHASE_PREFILL
 #define D ATTN_PHASE_DECODE
 
+/* Of layer 0; NULL: any. */
+static void chooses(struct fixture *f, const char *text, const struct attn_layer_desc *layers,
+                    int32_t count, const char *prefill, const char *decode)
+{
+    const char *const wanted[] = {[P] = prefill, [D] = decode};
+    OWNED(assignment_end) attn_assignment *a = NULL;
+    struct attn_error error;
+    assert_ok(fixture_select(f, text, layers, count, &a, &error));
+    for (int32_t phase = 0; phase < 2; phase++) {
+        if (wanted[phase] != NULL) {
+            assert_string_equal(fixture_chosen(a, 0, phase), wanted[phase]);
+        }
+    }
+}
+
 TEST(test_rank_and_ties)
 {
     OWNED(fixture_finish) struct fixture f;
@@ -52,16 +67,10 @@ TEST(test_phases)
     struct attn_backend_caps *prefill = fixture_add(&f, "fast_prefill", "", 10);
     fixture_add(&f, "slow", "", 1);
     prefill->phases = 1u << P;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, P), "fast_prefill");
-    assert_string_equal(fixture_chosen(a, 0, D), "slow");
-    assignment_destroy(a);
+    chooses(&f, "", &layer, 1, "fast_prefill", "slow");
     /* No layout in common: both phases go where one cache serves both. */
     prefill->layouts = 1u << ATTN_KV_LAYOUT_PACKED_K;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, P), "slow");
-    assert_string_equal(fixture_chosen(a, 0, D), "slow");
-    assignment_destroy(a);
+    chooses(&f, "", &layer, 1, "slow", "slow");
 }
 
 TEST(test_orders_wishes_exclusions)
@@ -604,15 +613,11 @@ TEST(test_measured)
     layer.has_window = 1;
     layer.window_left = 99;
     layer.window_right = 0;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, D), "beta");
-    assignment_destroy(a);
+    chooses(&f, "", &layer, 1, NULL, "beta");
     layer.has_window = 0;
     layer.window_left = layer.window_right = -1;
     /* An order stands over a measurement. */
-    assert_ok(fixture_select(&f, "beta", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, D), "beta");
-    assignment_destroy(a);
+    chooses(&f, "beta", &layer, 1, NULL, "beta");
     remove(path);
     remove(folder);
 }
@@ -632,10 +637,7 @@ TEST(test_best_of_a_phase_alone)
     struct attn_backend_caps *gamma = fixture_add(&f, "gamma", "", 40);
     beta->rank[D] = 0;
     gamma->rank[P] = 0;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, P), "beta"); /* on one cache */
-    assert_string_equal(fixture_chosen(a, 0, D), "gamma");
-    assignment_destroy(a);
+    chooses(&f, "", &layer, 1, "beta", "gamma"); /* on one cache */
     beta->layouts = 1u << ATTN_KV_LAYOUT_HND;
     gamma->layouts = 1u << ATTN_KV_LAYOUT_NHD;
     assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));

@@ -311,7 +311,7 @@ static void make_lists(struct lists *l, const int32_t *table, const int32_t *len
     l->starts[REQS] = count;
 }
 
-/* Both tables of the batch as lists, and each fault of the second's refused by name. */
+/* Both tables of the batch as lists; a fault of the second is refused by its number. */
 static void give_lists(struct opened *t, struct step *s, struct attn_batch *batch,
                        struct attn_batch_table *table, bool last_pages)
 {
@@ -326,25 +326,10 @@ static void give_lists(struct opened *t, struct step *s, struct attn_batch *batc
         batch->seq_lens = batch->seq_lens_host = table->seq_lens = table->seq_lens_host = NULL;
         batch->last_page_len = own.last, table->last_page_len = other.last;
     }
-    const struct attn_batch_table good = *table;
-    static const char *const fields[] = {"page_indices",  "page_start_loc", "last_page_len",
-                                         "last_page_len", "max_seq_len",    "page_start_loc"};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const bool of_last = i == 2 || i == 3, of_lens = i == 5;
-        table->block_table = i == 0 ? other.pages : NULL;
-        table->num_pages -= i == 1;
-        table->seq_lens = i == 2 ? s->rows : table->seq_lens;
-        other.last[0] += i == 3 ? OTHER_BLOCK : 0;
-        table->max_seq_len = i == 4 ? TOKENS + 1 : 0;
-        s->rows[0] += of_lens ? OTHER_BLOCK : 0;
-        if (last_pages ? !of_lens : !of_last) {
-            REFUSED(&t->error, fields[i], t->api->plan_batch(t->plan, batch, NULL, &t->error));
-            assert_non_null(strstr(t->error.message, "table 1"));
-        }
-        s->rows[0] -= of_lens ? OTHER_BLOCK : 0;
-        other.last[0] -= i == 3 ? OTHER_BLOCK : 0;
-        *table = good;
-    }
+    table->max_seq_len = TOKENS + 1;
+    REFUSED(&t->error, "max_seq_len", t->api->plan_batch(t->plan, batch, NULL, &t->error));
+    assert_non_null(strstr(t->error.message, "table 1"));
+    table->max_seq_len = 0;
 }
 
 /* The last block of request 0 in each table is copied, in all caches of that table, and read where
@@ -521,19 +506,6 @@ TEST(test_fewest_blocks)
     const struct attn_batch_table table = {
         .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
     refuse_table(&t, last, &table, "block_table");
-}
-
-/* A layer that does not say so gets no lists, in no table. */
-TEST(test_unsaid_lists)
-{
-    static const int32_t starts[] = {0, 1}, lens[] = {1}, blocks[] = {0, 0};
-    struct opened t = {0};
-    make_model(&t, &many, "many_caches");
-    bind_many(&t);
-    make_plan(&t);
-    const struct attn_batch_table table = {
-        .page_indices = blocks, .page_start_loc = starts, .num_pages = 1, .seq_lens = lens};
-    refuse_table(&t, blocks, &table, "page_indices");
 }
 
 /* Whoever has not declared such caches is refused with its reasons; a description that makes no
