@@ -9,16 +9,32 @@
 #include "fake_backend.h"
 #include "util/counts.h"
 
+/* What every CASE begins with. */
+static struct fixture fixture;
+static struct attn_error error;
+
+static int begin(void **state)
+{
+    error = (struct attn_error)ATTN_ERROR_INIT;
+    return 0;
+}
+
+static int end(void **state)
+{
+    fixture_finish(&fixture);
+    return 0;
+}
+
+#define CASE(name) TEST_AROUND(name, begin, end)
+
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 
 /* What an engine's memory manager goes by. */
-TEST(spec_names_its_kind)
+CASE(spec_names_its_kind)
 {
     struct attn_layer_desc layers[] = {fake_layer("window"), fake_layer("chunks"),
                                        fake_layer("narrow")};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_CHUNKED_LOCAL;
     layers[0].has_window = 1;
     layers[0].window_left = 7; /* keys before the query's own */
@@ -40,7 +56,7 @@ TEST(spec_names_its_kind)
 }
 
 /* Pages of caches beyond those of the kind, rows with their scales. */
-TEST(spec_of_further_caches)
+CASE(spec_of_further_caches)
 {
     static const struct attn_cache_desc caches[] = {{.role = ATTN_CACHE_INDEX_K,
                                                      .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD,
@@ -60,8 +76,6 @@ TEST(spec_of_further_caches)
         .num_caches = 2,
         .cache_stride = sizeof *caches};
     struct attn_layer_desc layer = fake_layer("a");
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     layer.next = &described.ext;
     OWNED(model_end) attn_model *model = fake_model_of(&fixture, &layer, 1);
@@ -189,7 +203,7 @@ TEST(quantized_rows_need_scales)
 }
 
 /* Parameters that no term of the layer reads; each is taken by a layer that has the term. */
-TEST(unread_parameters)
+CASE(unread_parameters)
 {
     static const float number = 0.5f;
     int64_t shape[] = {4, 2, FAKE_HEAD_SIZE};
@@ -224,9 +238,7 @@ TEST(unread_parameters)
     struct attn_ext *const extensions[] = {&mla.ext, &gdn.ext, &encoder.ext};
     static const char *const names[] = {"attn_mla_weights", "attn_recurrent_weights",
                                         "attn_mm_encoder_state"};
-    struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("layer");
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     attn_model *model = fake_model(&fixture, &desc, 1, &error);
     attn_layer *layer = model_layer(model, 0);
@@ -249,9 +261,8 @@ TEST(unread_parameters)
     model_destroy(model);
 }
 
-TEST(groups_by_spec_and_by_schedule)
+CASE(groups_by_spec_and_by_schedule)
 {
-    OWNED(fixture_finish) struct fixture fixture;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c"),
                                        fake_layer("d")};
     int32_t members[4], count;
@@ -347,10 +358,9 @@ TEST(groups_by_each_difference)
 
 /* A layer that reads another's cache goes with that one's table, and by its own window with a
  * schedule of its own. */
-TEST(groups_of_readers)
+CASE(groups_of_readers)
 {
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture);
     for (int32_t i = 1; i < 3; i++) {
         layers[i].kv_sharing_target = "a";
@@ -363,13 +373,12 @@ TEST(groups_of_readers)
 }
 
 /* Nor does the reader of a cache that ranks share go with the tables of one that they do not. */
-TEST(groups_of_a_shared_caches_reader)
+CASE(groups_of_a_shared_caches_reader)
 {
     const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                              .decode = &fixture_ranks};
     struct attn_layer_desc layers[] = {fake_layer("spread"), fake_layer("whole"),
                                        fake_layer("reader")};
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
     layers[0].next = &cp.ext;
     layers[2].kv_sharing_target = "spread";
@@ -378,11 +387,9 @@ TEST(groups_of_a_shared_caches_reader)
 }
 
 /* Two backends that lay their blocks out in two ways. */
-TEST(groups_by_layout)
+CASE(groups_by_layout)
 {
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     attn_assignment *assignment;
     attn_model *model;
     struct attn_backend_caps *caps = fake_init(&fixture);
@@ -447,10 +454,8 @@ static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
     }
 }
 
-TEST(wrong_views_are_refused)
+CASE(wrong_views_are_refused)
 {
-    OWNED(fixture_finish) struct fixture fixture;
-    struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
     fake_init(&fixture);
@@ -496,7 +501,7 @@ TEST(wrong_views_are_refused)
 
 /* K, V and scales that lie apart, their blocks further apart than they fill: into the host's memory
  * one after the other, and back into another block. */
-TEST(moves_every_plane_of_a_block)
+CASE(moves_every_plane_of_a_block)
 {
     enum { ROWS = FAKE_BLOCK_SIZE * 2 * FAKE_HEAD_SIZE, SCALES = FAKE_BLOCK_SIZE * 2, BLOCKS = 3 };
     enum { BYTES = 2 * ROWS + 2 * SCALES * 4, STRIDE = BYTES + 32, APART = ROWS + 512 };
@@ -505,8 +510,6 @@ TEST(moves_every_plane_of_a_block)
     static uint8_t swap[2 * STRIDE];
     const int64_t out[] = {0, 1}, in[] = {1, 2};
     struct attn_layer_desc desc = fake_layer("a");
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->kv_dtypes |= UINT64_C(1) << ATTN_KV_INT8_PER_TOKEN_HEAD;
     desc.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
     OWNED(model_end) attn_model *model = fake_model_of(&fixture, &desc, 1);
@@ -554,10 +557,8 @@ TEST(moves_every_plane_of_a_block)
     }
 }
 
-TEST(declared_kernel_must_be_there)
+CASE(declared_kernel_must_be_there)
 {
-    OWNED(fixture_finish) struct fixture fixture;
-    struct attn_error error = ATTN_ERROR_INIT;
     struct attn_layer_desc desc = fake_layer("a");
     fake_init(&fixture)->kernels |= ATTN_KERNEL_GATHER_KV;
     assert_null(fake_model(&fixture, &desc, 1, &error));

@@ -6,6 +6,23 @@
 #include "match_setting.h"
 #include "runtime/probe.h"
 
+/* What every CASE begins with. */
+static struct setting s;
+
+static int begin(void **state)
+{
+    setting_init(&s);
+    return 0;
+}
+
+static int end(void **state)
+{
+    setting_finish(&s);
+    return 0;
+}
+
+#define CASE(name) TEST_AROUND(name, begin, end)
+
 typedef void change(struct attn_layer_desc *layer, struct attn_backend_caps *caps);
 
 static const struct attn_refused_combination together = {
@@ -66,15 +83,14 @@ TEST(test_each_reason)
 }
 
 /* A refused combination with a term that is not known here refuses nothing. */
-TEST(test_rows_of_unknown_terms)
+CASE(test_rows_of_unknown_terms)
 {
     static const struct attn_refused_combination rows[] = {
         {.terms = ATTN_TERM_CAUSAL | UINT64_C(1) << NUM_TERMS, .why = "a later one"},
         {.terms = ATTN_TERM_CAUSAL, .why = "known"}};
     struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(setting_finish) struct setting s;
     struct found found;
-    setting_init(&s);
+    s.caps->layouts = 1u << ATTN_KV_LAYOUT_NHD; /* the fixture has no views of the other */
     s.caps->refused = rows;
     s.caps->num_refused = 2;
     s.caps->refused_stride = sizeof *rows;
@@ -89,7 +105,7 @@ TEST(test_rows_of_unknown_terms)
 }
 
 /* A row refuses a layer that is of everything it says, and no other. */
-TEST(test_rows_by_what_they_name)
+CASE(test_rows_by_what_they_name)
 {
     const struct attn_refused_combination others[] = {
         {.why = "", .dtypes = 1u << ATTN_DTYPE_F16},
@@ -98,8 +114,6 @@ TEST(test_rows_by_what_they_name)
         {.why = "", .kv_dtypes = 1u << ATTN_KV_F32},
         {.why = "", .head_size = {64, 64, 1}},
         {.why = "", .head_size = {8, 256, 32}}};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.caps->num_refused = 1;
     s.caps->refused_stride = sizeof *others;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -187,10 +201,8 @@ TEST(test_rows_by_each_term_and_feature)
     }
 }
 
-TEST(test_all_reasons_at_once)
+CASE(test_all_reasons_at_once)
 {
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.head_size = 72;
     s.layer.soft_cap = 50;
     s.layer.has_sinks = 1;
@@ -200,13 +212,11 @@ TEST(test_all_reasons_at_once)
 }
 
 /* An engine's blocks of 192 are three of the kernels' 64, where nothing stands against it. */
-TEST(test_what_keeps_blocks_whole)
+CASE(test_what_keeps_blocks_whole)
 {
     static const struct attn_range blocks[] = {{16, 64, 16}};
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .interleave = 96};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.caps->block_sizes = blocks;
     s.layer.block_size = 192;
     expect_reasons(&s, 0);
@@ -233,11 +243,9 @@ TEST(test_what_keeps_blocks_whole)
     expect_reason(&s, "kernel");
 }
 
-TEST(test_compositions)
+CASE(test_compositions)
 {
-    OWNED(setting_finish) struct setting s;
     struct match match;
-    setting_init(&s);
     match = expect_composed(&s, ATTN_COMPOSE_CASCADE);
     assert_int_equal(match.graph_level, ATTN_GRAPH_ALWAYS);
     s.layer.has_window = 1; /* which a prefix has no part in */
@@ -286,7 +294,7 @@ TEST(test_compositions)
     expect_composed(&s, 0);
 }
 
-TEST(test_mla)
+CASE(test_mla)
 {
     struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
                                 .kv_lora_rank = 512,
@@ -299,8 +307,6 @@ TEST(test_mla)
                                    .qk_rope_head_dim_max = 64,
                                    .num_q_heads_multiple = 64,
                                    .max_query_len = 2};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
     s.layer.num_q_heads = 128;
@@ -340,7 +346,7 @@ TEST(test_mla)
 
 /* A layer with caches beyond those of its kind: alone, not composed of others, and with keys of its
  * own. */
-TEST(test_further_caches)
+CASE(test_further_caches)
 {
     static const struct attn_cache_desc cache = {.role = ATTN_CACHE_INDEX_K,
                                                  .kv_dtype = ATTN_KV_BF16,
@@ -351,8 +357,6 @@ TEST(test_further_caches)
                                              .caches = &cache,
                                              .num_caches = 1,
                                              .cache_stride = sizeof cache};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.next = &caches.ext;
     s.caps->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
@@ -366,12 +370,10 @@ TEST(test_further_caches)
 }
 
 /* An encoder's heads are looked for in the size to which they are padded. */
-TEST(test_padded_heads)
+CASE(test_padded_heads)
 {
     struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
                                           .fp8 = 1};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER;
     s.caps->features |= ATTN_FEATURE_FP8_INPUTS | ATTN_FEATURE_QUANTIZED_QUERY;
     s.caps->q_dtypes |= 1u << ATTN_DTYPE_FP8_E4M3;
@@ -398,7 +400,7 @@ TEST(test_padded_heads)
     expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
 }
 
-TEST(test_gdn)
+CASE(test_gdn)
 {
     struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
                                       .num_k_heads = 8,
@@ -413,8 +415,6 @@ TEST(test_gdn)
                                          .head_size_v_max = 128,
                                          .conv_width_max = 4,
                                          .max_speculative_tokens = 3};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.kind = ATTN_LAYER_RECURRENT;
     s.layer.block_size = 0;
     s.layer.next = &gdn.ext;
@@ -469,13 +469,11 @@ TEST(test_gdn)
 }
 
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
-TEST(test_context_parallel)
+CASE(test_context_parallel)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .decode = &fixture_ranks,
                                        .interleave = 16};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->features |= ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
     s.caps->terms |= ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW;
@@ -503,13 +501,11 @@ TEST(test_context_parallel)
 
 /* Queries split over two ranks, whose slices share a row of the table: what a backend lacks,
  * and what no backend is asked for. */
-TEST(test_split_queries)
+CASE(test_split_queries)
 {
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .prefill = &fixture_ranks,
                                        .order = ATTN_CP_ZIGZAG};
-    OWNED(setting_finish) struct setting s;
-    setting_init(&s);
     s.layer.next = &cp.ext;
     s.caps->terms |= ATTN_TERM_SLIDING_WINDOW;
     s.caps->features &=

@@ -11,10 +11,27 @@
 #include "bind/device.h"
 #include "bind/address_check.h"
 
-TEST(backends_are_created_once)
+/* What every CASE begins with. */
+static struct fixture fixture;
+static struct attn_error error;
+
+static int begin(void **state)
+{
+    error = (struct attn_error)ATTN_ERROR_INIT;
+    return 0;
+}
+
+static int end(void **state)
+{
+    fixture_finish(&fixture);
+    return 0;
+}
+
+#define CASE(name) TEST_AROUND(name, begin, end)
+
+CASE(backends_are_created_once)
 {
     const struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture);
     attn_model *model = fake_model_of(&fixture, layers, 2);
     assert_int_equal(fake_calls.creates, 1);
@@ -44,14 +61,12 @@ TEST(unfit_kernels_are_refused)
 }
 
 /* A backend gets its own options, and not those of one whose name begins with its name. */
-TEST(options_go_to_their_backend)
+CASE(options_go_to_their_backend)
 {
     const char *list[] = {"fork.a=1", "fake.b=2", "fake.c=3"};
     const struct attn_model_options options = {
         .struct_size = sizeof options, .backend_options = list, .num_backend_options = 3};
     const struct attn_layer_desc layer = fake_layer("a");
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     attn_assignment *assignment;
     attn_model *model;
     fake_init(&fixture);
@@ -92,13 +107,11 @@ TEST(assignments_are_whole_and_of_their_runtime)
 }
 
 /* Sinks count once, and a window is of keys that have positions. */
-TEST(parts_leave_terms_to_the_layer_itself)
+CASE(parts_leave_terms_to_the_layer_itself)
 {
     static const float sinks[4];
     const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks};
     struct attn_layer_desc layer = fake_layer("a");
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     layer.has_window = layer.has_sinks = 1;
     layer.window_left = 7;
@@ -158,7 +171,7 @@ TEST(tensors_are_kept)
 
 /* What kernels made of a layer lasts until its parameters, or the cache that it reads, are bound
  * again. */
-TEST(layers_are_prepared_anew)
+CASE(layers_are_prepared_anew)
 {
     enum { NOTHING, PARAMS, CACHE };
     static _Alignas(256) uint8_t cache[FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4];
@@ -167,8 +180,6 @@ TEST(layers_are_prepared_anew)
     const struct attn_plan_options *options = CLIENT_LIMITS(1, 1, 0);
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     attn_plan *plan;
     fake_init(&fixture);
     layers[1].kv_sharing_target = "a";
@@ -262,10 +273,8 @@ static attn_status take_back(const struct attn_memory_args *args, struct attn_er
 }
 
 /* A device's memory is of the kind that was asked for, and there is some. */
-TEST(memory_comes_from_the_device)
+CASE(memory_comes_from_the_device)
 {
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     attn_open_device *opened;
     void *memory;
     fake_init(&fixture)->device.type = ATTN_DEVICE_CUDA;
@@ -284,7 +293,7 @@ TEST(memory_comes_from_the_device)
 }
 
 /* The host's memory: rows with gaps between them, which do not overlap. */
-TEST(rows_are_filled)
+CASE(rows_are_filled)
 {
     char bytes[] = "..........";
     struct attn_fill_args fill = {.struct_size = sizeof fill,
@@ -293,8 +302,6 @@ TEST(rows_are_filled)
                                   .stride = 5,
                                   .rows = 2,
                                   .value = 'x'};
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture fixture;
     attn_open_device *opened;
     fake_init(&fixture);
     assert_ok(

@@ -6,6 +6,25 @@
 
 #include "select_fixture.h"
 
+/* What every CASE begins with. */
+static struct fixture f;
+static struct attn_error error;
+
+static int begin(void **state)
+{
+    error = (struct attn_error)ATTN_ERROR_INIT;
+    fixture_init(&f);
+    return 0;
+}
+
+static int end(void **state)
+{
+    fixture_finish(&f);
+    return 0;
+}
+
+#define CASE(name) TEST_AROUND(name, begin, end)
+
 #define P ATTN_PHASE_PREFILL
 #define D ATTN_PHASE_DECODE
 
@@ -24,15 +43,12 @@ static void chooses(struct fixture *f, const char *text, const struct attn_layer
     }
 }
 
-TEST(test_rank_and_ties)
+CASE(test_rank_and_ties)
 {
-    OWNED(fixture_finish) struct fixture f;
-    struct attn_error error;
     OWNED(assignment_end) attn_assignment *a = NULL;
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
     int32_t verdict = -1, reasons = -1;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 5);
     fixture_add(&f, "beta", "", 10);
     fixture_add(&f, "gamma", "", 10);
@@ -57,13 +73,9 @@ TEST(test_rank_and_ties)
     assignment_destroy(NULL);
 }
 
-TEST(test_phases)
+CASE(test_phases)
 {
-    OWNED(fixture_finish) struct fixture f;
-    struct attn_error error;
-    attn_assignment *a = NULL;
     struct attn_layer_desc layer = fixture_layer("l");
-    fixture_init(&f);
     struct attn_backend_caps *prefill = fixture_add(&f, "fast_prefill", "", 10);
     fixture_add(&f, "slow", "", 1);
     prefill->phases = 1u << P;
@@ -73,7 +85,7 @@ TEST(test_phases)
     chooses(&f, "", &layer, 1, "slow", "slow");
 }
 
-TEST(test_orders_wishes_exclusions)
+CASE(test_orders_wishes_exclusions)
 {
     static const struct {
         const char *text, *prefill, *decode;
@@ -93,8 +105,6 @@ TEST(test_orders_wishes_exclusions)
     };
     static const struct attn_head_size_range only_64 = {{64, 64, 1}, {0, 0, 1}, 1};
     struct attn_layer_desc layer = fixture_layer("l");
-    OWNED(fixture_finish) struct fixture f;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
     fixture_add(&f, "gamma", "", 10);
@@ -114,20 +124,17 @@ TEST(test_orders_wishes_exclusions)
     }
 }
 
-TEST(test_refused_order)
+CASE(test_refused_order)
 {
     struct attn_layer_desc layer = fixture_layer("model.layers.7");
     struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "alpha", .flags = ATTN_SELECT_KEEP_UNSERVED};
     const struct attn_layer_desc *pointer = &layer;
-    struct attn_error error;
     struct attn_reason reason = {.struct_size = sizeof reason};
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
     int32_t verdict = -1, count = -1;
     layer.head_size = 72;
     layer.soft_cap = 30;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     assert_int_equal(fixture_select(&f, "alpha", &layer, 1, &a, &error), ATTN_ERROR_REFUSED);
     assert_null(a);
@@ -151,16 +158,13 @@ TEST(test_refused_order)
 }
 
 /* A step that may allocate is a hint, which an engine may refuse. */
-TEST(test_step_allocation)
+CASE(test_step_allocation)
 {
     struct attn_layer_desc layer = fixture_layer("layer");
     const struct attn_layer_desc *pointer = &layer;
     const struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 2)->features |= ATTN_FEATURE_STEP_ALLOCATES;
     assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     assignment_destroy(a);
@@ -174,13 +178,10 @@ TEST(test_step_allocation)
     assignment_destroy(a);
 }
 
-TEST(test_names)
+CASE(test_names)
 {
     struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
-    fixture_init(&f);
     fixture_add(&f, "cpu_ref", "", 0);
     fixture_add(&f, "cpu_simd", "avx2", 5);
     fixture_add(&f, "cpu_simd", "avx512", 9);
@@ -223,15 +224,12 @@ static attn_status refuse_decode(const struct attn_supports_args *args,
     return ATTN_OK;
 }
 
-TEST(test_supports_is_asked_last)
+CASE(test_supports_is_asked_last)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_reason reason = {.struct_size = sizeof reason};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
     layer.block_size = 0;
-    fixture_init(&f);
     f.table.supports = refuse_decode;
     fixture_add(&f, "alpha", "", 9);
     fixture_add(&f, "beta", "", 1)->dtypes = 1u << ATTN_DTYPE_BF16;
@@ -246,11 +244,9 @@ TEST(test_supports_is_asked_last)
     assert_string_equal(reason.supported, "low");
 }
 
-TEST(test_hybrid_and_sharing)
+CASE(test_hybrid_and_sharing)
 {
     struct attn_layer_desc layers[4];
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
     for (int32_t i = 0; i < 4; i++) {
         static const char *const names[] = {"0", "1", "2", "3"};
@@ -261,7 +257,6 @@ TEST(test_hybrid_and_sharing)
     layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = layers[2].block_size = 0;
     layers[3].kv_sharing_target = "0";
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW;
     fixture_add(&f, "beta", "", 1);
     assert_ok(fixture_select(&f, "", layers, 4, &a, &error));
@@ -276,15 +271,12 @@ TEST(test_hybrid_and_sharing)
 }
 
 /* A layer that reads another's cache needs no write_kv of its own. */
-TEST(test_reader_writes_nothing)
+CASE(test_reader_writes_nothing)
 {
     struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
     layers[0].has_sinks = 1; /* which beta has not */
     layers[1].kv_sharing_target = "owner";
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1)->terms |= ATTN_TERM_SINKS;
     fixture_add(&f, "beta", "", 9)->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV;
     assert_ok(fixture_select(&f, "", layers, 2, &a, &error));
@@ -293,13 +285,10 @@ TEST(test_reader_writes_nothing)
 }
 
 /* Where the best of each phase have no layout in common: decode's order comes first. */
-TEST(test_best_pair)
+CASE(test_best_pair)
 {
     struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
-    fixture_init(&f);
     /* prefill best of all, but of hnd alone; two of nhd, and one of hnd that decodes worst */
     struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
     caps->layouts = 1u << ATTN_KV_LAYOUT_HND;
@@ -317,14 +306,11 @@ TEST(test_best_pair)
 }
 
 /* Of the parts that the kernels take of an engine's blocks: the preferred one, else the largest. */
-TEST(test_parts_of_blocks)
+CASE(test_parts_of_blocks)
 {
     static const struct attn_range blocks[] = {{16, 64, 16}};
     struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
-    fixture_init(&f);
     struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 9);
     caps->block_sizes = blocks;
     caps->kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;
@@ -351,16 +337,13 @@ TEST(test_parts_of_blocks)
 }
 
 /* Layers that look alike, but for a rule or an extension of their own. */
-TEST(test_alike_is_not_the_same)
+CASE(test_alike_is_not_the_same)
 {
     static const struct attn_ext vendors = {ATTN_EXT_VENDOR, 0, sizeof vendors, NULL};
     static const uint32_t declared[] = {ATTN_EXT_VENDOR};
     struct attn_layer_desc layers[] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL;
     layers[2].next = &vendors;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     fixture_add(&f, "beta", "", 1);
     struct attn_backend_caps *caps = fixture_add(&f, "gamma", "", 2);
@@ -373,16 +356,13 @@ TEST(test_alike_is_not_the_same)
 }
 
 /* Decode's layout stands first; a reader takes what its target's cache has. */
-TEST(test_layouts)
+CASE(test_layouts)
 {
     static const struct attn_range large[] = {{64, 64, 1}};
     struct attn_layer_desc layers[] = {fixture_layer("owner"), fixture_layer("reader")};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     layers[0].has_sinks = 1; /* which gamma has not */
     layers[1].kv_sharing_target = "owner";
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->terms |= ATTN_TERM_SINKS;
     struct attn_backend_caps *caps = fixture_add(&f, "beta", "", 1);
     caps->terms |= ATTN_TERM_SINKS;
@@ -439,18 +419,15 @@ static attn_status import(struct fixture *f, const char *text, const struct attn
     return select_layers(&f->runtime, &options, pointers, count, a, error);
 }
 
-TEST(test_export_import)
+CASE(test_export_import)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("model layer=0"), fixture_layer("name=1")};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL, *b = NULL;
     char text[1024], again[1024], small[8];
     size_t needed = 0;
     layers[1].kind = ATTN_LAYER_ENCODER;
     layers[1].encoder = ATTN_ENCODER_ONLY;
     layers[1].causal = layers[1].block_size = 0;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     fixture_add(&f, "beta", "x", 1);
     assert_int_equal(
@@ -490,17 +467,14 @@ TEST(test_export_import)
 }
 
 /* A cache is K's dtype and V's: an assignment for other values is another one. */
-TEST(test_export_of_two_dtypes)
+CASE(test_export_of_two_dtypes)
 {
     struct attn_layer_desc layers[2] = {fixture_layer("one"), fixture_layer("two")};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     OWNED(assignment_end) attn_assignment *a = NULL, *b = NULL;
     struct attn_choice choice = {.struct_size = sizeof choice};
     char text[1024];
     size_t needed;
     layers[1].kv_dtype_v = ATTN_KV_F16;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9)->features |= ATTN_FEATURE_KV_DTYPE_V;
     assert_ok(fixture_select(&f, "", layers, 2, &a, &error));
     assert_ok(assignment_choice(a, 1, D, &choice));
@@ -516,7 +490,7 @@ TEST(test_export_of_two_dtypes)
     assert_non_null(strstr(error.message, "kv_dtype=bf16/f16 in the text, kv_dtype=bf16 in"));
 }
 
-TEST(test_malformed_import)
+CASE(test_malformed_import)
 {
     static const char *const texts[] = {
         "",
@@ -545,10 +519,7 @@ TEST(test_malformed_import)
         "layout=nhd name=l\n",
     };
     struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         attn_status status = import(&f, texts[i], &layer, 1, &a, &error);
@@ -562,7 +533,7 @@ TEST(test_malformed_import)
 
 /* A measurement on file decides over the plugin's estimate, for its device, shape and phase only.
  */
-TEST(test_measured)
+CASE(test_measured)
 {
     static const char own[] = "32/8x128x128.bf16.bf16", other[] = "32/8x64x64.bf16.bf16";
     static const struct fixture_time times[] = {
@@ -574,14 +545,11 @@ TEST(test_measured)
     char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_choice choice = {.struct_size = sizeof choice};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/ranks", folder);
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     fixture_add(&f, "beta", "", 50);
     fixture_add(&f, "gamma", "", 40);
@@ -623,15 +591,12 @@ TEST(test_measured)
 }
 
 /* The fastest of one phase that shares no layout with the other's is not taken, and says why. */
-TEST(test_best_of_a_phase_alone)
+CASE(test_best_of_a_phase_alone)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     struct attn_reason reason = {.struct_size = sizeof reason};
-    struct attn_error error;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict, count;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
     struct attn_backend_caps *gamma = fixture_add(&f, "gamma", "", 40);
@@ -653,14 +618,11 @@ TEST(test_best_of_a_phase_alone)
 }
 
 /* A reader's backend takes the blocks into which its target's cache is cut. */
-TEST(test_blocks_of_a_shared_cache)
+CASE(test_blocks_of_a_shared_cache)
 {
     static const struct attn_range small[] = {{16, 16, 1}}, large[] = {{64, 64, 1}};
     struct attn_layer_desc layers[] = {fixture_layer("a"), fixture_layer("b")};
-    struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment;
-    OWNED(fixture_finish) struct fixture f;
-    fixture_init(&f);
     fixture_add(&f, "alpha", "", 1)->block_sizes = small;
     fixture_add(&f, "beta", "", 1)->block_sizes = large;
     layers[0].block_size = layers[1].block_size = 64;
@@ -677,17 +639,14 @@ TEST(test_blocks_of_a_shared_cache)
     assignment_destroy(assignment);
 }
 
-TEST(test_devices)
+CASE(test_devices)
 {
     struct attn_layer_desc layer = fixture_layer("l");
     const struct attn_layer_desc *pointer = &layer;
     struct attn_select_options options = {.struct_size = sizeof options,
                                           .device = {ATTN_DEVICE_CPU, 0}};
-    struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(fixture_finish) struct fixture f;
     attn_assignment *a = NULL;
     int32_t verdict = -1;
-    fixture_init(&f);
     fixture_add(&f, "cpu", "", 1);
     fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
     f.devices[1] = f.devices[0];
