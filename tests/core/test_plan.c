@@ -1,54 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/step: what a plan is made of: limits, workspace, caches that it holds; no step allocates. */
+/* core/step: what a plan is made of: limits, workspace, caches that it holds. That no step
+ * allocates, attn-check holds. */
 #include "support/client.h"
 #include "plan_fixture.h"
-
-/* Sanitizers bring allocators of their own, which cannot be counted here. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if !defined(SANITIZED)
-#define SANITIZED 0
-#endif
-
-static bool counting;
-static int64_t allocations;
-
-#if !SANITIZED
-/* Every allocation of the process passes here while it is counted. */
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *memory, size_t size);
-void *__libc_memalign(size_t alignment, size_t size);
-
-void *malloc(size_t size)
-{
-    allocations += counting;
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    allocations += counting;
-    return __libc_calloc(count, size);
-}
-
-void *realloc(void *memory, size_t size)
-{
-    allocations += counting;
-    return __libc_realloc(memory, size);
-}
-
-void *aligned_alloc(size_t alignment, size_t size)
-{
-    allocations += counting;
-    return __libc_memalign(alignment, size);
-}
-#endif
 
 /* Limits that mean "none" do not fit in a plan of composed requests: that is an error, and no small
  * allocation. */
@@ -281,28 +235,4 @@ TEST(areas_hold_the_widest_layer)
         plan_destroy(plan);
     }
     assert_true(bytes[0] > 0 && bytes[0] == bytes[1]);
-}
-
-TEST(steps_allocate_nothing)
-{
-    static const int32_t queries[] = {1, 20};
-    struct planned *b = planned_create(fake_layer("a"), false);
-    void *volatile one;
-    set_batch(b, queries, 2);
-    assert_ok(step(b));
-    counting = true;
-    one = malloc(1); /* the count itself works */
-    int64_t before = allocations;
-    for (int32_t i = 0; i < 10; i++) {
-        step(b);
-    }
-    counting = false;
-    free(one);
-    assert_int_equal(fake_calls.attends, 22);
-    assert_int_equal(allocations, before);
-    planned_destroy(b);
-    if (SANITIZED) {
-        skip();
-    }
-    assert_int_equal(before, 1);
 }

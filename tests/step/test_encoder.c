@@ -214,43 +214,6 @@ TEST(scales_follow_the_history)
     }
 }
 
-/* A history of zeros divides by nothing; saved scales are used as they are given. */
-TEST(given_scales_are_used)
-{
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
-                                          .fp8 = 1};
-    const float size[3] = {1, 1, 1}, none[3] = {0, 0, 0};
-    struct encoder e;
-    assert_ok(try_create(&e, "cpu_ref", &quant));
-    const struct attn_mm_encoder_state given = {
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
-    assert_ok(try_bind(&e, &given));
-    make_plan(&e);
-    for (int32_t x = 0; x < 3; x++) {
-        e.scales[x] = 0.001f * (float)(x + 1); /* 0.448 and above are cut off */
-    }
-    assert_ok(step(&e, 9, size));
-    assert_true(error_of(&e, (double[]){(double)0.001f, (double)0.002f, (double)0.003f}) < 1e-4);
-    finish(&e);
-
-    quant.amax_history_len = 4;
-    assert_ok(try_create(&e, "cpu_ref", &quant));
-    const struct attn_mm_encoder_state kept = {
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof kept, NULL}, e.history[0], e.scales};
-    assert_ok(try_bind(&e, &kept));
-    make_plan(&e);
-    assert_ok(step(&e, 9, none));
-    assert_true(e.scales[0] == 1 && e.scales[1] == 1 && e.scales[2] == 1);
-    assert_true(e.out[0][0][0] == 0);
-    e.history[0][2] = NAN; /* is seen in the scale as long as it is one of the history's */
-    for (int32_t i = 0; i < 3; i++) {
-        assert_ok(step(&e, 9, (const float[]){1, 1, 1}));
-        assert_int_equal(isnan(e.scales[0]) != 0, i < 2);
-        assert_true(e.scales[1] > 0);
-    }
-    finish(&e);
-}
-
 /* Keys from a row on that is not the queries' give what the same keys give in their places. */
 TEST(keys_with_starts_of_their_own)
 {

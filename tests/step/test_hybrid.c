@@ -152,28 +152,3 @@ TEST(test_shared_cache_is_not_written)
     free(before);
     hybrid_finish(&h);
 }
-
-static void refuse(struct hybrid *h, const char *text)
-{
-    assert_int_not_equal(select_and_create(h, "cpu_ref"), ATTN_OK);
-    print_message("%s: %s\n", h->error.field, h->error.message);
-    assert_non_null(strstr(h->error.message, text));
-    assert_null(h->model);
-}
-
-TEST(test_targets_that_do_not_fit)
-{
-    struct hybrid h;
-    hybrid_init(&h, "cpu_ref");
-    h.descs[SHARED].kv_sharing_target = "nobody";
-    refuse(&h, "nobody");
-    h.descs[SHARED].kv_sharing_target = "shared";
-    refuse(&h, "shared");
-    h.descs[SHARED].kv_sharing_target = "full";
-    h.descs[SHARED].num_kv_heads = 4;
-    refuse(&h, "full");
-    h.descs[SHARED].num_kv_heads = 2;
-    h.descs[SHARED].name = "full";
-    refuse(&h, "full");
-    hybrid_finish(&h);
-}

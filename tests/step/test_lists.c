@@ -69,19 +69,6 @@ static void refuse(struct listed *l, const char *field, const char *text)
     bring(l);
 }
 
-TEST(test_every_key)
-{
-    static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER};
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
-    OWNED(fixture_finish) struct fixture all;
-    init(l, true);
-    fixture_step(&l->f);
-    fixture_init(&all, "cpu_ref", &dense, queries, lens, 4, 0, NULL, false);
-    fixture_step(&all);
-    assert_true(fixture_difference(&l->f, &all) == 0);
-    fixture_finish(&l->f);
-}
-
 TEST(test_runs)
 {
     OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantized outputs, composed by the core of an attend and the backend's quantize: which runs and
- * selections are refused. What is written holds attn-check (engine_output). */
+/* Quantized outputs, composed by the core of an attend and the backend's quantize: which runs are
+ * refused. What is written holds attn-check (engine_output). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -92,23 +92,6 @@ TEST(test_refused_runs)
             refuse_runs(form, way & 1, way >> 1);
         }
     }
-}
-
-/* No quantize kernel and no such form of its own: refused at selection, by name. */
-TEST(test_refusal)
-{
-    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    OWNED(fixture_finish) struct fixture f;
-    attn_assignment *assignment = NULL;
-    fixture_mixed(&f, "example", &plain, false);
-    f.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
-    const struct attn_layer_desc *layers[] = {&f.layer};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "example"};
-    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error),
-                     ATTN_ERROR_REFUSED);
-    print_message("%s\n", f.error.message);
-    assert_non_null(strstr(f.error.message, "output_form"));
 }
 
 /* 4 heads of 24 are no whole groups of 64 columns. */
