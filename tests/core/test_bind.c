@@ -29,32 +29,6 @@ static int end(void **state)
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 
-/* What an engine's memory manager goes by. */
-CASE(spec_names_its_kind)
-{
-    struct attn_layer_desc layers[] = {fake_layer("window"), fake_layer("chunks"),
-                                       fake_layer("narrow")};
-    struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    fake_init(&fixture)->terms |= ATTN_TERM_CHUNKED_LOCAL;
-    layers[0].has_window = 1;
-    layers[0].window_left = 7; /* keys before the query's own */
-    layers[1].chunk_size = 32;
-    layers[2].head_size = 192;
-    layers[2].head_size_v = 128;
-    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 3);
-    assert_ok(layer_cache_spec(model_layer(model, 0), 0, &spec, &error));
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_SLIDING_WINDOW);
-    assert_int_equal(spec.sliding_window, 8);
-    assert_ok(layer_cache_spec(model_layer(model, 1), 0, &spec, &error));
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_CHUNKED_LOCAL);
-    assert_int_equal(spec.chunk_size, 32);
-    for (int32_t i = 0; i < 2; i++) {
-        assert_ok(layer_cache_spec(model_layer(model, 2), i, &spec, &error));
-        assert_int_equal(spec.head_size, i == 0 ? 192 : 128);
-        assert_int_equal(spec.page_bytes_alone, FAKE_BLOCK_SIZE * 2 * spec.head_size * 4);
-    }
-}
-
 /* Pages of caches beyond those of the kind, rows with their scales. */
 CASE(spec_of_further_caches)
 {

@@ -371,51 +371,15 @@ TEST(test_short_lists_of_trusted_batches)
     fixture_refuse_plan(&f, "page_start_loc");
 }
 
-/* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
- * table's size open. */
-TEST(test_refused)
+/* Limits that leave the size of a made table open. */
+TEST(test_open_limits)
 {
     OWNED(fixture_finish) struct fixture f;
-    attn_assignment *assignment;
-    struct attn_choice choice = {.struct_size = sizeof choice};
-    init(&f, "recording_narrow", &shapes[0], false);
-    struct attn_layer_desc layer = f.layer;
-    const struct attn_layer_desc *layers[] = {&layer};
-    struct attn_select_options options = {.struct_size = sizeof options,
-                                          .backend = "recording_narrow",
-                                          .flags = ATTN_SELECT_KEEP_UNSERVED};
-    layer.block_size = 18;
-    assert_int_equal(client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL,
-                                    "recording_narrow",
-                                    &(const struct attn_reason){.field = "block_size",
-                                                                .asked = "18",
-                                                                .supported = "4..8 in steps of 4"}),
-                     1);
-    layer.block_size = BLOCK;
-    layer.padded_page_bytes = 16384 + 4; /* float32 in halves of 8194 bytes */
-    assert_int_equal(
-        client_refuses(f.api, f.runtime, &layer, ATTN_PHASE_PREFILL, "recording_narrow",
-                       &(const struct attn_reason){.field = "padded_page_bytes",
-                                                   .asked = "16388 in 2 parts",
-                                                   .supported = "multiples of 2 x 4 bytes"}),
-        1);
-    layer.padded_page_bytes = 16384 + 8; /* quarters are not, halves are */
-    CHECK(&f, f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
-    f.api->assignment_choice(assignment, 0, 1, &choice);
-    assert_int_equal(choice.kernel_block_size, 2 * NARROW);
-    f.api->assignment_destroy(assignment);
-    layer.padded_page_bytes = 0;
-    layer.block_size = 8 * 784; /* as hybrid models have them: the largest divisor, or what is
-                                   preferred, and it is said */
-    CHECK(&f, f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
-    f.api->assignment_choice(assignment, 0, 1, &choice);
-    assert_int_equal(choice.block_size, 8 * 784);
-    assert_int_equal(choice.kernel_block_size, NARROW);
-    f.api->assignment_destroy(assignment);
     struct attn_limits limits = {
         .struct_size = sizeof limits, .max_num_reqs = 2, .max_num_tokens = 8};
     const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
     attn_plan *made;
+    init(&f, "recording_narrow", &shapes[0], false);
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_seq_len",
                f.api->plan_create(f.model, 0, &plan, &made, &f.error));
     limits.max_blocks_per_req = 3;

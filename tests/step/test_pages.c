@@ -229,6 +229,8 @@ TEST(test_every_kind)
             bool none = kinds[i].spec == ATTN_KV_SPEC_NONE;
             attn_model *model = bind(&layer, &spec);
             assert_int_equal(spec.kind, kinds[i].spec);
+            assert_int_equal(spec.sliding_window, kinds[i].window);
+            assert_int_equal(spec.chunk_size, kinds[i].chunk);
             assert_int_equal(spec.page_bytes,
                              none ? 0 : 16 * 2 * (rows.k + rows.v + rows.k_scale + rows.v_scale));
             if (!none) {
