@@ -28,6 +28,9 @@ REFUSAL(chunk_lens, "chunk_size", "with lengths on the device only",
         "as virtual requests: host lengths", l->chunk_size = 64;
         l->device_seq_lens_only = 1;
         c->features |= ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_DEVICE_SEQ_LENS)
+REFUSAL(chunk_bounds, "chunk_size", "with lengths on the device only",
+        "as virtual requests: host lengths", l->chunk_size = 64;
+        l->host_bounds = 1; c->features |= ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_HOST_BOUNDS)
 REFUSAL(chunk_spans, "chunk_size", "with spans, trees or causal flags per request",
         "as virtual requests: none of them", l->chunk_size = 64;
         l->prefix_lm = 1; c->terms |= ATTN_TERM_PREFIX_LM;
@@ -47,6 +50,9 @@ REFUSAL(static_merge, "static_sink", "attend(sink) + attend(rest) + merge: merge
         c->kernels &= ~(uint64_t)ATTN_KERNEL_MERGE_STATES)
 REFUSAL(static_alibi, "static_sink", "with ALiBi", "only fused", l->sink_len = 4;
         l->alibi = ATTN_ALIBI_LINEAR; c->terms |= ATTN_TERM_ALIBI)
+REFUSAL(static_bounds, "static_sink", "with bounds in place of host lengths", "only fused",
+        l->sink_len = 4;
+        l->host_bounds = 1; c->features |= ATTN_FEATURE_HOST_BOUNDS)
 REFUSAL(prefix_lm, "prefix_lm", "yes", "no", l->prefix_lm = 1)
 REFUSAL(tree_bits, "tree_mask", "bits", "no", l->tree_mask = ATTN_TREE_BITS)
 REFUSAL(tree_bias, "tree_mask", "bias", "no", l->tree_mask = ATTN_TREE_BIAS)
@@ -75,6 +81,7 @@ REFUSAL(rope, "rope", "yes", "no", l->rope = 1)
 REFUSAL(qk_norm, "qk_norm", "yes", "no", l->rope = l->qk_norm = 1;
         c->features |= ATTN_FEATURE_FUSED_ROPE)
 REFUSAL(table_row, "block_table_row", "yes", "no", l->needs_block_table_row = 1)
+REFUSAL(bounds, "host_bounds", "yes", "no", l->host_bounds = 1)
 REFUSAL(device_lens, "device_seq_lens_only", "yes", "no", l->device_seq_lens_only = 1)
 REFUSAL(fast_prefill, "fast_prefill", "yes", "no", l->fast_prefill = 1)
 REFUSAL(q_heads, "num_q_heads", "32", "at most 16", c->max_num_q_heads = 16)

@@ -15,6 +15,8 @@
 typedef void change(struct attn_layer_desc *layer);
 
 static const struct attn_ext unknown_ext = {0x1345, 0, sizeof(struct attn_ext), NULL};
+/* The core's own to read, and not a draft of kernels. */
+static const struct attn_ext core_ext = {ATTN_EXT_DRAFT_KERNELS - 1, 0, sizeof core_ext, NULL};
 static const struct attn_mla_desc mla_ext = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_ext, NULL},
                                              .kv_lora_rank = 512,
                                              .qk_nope_head_dim = 128,

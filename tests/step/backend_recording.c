@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref under the name of recording, which counts how the core has rows written; as
  * recording_apart it does not say that its attends can write, as recording_narrow it takes blocks
- * of 4 and 8 slots alone and has neither chunks nor static sinks, as recording_exact it wants the
- * host's lengths exact, as recording_codes its attends write static fp8. */
+ * of 4 and 8 slots alone and has neither chunks nor static sinks, as recording_codes its attends
+ * write static fp8. */
 #include "backend_recording.h"
 
 #include <attn/plugin.h>
@@ -276,10 +276,6 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
     renamed.num_block_sizes = 1;
     renamed.preferred_block_size = 4;
     renamed.terms &= ~(ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK);
-    status = status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
-    renamed = *caps;
-    renamed.name = "recording_exact";
-    renamed.features &= ~ATTN_FEATURE_HOST_BOUNDS;
     status = status == ATTN_OK ? sink->backend(sink->user, &renamed, why) : status;
     renamed = *caps;
     renamed.name = "recording_codes";

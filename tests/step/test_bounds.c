@@ -106,37 +106,16 @@ TEST(test_looser_than_the_lengths)
     }
 }
 
-/* Who needs exact lengths is refused at selection, by name; a layer that did not say so, at plan.
- */
+/* A layer that did not say so gets exact lengths. */
 TEST(test_refused)
 {
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct loose l = {.start = {0}};
     struct attn_layer_desc plain = layers[0];
-    attn_assignment *assignment;
     plain.host_bounds = 0;
     fixture_init(&f, "recording", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     fixture_refuse_plan(&f, "flags");
-    static const struct {
-        const char *backend, *reason;
-        struct attn_layer_desc change;
-    } refused[] = {{"recording_exact", "host_bounds", {.causal = 1}},
-                   {"recording_narrow", "chunk_size", {.causal = 1, .chunk_size = 32}},
-                   {"recording_narrow", "static_sink", {.causal = 1, .sink_len = 4}}};
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        struct attn_layer_desc layer = f.layer;
-        layer.chunk_size = refused[i].change.chunk_size;
-        layer.sink_len = refused[i].change.sink_len;
-        const struct attn_layer_desc *list[] = {&layer};
-        struct attn_select_options options = {.struct_size = sizeof options,
-                                              .backend = refused[i].backend};
-        layer.host_bounds = 1;
-        assert_int_equal(f.api->select(f.runtime, &options, list, 1, &assignment, &f.error),
-                         ATTN_ERROR_REFUSED);
-        assert_non_null(strstr(f.error.message, refused[i].reason));
-    }
-    fixture_finish(&f);
     finish(&l);
 }
 
