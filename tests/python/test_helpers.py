@@ -77,34 +77,6 @@ class Workspace(unittest.TestCase):
         self.assertTrue(torch.equal(*results))
         self.assertLess(worst(results[0], attention(q, k, v, D**-0.5, causal(40, 40))[0]), 2e-5)
 
-    def test_common_prefix(self) -> None:
-        """Taken apart in steps of up to 2048 tokens, whose partial results fit; larger steps leave it, and are right."""
-        runtime = libattn.Runtime(ignore_environment=True, num_threads=1)
-        blocks = list(range(17))
-        for backend, first in (("cpu_simd", 2041), ("cpu_simd", 2042), ("cpu_ref", 20)):
-            model = runtime.bind(runtime.select([libattn.LayerDesc("a", 2, 1, 16, block_size=BLOCK)], backend=backend))
-            layer, queries = model.layers[0], [first] + [1] * 7
-            lens = [272 + n for n in queries]
-            own = -(-first // BLOCK)
-            tables = [blocks + list(range(17, 17 + own))] + [blocks + [17 + own + r] for r in range(7)]
-            layer.bind_kv(libattn.allocate((24 + own) * layer.kv_spec.padded_page_bytes), 24 + own)
-            generator = torch.Generator().manual_seed(2)
-            k, v = (peaked(272 + first, 1, 16, generator=generator) for _ in range(2))
-            plan = planned(model, libattn.Batch([0, 272], [272], [blocks], list(range(272))), max_num_reqs=8)
-            plan.run(layer, torch.zeros(272, 2, 16), k[:272], v[:272], torch.empty(272, 2, 16))
-            slots = [272 + i for i in range(first)] + [(17 + own + r) * BLOCK for r in range(7)]
-            q, new = peaked(sum(queries), 2, 16, generator=generator), [torch.cat([t[272:], t[272:279]]) for t in (k, v)]
-            starts = [0, *torch.tensor(queries).cumsum(0).tolist()]
-            results = []
-            for flags in (0, libattn._declarations.ATTN_BATCH_NO_CASCADE):
-                plan = planned(model, libattn.Batch(starts, lens, tables, slots, common_prefix_len=272, flags=flags),
-                               max_num_reqs=8, max_num_tokens=sum(queries))
-                results.append(torch.empty_like(q))
-                plan.run(layer, q, *new, results[-1])
-            self.assertLess(worst(*results), 2e-5)
-            # partial results, merged, differ from those of one pass in the last bits
-            self.assertEqual(torch.equal(*results), sum(queries) > 2048, (backend, first))
-
 
 class Batches(unittest.TestCase):
     def test_empty_numpy_arrays(self) -> None:
