@@ -28,7 +28,7 @@ static int end(void **state)
 #define P ATTN_PHASE_PREFILL
 #define D ATTN_PHASE_DECODE
 
-/* Of layer 0; NULL: any. */
+/* The names that layer 0 gets, each NULL: any. */
 static void chooses(struct fixture *f, const char *text, const struct attn_layer_desc *layers,
                     int32_t count, const char *prefill, const char *decode)
 {

@@ -42,7 +42,7 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
 
 /* A variable whose address `end` is called with where it goes out of scope. */
 #define OWNED(end) __attribute__((cleanup(end)))
-/* Of a pointer to memory. */
+/* Such an end for a pointer to memory. */
 static inline void memory_end(void *pointer)
 {
     free(*(void **)pointer);
