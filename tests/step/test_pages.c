@@ -186,12 +186,14 @@ TEST(test_every_dtype)
                            (rows.k + rows.v + rows.k_scale + rows.v_scale);
             for (int32_t padded = 0; padded < 2; padded++) {
                 struct attn_layer_desc layer = describe(t, s, &kinds[0]);
-                struct attn_cache_spec spec;
+                struct attn_cache_spec spec, of_v = {.struct_size = sizeof of_v};
                 layer.padded_page_bytes = padded ? page + PADDING : 0;
                 attn_model *model = bind(&layer, &spec);
                 assert_int_equal(spec.page_bytes, page);
                 assert_int_equal(spec.padded_page_bytes, padded ? page + PADDING : page);
                 assert_true(!padded || (spec.ndim == 2 && spec.shape[1] == page + PADDING));
+                CHECK(&last, api->layer_cache_spec(api->model_layer(model, 0), 1, &of_v, NULL));
+                assert_int_equal(of_v.head_size, shapes[s].head_size_v);
                 hold_views(model, &spec, &rows, false);
                 api->model_destroy(model);
             }
