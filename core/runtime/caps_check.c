@@ -190,21 +190,16 @@ static attn_status check_vendor_codes(const struct attn_backend_caps *c, struct 
 
 static attn_status check_lists(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    const struct {
-        const char *field;
-        const void *array;
-        int32_t count;
-    } lists[] = {{"head_sizes", c->head_sizes, c->num_head_sizes},
-                 {"block_sizes", c->block_sizes, c->num_block_sizes},
-                 {"refused", c->refused, c->num_refused},
-                 {"extensions", c->extensions, c->num_extensions},
-                 {"vendor_codes", c->vendor_codes, c->num_vendor_codes}};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
-            (lists[i].count > 0 && lists[i].array == NULL)) {
-            return REFUSE(lists[i].field, "%s: %d %s %s; 0 to %d in an array", c->name,
-                          lists[i].count, lists[i].field,
-                          lists[i].array != NULL ? "in an array" : "at NULL", MAX_RANGES);
+    for (const struct abi_field *f = abi_structs[ABI_BACKEND_CAPS].fields; f->name != NULL; f++) {
+        int32_t count = 0;
+        if (f->kind != FIELD_ARRAY) {
+            continue;
+        }
+        const void *array = field_pointer(c, f);
+        memcpy(&count, (const char *)c + f->min, sizeof count);
+        if (count < 0 || count > MAX_RANGES || (count > 0 && array == NULL)) {
+            return REFUSE(f->name, "%s: %d %s %s; 0 to %d in an array", c->name, count, f->name,
+                          array != NULL ? "in an array" : "at NULL", MAX_RANGES);
         }
     }
     for (int32_t i = 0; i < c->num_block_sizes; i++) {
@@ -310,12 +305,12 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
     return check_faults(c, faults, sizeof faults / sizeof *faults, error);
 }
 
-static bool has_block_size(const struct attn_backend_caps *c, int32_t size)
+bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
 {
-    for (int32_t i = 0; i < c->num_block_sizes; i++) {
-        const struct attn_range *range = &c->block_sizes[i];
+    for (int32_t i = 0; i < count; i++) {
+        const struct attn_range *range = &ranges[i];
         const int32_t step = range->multiple > 0 ? range->multiple : 1;
-        if (size >= range->min && size <= range->max && (size - range->min) % step == 0) {
+        if (value >= range->min && value <= range->max && (value - range->min) % step == 0) {
             return true;
         }
     }
@@ -350,7 +345,7 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                       c->name, c->preferred_layout);
     }
     if (c->num_block_sizes > 0 && c->preferred_block_size > 0 &&
-        !has_block_size(c, c->preferred_block_size)) {
+        !range_holds(c->block_sizes, c->num_block_sizes, c->preferred_block_size)) {
         return REFUSE("preferred_block_size",
                       "%s: preferred_block_size %d is not one of its block_sizes", c->name,
                       c->preferred_block_size);

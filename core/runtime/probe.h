@@ -40,6 +40,9 @@ void caps_trim(struct attn_backend_caps *caps);
 bool refused_read(const struct attn_backend_caps *caps, int32_t at,
                   struct attn_refused_combination *row);
 
+/* Is the value in one of the ranges? */
+bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value);
+
 /* Element `at` of vendor_codes that have passed caps_check. */
 const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at);
 

@@ -4,6 +4,7 @@
 #ifndef CORE_SELECT_MATCH_H
 #define CORE_SELECT_MATCH_H
 
+#include "runtime/probe.h"
 #include "select/assignment.h"
 #include "util/text.h"
 
@@ -41,8 +42,6 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
  * divisor that they declare (the preferred one, if it is one, first). 0: nothing. */
 int32_t kernel_block_size(const struct attn_backend_caps *a, const struct attn_backend_caps *b,
                           const struct layer *layer, int32_t block_size);
-
-bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value);
 
 /* No kernel cuts such a row: view.pack is 0 or the head's size. */
 static inline bool kv_rows_are_whole(int32_t kv_dtype)

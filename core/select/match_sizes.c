@@ -6,22 +6,6 @@
 #include "select/match.h"
 #include "util/text.h"
 
-static bool in_range(const struct attn_range *range, int32_t value)
-{
-    int32_t step = range->multiple > 0 ? range->multiple : 1;
-    return value >= range->min && value <= range->max && (value - range->min) % step == 0;
-}
-
-bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
-{
-    for (int32_t i = 0; i < count; i++) {
-        if (in_range(&ranges[i], value)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static void add_range(struct text *text, const struct attn_range *range)
 {
     if (range->min == range->max) {
@@ -42,9 +26,9 @@ void check_head_size(struct check *check)
     char asked[48];
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
         const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (in_range(&range->qk, qk)) {
+        if (range_holds(&range->qk, 1, qk)) {
             qk_found = true;
-            if (range->same ? v == qk : in_range(&range->v, v)) {
+            if (range->same ? v == qk : range_holds(&range->v, 1, v)) {
                 return;
             }
         }
