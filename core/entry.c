@@ -8,6 +8,7 @@
 #include "runtime/runtime.h"
 #include "select/names.h"
 #include "select/select.h"
+#include "select/steering.h"
 #include "step/plan.h"
 #include "util/error.h"
 

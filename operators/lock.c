@@ -16,7 +16,6 @@
 #include "host/conformance.h"
 #include "host/lock_text.h"
 #include "runtime/load.h"
-#include "select/select.h"
 #include "util/hash.h"
 
 #define TAKE "take:"

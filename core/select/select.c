@@ -447,14 +447,9 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     for (int32_t r = 0; r < selection->rules.count; r++) {
         conformant |= selection->rules.rules[r].conformant;
     }
-    if (import_text == NULL) {
-        TRY(steering.choice(runtime, layers, assignment->num_layers, selection->arena, &import_text,
-                            error));
-    }
-    if (import_text != NULL) {
-        text = import_text; /* what it says is taken as it is, instead of the rules */
-        TRY(import_rules(&selection->rules, text, assignment->num_layers, selection->arena, error));
-    }
+    TRY(steering.choice(runtime, layers, assignment->num_layers, selection->arena,
+                        &selection->rules, &import_text, error));
+    text = import_text != NULL ? import_text : text;
     TRY(runtime->num_backends == 0 && all ? tell_no_backends(runtime, error) : ATTN_OK);
     TRY(check_names(selection, text, error));
     TRY(take_device(runtime, options, &assignment->device, error));
@@ -463,7 +458,7 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
         return NO_MEMORY("assignment", "the assignment");
     }
     TRY(select_all(selection, layers, error));
-    TRY(import_text != NULL ? import_hold(assignment, import_text, error) : ATTN_OK);
+    TRY(import_text != NULL ? steering.came_out(assignment, import_text, error) : ATTN_OK);
     return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;
 }
 

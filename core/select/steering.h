@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What operators' files say of selections: measured times, records of conformance, and locks. The
+/* What operators' files say of selections: measured times, records of conformance, locks, and
+ * assignments as text. The
  * room operators/ is the table; the core knows no more of it. */
 #ifndef CORE_SELECT_STEERING_H
 #define CORE_SELECT_STEERING_H
 
 #include "select/assignment.h"
+#include "select/grammar.h"
 
 /* What is on file of a backend for a layer and phase. */
 struct rank {
@@ -26,17 +28,24 @@ struct steering {
     /* NULL: attn-check found the backend without a failure here; or the reason why not. */
     const char *(*lacks)(const struct known *known, const struct backend *backend);
 
-    /* Before a selection, with ATTN_LOCK=take:FILE: *text becomes the choice of the first record
-     * that has layers of these names (and block sizes, where they are asked for), as import_rules
-     * takes it, and is left as it is without one: then `hold` refuses the choice. */
+    /* Before a selection: *text, the engine's import_text or NULL, becomes the text of another
+     * choice where ATTN_LOCK=take:FILE has one of these layers, and such a text replaces the rules
+     * by one order per layer and phase. */
     attn_status (*choice)(const attn_runtime *runtime, const struct attn_layer_desc *const *layers,
-                          int32_t num_layers, struct arena *arena, const char **text,
-                          struct attn_error *error);
+                          int32_t num_layers, struct arena *arena, struct rules *rules,
+                          const char **text, struct attn_error *error);
+    /* Refuses an assignment that came out otherwise than such a text says, word for word. */
+    attn_status (*came_out)(const attn_assignment *assignment, const char *text,
+                            struct attn_error *error);
     /* Before an assignment is bound. With ATTN_LOCK=FILE it has to be one of the file's records,
      * word for word, else the error says what differs from the record that is nearest. With
      * ATTN_LOCK=write:FILE its record is added to the file, unless it stands there. */
     attn_status (*hold)(const attn_assignment *assignment, struct attn_error *error);
 };
 extern const struct steering steering;
+
+/* A slot of struct attn_api. */
+attn_status assignment_export(const attn_assignment *assignment, char *text, size_t size,
+                              size_t *needed, struct attn_error *error);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "select/select.h"
+#include "select/steering.h"
 #include "support/test.h"
 
 #define MAX_BACKENDS 32

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An assignment as text, and back. */
-#include "select/select.h"
+#include "operators.h"
 
 #include <stdio.h>
 #include <string.h>
