@@ -197,74 +197,50 @@ static attn_status check_size(const struct attn_ext *ext, const struct abi_struc
                : refuse_tail(name, ext->id, ext->struct_size, unknown, row->size, error);
 }
 
-/* Whose chain is checked, and what may stand in it. */
-struct known {
-    enum abi_id on;
-    const uint32_t *vendors;
-    int32_t num_vendors;
-};
-
-static bool is_known(uint32_t id, const struct known *known)
+static bool is_known(uint32_t id, enum abi_id on, const uint32_t *vendors, int32_t num_vendors)
 {
-    bool found = abi_find(id, known->on) != NULL;
-    for (int32_t i = 0; i < known->num_vendors && !found; i++) {
-        found = known->vendors[i] == id;
+    bool found = abi_find(id, on) != NULL;
+    for (int32_t i = 0; i < num_vendors && !found; i++) {
+        found = vendors[i] == id;
     }
     return found;
-}
-
-/* One of a chain, of which `before` are before it. */
-static attn_status check_one(const struct attn_ext *chain, int32_t before,
-                             const struct attn_ext *ext, const struct known *known,
-                             struct attn_error *error)
-{
-    const char *name = abi_structs[known->on].name;
-    const struct abi_struct *row = abi_find(ext->id, known->on);
-    TRY(check_size(ext, row, name, error));
-    if (row != NULL && known->on != ABI_LAYER_DESC) { /* whose errors name the layer */
-        TRY(struct_check(ext, (enum abi_id)(row - abi_structs), NULL, error));
-    }
-    if (ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS)) {
-        return error_set(error, ATTN_ERROR_EXTENSION, name,
-                         "extension %u of %s has flags %#x; allowed are %u (optional) and hints "
-                         "(the upper half)",
-                         ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
-    }
-    if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !is_known(ext->id, known)) {
-        return error_set(error, ATTN_ERROR_EXTENSION, name,
-                         "extension %u of %s is not known here and not marked optional", ext->id,
-                         name);
-    }
-    for (; before > 0; before--, chain = chain->next) {
-        if (chain->id == ext->id) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "extension %u is twice in the chain of %s", ext->id, name);
-        }
-    }
-    return ATTN_OK;
-}
-
-/* *all: every extension is known. */
-static attn_status check_chain(const struct attn_ext *chain, const struct known *known, bool *all,
-                               struct attn_error *error)
-{
-    int32_t length = 0;
-    *all = true;
-    for (const struct attn_ext *ext = chain; ext != NULL; ext = ext->next, length++) {
-        TRY(length < MAX_CHAIN ? check_one(chain, length, ext, known, error)
-                               : error_set(error, ATTN_ERROR_EXTENSION, abi_structs[known->on].name,
-                                           "the extension chain of %s is longer than %d",
-                                           abi_structs[known->on].name, MAX_CHAIN));
-        *all &= is_known(ext->id, known);
-    }
-    return ATTN_OK;
 }
 
 attn_status ext_check(const struct attn_ext *next, enum abi_id on, const uint32_t *vendors,
                       int32_t num_vendors, struct attn_error *error)
 {
-    bool all;
-    return check_chain(next, &(struct known){on, vendors, num_vendors}, &all, error);
+    const char *name = abi_structs[on].name;
+    int32_t length = 0;
+    for (const struct attn_ext *ext = next; ext != NULL; ext = ext->next, length++) {
+        const struct abi_struct *row = abi_find(ext->id, on);
+        if (length == MAX_CHAIN) {
+            return error_set(error, ATTN_ERROR_EXTENSION, name,
+                             "the extension chain of %s is longer than %d", name, MAX_CHAIN);
+        }
+        TRY(check_size(ext, row, name, error));
+        if (row != NULL && on != ABI_LAYER_DESC) { /* whose errors name the layer */
+            TRY(struct_check(ext, (enum abi_id)(row - abi_structs), NULL, error));
+        }
+        if (ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS)) {
+            return error_set(error, ATTN_ERROR_EXTENSION, name,
+                             "extension %u of %s has flags %#x; allowed are %u (optional) and "
+                             "hints (the upper half)",
+                             ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
+        }
+        if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !is_known(ext->id, on, vendors, num_vendors)) {
+            return error_set(error, ATTN_ERROR_EXTENSION, name,
+                             "extension %u of %s is not known here and not marked optional",
+                             ext->id, name);
+        }
+        const struct attn_ext *before = next;
+        for (int32_t i = 0; i < length; i++, before = before->next) {
+            if (before->id == ext->id) {
+                return error_set(error, ATTN_ERROR_EXTENSION, name,
+                                 "extension %u is twice in the chain of %s", ext->id, name);
+            }
+        }
+    }
+    return ATTN_OK;
 }
 
 attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint32_t reads,
@@ -285,16 +261,17 @@ attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint3
 attn_status ext_narrow(const struct attn_ext **next, enum abi_id on, const uint32_t *vendors,
                        int32_t num_vendors, struct ext_room *room, struct attn_error *error)
 {
-    const struct known known = {on, vendors, num_vendors};
-    const struct attn_ext *chain = *next, **last = next;
+    const struct attn_ext *chain = *next, **last = next, *all = *next;
     size_t used = 0;
-    bool all;
-    attn_status status = check_chain(chain, &known, &all, error);
-    if (status != ATTN_OK || all) {
-        return status;
+    TRY(ext_check(chain, on, vendors, num_vendors, error));
+    while (all != NULL && is_known(all->id, on, vendors, num_vendors)) {
+        all = all->next;
+    }
+    if (all == NULL) {
+        return ATTN_OK;
     }
     for (; chain != NULL; chain = chain->next) {
-        if (!is_known(chain->id, &known)) {
+        if (!is_known(chain->id, on, vendors, num_vendors)) {
             continue;
         }
         if (chain->struct_size > sizeof room->bytes - used) {
