@@ -214,7 +214,9 @@ TEST(chains_have_a_longest)
                                      i < LONGEST ? &chain[i + 1] : NULL};
     }
     assert_ok(ext_check(&chain[1], ABI_LIMITS, NULL, 0, NULL));
-    assert_int_equal(ext_check(&chain[0], ABI_LIMITS, NULL, 0, NULL), ATTN_ERROR_EXTENSION);
+    struct attn_error error = ATTN_ERROR_INIT;
+    assert_int_equal(ext_check(&chain[0], ABI_LIMITS, NULL, 0, &error), ATTN_ERROR_EXTENSION);
+    assert_non_null(strstr(error.message, "longer than 64"));
 }
 
 TEST(extensions_are_compared_by_content)
