@@ -103,6 +103,9 @@ attn_status observed_select(attn_runtime *runtime, const struct attn_select_opti
         select_layers(runtime, options, layers, num_layers, assignment, error);
     trace_end(trace_of(runtime), "select", begin, "\"layers\":%d,\"status\":%d", num_layers,
               status);
+    if (status == ATTN_OK) {
+        selection_log(*assignment);
+    }
     return status;
 }
 

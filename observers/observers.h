@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a runtime's observers have of it: ATTN_TRACE writes spans of time, ATTN_RECORD one run of
- * one layer. */
+ * one layer, ATTN_LOG=info who serves what. */
 #ifndef OBSERVERS_OBSERVERS_H
 #define OBSERVERS_OBSERVERS_H
 
@@ -28,6 +28,9 @@ static inline struct trace_file *trace_of(const attn_runtime *runtime)
     const bool traces = runtime != NULL && runtime->observers != NULL;
     return traces && runtime->observers->trace.path != NULL ? &runtime->observers->trace : NULL;
 }
+
+/* selection_log.c */
+void selection_log(const attn_assignment *assignment);
 
 /* trace.c */
 /* Around the life of a model whose runtime has a trace. */

@@ -6,6 +6,7 @@
 
 #include "host/conformance.h"
 #include "host/measurement.h"
+#include "runtime/observers.h"
 #include "util/hash.h"
 #include "support/services.h"
 
@@ -131,7 +132,7 @@ attn_status fixture_select(struct fixture *fixture, const char *text,
         pointers[i] = &layers[i];
     }
     *error = (struct attn_error)ATTN_ERROR_INIT;
-    return select_layers(&fixture->runtime, &options, pointers, count, assignment, error);
+    return observed_select(&fixture->runtime, &options, pointers, count, assignment, error);
 }
 
 void fixture_write_time(const struct fixture *fixture, FILE *file, const struct fixture_time *time)
