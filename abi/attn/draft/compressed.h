@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A draft (abi/README.md, Drafts): two caches under one softmax (DeepSeek-V4). A query sees a window
- * of its request's rows and, in the same softmax, rows of a second cache that stand for several
- * tokens each: all that are finished, or those of a list. docs/semantics.md, section 9.
+/* A draft (abi/README.md, Drafts): two caches under one softmax (DeepSeek-V4). A query sees a
+ * window of its request's rows and, in the same softmax, rows of a second cache that stand for
+ * several tokens each: all that are finished, or those of a list. docs/semantics.md, section 9.
  *
  * The layer is of kind MLA, its queries and output in latent space (absorb_in_core 0), so that a
  * row is key and value: DeepSeek-V4 has kv_lora_rank 512 and qk_rope_head_dim 0. Its one further

@@ -64,11 +64,7 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
     const struct operand o[NUM_OPERANDS] = {
         [FIRST_KEY] = {"first_key", .bytes = (size_t)p->num_reqs * 4, .from = first_key},
         [OUT_START_LOC] = {"out_start_loc", .bytes = (size_t)(p->num_reqs + 1) * 4, .from = starts},
-        [OUT] = {"out",
-                 dtype,
-                 3,
-                 {starts[p->num_reqs], p->hk, p->d},
-                 .written = true},
+        [OUT] = {"out", dtype, 3, {starts[p->num_reqs], p->hk, p->d}, .written = true},
     };
     attn_status status = fill_caches(trial, copies, &error);
     if (status != ATTN_OK) {
