@@ -34,28 +34,6 @@ static void describe(struct step *step)
     }
 }
 
-static bool any_per_head(const attn_plan *plan)
-{
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        if (plan->steps[i].layer->selected->mla != NULL && mla_per_head(plan->steps[i].layer)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A layer whose bits must not depend on a request's neighbours: chunks cut a request's context by
- * its own length alone. */
-static bool any_invariant(const attn_plan *plan)
-{
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        if (plan->steps[i].layer->desc->batch_invariant) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Keys that a request can have; lengths are int32_t. */
 static int64_t longest_context(const attn_plan *plan)
 {
@@ -67,31 +45,36 @@ static int64_t longest_context(const attn_plan *plan)
                : slots;
 }
 
-/* The smallest workspace that a layer asks for; else a default, or all of the context if that is
- * less. */
-static int32_t chunk_rows(const attn_plan *plan, int64_t context)
-{
-    int64_t rows = 0;
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct attn_mla_desc *m = plan->steps[i].layer->selected->mla;
-        int64_t asked = m != NULL ? m->context_workspace_tokens : 0;
-        rows = asked > 0 && (rows == 0 || asked < rows) ? asked : rows;
-    }
-    rows = rows > 0 ? rows : DEFAULT_CHUNK_ROWS;
-    rows = rows < context ? rows : context;
-    return (int32_t)(rows > 0 ? rows : 1);
-}
-
+/* Room for chunks of context, if a layer's prefill is per head: as large as the smallest workspace
+ * that a layer asks for; else a default, or all of the context if that is less. A layer whose bits
+ * must not depend on a request's neighbours has them cut a context by its own length alone. */
 static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *error)
 {
     struct mla_plan *p = mla_plan(plan);
-    int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
-    int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
-    int32_t gathered = chunk_rows(plan, context) / ranks;
-    p->gather_rows = gathered > 0 ? gathered : 1;
+    const int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
+    const int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
+    bool per_head = false, invariant = false;
+    int64_t rows = 0;
+    int32_t identity = 0;
+    FOR_SERVED(step, plan, COMPOSITION_MLA) {
+        const struct attn_mla_desc *m = step->layer->selected->mla;
+        const int64_t asked = m->context_workspace_tokens;
+        per_head |= mla_per_head(step->layer);
+        invariant |= step->layer->desc->batch_invariant != 0;
+        rows = asked > 0 && (rows == 0 || asked < rows) ? asked : rows;
+        identity = m->qk_nope_head_dim > identity ? m->qk_nope_head_dim : identity;
+        identity = m->qk_rope_head_dim > identity ? m->qk_rope_head_dim : identity;
+    }
+    if (!per_head) {
+        return ATTN_OK;
+    }
+    rows = rows > 0 ? rows : DEFAULT_CHUNK_ROWS;
+    rows = (rows < context ? rows : context) / ranks;
+    p->invariant = invariant;
+    p->identity_size = identity;
+    p->gather_rows = rows > 0 ? (int32_t)rows : 1;
     p->chunk_rows = p->gather_rows * ranks;
     int64_t chunks = (context + p->gather_rows - 1) / p->gather_rows;
-    p->invariant = any_invariant(plan);
     chunks += p->invariant ? plan->limits.max_num_reqs : 0; /* each may end one early */
     if (chunks > MAX_CHUNKS) {
         return error_set(
@@ -103,12 +86,6 @@ static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *erro
     }
     p->max_chunks = (int32_t)chunks;
     p->chunks = arena_array(&plan->arena, (size_t)chunks, sizeof *p->chunks);
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct attn_mla_desc *m = plan->steps[i].layer->selected->mla;
-        int32_t size =
-            m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
-        p->identity_size = size > p->identity_size ? size : p->identity_size;
-    }
     return p->chunks != NULL ? ATTN_OK
                              : NO_MEMORY("plan", "%lld chunks of context", (long long)chunks);
 }
@@ -186,7 +163,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     if (layer_is_spread(plan->steps[0].layer)) {
         plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
     }
-    TRY(any_per_head(plan) ? make_room_for_chunks(plan, error) : ATTN_OK);
+    TRY(make_room_for_chunks(plan, error));
     plan->num_integers += integers(plan);
     FOR_SERVED(step, plan, COMPOSITION_MLA) {
         if (step->layer->selected->mla->absorb_in_core) {
