@@ -283,7 +283,8 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
 {
     const struct attn_batch *b = &plan->given;
     const attn_layer *layer = plan->steps[0].layer;
-    int64_t slots = layer_num_blocks(plan_smallest(plan)), stride = states->state_slots_stride;
+    int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0),
+            stride = states->state_slots_stride;
     int32_t drafted = layer->selected->gdn->num_speculative_tokens;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];

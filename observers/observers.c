@@ -142,15 +142,11 @@ attn_status observed_plan_create(attn_model *model, int32_t group,
     return status;
 }
 
-static bool is_observed(const attn_plan *plan)
-{
-    return plan != NULL && plan->model->runtime->observers != NULL;
-}
-
 static attn_status observe_steps(attn_plan *plan, const char *name, int64_t begin,
                                  attn_status status)
 {
-    if (status == ATTN_OK && plan->model->runtime->observers->record.folder != NULL) {
+    const struct observers *o = plan != NULL ? plan->model->runtime->observers : NULL;
+    if (status == ATTN_OK && o != NULL && o->record.folder != NULL) {
         capsule_watch(plan);
     }
     trace_plan_end(plan, name, begin, status);
@@ -160,9 +156,6 @@ static attn_status observe_steps(attn_plan *plan, const char *name, int64_t begi
 attn_status observed_plan_batch(attn_plan *plan, const struct attn_batch *batch, void *stream,
                                 struct attn_error *error)
 {
-    if (!is_observed(plan)) {
-        return plan_batch(plan, batch, stream, error);
-    }
     const int64_t begin = trace_plan_begin(plan, "plan_batch", false);
     return observe_steps(plan, "plan_batch", begin, plan_batch(plan, batch, stream, error));
 }
@@ -170,9 +163,6 @@ attn_status observed_plan_batch(attn_plan *plan, const struct attn_batch *batch,
 attn_status observed_plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
                                 void *stream, struct attn_error *error)
 {
-    if (!is_observed(plan)) {
-        return plan_graph(plan, mode, batch, stream, error);
-    }
     const bool captured = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     const int64_t begin = trace_plan_begin(plan, "plan_graph", captured);
     return observe_steps(plan, "plan_graph", begin, plan_graph(plan, mode, batch, stream, error));
@@ -183,10 +173,7 @@ attn_status observed_plan_update_block_table(attn_plan *plan, const attn_plan *s
                                              struct attn_error *error)
 {
     static const char name[] = "plan_update_block_table";
-    if (!is_observed(plan)) {
-        return plan_update_block_table(plan, source, tables, stream, error);
-    }
-    const int64_t begin = trace_plan_begin(plan, name, plan->capturing);
+    const int64_t begin = trace_plan_begin(plan, name, plan != NULL && plan->capturing);
     return observe_steps(plan, name, begin,
                          plan_update_block_table(plan, source, tables, stream, error));
 }

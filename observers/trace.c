@@ -412,7 +412,7 @@ static void count_keys(struct schedule *schedule)
 
 int64_t trace_plan_begin(attn_plan *plan, const char *name, bool captured)
 {
-    struct trace_file *file = trace_of(plan->model->runtime);
+    struct trace_file *file = trace_of(plan != NULL ? plan->model->runtime : NULL);
     if (file == NULL) {
         return 0;
     }

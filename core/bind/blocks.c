@@ -128,19 +128,6 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
                      layer->desc->name, (long long)bytes, (long long)stride);
 }
 
-/* How many of the engine's blocks every cache of the layer in the table has; INT64_MAX: none lies
- * there. */
-static int64_t blocks_in_table(const attn_layer *layer, int32_t table)
-{
-    int64_t blocks = table == 0 ? layer_num_blocks(layer) : INT64_MAX;
-    for (int32_t i = 0; i < layer->num_further && table > 0; i++) {
-        if (layer->caches[i].table == table && layer->further[i].num_blocks < blocks) {
-            blocks = layer->further[i].num_blocks;
-        }
-    }
-    return blocks == INT64_MAX ? blocks : blocks / layer_parts(layer, table);
-}
-
 static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, int32_t table,
                                bool has_other, const int64_t *pairs, int64_t num_pairs,
                                struct attn_error *error)
@@ -153,7 +140,7 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, i
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
-            int64_t own = blocks_in_table(layer, table);
+            int64_t own = layer_num_blocks(layer, table) / layer_parts(layer, table);
             blocks = own < blocks ? own : blocks;
         }
     }
@@ -208,7 +195,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
         const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
         struct attn_block_memory memory;
         if (layer->group != t.group || layer->owner != layer ||
-            blocks_in_table(layer, t.table) == INT64_MAX) {
+            layer_num_blocks(layer, t.table) == INT64_MAX) {
             continue;
         }
         if (instance->kernels.copy_blocks == NULL) {

@@ -135,8 +135,9 @@ static inline int32_t layer_parts(const attn_layer *layer, int32_t table)
 {
     return table == 0 ? layer->selected->blocks_per_entry : 1;
 }
-/* How many of the kernels' blocks every cache of table 0 has: the least of them. */
-int64_t layer_num_blocks(const attn_layer *layer);
+/* How many of the kernels' blocks every cache in table `table` has: the least of them. INT64_MAX:
+ * the table has no cache. */
+int64_t layer_num_blocks(const attn_layer *layer, int32_t table);
 
 /* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
  * parameters. `call` names who asks. */

@@ -258,27 +258,25 @@ static attn_status check_memory(const attn_layer *layer, const struct attn_cache
 static attn_status state_views(const attn_layer *layer, const struct attn_cache_memory *memory,
                                struct attn_kv_view views[2], struct attn_error *error)
 {
-    const struct attn_cache_spec specs[2] = {spec_of(layer, 0), spec_of(layer, 1)};
+    uint8_t *at = memory->base;
     if (memory->base == NULL || memory->num_blocks < 1) {
         return BAD("base", "layer '%s': %lld slots at %p; an address and at least 1",
                    layer->desc->name, (long long)memory->num_blocks, memory->base);
     }
     for (int32_t i = 0; i < num_own(layer); i++) {
-        const int64_t row = kv_row_bytes(specs[i].kv_dtype, specs[i].head_size, false);
-        views[i] = (struct attn_kv_view){
-            .struct_size = sizeof views[i],
-            .data = (uint8_t *)memory->base +
-                    (i == 1 ? kv_row_bytes(specs[0].kv_dtype, specs[0].head_size, false) *
-                                  specs[0].num_heads
-                            : 0),
-            .num_blocks = memory->num_blocks,
-            .block_size = 1,
-            .num_heads = specs[i].num_heads,
-            .head_size = specs[i].head_size,
-            .stride_block = layer->spec.padded_page_bytes,
-            .stride_slot = row * specs[i].num_heads,
-            .stride_head = row,
-            .device = memory->device};
+        const struct attn_cache_spec spec = spec_of(layer, i);
+        const int64_t row = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
+        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i],
+                                         .data = at,
+                                         .num_blocks = memory->num_blocks,
+                                         .block_size = 1,
+                                         .num_heads = spec.num_heads,
+                                         .head_size = spec.head_size,
+                                         .stride_block = layer->spec.padded_page_bytes,
+                                         .stride_slot = row * spec.num_heads,
+                                         .stride_head = row,
+                                         .device = memory->device};
+        at += row * spec.num_heads;
     }
     return ATTN_OK;
 }

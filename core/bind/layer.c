@@ -97,11 +97,11 @@ void layer_release_readers(attn_layer *owner)
     }
 }
 
-int64_t layer_num_blocks(const attn_layer *layer)
+int64_t layer_num_blocks(const attn_layer *layer, int32_t table)
 {
-    int64_t blocks = layer->k_cache.num_blocks;
+    int64_t blocks = table == 0 ? layer->k_cache.num_blocks : INT64_MAX;
     for (int32_t i = 0; i < layer->num_further; i++) {
-        const bool fewer = layer->caches[i].table == 0 && layer->further[i].num_blocks < blocks;
+        const bool fewer = layer->caches[i].table == table && layer->further[i].num_blocks < blocks;
         blocks = fewer ? layer->further[i].num_blocks : blocks;
     }
     return blocks;

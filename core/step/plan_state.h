@@ -463,8 +463,10 @@ attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_statu
 attn_status validate_copy(const char *field, const int32_t *device, const int32_t *host,
                           int32_t count, bool bound, struct attn_error *error);
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
-/* Of the plan's layers, which share tables and slots, the one whose cache has the fewest blocks. */
-const attn_layer *plan_smallest(const attn_plan *plan);
+/* The one of the plan's layers, which share tables and slots, that has the fewest blocks in a
+ * table.
+ */
+const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,

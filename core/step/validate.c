@@ -111,12 +111,13 @@ static int64_t first_visible_to_any(const attn_plan *plan, int64_t first_positio
     return first;
 }
 
-const attn_layer *plan_smallest(const attn_plan *plan)
+const attn_layer *plan_smallest(const attn_plan *plan, int32_t table)
 {
     const attn_layer *smallest = plan->steps[0].layer->owner;
     for (int32_t i = 1; i < plan->num_steps; i++) {
         const attn_layer *owner = plan->steps[i].layer->owner;
-        smallest = layer_num_blocks(owner) < layer_num_blocks(smallest) ? owner : smallest;
+        const bool fewer = layer_num_blocks(owner, table) < layer_num_blocks(smallest, table);
+        smallest = fewer ? owner : smallest;
     }
     return smallest;
 }
@@ -139,12 +140,12 @@ static attn_status validate_lengths(const struct attn_batch *b, bool cross,
     return ATTN_OK;
 }
 
-/* Blocks of one table that a kernel will follow, in caches of which that of `smallest` has the
- * fewest, and slots that it will write. */
+/* Blocks of one table that a kernel will follow. */
 static attn_status validate_table(const attn_plan *plan, int32_t number,
-                                  const struct attn_batch_table *t, const attn_layer *smallest,
-                                  int64_t num_blocks, struct attn_error *error)
+                                  const struct attn_batch_table *t, struct attn_error *error)
 {
+    const attn_layer *smallest = plan_smallest(plan, number);
+    const int64_t num_blocks = layer_num_blocks(smallest, number) / layer_parts(smallest, number);
     const int32_t *start = plan->given.query_start_loc;
     const bool own = number == 0;
     const int64_t in_block = plan->made[number].rows_per_entry;
@@ -189,23 +190,15 @@ static attn_status validate_table(const attn_plan *plan, int32_t number,
     return ATTN_OK;
 }
 
-/* The batch's tables beyond its own. */
+/* The batch's tables beyond its own, as far as caches lie in them. */
 static attn_status validate_further(const attn_plan *plan, struct attn_error *error)
 {
-    const attn_layer *first = plan->steps[0].layer->owner;
-    for (int32_t i = 0; i < first->num_further; i++) {
-        const int32_t number = first->caches[i].table;
-        const attn_layer *smallest = first;
-        for (int32_t s = 1; s < plan->num_steps; s++) {
-            const attn_layer *owner = plan->steps[s].layer->owner;
-            smallest =
-                owner->further[i].num_blocks < smallest->further[i].num_blocks ? owner : smallest;
-        }
-        if (number > 0) {
-            const struct attn_batch_table *t = &plan->tables[0][number - 1];
-            const int64_t blocks = smallest->further[i].num_blocks;
+    for (int32_t number = 1; number <= plan->num_tables; number++) {
+        const struct attn_batch_table *t = &plan->tables[0][number - 1];
+        const int64_t blocks = layer_num_blocks(plan_smallest(plan, number), number);
+        if (blocks < INT64_MAX) {
             const int64_t slots = blocks * plan->made[number].rows_per_entry;
-            TRY(validate_table(plan, number, t, smallest, blocks, error));
+            TRY(validate_table(plan, number, t, error));
             TRY(validate_slot_list(t->slot_mapping, t->num_slots,
                                    slots + plan->limits.max_num_tokens, slots, NULL, error));
         }
@@ -297,7 +290,6 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     const struct attn_batch *b = &plan->given;
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *l = owner->desc;
-    const attn_layer *smallest = plan_smallest(plan);
     if (plan->model->device.type != ATTN_DEVICE_CPU) {
         return ATTN_OK;
     }
@@ -314,14 +306,13 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     const struct attn_batch_table own = own_table(b);
     TRY(validate_copy("seq_lens", b->seq_lens, b->seq_lens_host, b->num_reqs, bounds, error));
     TRY(validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error));
-    TRY(validate_table(plan, 0, &own, smallest,
-                       layer_num_blocks(smallest) / layer_parts(smallest, 0), error));
+    TRY(validate_table(plan, 0, &own, error));
     TRY(validate_prefix(plan, error));
     TRY(validate_further(plan, error));
-    const int64_t slots = layer_num_blocks(smallest) * l->block_size;
+    const int64_t blocks = layer_num_blocks(plan_smallest(plan, 0), 0);
+    const int64_t slots = blocks * l->block_size;
     /* the slots of all ranks that share the cache, and padding */
-    const int64_t most =
-        layer_num_blocks(smallest) * owner->tokens_per_block + (int64_t)plan->limits.max_num_tokens;
+    const int64_t most = blocks * owner->tokens_per_block + plan->limits.max_num_tokens;
     return validate_slot_list(b->slot_mapping, b->num_slots, most, slots, b, error);
 }
 
