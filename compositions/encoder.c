@@ -172,9 +172,7 @@ static attn_status follow(const attn_plan *plan, const struct step *step, const 
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct places *places = plan->data[COMPOSITION_ENCODER];
     const int32_t length = step->layer->selected->mm_quant->amax_history_len;
-    const struct attn_amax_args args = {.struct_size = sizeof args,
-                                        .instance = instance->handle,
-                                        .stream = stream,
+    const struct attn_amax_args args = {KERNEL_ARGS(instance, stream),
                                         .x = &in->x.tensor,
                                         .out = (float *)(void *)(plan->scratch + places->largest),
                                         .history = state->amax_history + (size_t)i * (size_t)length,
@@ -188,13 +186,9 @@ static attn_status clear_padding(const struct step *step, const struct input *in
 {
     const struct instance *instance = step_instance(step);
     const size_t size = (size_t)in->out.shape[2], padded = (size_t)in->padded.shape[2];
-    const struct attn_fill_args args = {.struct_size = sizeof args,
-                                        .instance = instance->handle,
-                                        .stream = stream,
-                                        .destination = (uint8_t *)in->out.tensor.data + size,
-                                        .row_bytes = padded - size,
-                                        .stride = padded,
-                                        .rows = in->out.shape[0] * in->out.shape[1]};
+    const struct attn_fill_args args = {
+        KERNEL_ARGS(instance, stream), .destination = (uint8_t *)in->out.tensor.data + size,
+        .row_bytes = padded - size, .stride = padded, .rows = in->out.shape[0] * in->out.shape[1]};
     return size < padded ? operation("fill", instance->kernels.fill(&args, error), error) : ATTN_OK;
 }
 
@@ -203,9 +197,7 @@ static attn_status quantize(const struct step *step, const struct input *in, int
 {
     const struct instance *instance = step_instance(step);
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
-    const struct attn_quantize_args args = {.struct_size = sizeof args,
-                                            .instance = instance->handle,
-                                            .stream = stream,
+    const struct attn_quantize_args args = {KERNEL_ARGS(instance, stream),
                                             .form = ATTN_OUTPUT_FP8_STATIC,
                                             .scale_form = ATTN_SCALE_PER_TENSOR,
                                             .x = &in->x.tensor,

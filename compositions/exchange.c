@@ -64,9 +64,7 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
 static attn_status copy_all(const struct exchange_run *run, const struct attn_block_copy *copies,
                             int32_t num_copies, int64_t count, struct attn_error *error)
 {
-    const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
-                                               .instance = run->instance->handle,
-                                               .stream = run->io->stream,
+    const struct attn_copy_blocks_args args = {KERNEL_ARGS(run->instance, run->io->stream),
                                                .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                                .num_copies = num_copies,
                                                .copies = copies,

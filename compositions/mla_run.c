@@ -66,9 +66,7 @@ static attn_status project(const struct mla_call *run, const struct instance *in
                            bool transposed, const struct attn_tensor *out)
 {
     struct own_tensor weights, scales;
-    struct attn_batched_gemm_args args = {.struct_size = sizeof args,
-                                          .instance = instance->handle,
-                                          .stream = run->io->stream,
+    struct attn_batched_gemm_args args = {KERNEL_ARGS(instance, run->io->stream),
                                           .a = a,
                                           .w = turned(&weights, &w->own.tensor, transposed),
                                           .w_scale = w->scale,
@@ -87,10 +85,7 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
     const struct instance *instance = step_instance(run->step);
     struct own_tensor w;
     void *identity = (void *)(uintptr_t)run->p->identity;
-    const struct attn_batched_gemm_args args = {.struct_size = sizeof args,
-                                                .instance = instance->handle,
-                                                .stream = run->io->stream,
-                                                .a = from,
+    const struct attn_batched_gemm_args args = {KERNEL_ARGS(instance, run->io->stream), .a = from,
                                                 .w = tensor_set(&w, &run->like, identity,
                                                                 run->heads, size, size, 0,
                                                                 run->p->identity_size, 1),

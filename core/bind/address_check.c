@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bind/address_check.h"
 
-#include <string.h>
-
 #include "bind/bound.h"
 #include "util/device.h"
 #include "util/structs.h"
@@ -26,20 +24,13 @@ static bool serves(struct attn_device own, struct attn_device memory)
     }
 }
 
-static void add(char *to, const char *text)
-{
-    memcpy(to + strlen(to), text, strlen(text) + 1);
-}
-
 /* "on cpu:0; the layer's backend runs on cuda:0" */
 static attn_status refuse(const attn_model *model, struct attn_device memory, const char *field,
                           struct attn_error *error)
 {
-    char message[160] = "on ", name[DEVICE_TEXT_SIZE];
-    add(message, device_text(memory, name));
-    add(message, "; the layer's backend runs on ");
-    add(message, device_text(model->device, name));
-    return FAIL(field, message);
+    char name[DEVICE_TEXT_SIZE], own[DEVICE_TEXT_SIZE];
+    return BAD(field, "on %s; the layer's backend runs on %s", device_text(memory, name),
+               device_text(model->device, own));
 }
 
 attn_status address_check_device(const attn_model *model, struct attn_device stated,
@@ -75,14 +66,11 @@ attn_status address_ask(const attn_model *model, const void *address, const char
 attn_status address_ask_host(const attn_model *model, const void *address, const char *field,
                              struct attn_error *error)
 {
-    struct attn_device owner = owner_of(model, address);
-    char message[160] = "on ", name[DEVICE_TEXT_SIZE];
-    if (serves((struct attn_device){ATTN_DEVICE_CPU, 0}, owner)) {
-        return ATTN_OK;
-    }
-    add(message, device_text(owner, name));
-    add(message, "; the host reads it");
-    return FAIL(field, message);
+    const struct attn_device owner = owner_of(model, address);
+    char name[DEVICE_TEXT_SIZE];
+    return serves((struct attn_device){ATTN_DEVICE_CPU, 0}, owner)
+               ? ATTN_OK
+               : BAD(field, "on %s; the host reads it", device_text(owner, name));
 }
 
 attn_status address_check_tensor(const attn_model *model, const struct attn_tensor *tensor,

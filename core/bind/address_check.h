@@ -8,7 +8,7 @@
 
 #include "util/abi_table.h"
 
-/* A device that was stated; type 0: it was not, and passes. Formats nothing, as those below. */
+/* A device that was stated; type 0: it was not, and passes. */
 attn_status address_check_device(const attn_model *model, struct attn_device stated,
                                  const char *field, struct attn_error *error);
 /* A tensor's; type 0 reads as the CPU. NULL passes. With `ask` the driver is asked, too. */

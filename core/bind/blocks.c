@@ -208,9 +208,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
         }
         TRY(add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies, &count,
                        error));
-        struct attn_copy_blocks_args args = {.struct_size = sizeof args,
-                                             .instance = instance->handle,
-                                             .stream = t.stream,
+        struct attn_copy_blocks_args args = {KERNEL_ARGS(instance, t.stream),
                                              .kind = t.kind,
                                              .num_copies = count,
                                              .copies = copies,

@@ -41,6 +41,10 @@ struct instance {
     struct attn_kernels kernels; /* a copy: slots that the plugin's version lacks are NULL */
 };
 
+/* What the arguments of a kernel begin with, a struct named `args`. */
+#define KERNEL_ARGS(on, on_stream)                                                                 \
+    .struct_size = sizeof args, .instance = (on)->handle, .stream = (on_stream)
+
 /* A composed step is made of parts; each is an attend of its own with a rewritten layer. */
 enum part {
     PART_MAIN,   /* the layer itself, or what is left of it next to the others */

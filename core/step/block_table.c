@@ -300,9 +300,7 @@ static attn_status make_on_device(const attn_plan *plan, int32_t number,
     const struct made_table *made = &plan->made[number];
     const bool lists = t->page_indices != NULL;
     const struct attn_block_table_args args = {
-        .struct_size = sizeof args,
-        .instance = instance->handle,
-        .stream = stream,
+        KERNEL_ARGS(instance, stream),
         .num_reqs = plan->given.num_reqs,
         .blocks_per_entry = made->parts,
         .tokens_per_entry = (int32_t)made->rows_per_entry,

@@ -261,7 +261,7 @@ attn_status refuse_tensor(const char *field, const struct attn_tensor *found,
                           struct attn_error *error, const char *format, ...) CORE_PRINTF(4, 5);
 
 /* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
- * backends'. Copies, and formats nothing. */
+ * backends'. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 /* A failed operation of a run: its name stands before the text that the kernel has left. */
 attn_status operation_failed(const char *name, attn_status status, struct attn_error *error);

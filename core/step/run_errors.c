@@ -95,42 +95,31 @@ attn_status refuse_unwritten(struct attn_error *error)
                "cache has the keys already");
 }
 
-/* What a kernel has left becomes clean text after these words, as far as it goes; NULL ends them.
- */
-static attn_status put_before(const char *const *words, attn_status status,
-                              struct attn_error *error)
+/* What a kernel has left becomes clean text after `words`, as far as it goes. */
+static attn_status put_before(const char *words, attn_status status, struct attn_error *error)
 {
-    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
-    size_t at = 0;
+    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
     status = error_relay(error, status, error);
     if (error == NULL || error->struct_size < sizeof *error) {
         return status;
     }
-    for (bool last = false; !last; words++) {
-        last = *words == NULL;
-        const char *text = last ? error->message : *words;
-        const size_t length = strnlen(text, ATTN_ERROR_MESSAGE_SIZE - at);
-        memcpy(message + at, text, length);
-        at += length;
-    }
-    message[at] = '\0';
     memcpy(field, error->field, sizeof field);
-    return error_set_text(error, status, field, message);
+    memcpy(message, error->message, sizeof message);
+    return error_set(error, status, field, "%s: %s", words, message);
 }
 
 attn_status operation_failed(const char *name, attn_status status, struct attn_error *error)
 {
-    return put_before((const char *const[]){name, ": ", NULL}, status, error);
+    return put_before(name, status, error);
 }
 
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
 {
-    const struct served *served = step->layer->served;
-    const struct instance *prefill = served[ATTN_PHASE_PREFILL].instance;
-    const struct instance *decode = served[ATTN_PHASE_DECODE].instance;
+    const char *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance->caps->name;
+    const char *decode = step->layer->served[ATTN_PHASE_DECODE].instance->caps->name;
     const bool two = decode != prefill;
-    return put_before((const char *const[]){"layer '", step->layer->desc->name, "', ",
-                                            prefill->caps->name, two ? " and " : ": ",
-                                            two ? decode->caps->name : NULL, ": ", NULL},
-                      status, error);
+    char words[ATTN_ERROR_MESSAGE_SIZE];
+    snprintf(words, sizeof words, "layer '%s', %s%s%s", step->layer->desc->name, prefill,
+             two ? " and " : "", two ? decode : "");
+    return put_before(words, status, error);
 }
