@@ -214,14 +214,8 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
 {
     struct mla_plan *p = mla_plan(plan);
     int32_t first = chunk->first_req;
-    *view = p->context;
-    view->num_reqs = chunk->num_reqs;
-    view->num_actual_tokens = chunk->end_row;
-    view->query_start_loc += first;
-    view->query_start_loc_host += first;
-    struct attn_batch_table own = own_table(view);
-    table_cut(&own, first);
-    own_table_put(view, &own);
+    batch_cut(&p->context, first, first + chunk->num_reqs, view);
+    view->max_query_len = p->context.max_query_len;
     view->key_start_loc_host = chunk->key_start; /* once they are gathered */
     view->key_start_loc = plan_on_device(plan, chunk->key_start);
     view->max_seq_len = p->chunk_rows;

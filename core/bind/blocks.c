@@ -128,40 +128,38 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
                      layer->desc->name, (long long)bytes, (long long)stride);
 }
 
-static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, int32_t table,
-                               bool has_other, const int64_t *pairs, int64_t num_pairs,
+static attn_status check_pairs(attn_model *model, const struct attn_block_transfer *t,
                                struct attn_error *error)
 {
     int64_t blocks = INT64_MAX;
     for (int32_t i = 0; i < model->num_layers; i++) {
         attn_layer *layer = &model->layers[i];
-        if (layer->group == group && layer->owner == layer) {
+        if (layer->group == t->group && layer->owner == layer) {
             if (layer->k_cache.data == NULL) {
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
-            int64_t own = layer_num_blocks(layer, table) / layer_parts(layer, table);
+            int64_t own = layer_num_blocks(layer, t->table) / layer_parts(layer, t->table);
             blocks = own < blocks ? own : blocks;
         }
     }
     if (blocks == INT64_MAX) {
-        return BAD("table", "table is %d; no cache of group %d lies in it", table, group);
+        return BAD("table", "table is %d; no cache of group %d lies in it", t->table, t->group);
     }
-    for (int64_t i = 0; i < num_pairs; i++) {
-        bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE,
-             target_ours = kind != ATTN_COPY_DEVICE_TO_HOST;
-        int64_t source = pairs[2 * i], target = pairs[2 * i + 1];
+    for (int64_t i = 0; i < t->num_pairs; i++) {
+        bool source_ours = t->kind != ATTN_COPY_HOST_TO_DEVICE,
+             target_ours = t->kind != ATTN_COPY_DEVICE_TO_HOST;
+        int64_t source = t->pairs[2 * i], target = t->pairs[2 * i + 1];
         if (source < 0 || target < 0 || (source_ours && source >= blocks) ||
             (target_ours && target >= blocks)) {
             return BAD("pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld",
                        (long long)i, (long long)source, (long long)target, (long long)blocks - 1);
         }
     }
-    if (has_other != (kind != ATTN_COPY_DEVICE_TO_DEVICE)) {
-        return BAD("other", "kind %d %s memory of the other side", kind,
-                   has_other ? "takes no" : "needs");
-    }
-    return ATTN_OK;
+    return (t->other != NULL) == (t->kind != ATTN_COPY_DEVICE_TO_DEVICE)
+               ? ATTN_OK
+               : BAD("other", "kind %d %s memory of the other side", t->kind,
+                     t->other != NULL ? "takes no" : "needs");
 }
 
 static attn_status read_transfer(const attn_model *model,
@@ -187,7 +185,7 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
 {
     struct attn_block_transfer t;
     TRY(read_transfer(model, transfer, &t, error));
-    TRY(check_pairs(model, t.group, t.kind, t.table, t.other != NULL, t.pairs, t.num_pairs, error));
+    TRY(check_pairs(model, &t, error));
     for (int32_t i = 0; i < model->num_layers; i++) {
         attn_layer *layer = &model->layers[i];
         struct attn_block_copy copies[MAX_PLANES];

@@ -167,20 +167,15 @@ static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
 /* What batches may bring of vendors' extensions: every layer's backends read them, then. */
 static void find_vendor_ids(attn_plan *plan)
 {
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        uint32_t ids[MAX_VENDOR_EXTENSIONS];
-        const int32_t count = layer_vendor_ids(plan->steps[i].layer->desc->next, ids);
-        const int32_t before = i == 0 ? count : plan->num_vendor_ids;
-        plan->num_vendor_ids = 0;
-        for (int32_t j = 0; j < before; j++) {
-            const uint32_t id = i == 0 ? ids[j] : plan->vendor_ids[j];
-            bool has = false;
-            for (int32_t k = 0; k < count; k++) {
-                has |= ids[k] == id;
-            }
-            if (has) {
-                plan->vendor_ids[plan->num_vendor_ids++] = id;
-            }
+    uint32_t ids[MAX_VENDOR_EXTENSIONS];
+    const int32_t count = layer_vendor_ids(plan->steps[0].layer->desc->next, ids);
+    for (int32_t i = 0; i < count; i++) {
+        bool all = true;
+        for (int32_t s = 1; s < plan->num_steps; s++) {
+            all &= ext_find(plan->steps[s].layer->desc->next, ids[i]) != NULL;
+        }
+        if (all) {
+            plan->vendor_ids[plan->num_vendor_ids++] = ids[i];
         }
     }
 }

@@ -301,6 +301,8 @@ static inline struct step *plan_served(const attn_plan *plan, int32_t compositio
 
 /* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
+/* Requests first .. end-1 of a batch. Rows stay absolute: only arrays of requests move. */
+void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
 

@@ -138,8 +138,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
 
 #define MOVE(array) part->array = part->array != NULL ? part->array + first : NULL
 
-/* Requests first .. end-1 of a batch. Rows stay absolute: only per-request arrays move. */
-static void cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)
+void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)
 {
     const int32_t *start = whole->query_start_loc_host;
     *part = *whole;
@@ -175,8 +174,8 @@ void batch_split(attn_plan *plan)
            start[decodes + 1] - start[decodes] <= plan->decode_threshold) {
         decodes++;
     }
-    cut(whole, 0, decodes, &plan->decode);
-    cut(whole, decodes, whole->num_reqs, &plan->prefill);
+    batch_cut(whole, 0, decodes, &plan->decode);
+    batch_cut(whole, decodes, whole->num_reqs, &plan->prefill);
     if (plan->num_tables > 0) {
         tables_cut(plan, 1, 0, &plan->decode);
         tables_cut(plan, 2, decodes, &plan->prefill);
