@@ -254,7 +254,24 @@ static attn_status check_memory(const attn_layer *layer, const struct attn_cache
     return ATTN_OK;
 }
 
-/* Pages of states: each with its window behind it. */
+/* The view of compact rows [block, slot, head], blocks so many bytes apart. */
+static struct attn_kv_view rows_view(const struct attn_cache_spec *spec, void *data,
+                                     int64_t num_blocks, int64_t stride, struct attn_device device)
+{
+    const int64_t row = kv_row_bytes(spec->kv_dtype, spec->head_size, false);
+    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
+                                 .data = data,
+                                 .num_blocks = num_blocks,
+                                 .block_size = spec->kernel_block_size,
+                                 .num_heads = spec->num_heads,
+                                 .head_size = spec->head_size,
+                                 .stride_block = stride,
+                                 .stride_slot = row * spec->num_heads,
+                                 .stride_head = row,
+                                 .device = device};
+}
+
+/* Pages of states: each with its window after it. */
 static attn_status state_views(const attn_layer *layer, const struct attn_cache_memory *memory,
                                struct attn_kv_view views[2], struct attn_error *error)
 {
@@ -265,18 +282,8 @@ static attn_status state_views(const attn_layer *layer, const struct attn_cache_
     }
     for (int32_t i = 0; i < num_own(layer); i++) {
         const struct attn_cache_spec spec = spec_of(layer, i);
-        const int64_t row = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
-        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i],
-                                         .data = at,
-                                         .num_blocks = memory->num_blocks,
-                                         .block_size = 1,
-                                         .num_heads = spec.num_heads,
-                                         .head_size = spec.head_size,
-                                         .stride_block = layer->spec.padded_page_bytes,
-                                         .stride_slot = row * spec.num_heads,
-                                         .stride_head = row,
-                                         .device = memory->device};
-        at += row * spec.num_heads;
+        views[i] = rows_view(&spec, at, memory->num_blocks, spec.padded_page_bytes, memory->device);
+        at += views[i].stride_slot;
     }
     return ATTN_OK;
 }
@@ -285,19 +292,11 @@ static struct attn_kv_view further_view(const attn_layer *layer, int32_t index,
                                         const struct attn_cache_memory *memory)
 {
     const struct attn_cache_spec s = spec_of(layer, num_own(layer) + index);
-    const int64_t row = kv_row_bytes(s.kv_dtype, s.head_size, false);
     const int64_t scale = kv_scale_bytes(s.kv_dtype, s.head_size, false);
     const int32_t parts = layer_parts(layer, s.table);
-    struct attn_kv_view view = {.struct_size = sizeof view,
-                                .data = memory->further[index],
-                                .num_blocks = memory->further_num_blocks[index] * parts,
-                                .block_size = s.kernel_block_size,
-                                .num_heads = s.num_heads,
-                                .head_size = s.head_size,
-                                .stride_block = s.page_bytes / parts,
-                                .stride_slot = row * s.num_heads,
-                                .stride_head = row,
-                                .device = memory->device};
+    struct attn_kv_view view =
+        rows_view(&s, memory->further[index], memory->further_num_blocks[index] * parts,
+                  s.page_bytes / parts, memory->device);
     if (s.kv_dtype == ATTN_KV_NVFP4) { /* behind each row */
         view.scale = (uint8_t *)view.data + s.head_size / 2;
         view.scale_stride_block = view.stride_block;
