@@ -7,6 +7,23 @@
 #include "harness/places.h"
 #include "support/number.h"
 
+struct operand operand_rows(const char *name, int32_t dtype, int64_t rows, int64_t stride_row,
+                            int64_t heads, int64_t stride_head, int64_t width)
+{
+    if (heads == 0) {
+        return (struct operand){name, dtype, 2, {rows, width}, {stride_row, 1}};
+    }
+    return (struct operand){name, dtype, 3, {rows, heads, width}, {stride_row, stride_head, 1}};
+}
+
+struct operand operand_in(struct operand operand, int32_t of, int64_t first)
+{
+    operand.slice = true;
+    operand.of = of;
+    operand.first = first;
+    return operand;
+}
+
 static int64_t stride_of(const struct operand *o, int32_t dim)
 {
     int64_t stride = 1;

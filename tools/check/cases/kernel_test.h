@@ -31,6 +31,12 @@ struct operand {
     int64_t first;
 };
 
+/* [rows, heads, width] that lie so far apart, or, of no heads, [rows, width]. */
+struct operand operand_rows(const char *name, int32_t dtype, int64_t rows, int64_t stride_row,
+                            int64_t heads, int64_t stride_head, int64_t width);
+/* The same in the buffer of operand `of`, from element `first` on. */
+struct operand operand_in(struct operand operand, int32_t of, int64_t first);
+
 struct kernel_test {
     struct trial *trial;
     struct image image;

@@ -178,6 +178,9 @@ static void fill_rows(const struct gdn_case *c, struct kernel_test *test, uint64
                            random);
         number_fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
         number_fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
+        const struct operand *output_gate = &c->operands[GDN_OUTPUT_GATE];
+        number_fill_normal(test_input(test, GDN_OUTPUT_GATE), t * output_gate->strides[0],
+                           output_gate->shape[1] * output_gate->shape[2], dtype, 1, random);
         const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
         for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
             number_store(gates, i, dtype, -0.5 * fabs(number_load(gates, i, dtype)));
@@ -240,25 +243,6 @@ static void fill_weights(const struct gdn_case *c, struct kernel_test *test, uin
     }
 }
 
-/* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
-static struct operand rows_of(const struct gdn_case *c, const char *name, int64_t stride,
-                              int64_t heads, int64_t columns)
-{
-    struct operand o = {name, c->v.dtype, 3, {c->num_rows, heads, columns}, {stride, columns, 1}};
-    if (heads == 0) {
-        o.ndim = 2;
-        o.shape[1] = columns;
-        o.strides[1] = 1;
-    }
-    return o;
-}
-
-/* Elements of the norm's weight. */
-static int64_t norm_size(const struct gdn_case *c)
-{
-    return (int64_t)c->v.head_size_v * (gdn_norms[c->v.norm].num_groups > 0 ? c->v.num_v_heads : 1);
-}
-
 static struct operand array_of(const char *name, size_t bytes, const void *from)
 {
     return (struct operand){name, .bytes = bytes, .from = from};
@@ -269,36 +253,32 @@ static void describe_operands(struct gdn_case *c)
     const struct gdn_variant *v = &c->v;
     const size_t slots = (size_t)c->num_slots, e = number_bytes(v->dtype);
     const size_t heads = (size_t)v->num_v_heads * sizeof(float);
-    const int64_t first[] = {[GDN_Q] = c->first_q, [GDN_K] = c->first_k, [GDN_V] = c->first_v};
+    const int32_t rows = c->num_rows, dk = v->head_size_k, dv = v->head_size_v;
+    const int64_t hk = v->num_k_heads, hv = v->num_v_heads, stride = c->row_stride;
     struct operand *o = c->operands;
-    o[GDN_ROWS] = rows_of(c, "mixed_qkv, or q, k or v", c->row_stride, 0, c->channels);
-    o[GDN_Q] = rows_of(c, "q", c->row_stride, v->num_k_heads, v->head_size_k);
-    o[GDN_K] = rows_of(c, "k", c->row_stride, v->num_k_heads, v->head_size_k);
-    o[GDN_V] = rows_of(c, "v", c->row_stride, v->num_v_heads, v->head_size_v);
-    for (int32_t i = GDN_Q; i <= GDN_V; i++) {
-        o[i].slice = true;
-        o[i].of = GDN_ROWS;
-        o[i].first = first[i];
-    }
-    o[GDN_A] = rows_of(c, "a or b", c->gate_stride, 0, c->gates);
-    o[GDN_A].bytes = (size_t)(c->num_rows * c->gate_stride) * e;
-    o[GDN_B] = rows_of(c, "b", c->gate_stride, 0, v->num_v_heads);
-    o[GDN_B].slice = true;
-    o[GDN_B].of = GDN_A;
-    o[GDN_B].first = c->gates;
-    o[GDN_OUT] =
-        rows_of(c, "out", (int64_t)v->num_v_heads * v->head_size_v, v->num_v_heads, v->head_size_v);
+    o[GDN_ROWS] =
+        operand_rows("mixed_qkv, or q, k or v", v->dtype, rows, stride, 0, 0, c->channels);
+    o[GDN_Q] =
+        operand_in(operand_rows("q", v->dtype, rows, stride, hk, dk, dk), GDN_ROWS, c->first_q);
+    o[GDN_K] =
+        operand_in(operand_rows("k", v->dtype, rows, stride, hk, dk, dk), GDN_ROWS, c->first_k);
+    o[GDN_V] =
+        operand_in(operand_rows("v", v->dtype, rows, stride, hv, dv, dv), GDN_ROWS, c->first_v);
+    o[GDN_A] = operand_rows("a or b", v->dtype, rows, c->gate_stride, 0, 0, c->gates);
+    o[GDN_A].bytes = (size_t)(rows * c->gate_stride) * e;
+    o[GDN_B] =
+        operand_in(operand_rows("b", v->dtype, rows, c->gate_stride, 0, 0, hv), GDN_A, c->gates);
+    o[GDN_OUT] = operand_rows("out", v->dtype, rows, hv * dv, hv, dv, dv);
     o[GDN_CONV_WEIGHT] = (struct operand){
         "conv_weight", v->dtype, 2, {c->channels, v->conv_width}, .deviation = 0.5};
     /* a bias of keys would lengthen them */
     o[GDN_CONV_BIAS] = (struct operand){
         "conv_bias", v->dtype, 1, {c->channels}, .deviation = v->l2norm ? 0.3 : 0.02};
+    const int64_t norm_size = gdn_norms[v->norm].num_groups > 0 ? hv * dv : dv;
     o[GDN_NORM_WEIGHT] =
-        (struct operand){"weight of the norm", v->dtype, 1, {norm_size(c)}, .deviation = 1};
-    o[GDN_OUTPUT_GATE] = rows_of(c, "gate of the output",
-                                 (int64_t)v->num_v_heads * v->head_size_v + (v->strided ? 16 : 0),
-                                 v->num_v_heads, v->head_size_v);
-    o[GDN_OUTPUT_GATE].deviation = 1;
+        (struct operand){"weight of the norm", v->dtype, 1, {norm_size}, .deviation = 1};
+    o[GDN_OUTPUT_GATE] = operand_rows("gate of the output", v->dtype, rows,
+                                      hv * dv + (v->strided ? 16 : 0), hv, dv, dv);
     o[GDN_A_LOG] = array_of("a_log", heads, NULL);
     o[GDN_DT_BIAS] = array_of("dt_bias", (size_t)c->gates * sizeof(float), NULL);
     o[GDN_SKIP] = array_of("skip", heads, NULL);

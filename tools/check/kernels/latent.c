@@ -38,7 +38,6 @@ void latent_operands(const struct latent_batch *b, int32_t dtype, int64_t heads,
         [LATENT_CONTEXT] =
             {"rows of earlier steps", dtype, 3, {b->num_context, 1, width}, .deviation = deviation},
         [LATENT_CACHE] = {"k_cache", .bytes = rows * row_bytes, .written = true},
-        [LATENT_OUT] = {"out", dtype, 3, .written = true},
         [LATENT_SEQ_LENS] = {"seq_lens", .bytes = sizeof b->lens, .from = b->lens},
         [LATENT_STARTS] = {"query_start_loc", .bytes = sizeof b->starts, .from = b->starts},
         [LATENT_TABLE] = {"block_table", .bytes = (size_t)(b->num_reqs * b->columns) * 4},

@@ -41,8 +41,8 @@ static inline int32_t latent_rows_in_block(const struct latent_batch *batch)
 /* Where a request's row of the cache stands, by the table. */
 int64_t latent_slot(const struct latent_batch *batch, const int32_t *table, int32_t r, int64_t row);
 
-/* All of the operands above; rows of `width` elements take `row_bytes` in the cache, and are filled
- * where `deviation` is not 0. */
+/* The operands above but for out; rows of `width` elements take `row_bytes` in the cache, and are
+ * filled where `deviation` is not 0. */
 void latent_operands(const struct latent_batch *batch, int32_t dtype, int64_t heads, int64_t width,
                      size_t row_bytes, double deviation, struct operand *operands);
 /* A shuffled table, and the slots of all tokens. */

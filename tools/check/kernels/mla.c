@@ -266,40 +266,22 @@ static enum trial_result verify_mla(struct kernel_test *test, const struct mla_c
                            "the latent rows differ from the reference's");
 }
 
-/* A part of wider rows: columns `first` on, of as many heads, or of none. */
-static struct operand slice_of(const struct operand *whole, const char *name, int32_t of,
-                               int64_t heads, int64_t first, int64_t width)
-{
-    const int64_t row = whole->shape[2], stride = whole->shape[1] * row;
-    struct operand o = {name,
-                        whole->dtype,
-                        3,
-                        {whole->shape[0], heads, width},
-                        {stride, row, 1},
-                        .slice = true,
-                        .of = of,
-                        .first = first};
-    if (heads == 0) {
-        o.ndim = 2;
-        o.shape[1] = width;
-        o.strides[1] = 1;
-    }
-    return o;
-}
-
 static void describe_operands(struct mla_case *c, struct operand *o)
 {
     const struct mla_sizes *n = &c->v->n;
-    const int64_t tokens = c->batch.num_rows;
+    const int32_t tokens = c->batch.num_rows, dtype = c->v->dtype;
+    const int64_t heads = n->heads, rank = n->rank, row = rank + n->rope;
     const size_t listed = (size_t)(n->topk + c->shape.token_stride);
-    latent_operands(&c->batch, c->v->dtype, n->heads, n->rank + n->rope, row_bytes(c->v), 1, o);
-    o[LATENT_OUT].shape[0] = tokens;
-    o[LATENT_OUT].shape[1] = n->heads;
-    o[LATENT_OUT].shape[2] = n->rank;
-    o[Q_NOPE] = slice_of(&o[LATENT_Q], "q_nope", LATENT_Q, n->heads, 0, n->rank);
-    o[Q_PE] = slice_of(&o[LATENT_Q], "q_pe", LATENT_Q, n->heads, n->rank, n->rope);
-    o[KV_C] = slice_of(&o[LATENT_ROWS], "kv_c", LATENT_ROWS, 0, 0, n->rank);
-    o[K_PE] = slice_of(&o[LATENT_ROWS], "k_pe", LATENT_ROWS, 0, n->rank, n->rope);
+    const struct operand parts[] = {
+        operand_in(operand_rows("q_nope", dtype, tokens, heads * row, heads, row, rank), LATENT_Q,
+                   0),
+        operand_in(operand_rows("q_pe", dtype, tokens, heads * row, heads, row, n->rope), LATENT_Q,
+                   rank),
+        operand_in(operand_rows("kv_c", dtype, tokens, row, 0, 0, rank), LATENT_ROWS, 0),
+        operand_in(operand_rows("k_pe", dtype, tokens, row, 0, 0, n->rope), LATENT_ROWS, rank)};
+    latent_operands(&c->batch, dtype, heads, row, row_bytes(c->v), 1, o);
+    memcpy(&o[Q_NOPE], parts, sizeof parts);
+    o[LATENT_OUT] = (struct operand){"out", dtype, 3, {tokens, heads, rank}, .written = true};
     o[LSE] = (struct operand){"lse", ATTN_DTYPE_F32, 2, {n->heads, tokens}, .written = true};
     o[TOPK] = (struct operand){"topk_indices", .bytes = (size_t)tokens * listed * 4};
     o[LIST_LENGTHS] =
