@@ -40,13 +40,12 @@ bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int
 }
 
 /* A plan for other blocks, and other slots, that update_block_table then replaces. */
-static attn_status plan_and_update(struct problem_copy *copy, const struct problem *problem,
-                                   struct attn_error *error)
+static attn_status plan_and_update(struct problem_copy *copy, struct attn_error *error)
 {
     struct attn_batch *batch = &copy->binding.batch;
     const struct attn_batch whole = *batch;
-    batch->block_table = (const int32_t *)(copy->memory + problem->at.other_table);
-    batch->slot_mapping = (const int64_t *)(copy->memory + problem->at.other_slots);
+    batch->block_table = (const int32_t *)(copy->memory + copy->problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(copy->memory + copy->problem->at.other_slots);
     attn_status status = problem_copy_plan(copy, ATTN_PLAN_EAGER, error);
     *batch = whole;
     if (status == ATTN_OK && copy->backend->kernels.update_block_table != NULL) {
@@ -57,15 +56,14 @@ static attn_status plan_and_update(struct problem_copy *copy, const struct probl
     return status;
 }
 
-static attn_status plan_by_way(struct problem_copy *copy, const struct problem *problem,
-                               int32_t way, struct attn_error *error)
+static attn_status plan_by_way(struct problem_copy *copy, int32_t way, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
     if (way == TRIAL_REPLANNED) {
-        const struct copy_step step = problem_copy_step(copy, problem);
+        const struct copy_step step = problem_copy_step(copy);
         status = copy_step_plan_shorter(&step, ATTN_PLAN_EAGER, error);
     } else if (way == TRIAL_TABLE_UPDATE) {
-        return plan_and_update(copy, problem, error);
+        return plan_and_update(copy, error);
     }
     return status == ATTN_OK ? problem_copy_plan(copy, ATTN_PLAN_EAGER, error) : status;
 }
@@ -81,10 +79,10 @@ bool trial_serves(void *user, const struct factor_value *v)
 
 /* What gave other bits, where the first byte differs, and whose row it is. */
 static enum trial_result say_other_bits(struct trial *trial, const char *what,
-                                        const struct problem *problem,
                                         const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
 {
+    const struct problem *problem = tested->problem;
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const struct attn_tensor *out = &tested->binding.out;
     const int32_t dtype = problem->dtype, bytes = (int32_t)number_bytes(dtype);
@@ -129,9 +127,9 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
 }
 
 /* Clears what the batch's rows without rows[t] hold, which a fast prefill was not asked for. */
-static void forget_rows(const struct problem *problem, const struct problem_copy *tested,
-                        const uint8_t *rows, uint8_t *image)
+static void forget_rows(const struct problem_copy *tested, const uint8_t *rows, uint8_t *image)
 {
+    const struct problem *problem = tested->problem;
     const struct attn_tensor *out = &tested->binding.out, *lse = &tested->binding.lse;
     const size_t bytes = number_bytes(problem->dtype);
     if (problem->output.form != ATTN_OUTPUT_PLAIN) {
@@ -150,15 +148,15 @@ static void forget_rows(const struct problem *problem, const struct problem_copy
 }
 
 /* Whether the copy's image is `together` again, once read into `alone`. */
-static bool same_bits(const struct problem *problem, const struct problem_copy *tested,
-                      const uint8_t *rows, uint8_t *together, uint8_t *alone)
+static bool same_bits(const struct problem_copy *tested, const uint8_t *rows, uint8_t *together,
+                      uint8_t *alone)
 {
-    if (!device_read(tested->device, alone, tested->memory, problem->image.size)) {
+    if (!device_read(tested->device, alone, tested->memory, tested->problem->image.size)) {
         return false;
     }
-    forget_rows(problem, tested, rows, together);
-    forget_rows(problem, tested, rows, alone);
-    return memcmp(alone, together, problem->image.used) == 0;
+    forget_rows(tested, rows, together);
+    forget_rows(tested, rows, alone);
+    return memcmp(alone, together, tested->problem->image.used) == 0;
 }
 
 static attn_status run_request(struct problem_copy *tested, struct attn_batch *batch,
@@ -172,11 +170,10 @@ static attn_status run_request(struct problem_copy *tested, struct attn_batch *b
 
 /* The steps of a request that is given in parts: its last query, or half of them, comes later. A
  * query that sees later keys cannot be parted from them. */
-static int32_t first_part(const struct problem *problem, const struct problem_copy *tested,
-                          int32_t r)
+static int32_t first_part(const struct problem_copy *tested, int32_t r)
 {
     const struct attn_layer_desc *l = &tested->binding.layer;
-    int32_t queries = problem->requests[r].query_len;
+    int32_t queries = tested->problem->requests[r].query_len;
     int32_t causal = tested->binding.batch.causal;
     causal = causal != ATTN_CAUSAL_DEFAULT ? causal : l->causal;
     bool later = causal != ATTN_CAUSAL_YES || l->causal_per_request || l->prefix_lm ||
@@ -193,15 +190,15 @@ static bool put_numbers(struct problem_copy *tested, size_t offset, const int32_
 
 /* One request, which is all of the bound batch, in two steps. Keys of the second are in the cache
  * during the first, where no query sees them. */
-static attn_status run_parts(const struct problem *problem, struct problem_copy *tested, int32_t r,
-                             struct attn_error *error)
+static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn_error *error)
 {
+    const struct problem *problem = tested->problem;
     struct attn_batch *one = &tested->binding.batch;
     const struct attn_batch whole = *one;
     const size_t row = (size_t)r * sizeof(int32_t), start_at = problem->at.query_start_loc + row;
     const int32_t *begin = (const int32_t *)(problem->image.bytes + start_at);
     const int32_t queries = problem->requests[r].query_len, keys = problem->requests[r].seq_len;
-    const int32_t cut = first_part(problem, tested, r);
+    const int32_t cut = first_part(tested, r);
     const int32_t starts[3] = {begin[0], begin[0] + cut, begin[1]};
     const int32_t lengths[2] = {keys - queries + cut, keys};
     attn_status status = ATTN_OK;
@@ -222,10 +219,10 @@ static attn_status run_parts(const struct problem *problem, struct problem_copy 
 /* After the whole batch: every request again as a batch of its own, over the same outputs, which
  * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
  */
-static enum trial_result run_apart(struct trial *trial, const struct problem *problem,
-                                   struct problem_copy *tested, bool parts,
+static enum trial_result run_apart(struct trial *trial, struct problem_copy *tested, bool parts,
                                    struct attn_error *error)
 {
+    const struct problem *problem = tested->problem;
     const struct attn_batch whole = tested->binding.batch;
     const size_t bytes = problem->image.size;
     uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
@@ -237,23 +234,23 @@ static enum trial_result run_apart(struct trial *trial, const struct problem *pr
         const struct request *request = &problem->requests[r];
         tested->binding.batch = batch_of_request(&whole, r);
         status = parts && request->query_len > 0
-                     ? run_parts(problem, tested, r, error)
+                     ? run_parts(tested, r, error)
                      : run_request(tested, &tested->binding.batch, request->query_len,
                                    request->seq_len, error);
     }
     tested->binding.batch = whole;
     if (result == TRIAL_PASSED && status != ATTN_OK) {
         result = trial_call_failed(trial, "attend of one request", status, error);
-    } else if (result == TRIAL_PASSED && !same_bits(problem, tested, rows, together, alone)) {
-        result = say_other_bits(trial, "a request apart gives other bits than in its batch",
-                                problem, tested, together, alone);
+    } else if (result == TRIAL_PASSED && !same_bits(tested, rows, together, alone)) {
+        result = say_other_bits(trial, "a request apart gives other bits than in its batch", tested,
+                                together, alone);
         status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
         status = status == ATTN_OK ? problem_copy_attend(tested, error) : status;
-        if (status == ATTN_OK && !same_bits(problem, tested, rows, together, alone)) {
+        if (status == ATTN_OK && !same_bits(tested, rows, together, alone)) {
             say_other_bits(trial,
                            "nondeterministic: the same batch gives other bits when it runs "
                            "again, and BATCH_INVARIANT is declared",
-                           problem, tested, together, alone);
+                           tested, together, alone);
         }
     }
     free(rows);
@@ -263,9 +260,9 @@ static enum trial_result run_apart(struct trial *trial, const struct problem *pr
 }
 
 /* Each request's keys written again alone: they may not change the cache by a bit. */
-static enum trial_result write_alone(struct trial *trial, const struct problem *problem,
-                                     struct problem_copy *tested)
+static enum trial_result write_alone(struct trial *trial, struct problem_copy *tested)
 {
+    const struct problem *problem = tested->problem;
     const struct attn_write_kv_args whole = tested->binding.write;
     struct attn_error error = ATTN_ERROR_INIT;
     const size_t bytes = problem->image.size;
@@ -286,7 +283,7 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
         one->k = &k;
         one->v = &v;
         one->slot_mapping = whole.slot_mapping + first;
-        attn_status status = problem_copy_write(tested, problem, &error);
+        attn_status status = problem_copy_write(tested, &error);
         result = status == ATTN_OK
                      ? result
                      : trial_call_failed(trial, "write_kv of one request", status, &error);
@@ -308,14 +305,14 @@ static enum trial_result write_alone(struct trial *trial, const struct problem *
 }
 
 /* The step's keys by the backend's own kernel. */
-static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
-                                    const struct problem_copy *reference,
+static enum trial_result write_keys(struct trial *trial, const struct problem_copy *reference,
                                     struct problem_copy *tested)
 {
+    const struct problem *problem = tested->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = problem_copy_write(tested, problem, &error);
+    attn_status status = problem_copy_write(tested, &error);
     status = trial->concurrent ? status : watch_end(&watch, tested->backend, status, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "write_kv", status, &error);
@@ -323,7 +320,7 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
     const bool writes =
         problem->paged && !problem->v[FACTOR_WRITE].a && tested->backend->kernels.write_kv != NULL;
     if (writes && tested->binding.layer.batch_invariant) {
-        enum trial_result result = write_alone(trial, problem, tested);
+        enum trial_result result = write_alone(trial, tested);
         if (result != TRIAL_PASSED) {
             return result;
         }
@@ -332,19 +329,18 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
         problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
         return TRIAL_PASSED;
     }
-    return verify_written_keys(trial, problem, reference, tested);
+    return verify_written_keys(trial, reference, tested);
 }
 
 /* Another plan lives next to the tested one while that runs. */
-static enum trial_result run_with_other_plan(struct trial *trial, const struct problem *problem,
-                                             struct problem_copy *tested, attn_status *status,
-                                             struct attn_error *error)
+static enum trial_result run_with_other_plan(struct trial *trial, struct problem_copy *tested,
+                                             attn_status *status, struct attn_error *error)
 {
     struct problem_copy other;
-    const struct copy_step step = problem_copy_step(&other, problem);
-    bool ready = problem_copy_init(&other, tested->backend, tested->device, problem);
-    problem_copy_loosen(&other, problem);
-    ready = ready && problem_copy_prepare(&other, problem, 1, error) == ATTN_OK &&
+    const struct copy_step step = problem_copy_step(&other);
+    bool ready = problem_copy_init(&other, tested->backend, tested->device, tested->problem);
+    problem_copy_loosen(&other);
+    ready = ready && problem_copy_prepare(&other, 1, error) == ATTN_OK &&
             copy_step_plan_shorter(&step, ATTN_PLAN_EAGER, error) == ATTN_OK;
     if (ready) {
         uint8_t drained; /* before the other's memory goes */
@@ -356,19 +352,18 @@ static enum trial_result run_with_other_plan(struct trial *trial, const struct p
 }
 
 /* A step from its plan to its outputs, and what it took on the way. */
-static enum trial_result run_step(struct trial *trial, const struct problem *problem,
-                                  struct problem_copy *tested, int32_t way)
+static enum trial_result run_step(struct trial *trial, struct problem_copy *tested, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
     bool counted = !trial->concurrent;
-    const struct copy_step step = problem_copy_step(tested, problem);
+    const struct copy_step step = problem_copy_step(tested);
     struct watch watch;
     watch_begin(&watch);
     attn_status status = graph ? copy_step_captured(&step, way == TRIAL_IN_GRAPH, &error)
-                               : plan_by_way(tested, problem, way, &error);
+                               : plan_by_way(tested, way, &error);
     if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
-        enum trial_result result = run_with_other_plan(trial, problem, tested, &status, &error);
+        enum trial_result result = run_with_other_plan(trial, tested, &status, &error);
         if (result != TRIAL_PASSED) {
             return result;
         }
@@ -381,25 +376,24 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
                              : trial_call_failed(trial, "plan or attend", status, &error);
 }
 
-static enum trial_result run_tested(struct trial *trial, const struct problem *problem,
-                                    struct problem_copy *reference, struct problem_copy *tested,
-                                    int32_t way)
+static enum trial_result run_tested(struct trial *trial, struct problem_copy *reference,
+                                    struct problem_copy *tested, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
-    attn_status status = problem_copy_prepare(tested, problem, larger ? 2 : 1, &error);
+    attn_status status = problem_copy_prepare(tested, larger ? 2 : 1, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "prepare or schedule_size", status, &error);
     }
-    enum trial_result result = write_keys(trial, problem, reference, tested);
+    enum trial_result result = write_keys(trial, reference, tested);
     if (result == TRIAL_PASSED) {
-        result = run_step(trial, problem, tested, way);
+        result = run_step(trial, tested, way);
     }
     if (result == TRIAL_PASSED) {
-        result = verify_step(trial, problem, reference, tested);
+        result = verify_step(trial, reference, tested);
     }
     if (result == TRIAL_PASSED && (way == TRIAL_ALONE || way == TRIAL_PARTS)) {
-        result = run_apart(trial, problem, tested, way == TRIAL_PARTS, &error);
+        result = run_apart(trial, tested, way == TRIAL_PARTS, &error);
     }
     return result;
 }
@@ -415,14 +409,12 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
         binding->layer.batch_invariant = way == TRIAL_PARTS ? 2 : way == TRIAL_ALONE;
         output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
                     copies.tested.memory, trial->device->device);
-        problem_copy_loosen(&copies.tested, &copies.problem);
+        problem_copy_loosen(&copies.tested);
         if (!trial_supports(trial, trial->tested, &binding->layer, copies.problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {
-            attn_status status =
-                problem_copy_run_reference(&copies.reference, &copies.problem, &error);
-            result = status == ATTN_OK ? run_tested(trial, &copies.problem, &copies.reference,
-                                                    &copies.tested, way)
+            attn_status status = problem_copy_run_reference(&copies.reference, &error);
+            result = status == ATTN_OK ? run_tested(trial, &copies.reference, &copies.tested, way)
                                        : trial_call_failed(trial, "reference", status, &error);
         }
     }

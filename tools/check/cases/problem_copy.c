@@ -25,6 +25,7 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
                        const struct device *device, const struct problem *problem)
 {
     memset(copy, 0, sizeof *copy);
+    copy->problem = problem;
     copy->backend = backend;
     copy->device = device;
     copy->memory = device_alloc(device, problem->image.size);
@@ -44,8 +45,9 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
     return true;
 }
 
-void problem_copy_loosen(struct problem_copy *copy, const struct problem *problem)
+void problem_copy_loosen(struct problem_copy *copy)
 {
+    const struct problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     struct loose_lengths *loose = &copy->loose;
     int32_t row = problem->first_row, longest = 0;
@@ -87,9 +89,10 @@ static attn_status take_plan_memory(struct problem_copy *copy,
     return status;
 }
 
-attn_status problem_copy_prepare(struct problem_copy *copy, const struct problem *problem,
-                                 int32_t factor, struct attn_error *error)
+attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
+                                 struct attn_error *error)
 {
+    const struct problem *problem = copy->problem;
     copy->limits = (struct attn_limits){sizeof copy->limits,
                                         NULL,
                                         problem->num_reqs * factor,
@@ -116,9 +119,9 @@ attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct at
     return copy->backend->kernels.schedule(&args, mode, error);
 }
 
-attn_status problem_copy_shorten(struct problem_copy *copy, const struct problem *problem,
-                                 int32_t *lengths)
+attn_status problem_copy_shorten(struct problem_copy *copy, int32_t *lengths)
 {
+    const struct problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     for (int32_t r = 0; r < problem->num_reqs; r++) {
         const struct request *request = &problem->requests[r];
@@ -135,8 +138,9 @@ attn_status problem_copy_shorten(struct problem_copy *copy, const struct problem
     return written ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 
-attn_status problem_copy_restore(struct problem_copy *copy, const struct problem *problem)
+attn_status problem_copy_restore(struct problem_copy *copy)
 {
+    const struct problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     const uint8_t *lengths = problem->image.bytes + problem->at.seq_lens;
     const int32_t *host =
@@ -164,18 +168,18 @@ static attn_status run_kernels(const struct copy_step *step, struct attn_error *
     return problem_copy_attend(step->copy, error);
 }
 
-struct copy_step problem_copy_step(struct problem_copy *copy, const struct problem *problem)
+struct copy_step problem_copy_step(struct problem_copy *copy)
 {
-    return (struct copy_step){copy, problem, plan_kernels, run_kernels};
+    return (struct copy_step){copy, plan_kernels, run_kernels};
 }
 
 attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
                                    struct attn_error *error)
 {
     int32_t lengths[PROBLEM_MAX_REQS];
-    attn_status status = problem_copy_shorten(step->copy, step->problem, lengths);
+    attn_status status = problem_copy_shorten(step->copy, lengths);
     status = status == ATTN_OK ? step->plan(step, mode, error) : status;
-    attn_status restored = problem_copy_restore(step->copy, step->problem);
+    attn_status restored = problem_copy_restore(step->copy);
     return status != ATTN_OK ? status : restored;
 }
 
@@ -234,11 +238,10 @@ struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r)
     return one;
 }
 
-attn_status problem_copy_write(struct problem_copy *copy, const struct problem *problem,
-                               struct attn_error *error)
+attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *error)
 {
     bool fused = !(copy->binding.attend.flags & ATTN_RUN_NO_WRITE);
-    if (!problem->paged || fused || copy->backend->kernels.write_kv == NULL) {
+    if (!copy->problem->paged || fused || copy->backend->kernels.write_kv == NULL) {
         return ATTN_OK;
     }
     return copy->backend->kernels.write_kv(&copy->binding.write, error);
@@ -267,12 +270,11 @@ static attn_status write_context(struct backend *reference, struct problem *prob
     return status;
 }
 
-attn_status problem_copy_run_reference(struct problem_copy *reference,
-                                       const struct problem *problem, struct attn_error *error)
+attn_status problem_copy_run_reference(struct problem_copy *reference, struct attn_error *error)
 {
-    attn_status status = problem_copy_prepare(reference, problem, 1, error);
+    attn_status status = problem_copy_prepare(reference, 1, error);
     reference->binding.attend.flags = ATTN_RUN_NO_WRITE;
-    if (status == ATTN_OK && problem->paged) {
+    if (status == ATTN_OK && reference->problem->paged) {
         status = reference->backend->kernels.write_kv(&reference->binding.write, error);
     }
     status = status == ATTN_OK ? problem_copy_plan(reference, ATTN_PLAN_EAGER, error) : status;

@@ -16,6 +16,7 @@ struct loose_lengths {
 };
 
 struct problem_copy {
+    const struct problem *problem;
     struct backend *backend;
     const struct device *device;
     struct binding binding;
@@ -33,26 +34,24 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
 void problem_copy_finish(struct problem_copy *copy);
 /* Of a case with LENGTHS_HOST_BOUNDS: the host's copies say more rows and keys than the device's.
  * Before problem_copy_prepare, for the tested copy; the reference stays exact. */
-void problem_copy_loosen(struct problem_copy *copy, const struct problem *problem);
+void problem_copy_loosen(struct problem_copy *copy);
 /* prepare and schedule_size; the limits are `factor` times what the batch needs. */
-attn_status problem_copy_prepare(struct problem_copy *copy, const struct problem *problem,
-                                 int32_t factor, struct attn_error *error);
+attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
+                                 struct attn_error *error);
 /* `mode` is an attn_plan_mode. */
 attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct attn_error *error);
 /* Another batch of the same requests: each one key shorter where it has a context. `lengths` holds
  * the host's copy until problem_copy_restore, which waits for what was enqueued in between. */
-attn_status problem_copy_shorten(struct problem_copy *copy, const struct problem *problem,
-                                 int32_t *lengths);
-attn_status problem_copy_restore(struct problem_copy *copy, const struct problem *problem);
+attn_status problem_copy_shorten(struct problem_copy *copy, int32_t *lengths);
+attn_status problem_copy_restore(struct problem_copy *copy);
 /* How a copy's step is planned and run: by its backend's kernels alone, or through the core. */
 struct copy_step {
     struct problem_copy *copy;
-    const struct problem *problem;
     attn_status (*plan)(const struct copy_step *step, int32_t mode, struct attn_error *error);
     attn_status (*run)(const struct copy_step *step, struct attn_error *error);
 };
 /* The copy's own kernels. */
-struct copy_step problem_copy_step(struct problem_copy *copy, const struct problem *problem);
+struct copy_step problem_copy_step(struct problem_copy *copy);
 /* A plan of that other batch in the same memory. */
 attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
                                    struct attn_error *error);
@@ -63,12 +62,10 @@ attn_status copy_step_captured(const struct copy_step *step, bool inside, struct
 /* The batch's request `r` alone, whose first row stays where it is. */
 struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r);
 /* Writes the step's keys with the backend's own kernel, unless its attend does. */
-attn_status problem_copy_write(struct problem_copy *copy, const struct problem *problem,
-                               struct attn_error *error);
+attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *error);
 attn_status problem_copy_attend(struct problem_copy *copy, struct attn_error *error);
 /* prepare, write, plan and attend of the reference's copy. */
-attn_status problem_copy_run_reference(struct problem_copy *reference,
-                                       const struct problem *problem, struct attn_error *error);
+attn_status problem_copy_run_reference(struct problem_copy *reference, struct attn_error *error);
 bool problem_copy_guards_whole(struct problem_copy *copy);
 
 /* A case's problem with the copies of both backends, the reference's on the host. */

@@ -34,10 +34,11 @@ bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
     return memcmp(was, is, first) == 0 && memcmp(was + end, is + end, all - end) == 0;
 }
 
-static enum trial_result verify_out(struct trial *trial, const struct problem *problem,
-                                    const struct problem_copy *tested, const uint8_t *rows,
-                                    const uint8_t *expected, const uint8_t *found)
+static enum trial_result verify_out(struct trial *trial, const struct problem_copy *tested,
+                                    const uint8_t *rows, const uint8_t *expected,
+                                    const uint8_t *found)
 {
+    const struct problem *problem = tested->problem;
     const struct attn_tensor *out = &tested->binding.out;
     const struct compared compared = {"out",
                                       problem->dtype,
@@ -51,16 +52,17 @@ static enum trial_result verify_out(struct trial *trial, const struct problem *p
                         bound_of_case(problem->v));
 }
 
-enum trial_result verify_step(struct trial *trial, const struct problem *problem,
-                              const struct problem_copy *reference, struct problem_copy *tested)
+enum trial_result verify_step(struct trial *trial, const struct problem_copy *reference,
+                              struct problem_copy *tested)
 {
+    const struct problem *problem = tested->problem;
     const uint8_t *expected = reference->memory;
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
     uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
     enum trial_result result =
         rows == NULL ? TRIAL_FAILED
         : problem->output.form == ATTN_OUTPUT_PLAIN
-            ? verify_out(trial, problem, tested, rows, expected, found)
+            ? verify_out(trial, tested, rows, expected, found)
             : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
     result = result == TRIAL_PASSED ? verify_image(trial, &problem->image, found) : result;
     if (result == TRIAL_PASSED && !problem_copy_guards_whole(tested)) {

@@ -14,8 +14,8 @@ uint8_t *wanted_rows(const struct problem *problem);
 bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
                           const uint8_t *found);
 /* Outputs within their bounds, everything else untouched. */
-enum trial_result verify_step(struct trial *trial, const struct problem *problem,
-                              const struct problem_copy *reference, struct problem_copy *tested);
+enum trial_result verify_step(struct trial *trial, const struct problem_copy *reference,
+                              struct problem_copy *tested);
 
 /* verify_cache.c. Both caches after the step's keys were written: whole images in host memory.
  * Plain caches agree bit for bit; in quantized ones few codes may lie one step off, where a
@@ -24,8 +24,7 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *proble
                                const uint8_t *expected, const uint8_t *found);
 /* The same for a copy's cache, whose bytes are then replaced by the reference's: a code one step
  * off is no error of the attend that follows. */
-enum trial_result verify_written_keys(struct trial *trial, const struct problem *problem,
-                                      const struct problem_copy *reference,
+enum trial_result verify_written_keys(struct trial *trial, const struct problem_copy *reference,
                                       struct problem_copy *tested);
 
 #endif

@@ -343,10 +343,10 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
     return result;
 }
 
-enum trial_result verify_written_keys(struct trial *trial, const struct problem *problem,
-                                      const struct problem_copy *reference,
+enum trial_result verify_written_keys(struct trial *trial, const struct problem_copy *reference,
                                       struct problem_copy *tested)
 {
+    const struct problem *problem = tested->problem;
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
     enum trial_result result =

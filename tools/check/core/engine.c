@@ -5,13 +5,14 @@
 
 #define SPARE_LIMITS 8
 
-attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
-                        const struct binding *binding, struct attn_error *error)
+attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
+                        struct attn_error *error)
 {
+    const struct binding *binding = &copy->binding;
     const struct attn_api *api = core->api;
     const struct attn_layer_desc *layers[] = {&binding->layer};
     const struct attn_select_options options = core_options(core);
-    *engine = (struct engine){.core = core, .device = device};
+    *engine = (struct engine){.core = core, .device = copy->device};
     attn_status status =
         client_model(api, core->runtime, &options, layers, 1, &engine->model, error);
     if (status != ATTN_OK) {
@@ -26,11 +27,12 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct d
                              : status;
 }
 
-attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem *problem,
-                            const struct binding *binding, bool graph, struct attn_error *error)
+attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
+                            bool graph, struct attn_error *error)
 {
+    const struct problem *problem = copy->problem;
     const struct attn_api *api = engine->core->api;
-    const struct attn_batch *batch = &binding->batch;
+    const struct attn_batch *batch = &copy->binding.batch;
     struct engine_plan *plan = &engine->plans[index];
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
@@ -62,10 +64,10 @@ void engine_finish(struct engine *engine)
     engine->core->api->model_destroy(engine->model);
 }
 
-struct attn_step_io engine_io(const struct problem *problem, const struct problem_copy *copy)
+struct attn_step_io engine_io(const struct problem_copy *copy)
 {
     const struct binding *b = &copy->binding;
-    bool keys = problem->shape != SHAPE_CROSS; /* an encoder's were written before */
+    bool keys = copy->problem->shape != SHAPE_CROSS; /* an encoder's were written before */
     return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
                                  .next = b->attend.next,
                                  .stream = copy->stream,

@@ -38,13 +38,13 @@ struct engine {
 };
 
 /* engine.c. Selects, binds the copy's caches and parameters; no plan yet. */
-attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
-                        const struct binding *binding, struct attn_error *error);
-attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem *problem,
-                            const struct binding *binding, bool graph, struct attn_error *error);
+attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
+                        struct attn_error *error);
+attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
+                            bool graph, struct attn_error *error);
 void engine_finish(struct engine *engine);
 /* What a run of the case takes. */
-struct attn_step_io engine_io(const struct problem *problem, const struct problem_copy *copy);
+struct attn_step_io engine_io(const struct problem_copy *copy);
 bool engine_guards_whole(const struct engine *engine);
 
 /* engine_trial.c. `way` falls back to ENGINE_PLAIN where the layer does not promise it. */

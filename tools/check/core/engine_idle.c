@@ -64,12 +64,12 @@ static attn_status plan_idle(const struct idle_run *run, const struct idle_way *
     return run->core->api->plan_batch(run->engine->plans[0].plan, &batch, run->copy->stream, error);
 }
 
-static attn_status run_idle(const struct idle_run *run, const struct problem *problem,
-                            const struct idle_way *way, struct attn_error *error)
+static attn_status run_idle(const struct idle_run *run, const struct idle_way *way,
+                            struct attn_error *error)
 {
     static const int32_t none[PROBLEM_MAX_REQS + 1] = {0};
     const struct device *device = run->copy->device;
-    const struct attn_step_io io = engine_io(problem, run->copy);
+    const struct attn_step_io io = engine_io(run->copy);
     int32_t *starts = device_alloc(device, sizeof none);
     attn_status status = starts != NULL && device_write(device, starts, none, sizeof none)
                              ? ATTN_OK
@@ -83,20 +83,16 @@ static attn_status run_idle(const struct idle_run *run, const struct problem *pr
     return status;
 }
 
-static attn_status open_engine(const struct idle_run *run, const struct problem *problem,
-                               struct attn_error *error)
+static attn_status open_engine(const struct idle_run *run, struct attn_error *error)
 {
-    attn_status status =
-        engine_bind(run->engine, run->core, run->copy->device, &run->copy->binding, error);
-    return status == ATTN_OK
-               ? engine_add_plan(run->engine, 0, problem, &run->copy->binding, false, error)
-               : status;
+    attn_status status = engine_bind(run->engine, run->core, run->copy, error);
+    return status == ATTN_OK ? engine_add_plan(run->engine, 0, run->copy, false, error) : status;
 }
 
 /* Out is zero, or as before: its rows of heads, and nothing between them. */
-static bool out_holds(const struct problem *problem, const struct problem_copy *copy, bool zeros,
-                      const uint8_t *found)
+static bool out_holds(const struct problem_copy *copy, bool zeros, const uint8_t *found)
 {
+    const struct problem *problem = copy->problem;
     const struct attn_tensor *out = &copy->binding.out;
     size_t e = number_bytes(problem->dtype), row = (size_t)out->strides[0] * e;
     size_t used = (size_t)(out->shape[1] * out->shape[2]) * e;
@@ -129,11 +125,11 @@ static bool workspace_touched(struct trial *trial, const struct engine *engine)
     return touched;
 }
 
-static enum trial_result verify_idle(struct trial *trial, const struct problem *problem,
-                                     const struct idle_way *way,
+static enum trial_result verify_idle(struct trial *trial, const struct idle_way *way,
                                      const struct problem_copy *reference,
                                      const struct idle_run *tested)
 {
+    const struct problem *problem = tested->copy->problem;
     size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
     size_t size = problem->image.size, lse = problem->at.lse;
     uint8_t *found = trial_read(trial, tested->copy->device, tested->copy->memory, size);
@@ -143,7 +139,7 @@ static enum trial_result verify_idle(struct trial *trial, const struct problem *
     } else if (image_stray_write(&problem->image, found) >= 0 ||
                memcmp(found + cache, problem->image.bytes + cache, bytes) != 0) {
         result = trial_say(trial, TRIAL_FAILED, "bytes outside of out were written");
-    } else if (!out_holds(problem, tested->copy, way->zeros, found)) {
+    } else if (!out_holds(tested->copy, way->zeros, found)) {
         result = trial_say(trial, TRIAL_FAILED, "out is not %s",
                            way->zeros ? "zero in its rows alone" : "as it was");
     } else if (memcmp(found, reference->memory, lse) != 0) { /* of an lse nothing is promised */
@@ -158,23 +154,23 @@ static enum trial_result verify_idle(struct trial *trial, const struct problem *
 }
 
 /* The step itself, after the one without work. */
-static enum trial_result run_usual(struct trial *trial, const struct problem *problem,
-                                   struct problem_copy *reference, const struct idle_run *tested)
+static enum trial_result run_usual(struct trial *trial, struct problem_copy *reference,
+                                   const struct idle_run *tested)
 {
+    const struct problem *problem = tested->copy->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_api *api = tested->core->api;
-    const struct attn_step_io io = engine_io(problem, tested->copy);
+    const struct attn_step_io io = engine_io(tested->copy);
     attn_plan *plan = tested->engine->plans[0].plan;
     memcpy(reference->memory, problem->image.bytes, problem->image.size);
     bool ready = device_write(tested->copy->device, tested->copy->memory, problem->image.bytes,
                               problem->image.size);
-    attn_status status =
-        ready ? problem_copy_run_reference(reference, problem, &error) : ATTN_ERROR_DEVICE;
+    attn_status status = ready ? problem_copy_run_reference(reference, &error) : ATTN_ERROR_DEVICE;
     status = status == ATTN_OK
                  ? api->plan_batch(plan, &tested->copy->binding.batch, tested->copy->stream, &error)
                  : status;
     status = status == ATTN_OK ? api->run(plan, tested->engine->layer, &io, &error) : status;
-    return status == ATTN_OK ? verify_step(trial, problem, reference, tested->copy)
+    return status == ATTN_OK ? verify_step(trial, reference, tested->copy)
                              : trial_call_failed(trial, "the step afterwards", status, &error);
 }
 
@@ -190,16 +186,16 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
     attn_status status = ATTN_OK;
     enum trial_result result = problem_copies_init(&copies, trial, c->space, &c->attend_case, seed);
     for (int32_t i = 0; i < 2 && result == TRIAL_PASSED && status == ATTN_OK; i++) {
-        status = open_engine(&runs[i], &copies.problem, &error);
-        status = status == ATTN_OK ? run_idle(&runs[i], &copies.problem, c->way, &error) : status;
+        status = open_engine(&runs[i], &error);
+        status = status == ATTN_OK ? run_idle(&runs[i], c->way, &error) : status;
     }
     if (result == TRIAL_PASSED) {
         result = status == ATTN_OK
-                     ? verify_idle(trial, &copies.problem, c->way, &copies.reference, &runs[1])
+                     ? verify_idle(trial, c->way, &copies.reference, &runs[1])
                      : trial_call_failed(trial, "a step without work", status, &error);
     }
     if (result == TRIAL_PASSED) {
-        result = run_usual(trial, &copies.problem, &copies.reference, &runs[1]);
+        result = run_usual(trial, &copies.reference, &runs[1]);
     }
     engine_finish(&engines[1]);
     engine_finish(&engines[0]);

@@ -37,7 +37,7 @@ static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode
 static attn_status run_step(const struct run *run, int32_t index, struct problem_copy *copy,
                             struct attn_error *error)
 {
-    struct attn_step_io io = engine_io(run->step.problem, copy);
+    struct attn_step_io io = engine_io(copy);
     struct engine *engine = run->engine;
     io.flags = run->flags;
     return engine->core->api->run(engine->plans[index].plan, engine->layer, &io, error);
@@ -69,8 +69,8 @@ static attn_status run_table_update(const struct run *run, struct attn_error *er
     struct problem_copy *copy = run->step.copy;
     struct attn_batch *batch = &copy->binding.batch;
     const struct attn_batch whole = *batch;
-    batch->block_table = (const int32_t *)(copy->memory + run->step.problem->at.other_table);
-    batch->slot_mapping = (const int64_t *)(copy->memory + run->step.problem->at.other_slots);
+    batch->block_table = (const int32_t *)(copy->memory + run->step.copy->problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(copy->memory + run->step.copy->problem->at.other_slots);
     attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, copy, error);
     *batch = whole;
     if (status == ATTN_OK) {
@@ -176,7 +176,7 @@ static enum trial_result count_step(const struct run *run)
  * own, compared, and replaced by the reference's before the run that attends. */
 static enum trial_result write_keys(struct run *run, const struct problem_copy *reference)
 {
-    const struct problem *p = run->step.problem;
+    const struct problem *p = run->step.copy->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     bool fused =
         run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
@@ -189,7 +189,7 @@ static enum trial_result write_keys(struct run *run, const struct problem_copy *
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "a run that only writes", status, &error);
     }
-    return verify_written_keys(run->trial, p, reference, run->step.copy);
+    return verify_written_keys(run->trial, reference, run->step.copy);
 }
 
 /* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
@@ -210,19 +210,19 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct engine *engine = run->engine;
-    const struct binding *binding = &run->step.copy->binding;
+    const struct problem_copy *copy = run->step.copy;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    attn_status status = engine_bind(engine, engine->core, run->step.copy->device, binding, &error);
+    attn_status status = engine_bind(engine, engine->core, copy, &error);
     if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 0, run->step.problem, binding, graph, &error);
+        status = engine_add_plan(engine, 0, copy, graph, &error);
     }
     if (graph && status == ATTN_ERROR_UNSUPPORTED) { /* its level is never */
         graph = false;
         way = ENGINE_PLAIN;
-        status = engine_add_plan(engine, 0, run->step.problem, binding, false, &error);
+        status = engine_add_plan(engine, 0, copy, false, &error);
     }
     if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 1, run->step.problem, binding, false, &error);
+        status = engine_add_plan(engine, 1, copy, false, &error);
     }
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "bind", status, &error);
@@ -231,11 +231,11 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
     if (result != TRIAL_PASSED) {
         return result;
     }
-    status = run_way(run, way_of_layer(engine, run->step.problem, way), &error);
+    status = run_way(run, way_of_layer(engine, run->step.copy->problem, way), &error);
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "step", status, &error);
     }
-    result = verify_step(run->trial, run->step.problem, reference, run->step.copy);
+    result = verify_step(run->trial, reference, run->step.copy);
     if (result == TRIAL_PASSED && !engine_guards_whole(engine)) {
         result = trial_say(run->trial, TRIAL_FAILED, "the workspace was written past its size");
     }
@@ -253,8 +253,7 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     struct problem_copies copies;
     struct problem_copy other = {.device = trial->device};
     struct engine engine = {.core = core, .device = trial->device};
-    struct run run = {
-        {&copies.tested, &copies.problem, plan_first, run_first}, trial, &engine, &other, 0};
+    struct run run = {{&copies.tested, plan_first, run_first}, trial, &engine, &other, 0};
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED &&
         !problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {
@@ -264,9 +263,9 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
         struct binding *binding = &copies.tested.binding;
         output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
                     copies.tested.memory, trial->device->device);
-        problem_copy_loosen(&copies.tested, &copies.problem);
-        problem_copy_loosen(&other, &copies.problem);
-        attn_status status = problem_copy_run_reference(&copies.reference, &copies.problem, &error);
+        problem_copy_loosen(&copies.tested);
+        problem_copy_loosen(&other);
+        attn_status status = problem_copy_run_reference(&copies.reference, &error);
         result = status == ATTN_OK ? run_engine(&run, &copies.reference, way)
                                    : trial_call_failed(trial, "reference", status, &error);
     }
