@@ -178,9 +178,11 @@ static void fill_rows(const struct gdn_case *c, struct kernel_test *test, uint64
                            random);
         number_fill_normal(gates, t * c->gate_stride, c->gates, dtype, 1, random);
         number_fill_normal(gates, t * c->gate_stride + c->gates, heads, dtype, 2, random);
-        const struct operand *output_gate = &c->operands[GDN_OUTPUT_GATE];
-        number_fill_normal(test_input(test, GDN_OUTPUT_GATE), t * output_gate->strides[0],
-                           output_gate->shape[1] * output_gate->shape[2], dtype, 1, random);
+        const struct operand *gate = &c->operands[GDN_OUTPUT_GATE];
+        if (c->v.norm > 0) {
+            number_fill_normal(test_input(test, GDN_OUTPUT_GATE), t * gate->strides[0],
+                               gate->shape[1] * gate->shape[2], dtype, 1, random);
+        }
         const bool given = rule_of(c)->gate == ATTN_GATE_GIVEN;
         for (int64_t i = t * c->gate_stride; i < t * c->gate_stride + c->gates && given; i++) {
             number_store(gates, i, dtype, -0.5 * fabs(number_load(gates, i, dtype)));
@@ -248,6 +250,8 @@ static struct operand array_of(const char *name, size_t bytes, const void *from)
     return (struct operand){name, .bytes = bytes, .from = from};
 }
 
+_Static_assert(GDN_OPERANDS <= MAX_OPERANDS, "room in a test");
+
 static void describe_operands(struct gdn_case *c)
 {
     const struct gdn_variant *v = &c->v;
@@ -277,7 +281,7 @@ static void describe_operands(struct gdn_case *c)
     const int64_t norm_size = gdn_norms[v->norm].num_groups > 0 ? hv * dv : dv;
     o[GDN_NORM_WEIGHT] =
         (struct operand){"weight of the norm", v->dtype, 1, {norm_size}, .deviation = 1};
-    o[GDN_OUTPUT_GATE] = operand_rows("gate of the output", v->dtype, rows,
+    o[GDN_OUTPUT_GATE] = operand_rows("gate of the output", v->dtype, v->norm > 0 ? rows : 0,
                                       hv * dv + (v->strided ? 16 : 0), hv, dv, dv);
     o[GDN_A_LOG] = array_of("a_log", heads, NULL);
     o[GDN_DT_BIAS] = array_of("dt_bias", (size_t)c->gates * sizeof(float), NULL);

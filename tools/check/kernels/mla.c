@@ -61,6 +61,7 @@ enum {
     SINKS,
     NUM_OPERANDS
 };
+_Static_assert(NUM_OPERANDS <= MAX_OPERANDS, "room in a test");
 
 struct mla_case {
     const struct mla_variant *v;
