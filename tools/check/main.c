@@ -21,7 +21,6 @@
 #include "kernels/kernels.h"
 #include "harness/report.h"
 #include "harness/resolve.h"
-#include "cases/steps.h"
 #include "harness/watch.h"
 #include "harness/worker.h"
 #include "cases/attend.h"
@@ -377,24 +376,28 @@ static void try_case(void *user, const char *name, kernel_run *kernel, const voi
     }
 }
 
+static struct kernel_sink sink_of(struct run *run, const struct case_space *space)
+{
+    return (struct kernel_sink){run,       &run->trial.tested->caps, space, try_case,
+                                run->core, run->options->full};
+}
+
 static void run_kernels(struct run *run)
 {
-    const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case,
-                                     run->options->full};
+    const struct kernel_sink sink = sink_of(run, &run->space);
     for (int32_t i = 0; i < NUM_KERNEL_FILES; i++) {
         kernel_files[i].cases(&sink);
     }
-    const struct steps_variant steps = {&run->space, run->cases, run->num_cases};
-    try_case(run, "two_threads", steps_two_threads, &steps);
+    const struct attend_cases cases = {&run->space, run->cases, run->num_cases};
+    try_case(run, "two_threads", trial_two_threads, &cases);
 }
 
 /* What has to be refused comes last: a wrong result says more. */
 static void run_core_cases(struct run *run)
 {
-    const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case};
-    const struct core_sink sink_of_core = {run->core, &run->space, &sink};
+    const struct kernel_sink sink = sink_of(run, &run->space);
     call_cases(&sink);
-    undeclared_cases(&sink_of_core);
+    undeclared_cases(&sink);
 }
 
 /* The declaration as JSON, as it stands in the report's document. */
@@ -480,11 +483,10 @@ static bool run_engines(struct run *run)
         try_engine(run, &space, &cases[i], i % ENGINE_WAY_COUNT);
     }
     if (ok) {
-        const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};
-        const struct core_sink sink_of_core = {run->core, &space, &sink};
-        idle_cases(&sink_of_core);
-        blocks_cases(&sink_of_core);
-        engine_output_cases(&sink_of_core);
+        const struct kernel_sink sink = sink_of(run, &space);
+        idle_cases(&sink);
+        blocks_cases(&sink);
+        engine_output_cases(&sink);
     }
     free(cases);
     case_space_finish(&space);

@@ -8,15 +8,9 @@
 #include "core/core.h"
 #include "kernels/kernels.h"
 
-struct core_sink {
-    struct core *core;
-    const struct case_space *space;
-    const struct kernel_sink *cases;
-};
-
-void idle_cases(const struct core_sink *sink);          /* engine_idle.c */
-void blocks_cases(const struct core_sink *sink);        /* engine_blocks.c */
-void engine_output_cases(const struct core_sink *sink); /* engine_trial.c */
-void undeclared_cases(const struct core_sink *sink);    /* undeclared.c */
+void idle_cases(const struct kernel_sink *sink);          /* engine_idle.c */
+void blocks_cases(const struct kernel_sink *sink);        /* engine_blocks.c */
+void engine_output_cases(const struct kernel_sink *sink); /* engine_trial.c */
+void undeclared_cases(const struct kernel_sink *sink);    /* undeclared.c */
 
 #endif

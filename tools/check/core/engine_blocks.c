@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* copy_blocks of a model's layers through the core: out to the host's memory, inside the cache and
  * in again. Every byte of every layer stands where it stands with cpu_ref. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -236,10 +235,10 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
 }
 
 /* Every cache's dtype, over the declared layouts in turn. */
-void blocks_cases(const struct core_sink *sink)
+void blocks_cases(const struct kernel_sink *sink)
 {
     const struct case_space *space = sink->space;
-    const struct attn_backend_caps *caps = sink->cases->caps;
+    const struct attn_backend_caps *caps = sink->caps;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_COPY_BLOCKS)) {
         return; /* on a CPU the core moves blocks itself */
     }
@@ -265,10 +264,8 @@ void blocks_cases(const struct core_sink *sink)
                 continue;
             }
             case_values(space, &c, b.v);
-            char name[96];
-            snprintf(name, sizeof name, "blocks.%s.%s", kv_dtype_name(kv),
-                     layout_name(b.v[FACTOR_LAYOUT].a));
-            sink->cases->try(sink->cases->user, name, run_blocks, &b);
+            kernel_try(sink, run_blocks, &b, "blocks.%s.%s", kv_dtype_name(kv),
+                       layout_name(b.v[FACTOR_LAYOUT].a));
         }
     }
 }

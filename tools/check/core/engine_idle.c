@@ -203,14 +203,12 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
     return result;
 }
 
-static void try_ways(const struct core_sink *sink, struct idle_case *c, const char *keys,
+static void try_ways(const struct kernel_sink *sink, struct idle_case *c, const char *keys,
                      int32_t dtype)
 {
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        char name[96];
         c->way = &ways[i];
-        snprintf(name, sizeof name, "idle.%s.%s.%s", keys, dtype_name(dtype), ways[i].name);
-        sink->cases->try(sink->cases->user, name, run_case, c);
+        kernel_try(sink, run_case, c, "idle.%s.%s.%s", keys, dtype_name(dtype), ways[i].name);
     }
 }
 
@@ -231,9 +229,9 @@ static bool case_of_encoder(const struct case_space *space, int32_t dtype, struc
     return false;
 }
 
-void idle_cases(const struct core_sink *sink)
+void idle_cases(const struct kernel_sink *sink)
 {
-    const struct attn_backend_caps *caps = sink->cases->caps;
+    const struct attn_backend_caps *caps = sink->caps;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_FILL)) {
         return; /* where memory is not the host's the core zeroes with it */
     }

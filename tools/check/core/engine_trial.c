@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One case run through the core and held to the reference, which runs it directly. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "cases/attend.h"
@@ -321,17 +320,17 @@ static enum trial_result run_output(struct trial *trial, const void *variant, ui
     return engine_trial(trial, c->core, c->space, &c->attend_case, seed, ENGINE_PLAIN);
 }
 
-void engine_output_cases(const struct core_sink *sink)
+void engine_output_cases(const struct kernel_sink *sink)
 {
     const uint64_t kernels = ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_MERGE_STATES;
-    const struct attn_backend_caps *caps = sink->cases->caps;
+    const struct attn_backend_caps *caps = sink->caps;
     if ((caps->kernels & kernels) != kernels || !(caps->features & ATTN_FEATURE_LSE)) {
         return; /* the core composes neither of the backend */
     }
     for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
         struct output_case c = {sink->core, sink->space, {{0}}};
         const int32_t dtype = ATTN_DTYPE_F16 + i % 3;
-        char name[160], form[64];
+        char form[64];
         if (!case_of_cache(sink->space, dtype, dtype, &c.attend_case) ||
             !case_set(sink->space, &c.attend_case, FACTOR_SHAPE, SHAPE_SHARED) ||
             case_value(sink->space, &c.attend_case, FACTOR_CAUSAL).a != CAUSAL_YES ||
@@ -340,7 +339,6 @@ void engine_output_cases(const struct core_sink *sink)
         }
         c.attend_case.output = case_outputs[i];
         case_output_name(&case_outputs[i], form, sizeof form);
-        snprintf(name, sizeof name, "engine_output.%s.shared.%s", form, dtype_name(dtype));
-        sink->cases->try(sink->cases->user, name, run_output, &c);
+        kernel_try(sink, run_output, &c, "engine_output.%s.shared.%s", form, dtype_name(dtype));
     }
 }

@@ -103,14 +103,6 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
                              u->field);
 }
 
-static void try_layer(const struct core_sink *sink, const char *name, struct undeclared *u)
-{
-    char full_name[128];
-    u->core = sink->core;
-    snprintf(full_name, sizeof full_name, "undeclared.%s", name);
-    sink->cases->try(sink->cases->user, full_name, run_undeclared, u);
-}
-
 /* The core cuts an engine's blocks into a backend's where these divide them. */
 static bool parts_declared(const struct attn_backend_caps *caps, int32_t block_size)
 {
@@ -132,33 +124,31 @@ static bool head_declared(const struct attn_backend_caps *caps, int32_t head_siz
     return declared;
 }
 
-static void try_numbers(const struct core_sink *sink, const struct attn_layer_desc *base)
+static void try_numbers(const struct kernel_sink *sink, const struct attn_layer_desc *base)
 {
     static const int32_t sizes[] = {8, 24, 40, 72, 80, 96, 120, 160, 192, 256, 512};
     static const int32_t blocks[] = {1, 3, 16, 24, 48, 96, 256, 4096, 1 << 16};
-    const struct attn_backend_caps *caps = sink->cases->caps;
-    char name[96];
+    const struct attn_backend_caps *caps = sink->caps;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        struct undeclared u = {.layer = *base, .field = "head_size"};
+        struct undeclared u = {.core = sink->core, .layer = *base, .field = "head_size"};
         u.layer.head_size = u.layer.head_size_v = sizes[i];
-        snprintf(name, sizeof name, "head_size.%d", sizes[i]);
         if (!head_declared(caps, sizes[i])) {
-            try_layer(sink, name, &u);
+            kernel_try(sink, run_undeclared, &u, "undeclared.head_size.%d", sizes[i]);
         }
     }
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
-        struct undeclared u = {.layer = *base, .field = "block_size"};
+        struct undeclared u = {.core = sink->core, .layer = *base, .field = "block_size"};
         u.layer.block_size = blocks[i];
-        snprintf(name, sizeof name, "block_size.%d", blocks[i]);
         if (!parts_declared(caps, blocks[i])) {
-            try_layer(sink, name, &u);
+            kernel_try(sink, run_undeclared, &u, "undeclared.block_size.%d", blocks[i]);
         }
     }
     if (caps->max_group > 0) {
-        struct undeclared u = {.layer = *base, .field = "group (num_q_heads / num_kv_heads)"};
+        struct undeclared u = {
+            .core = sink->core, .layer = *base, .field = "group (num_q_heads / num_kv_heads)"};
         u.layer.num_kv_heads = 1;
         u.layer.num_q_heads = caps->max_group + 1;
-        try_layer(sink, "max_group", &u);
+        kernel_try(sink, run_undeclared, &u, "undeclared.max_group");
     }
 }
 
@@ -209,11 +199,12 @@ static const struct row rows[] = {
      LAYER(output_form), ATTN_OUTPUT_FP8_STATIC},
 };
 
-static void try_row(const struct core_sink *sink, const struct attn_layer_desc *base,
+static void try_row(const struct kernel_sink *sink, const struct attn_layer_desc *base,
                     const struct row *row)
 {
-    const struct attn_backend_caps *caps = sink->cases->caps;
-    struct undeclared u = {.layer = *base, .field = row->field, .composable = row->composable};
+    const struct attn_backend_caps *caps = sink->caps;
+    struct undeclared u = {
+        .core = sink->core, .layer = *base, .field = row->field, .composable = row->composable};
     uint64_t declared;
     memcpy(&declared, (const char *)caps + row->mask, sizeof declared);
     memcpy((char *)&u.layer + row->member, &row->value, sizeof row->value);
@@ -222,11 +213,11 @@ static void try_row(const struct core_sink *sink, const struct attn_layer_desc *
     u.layer.rope = u.layer.qk_norm != 0 ? ATTN_ROPE_NEOX : u.layer.rope;
     bool behind = u.layer.output_form != 0 && caps->kernels & ATTN_KERNEL_QUANTIZE;
     if (!(declared & row->bit) && !behind) {
-        try_layer(sink, row->name, &u);
+        kernel_try(sink, run_undeclared, &u, "undeclared.%s", row->name);
     }
 }
 
-static void try_dtypes(const struct core_sink *sink, const struct attn_layer_desc *base)
+static void try_dtypes(const struct kernel_sink *sink, const struct attn_layer_desc *base)
 {
     char name[96];
     struct row row = {name, "dtype", CAPS(dtypes), 0, LAYER(dtype), 0, false};
@@ -245,19 +236,19 @@ static void try_dtypes(const struct core_sink *sink, const struct attn_layer_des
     }
 }
 
-static void try_lists(const struct core_sink *sink, const struct attn_layer_desc *base)
+static void try_lists(const struct kernel_sink *sink, const struct attn_layer_desc *base)
 {
     const struct attn_index_lists lists = {
         .ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL}, .max_entries = 64};
-    struct undeclared u = {.layer = *base, .field = "attn_index_lists"};
+    struct undeclared u = {.core = sink->core, .layer = *base, .field = "attn_index_lists"};
     u.layer.next = &lists.ext;
-    if (backend_extension(sink->cases->caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,
+    if (backend_extension(sink->caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,
                           sizeof(struct attn_index_lists_caps)) == NULL) {
-        try_layer(sink, "index_lists", &u);
+        kernel_try(sink, run_undeclared, &u, "undeclared.index_lists");
     }
 }
 
-void undeclared_cases(const struct core_sink *sink)
+void undeclared_cases(const struct kernel_sink *sink)
 {
     struct factor_value v[FACTOR_COUNT];
     struct attn_layer_desc base;

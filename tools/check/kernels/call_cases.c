@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel's first case with each struct of its calls changed in every way. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,6 +20,17 @@ const struct kernel_file kernel_files[NUM_KERNEL_FILES] = {
     {ATTN_KERNEL_RECURRENT, gdn_cases},
     {0, index_cases},
 };
+
+void kernel_try(const struct kernel_sink *sink, kernel_run *run, const void *variant,
+                const char *format, ...)
+{
+    char name[192];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(name, sizeof name, format, arguments);
+    va_end(arguments);
+    sink->try(sink->user, name, run, variant);
+}
 
 struct call_case {
     const struct call_target *target;
@@ -43,9 +55,7 @@ static enum trial_result run_changes(struct trial *trial, const void *variant, u
 
 static void try_case(const struct kernel_sink *sink, const struct call_case *c)
 {
-    char name[96];
-    snprintf(name, sizeof name, "calls.%s.%s", c->target->name, call_struct_names[c->which]);
-    sink->try(sink->user, name, run_changes, c);
+    kernel_try(sink, run_changes, c, "calls.%s.%s", c->target->name, call_struct_names[c->which]);
 }
 
 /* The first case of a kernel, out of a file's. */

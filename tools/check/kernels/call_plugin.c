@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plugin's own functions: versions that it does not speak, hosts of other sizes, hosts without
  * memory, and what accepts NULL. */
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/calls.h"
@@ -192,13 +191,13 @@ static enum trial_result run_nothing(struct trial *trial, const void *variant, u
 void call_plugin_cases(const struct kernel_sink *sink)
 {
     struct attend_variant v = {.space = sink->space};
-    sink->try(sink->user, "calls.entry", run_entry, NULL);
-    sink->try(sink->user, "calls.create.host", run_create_host, NULL);
-    sink->try(sink->user, "calls.create.no_memory", run_create_no_memory, NULL);
+    kernel_try(sink, run_entry, NULL, "calls.entry");
+    kernel_try(sink, run_create_host, NULL, "calls.create.host");
+    kernel_try(sink, run_create_no_memory, NULL, "calls.create.no_memory");
     if (case_of_any_cache(
             sink->space,
             &v.attend_case)) { /* a backend without it passes: there is nothing to fail */
-        sink->try(sink->user, "calls.prepare.no_memory", run_prepare_no_memory, &v);
+        kernel_try(sink, run_prepare_no_memory, &v, "calls.prepare.no_memory");
     }
-    sink->try(sink->user, "calls.null", run_nothing, NULL);
+    kernel_try(sink, run_nothing, NULL, "calls.null");
 }

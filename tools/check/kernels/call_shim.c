@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend's table with one struct of its calls changed on the way in. */
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/calls.h"

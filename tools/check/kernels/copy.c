@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* copy_blocks between and within memories, copy, fill. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,16 +139,14 @@ void copy_cases(const struct kernel_sink *sink)
         copy_call *call;
     } calls[] = {{ATTN_KERNEL_COPY_BLOCKS, "copy_blocks", call_copy_blocks},
                  {ATTN_KERNEL_COPY, "copy", call_copy}};
-    char name[64];
     for (int32_t i = 0; i < 6; i++) {
         const struct copy_variant v = {calls[i % 2].name, calls[i % 2].call,
                                        ATTN_COPY_HOST_TO_DEVICE + i / 2};
-        snprintf(name, sizeof name, "%s.%s", v.what, kinds[v.kind]);
         if (sink->caps->kernels & calls[i % 2].kernel) {
-            sink->try(sink->user, name, run, &v);
+            kernel_try(sink, run, &v, "%s.%s", v.what, kinds[v.kind]);
         }
     }
     if (sink->caps->kernels & ATTN_KERNEL_FILL) {
-        sink->try(sink->user, "fill", run, &(const struct copy_variant){"fill", call_fill, 0});
+        kernel_try(sink, run, &(const struct copy_variant){"fill", call_fill, 0}, "fill");
     }
 }

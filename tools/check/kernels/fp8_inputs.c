@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend over q, k and v that arrive in e4m3, contiguous, with a scale each: what the core composes
  * a quantized multimodal encoder of. */
-#include <stdio.h>
-
 #include "cases/kernel_test.h"
 #include "common/names.h"
 #include "harness/planned.h"
@@ -100,13 +98,12 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
 void fp8_inputs_cases(const struct kernel_sink *sink)
 {
     static const int32_t sizes[] = {64, 80};
-    char name[96];
     for (int32_t dtype = ATTN_DTYPE_F16;
          dtype <= ATTN_DTYPE_F32 && sink->caps->features & ATTN_FEATURE_FP8_INPUTS; dtype++) {
         for (int32_t i = 0; i < 2 && sink->caps->dtypes >> dtype & 1; i++) {
             const struct fp8_variant v = {dtype, sizes[i]};
-            snprintf(name, sizeof name, "attend.fp8_inputs.%s.d%d", dtype_name(dtype), sizes[i]);
-            sink->try(sink->user, name, run_inputs, &v);
+            kernel_try(sink, run_inputs, &v, "attend.fp8_inputs.%s.d%d", dtype_name(dtype),
+                       sizes[i]);
         }
     }
 }

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather_kv: rows of every kind of cache through the block table, dequantized. */
-#include <stdio.h>
-
 #include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
 #include "common/names.h"
@@ -91,7 +89,6 @@ static enum trial_result run_gather(struct trial *trial, const void *variant, ui
 
 void gather_cases(const struct kernel_sink *sink)
 {
-    char name[128];
     if (!(sink->caps->kernels & ATTN_KERNEL_GATHER_KV)) {
         return;
     }
@@ -101,8 +98,8 @@ void gather_cases(const struct kernel_sink *sink)
             if (!case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
                 continue;
             }
-            snprintf(name, sizeof name, "gather_kv.%s.%s", dtype_name(dtype), kv_dtype_name(kv));
-            sink->try(sink->user, name, run_gather, &v);
+            kernel_try(sink, run_gather, &v, "gather_kv.%s.%s", dtype_name(dtype),
+                       kv_dtype_name(kv));
         }
     }
 }

@@ -429,7 +429,7 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char name[160], kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "";
+    char kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "";
     if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
         return;
     }
@@ -445,13 +445,12 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
     if (v->norm > 0) {
         snprintf(norm, sizeof norm, ".norm%d", v->norm);
     }
-    snprintf(name, sizeof name, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s",
-             gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
-             v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
-             v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
-             v->strong ? ".strong" : "", v->strided ? ".strided" : "", v->initial ? ".initial" : "",
-             kept, v->nan ? ".nan" : "", invariant, state, norm);
-    sink->try(sink->user, name, run_gdn, v);
+    kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s",
+               gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
+               v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
+               v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
+               v->strong ? ".strong" : "", v->strided ? ".strided" : "",
+               v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "", invariant, state, norm);
 }
 
 void gdn_cases(const struct kernel_sink *sink)
@@ -462,7 +461,7 @@ void gdn_cases(const struct kernel_sink *sink)
         return;
     }
     if (caps == NULL) {
-        sink->try(sink->user, "gated_delta.limits", limits_missing, NULL);
+        kernel_try(sink, limits_missing, NULL, "gated_delta.limits");
         return;
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {

@@ -2,8 +2,6 @@
 /* batched_gemm: strided operands, transposed weights, fp8 weights with scales, mxfp4 weights with
  * theirs along either dimension, few rows of long sums, many rows, and rows that all batches share.
  */
-#include <stdio.h>
-
 #include "cases/kernel_test.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
@@ -122,7 +120,6 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
 void gemm_cases(const struct kernel_sink *sink)
 {
     static const int32_t scales[] = {0, 1, BATCH}, many[] = {5, 17, 64, 70, 130, 130};
-    char name[96];
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         bool there =
             (sink->caps->dtypes >> dtype & 1) && (sink->caps->kernels & ATTN_KERNEL_BATCHED_GEMM);
@@ -130,32 +127,28 @@ void gemm_cases(const struct kernel_sink *sink)
             bool fp8 = i >= 4;
             struct gemm_variant v = {dtype, fp8 ? ATTN_DTYPE_FP8_E4M3 : dtype,
                                      scales[fp8 ? 1 + i % 2 : i % 2 * 2], i / 2 % 2 != 0};
-            snprintf(name, sizeof name, "batched_gemm.%s.%s.scales%d%s", dtype_name(dtype),
-                     dtype_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
-            sink->try(sink->user, name, run_gemm, &v);
+            kernel_try(sink, run_gemm, &v, "batched_gemm.%s.%s.scales%d%s", dtype_name(dtype),
+                       dtype_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
         }
         for (int32_t i = 0; i < 4 && there; i++) {
             struct gemm_variant v = {dtype, dtype, scales[i / 2 * 2], i % 2 != 0,
                                      .rows = i == 1 || i == 2 ? 1 : 3};
-            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", dtype_name(dtype), v.rows,
-                     v.transposed ? ".transposed" : "");
-            sink->try(sink->user, name, run_gemm, &v);
+            kernel_try(sink, run_gemm, &v, "batched_gemm.%s.rows%d%s", dtype_name(dtype), v.rows,
+                       v.transposed ? ".transposed" : "");
         }
         for (size_t i = 0; i < sizeof many / sizeof *many && there; i++) {
             struct gemm_variant v = {dtype,      dtype,           scales[i % 3],
                                      i % 2 != 0, .rows = many[i], .shared = i > 3};
-            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s%s", dtype_name(dtype), v.rows,
-                     v.transposed ? ".transposed" : "", v.shared ? ".shared" : "");
-            sink->try(sink->user, name, run_gemm, &v);
+            kernel_try(sink, run_gemm, &v, "batched_gemm.%s.rows%d%s%s", dtype_name(dtype), v.rows,
+                       v.transposed ? ".transposed" : "", v.shared ? ".shared" : "");
         }
         there = there && sink->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS;
         for (int32_t i = 0; i < 4 && there; i++) {
             bool along_n = i / 2 != 0;
             struct gemm_variant v = {dtype, dtype, scales[i % 2], i % 2 != 0,
                                      along_n ? MX_ALONG_N : MX_ALONG_K};
-            snprintf(name, sizeof name, "batched_gemm.%s.mxfp4.%s.scales%d%s", dtype_name(dtype),
-                     along_n ? "n" : "k", v.w_scales, v.transposed ? ".transposed" : "");
-            sink->try(sink->user, name, run_gemm, &v);
+            kernel_try(sink, run_gemm, &v, "batched_gemm.%s.mxfp4.%s.scales%d%s", dtype_name(dtype),
+                       along_n ? "n" : "k", v.w_scales, v.transposed ? ".transposed" : "");
         }
     }
 }

@@ -4,7 +4,6 @@
  * exact in float32, many scores are equal, and so there is one right list. */
 #include <attn/draft/indexer.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/names.h"
@@ -392,7 +391,6 @@ static bool takes(const struct attn_indexer_caps *caps, const struct form *f)
 
 static void try_index(const struct kernel_sink *sink, const struct index_variant *v)
 {
-    char name[128];
     const bool plain = v->kv_dtype <= ATTN_KV_F32;
     if (!(sink->caps->dtypes >> v->dtype & 1) ||
         !(sink->caps->kv_dtypes >> v->kv_dtype & 1 ||
@@ -403,10 +401,9 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
                        sink->caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1)) {
         return;
     }
-    snprintf(name, sizeof name, "index.%s.%s.%s.%s%s%s%s", v->form->name, v->shape->name,
-             dtype_name(v->dtype), kv_dtype_name(v->kv_dtype), v->drawn ? ".drawn" : "",
-             v->nan ? ".nan" : "", v->e4m3_q ? ".q_e4m3" : "");
-    sink->try(sink->user, name, run_index, v);
+    kernel_try(sink, run_index, v, "index.%s.%s.%s.%s%s%s%s", v->form->name, v->shape->name,
+               dtype_name(v->dtype), kv_dtype_name(v->kv_dtype), v->drawn ? ".drawn" : "",
+               v->nan ? ".nan" : "", v->e4m3_q ? ".q_e4m3" : "");
 }
 
 void index_cases(const struct kernel_sink *sink)

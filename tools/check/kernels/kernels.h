@@ -14,8 +14,14 @@ struct kernel_sink {
     const struct attn_backend_caps *caps;
     const struct case_space *space;
     void (*try)(void *user, const char *name, kernel_run *run, const void *variant);
-    bool full; /* cases that fill a GPU, too */
+    struct core *core; /* of cases that go through it */
+    bool full;         /* cases that fill a GPU, too */
 };
+
+/* call_cases.c. A case, by its name as printf makes it. */
+__attribute__((format(printf, 4, 5))) void kernel_try(const struct kernel_sink *sink,
+                                                      kernel_run *run, const void *variant,
+                                                      const char *format, ...);
 
 /* Each in the file of its name. */
 void merge_cases(const struct kernel_sink *sink);

@@ -2,7 +2,6 @@
 /* merge_states: empty sides of both signs, NaN after them, rows without a prefix, in place, as
  * fp8. */
 #include <math.h>
-#include <stdio.h>
 
 #include "cases/kernel_test.h"
 #include "common/names.h"
@@ -130,16 +129,14 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
 void merge_cases(const struct kernel_sink *sink)
 {
     static const int32_t dims[] = {72, 256};
-    char name[96];
     if (!(sink->caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
         return;
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t i = 0; i < 10 && sink->caps->dtypes >> dtype & 1; i++) {
             struct merge_variant v = {dtype, i / 2, dims[i % 2], (i + dtype) % 2 != 0};
-            snprintf(name, sizeof name, "merge_states.%s.%s.d%d", dtype_name(dtype),
-                     form_names[v.form], v.dims);
-            sink->try(sink->user, name, run_merge, &v);
+            kernel_try(sink, run_merge, &v, "merge_states.%s.%s.d%d", dtype_name(dtype),
+                       form_names[v.form], v.dims);
         }
     }
 }

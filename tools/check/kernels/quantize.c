@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize in every form, and amax. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "cases/kernel_test.h"
@@ -211,18 +210,16 @@ static void try_quantize(const struct kernel_sink *sink, struct quantize_variant
 {
     static const char *const forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
                                         "nvfp4"};
-    char name[128];
-    snprintf(name, sizeof name, "quantize.%s.%s.%s%s%s%s", forms[v.form], dtype_name(v.dtype),
-             dtype_name(v.out_dtype), v.scale_form == ATTN_SCALE_PER_HEAD ? ".per_head" : "",
-             v.pow2 ? ".pow2" : "", v.column_major ? ".column_major" : "");
-    sink->try(sink->user, name, run_quantize, &v);
+    kernel_try(sink, run_quantize, &v, "quantize.%s.%s.%s%s%s%s", forms[v.form],
+               dtype_name(v.dtype), dtype_name(v.out_dtype),
+               v.scale_form == ATTN_SCALE_PER_HEAD ? ".per_head" : "", v.pow2 ? ".pow2" : "",
+               v.column_major ? ".column_major" : "");
 }
 
 void quantize_cases(const struct kernel_sink *sink)
 {
     static const int32_t codes[] = {ATTN_DTYPE_FP8_E4M3, ATTN_DTYPE_FP8_E5M2, ATTN_DTYPE_INT8};
     const uint64_t kernels = sink->caps->kernels;
-    char name[96];
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         bool there = sink->caps->dtypes >> dtype & 1;
         for (int32_t i = 0; i < 6 && there && (kernels & ATTN_KERNEL_QUANTIZE); i++) {
@@ -241,17 +238,15 @@ void quantize_cases(const struct kernel_sink *sink)
         }
         for (int32_t i = 0; i < 4 && there && (kernels & ATTN_KERNEL_AMAX); i++) {
             struct amax_variant v = {dtype, i % 2 != 0, i / 2 != 0, 0};
-            snprintf(name, sizeof name, "amax.%s.%s%s", dtype_name(dtype),
-                     v.per_head ? "per_head" : "per_tensor", v.accumulate ? ".accumulate" : "");
-            sink->try(sink->user, name, run_amax, &v);
+            kernel_try(sink, run_amax, &v, "amax.%s.%s%s", dtype_name(dtype),
+                       v.per_head ? "per_head" : "per_tensor", v.accumulate ? ".accumulate" : "");
         }
         static const int32_t histories[] = {1, 16, 1000};
         for (int32_t i = 0; i < 3 && there && (kernels & ATTN_KERNEL_AMAX) &&
                             sink->caps->features & ATTN_FEATURE_AMAX_HISTORY;
              i++) {
             struct amax_variant v = {dtype, false, false, histories[i]};
-            snprintf(name, sizeof name, "amax.%s.history%d", dtype_name(dtype), v.history);
-            sink->try(sink->user, name, run_amax, &v);
+            kernel_try(sink, run_amax, &v, "amax.%s.history%d", dtype_name(dtype), v.history);
         }
     }
 }

@@ -2,7 +2,6 @@
 /* rope_write_kv: q and k are rotated in place, with q/k RMS norm before it, and the rotated keys
  * stand in the cache. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "cases/kernel_test.h"
@@ -194,7 +193,6 @@ static enum trial_result run_rope(struct trial *trial, const void *variant, uint
 
 void rope_cases(const struct kernel_sink *sink)
 {
-    char name[128];
     bool norm = sink->caps->features & ATTN_FEATURE_FUSED_ROPE_NORM;
     if (!(sink->caps->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
         return;
@@ -211,10 +209,9 @@ void rope_cases(const struct kernel_sink *sink)
             }
             struct factor_value size = case_value(sink->space, &v.attend_case, FACTOR_HEAD_SIZE);
             v.rotary_dim = i & 4 ? size.a / 2 : 0;
-            snprintf(name, sizeof name, "rope_write_kv.%s.%s.%s%s%s%s", dtype_name(dtype),
-                     kv_dtype_name(kv), i & 1 ? "gptj" : "neox", v.norm ? ".norm" : "",
-                     v.rotary_dim > 0 ? ".half" : "", v.float_table ? ".f32_table" : "");
-            sink->try(sink->user, name, run_rope, &v);
+            kernel_try(sink, run_rope, &v, "rope_write_kv.%s.%s.%s%s%s%s", dtype_name(dtype),
+                       kv_dtype_name(kv), i & 1 ? "gptj" : "neox", v.norm ? ".norm" : "",
+                       v.rotary_dim > 0 ? ".half" : "", v.float_table ? ".f32_table" : "");
         }
     }
 }

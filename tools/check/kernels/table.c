@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* make_block_table: entries of several blocks, by rows and by page lists, lengths of last pages. */
-#include <stdio.h>
-
 #include "cases/kernel_test.h"
 #include "kernels/kernels.h"
 #include "support/random.h"
@@ -104,10 +102,8 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
 void table_cases(const struct kernel_sink *sink)
 {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        char name[64];
-        snprintf(name, sizeof name, "make_block_table.%s", forms[i].name);
         if (sink->caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE) {
-            sink->try(sink->user, name, run, &forms[i]);
+            kernel_try(sink, run, &forms[i], "make_block_table.%s", forms[i].name);
         }
     }
 }
