@@ -13,7 +13,7 @@
 #include "harness/watch.h"
 #include "support/number.h"
 
-#define CASES_EACH 12 /* of two threads */
+#define CASES_EACH 12 /* for each of two threads */
 
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
     "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone", "parts"};

@@ -14,7 +14,7 @@ struct kernel_sink {
     const struct attn_backend_caps *caps;
     const struct case_space *space;
     void (*try)(void *user, const char *name, kernel_run *run, const void *variant);
-    struct core *core; /* of cases that go through it */
+    struct core *core; /* for cases that go through it */
     bool full;         /* cases that fill a GPU, too */
 };
 
