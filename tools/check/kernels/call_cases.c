@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel's first case with each struct of its calls changed in every way. */
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/calls.h"
@@ -20,17 +18,6 @@ const struct kernel_file kernel_files[NUM_KERNEL_FILES] = {
     {ATTN_KERNEL_RECURRENT, gdn_cases},
     {0, index_cases},
 };
-
-void kernel_try(const struct kernel_sink *sink, kernel_run *run, const void *variant,
-                const char *format, ...)
-{
-    char name[192];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(name, sizeof name, format, arguments);
-    va_end(arguments);
-    sink->try(sink->user, name, run, variant);
-}
 
 struct call_case {
     const struct call_target *target;
