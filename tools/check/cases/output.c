@@ -246,8 +246,5 @@ enum trial_result verify_codes(struct trial *trial, const struct problem *p,
             result = verify_group(trial, &g);
         }
     }
-    return result != TRIAL_PASSED ||
-                   other_rows_untouched(p, p->at.codes, (size_t)output_row_bytes(p), found)
-               ? result
-               : trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
+    return result;
 }

@@ -25,8 +25,10 @@ uint8_t *wanted_rows(const struct problem *problem)
     return rows;
 }
 
-bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
-                          const uint8_t *found)
+/* Whether rows of `row` bytes at `at` of the image that belong to others, before the batch's first
+ * and after its last, are as they were. */
+static bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
+                                 const uint8_t *found)
 {
     const size_t first = (size_t)problem->first_row * row, all = (size_t)problem->num_tokens * row;
     const size_t end = (size_t)problem->num_actual_tokens * row;
@@ -68,10 +70,12 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
     if (result == TRIAL_PASSED && !problem_copy_guards_whole(tested)) {
         result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
     }
+    const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
+    const size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype);
+    const size_t code_row = codes ? (size_t)output_row_bytes(problem) : 0;
     if (result == TRIAL_PASSED &&
-        !other_rows_untouched(problem, problem->at.out,
-                              (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype),
-                              found)) {
+        !(other_rows_untouched(problem, problem->at.out, row, found) &&
+          other_rows_untouched(problem, problem->at.codes, code_row, found))) {
         result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }
     if (result == TRIAL_PASSED) {

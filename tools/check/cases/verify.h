@@ -9,10 +9,6 @@
 /* verify.c. Which rows of out are compared: those of the batch's requests, and of them what fast
  * prefill was asked for. NULL: no memory; else for free. */
 uint8_t *wanted_rows(const struct problem *problem);
-/* Whether rows of `row` bytes at `at` of the image that belong to others, before the batch's first
- * and after its last, are as they were. */
-bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
-                          const uint8_t *found);
 /* Outputs within their bounds, everything else untouched. */
 enum trial_result verify_step(struct trial *trial, const struct problem_copy *reference,
                               struct problem_copy *tested);
