@@ -92,6 +92,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("TurboQuant: k8v4, 4bit_nc, k3v4_nc, 3bit_nc",
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{FORMULAS}rows, {STEP}pages, {CHECK}"),
+        ("fp8_ds_v4 rows", kv("fp8_ds_v4"), "", "tests/cpu_ref/test_undrawn, tests/python/test_compressed"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{FORMULAS}attend, {STEP}mla"),
         ("quantized queries ([precision](semantics.md#7-precision))", feature("quantized_query"), "", f"{FORMULAS}rows, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{FORMULAS}rows, {CHECK}"),

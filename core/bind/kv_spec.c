@@ -24,6 +24,7 @@ static const struct kv_form {
                           [ATTN_KV_INT8_KV] = {.apart = {4, 0}},
                           [ATTN_KV_INT8_K] = {{32, 64}, .apart = {4, 0}},
                           [ATTN_KV_NVFP4] = {{18, 18}}, /* a byte of scale per 16 elements */
+                          [ATTN_KV_FP8_DS_V4] = {.apart = {8, 0}},
                           [ATTN_KV_TURBOQUANT_K8V4] = {{32, 16}, {0, 4}},
                           [ATTN_KV_TURBOQUANT_4BIT_NC] = {{16, 16}, {2, 4}},
                           [ATTN_KV_TURBOQUANT_K3V4_NC] = {{12, 16}, {2, 4}},
@@ -40,7 +41,9 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
 {
     const struct kv_form *form = form_of(kv_dtype);
     const int64_t element = form->element[value] > 0 ? form->element[value] : 32;
-    return kv_dtype == ATTN_KV_FP8_DS_MLA ? 656 : head_size * element / 32 + form->in_row[value];
+    return kv_dtype == ATTN_KV_FP8_DS_MLA  ? 656
+           : kv_dtype == ATTN_KV_FP8_DS_V4 ? (int64_t)head_size + 64 /* the last 64 in bf16 */
+                                           : head_size * element / 32 + form->in_row[value];
 }
 
 int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value)

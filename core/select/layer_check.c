@@ -63,7 +63,7 @@ static uint32_t scale_forms_of(int32_t kv_dtype, bool is_v)
 static bool is_of_both(int32_t kv_dtype)
 {
     return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K ||
-           kv_dtype == ATTN_KV_FP8_DS_MLA ||
+           kv_dtype == ATTN_KV_FP8_DS_MLA || kv_dtype == ATTN_KV_FP8_DS_V4 ||
            (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
 }
 

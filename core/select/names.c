@@ -62,7 +62,8 @@ static const char *const kv_dtypes[] = {"auto",
                                         "turboquant_3bit_nc",
                                         "q8_0",
                                         "q4_0",
-                                        "opaque"};
+                                        "opaque",
+                                        "fp8_ds_v4"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder", "cross", "mla", "gdn", "indexer"};

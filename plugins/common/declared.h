@@ -104,6 +104,7 @@ static inline void refuse_rows(const struct attn_layer_desc *layer,
     const int32_t kv = layer->kv_dtype, kv_v = layer_kv_dtype(layer, true), k = layer->head_size;
     const int32_t v = layer->head_size_v > 0 ? layer->head_size_v : k;
     const bool latent = layer_is_latent(layer), ds_mla = kv == ATTN_KV_FP8_DS_MLA;
+    const bool ds_v4 = kv == ATTN_KV_FP8_DS_V4;
     char sizes[32], dtype[16], block[16];
     snprintf(sizes, sizeof sizes, latent ? "%d" : "%d, %d", k, v);
     snprintf(dtype, sizeof dtype, "%d", kv);
@@ -123,10 +124,12 @@ static inline void refuse_rows(const struct attn_layer_desc *layer,
          block, "multiples of 4 with kv_dtype nvfp4"},
         {turboquant_bits(kv, false) > 0 && !is_power_of_two(k), "head_size", sizes,
          "powers of two for rotated keys of TurboQuant"},
-        {latent && !ds_mla && number_of_kv(kv) < 0, "kv_dtype", dtype,
-         "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers"},
+        {latent && !ds_mla && !ds_v4 && number_of_kv(kv) < 0, "kv_dtype", dtype,
+         "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla, fp8_ds_v4 in MLA layers"},
         {!latent && ds_mla, "kv_dtype", "fp8_ds_mla", "in MLA layers only"},
         {latent && ds_mla && k != 576, "head_size", sizes, "512 + 64 with kv_dtype fp8_ds_mla"},
+        {!latent && ds_v4, "kv_dtype", "fp8_ds_v4", "in MLA layers only"},
+        {latent && ds_v4 && k != 512, "head_size", sizes, "512 with kv_dtype fp8_ds_v4"},
         {kv == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32, "dtype", "f32",
          "f16, bf16 with kv_dtype int8_k"},
     };

@@ -103,6 +103,7 @@ enum row_form {
     ROW_INT4_HADAMARD,
     ROW_NVFP4,
     ROW_DS_MLA,
+    ROW_DS_V4,
     ROW_TURBOQUANT,
     ROW_BLOCKS
 };

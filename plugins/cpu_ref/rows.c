@@ -20,6 +20,11 @@
 #define DS_TILE 128
 #define DS_ROPE 64
 #define DS_ROPE_AT (DS_LATENT + DS_LATENT / DS_TILE * 4)
+#define V4_LATENT 448
+#define V4_TILE 64
+#define V4_LEAST 1e-4 /* magnitude that a scale is made for, as of DeepSeek's kernels */
+#define E8M0_BIAS 127
+#define E8M0_LARGEST 254 /* 255 is NaN */
 
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
@@ -48,6 +53,8 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
         return ROW_NVFP4;
     case ATTN_KV_FP8_DS_MLA:
         return is_v ? ROW_UNKNOWN : ROW_DS_MLA;
+    case ATTN_KV_FP8_DS_V4:
+        return is_v ? ROW_UNKNOWN : ROW_DS_V4;
     case ATTN_KV_Q8_0:
     case ATTN_KV_Q4_0:
         return ROW_BLOCKS;
@@ -213,6 +220,33 @@ static void load_ds_mla(const uint8_t *memory, double *row)
     number_load_row(row + DS_LATENT, memory + DS_ROPE_AT, ATTN_DTYPE_BF16, DS_ROPE);
 }
 
+/* 448 e4m3, whose scales of 64 are powers of two apart in e8m0, and 64 bf16. */
+static void store_ds_v4(const struct cache_place *at, uint8_t *memory, const double *row)
+{
+    uint8_t *scales = (uint8_t *)view_scale(at->view, at->block, at->slot, at->head);
+    scales[V4_LATENT / V4_TILE] = 0;
+    for (int32_t first = 0; first < V4_LATENT; first += V4_TILE) {
+        const double largest = at_least(largest_magnitude(row + first, V4_TILE), V4_LEAST);
+        const double exponent = fmin(ceil(log2(largest / FP8_LARGEST)), E8M0_LARGEST - E8M0_BIAS);
+        scales[first / V4_TILE] =
+            isnan(largest) ? E8M0_LARGEST + 1 : (uint8_t)(exponent + E8M0_BIAS);
+        for (int32_t d = first; d < first + V4_TILE; d++) {
+            memory[d] = number_to_e4m3(ldexp(row[d], -(int32_t)exponent));
+        }
+    }
+    number_store_row(memory + V4_LATENT, row + V4_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
+}
+
+static void load_ds_v4(const struct cache_place *at, const uint8_t *memory, double *row)
+{
+    const uint8_t *scales = (uint8_t *)view_scale(at->view, at->block, at->slot, at->head);
+    for (int32_t d = 0; d < V4_LATENT; d++) {
+        const uint8_t code = scales[d / V4_TILE];
+        row[d] = code > E8M0_LARGEST ? NAN : ldexp(number_from_e4m3(memory[d]), code - E8M0_BIAS);
+    }
+    number_load_row(row + V4_LATENT, memory + V4_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
+}
+
 static double channel_scale(const struct cache_place *at, int32_t d)
 {
     return quant_params(at->params)->v_channel_scale[at->head * at->view->head_size + d];
@@ -245,6 +279,10 @@ void row_store(const struct cache_place *at, const double *row)
     }
     if (form == ROW_DS_MLA) {
         store_ds_mla(memory, row);
+        return;
+    }
+    if (form == ROW_DS_V4) {
+        store_ds_v4(at, memory, row);
         return;
     }
     if (form == ROW_INT4_HADAMARD) {
@@ -283,6 +321,10 @@ void row_load(const struct cache_place *at, double *row)
     }
     if (form == ROW_DS_MLA) {
         load_ds_mla(memory, row);
+        return;
+    }
+    if (form == ROW_DS_V4) {
+        load_ds_v4(at, memory, row);
         return;
     }
     if (form == ROW_INT4_HADAMARD) {

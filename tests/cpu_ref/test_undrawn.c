@@ -194,6 +194,8 @@ static const struct latent_case latent_cases[] = {
     {"a visible NaN", PLAIN, 64, 16, .nan = 1},
     {"e5m2 and an fp8 query", ATTN_DTYPE_BF16, ATTN_KV_FP8_E5M2, 64, 16, .fp8_query = 1},
     {"fp8_ds_mla", ATTN_DTYPE_BF16, ATTN_KV_FP8_DS_MLA, 512, 64},
+    {"fp8_ds_v4", ATTN_DTYPE_BF16, ATTN_KV_FP8_DS_V4, 512, 0},
+    {"fp8_ds_v4, sparse", ATTN_DTYPE_F32, ATTN_KV_FP8_DS_V4, 512, 0, .topk = 8, .not_causal = 1},
 };
 
 enum { REQS = 3, HEADS = 4, BLOCK = 4, FIRST = 2, ROWS = FIRST + 6 + 3, KEYS = 9 + 30 + 8 };
@@ -205,7 +207,7 @@ static const int32_t first_keys[] = {3, 10, 0}, gathered[] = {0, 5, 12, GATHERED
 struct latent {
     uint8_t q[ROWS * HEADS * MAX_ROW * 4], keys[KEYS * MAX_ROW * 4], cache[BLOCKS * BLOCK * 2304];
     uint8_t out[ROWS * HEADS * MAX_ROW * 4];
-    float lse[HEADS * ROWS], sinks[HEADS];
+    float lse[HEADS * ROWS], sinks[HEADS], scales[BLOCKS * BLOCK * 2];
     int32_t table[TABLE_ROWS][STRIDE], topk[ROWS][8];
     int64_t slots[KEYS];
 };
@@ -238,9 +240,10 @@ static void place(struct latent *p, const struct latent_case *c)
 static void run_latent(const struct latent_case *c, struct latent *p)
 {
     const int32_t row = c->rank + c->rope, q_dtype = c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype;
-    const int64_t bytes = c->kv_dtype == ATTN_KV_FP8_DS_MLA ? 656
-                          : c->kv_dtype == ATTN_KV_FP8_E5M2 ? row
-                                                            : 4 * (int64_t)row;
+    const int64_t bytes = c->kv_dtype == ATTN_KV_FP8_DS_MLA  ? 656
+                          : c->kv_dtype == ATTN_KV_FP8_DS_V4 ? 576
+                          : c->kv_dtype == ATTN_KV_FP8_E5M2  ? row
+                                                             : 4 * (int64_t)row;
     const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
                                       .kv_lora_rank = c->rank,
                                       .qk_nope_head_dim = 128,
@@ -280,7 +283,11 @@ static void run_latent(const struct latent_case *c, struct latent *p)
                                       .head_size = row,
                                       .stride_block = BLOCK * bytes,
                                       .stride_slot = bytes,
-                                      .stride_head = bytes};
+                                      .stride_head = bytes,
+                                      .scale = p->scales,
+                                      .scale_stride_block = (int64_t)BLOCK * 8,
+                                      .scale_stride_slot = 8,
+                                      .scale_stride_head = 8};
     const struct attn_batch batch = {.struct_size = sizeof batch,
                                      .num_reqs = REQS,
                                      .num_tokens = ROWS,

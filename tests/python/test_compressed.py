@@ -80,13 +80,22 @@ def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
     return attention(x.q, keys, keys, SIZE**-0.5, torch.cat([causal(length, length, WINDOW), seen], dim=1), sinks=x.sinks)
 
 
-def desc(ratio: int, topk: int, dtype: str = "f32", **fields: object) -> libattn.LayerDesc:
-    cache = libattn.abi.attn_cache_desc(role=libattn.abi.CacheRole.COMPRESSED, table=1, num_heads=1, head_size=SIZE,
-                                        kv_dtype=libattn.abi.KvDtype[dtype.upper()], block_size=ROWS, tokens_per_row=ratio)
+def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None, size: int = SIZE) -> libattn.LayerDesc:
+    kv_dtype = kv_dtype or dtype
+    cache = libattn.abi.attn_cache_desc(role=libattn.abi.CacheRole.COMPRESSED, table=1, num_heads=1, head_size=size,
+                                        kv_dtype=libattn.KvDtype[kv_dtype.upper()], block_size=ROWS, tokens_per_row=ratio)
     return libattn.LayerDesc(
-        "layer", HEADS, 1, SIZE, scale=SIZE**-0.5, kind="mla", dtype=dtype, head_size_v=SIZE, window=(WINDOW - 1, 0),
-        has_sinks=True, block_size=BLOCK, mla=libattn.MlaDesc(SIZE, SIZE, 0, SIZE, topk=topk),
-        extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows()), **fields)  # type: ignore[arg-type]
+        "layer", HEADS, 1, size, scale=SIZE**-0.5, kind="mla", dtype=dtype, kv_dtype=kv_dtype, head_size_v=size,
+        window=(WINDOW - 1, 0), has_sinks=True, block_size=BLOCK, mla=libattn.MlaDesc(size, size, 0, size, topk=topk),
+        extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows()))
+
+
+def stored(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as caches of fp8_ds_v4 hold them: 448 e4m3 with powers of two for 64 each, and 64 bf16."""
+    tiles = rows[:, :448].reshape(len(rows), 7, 64)
+    scale = torch.exp2(torch.ceil(torch.log2(tiles.abs().amax(-1, keepdim=True).clamp_min(1e-4) / 448)))
+    tiles = (tiles / scale).to(torch.float8_e4m3fn).float() * scale
+    return torch.cat([tiles.view(len(rows), 448), rows[:, 448:].bfloat16().float()], dim=1)
 
 
 def tables(length: int, size: int) -> torch.Tensor:
@@ -147,6 +156,32 @@ class Compressed(unittest.TestCase):
             self.assertLess(float((out - wanted).abs().sub(of_rms * rms + of_itself * wanted.abs()).max()), 0)
             wanted = torch.cat([e[1][:, at] for e, at in zip(expected, places)], dim=1)
             self.assertLess(float((lse - wanted).abs().max()), 2**-12 if dtype == "f32" else 2**-7)
+
+    def test_published_rows(self) -> None:
+        """Rows of 584 bytes in both caches."""
+        ratio, size, length = 4, 512, 37
+        generator = torch.Generator().manual_seed(4)
+        q, own, rows = (torch.randn(n, size, generator=generator) * 2**torch.randint(-3, 3, (n, 1), generator=generator)
+                        for n in (length * HEADS, length, length // ratio))
+        q = q.view(length, HEADS, size) * 0.5
+        runtime = libattn.Runtime(ignore_environment=True)
+        model = runtime.bind(runtime.select([desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size)], backend="cpu_ref"))
+        layer, blocks = model.layers[0], length // BLOCK + 1
+        pages = [spec.page_bytes for spec in layer.caches]
+        self.assertEqual(pages, [BLOCK * 584, ROWS * 584])
+        memory = [libattn.allocate(n * page) for n, page in zip((blocks, 2), pages)]
+        layer.bind_memory(memory[0], blocks, [memory[1]], [2])
+        layer.bind_params(sinks=torch.ones(HEADS))
+        finished = [(p + 1) // ratio - 1 if (p + 1) % ratio == 0 else -1 for p in range(length)]
+        second = extensions.table(torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([(s + ROWS) % (2 * ROWS) if s >= 0 else s
+                                  for s in finished]), seq_lens=torch.tensor([length // ratio], dtype=torch.int32))
+        plan = planned(model, libattn.Batch([0, length], [length], torch.arange(blocks, dtype=torch.int32)[None],
+                                            torch.arange(length), tables=[second]))
+        out = torch.zeros(length, HEADS, size)
+        plan.run(layer, None, None, None, out, extensions=[extensions.mla_io(q, None, own, None),
+                                                           extensions.caches_io([rows[finished][:, None].contiguous()])])
+        wanted, _ = formula(Given(q, stored(own), stored(rows), None, out, torch.ones(HEADS)), ratio)
+        self.assertLess(worst(out, wanted), 1e-4)
 
     def test_listed_rows(self) -> None:
         self.hold("compressed_sparse_attention", 4, TOPK)

@@ -243,17 +243,16 @@ TEST(test_every_kind)
     }
 }
 
-/* MLA: B 576 element size, also sliding; fp8_ds_mla: B 656. */
+/* MLA: B 576 element size, also sliding; fp8_ds_mla: B 656, fp8_ds_v4: B 584. */
 TEST(test_latent_rows)
 {
     static const struct {
         int32_t kv_dtype, dtype;
         int64_t row;
-    } rows[] = {{ATTN_KV_AUTO, ATTN_DTYPE_BF16, 2 * 576},
-                {ATTN_KV_AUTO, ATTN_DTYPE_F32, 4 * 576},
-                {ATTN_KV_FP8_E4M3, ATTN_DTYPE_BF16, 576},
-                {ATTN_KV_FP8_E5M2, ATTN_DTYPE_BF16, 576},
-                {ATTN_KV_FP8_DS_MLA, ATTN_DTYPE_BF16, 656}};
+    } rows[] = {
+        {ATTN_KV_AUTO, ATTN_DTYPE_BF16, 2 * 576},   {ATTN_KV_AUTO, ATTN_DTYPE_F32, 4 * 576},
+        {ATTN_KV_FP8_E4M3, ATTN_DTYPE_BF16, 576},   {ATTN_KV_FP8_E5M2, ATTN_DTYPE_BF16, 576},
+        {ATTN_KV_FP8_DS_MLA, ATTN_DTYPE_BF16, 656}, {ATTN_KV_FP8_DS_V4, ATTN_DTYPE_BF16, 584}};
     struct attn_mla_desc mla = {
         .kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -266,8 +265,10 @@ TEST(test_latent_rows)
                                             .has_window = sliding,
                                             .window_left = sliding ? 6 : 0,
                                             .block_size = 32};
+            mla.qk_rope_head_dim = rows[i].kv_dtype == ATTN_KV_FP8_DS_V4 ? 0 : 64;
             layer_set_mla(&layer, &mla);
-            const struct row_bytes row = {rows[i].row, 0, 0, 0};
+            const int64_t scales = rows[i].kv_dtype == ATTN_KV_FP8_DS_V4 ? 8 : 0;
+            const struct row_bytes row = {rows[i].row - scales, 0, scales, 0};
             struct attn_cache_spec spec;
             attn_model *model = bind(&layer, &spec);
             assert_int_equal(spec.kind,

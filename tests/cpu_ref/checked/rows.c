@@ -21,6 +21,7 @@ enum form {
     HADAMARD, /* int4 of turned rows, the zero point in the scale's low mantissa bits */
     NVFP4,
     DS_MLA,
+    DS_V4,
     LEVELS, /* TurboQuant's keys: levels of turned unit rows, and the norm in float16 */
     STEPS,  /* TurboQuant's values: step and zero in float16 */
     BLOCKS  /* ggml's */
@@ -38,7 +39,7 @@ struct format {
         {__VA_ARGS__}, {__VA_ARGS__},                                                              \
     }
 /* of keys, of values */
-static const struct format formats[ATTN_KV_Q4_0 + 1][2] = {
+static const struct format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
     [ATTN_KV_F16] = BOTH(NUMBERS, ATTN_DTYPE_F16, 16, 0),
     [ATTN_KV_BF16] = BOTH(NUMBERS, ATTN_DTYPE_BF16, 16, 0),
     [ATTN_KV_F32] = BOTH(NUMBERS, ATTN_DTYPE_F32, 32, 0),
@@ -52,6 +53,7 @@ static const struct format formats[ATTN_KV_Q4_0 + 1][2] = {
     [ATTN_KV_INT8_K] = {{SCALED, ATTN_DTYPE_INT8, 8, 4}, {NUMBERS, 0, 0, 0}}, /* the layer's */
     [ATTN_KV_NVFP4] = BOTH(NVFP4, 0, 4, 0),
     [ATTN_KV_FP8_DS_MLA] = {{DS_MLA, 0, 8, 0}, {UNKNOWN, 0, 0, 0}},
+    [ATTN_KV_FP8_DS_V4] = {{DS_V4, 0, 8, 8}, {UNKNOWN, 0, 0, 0}},
     [ATTN_KV_TURBOQUANT_K8V4] = {{NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0}, {STEPS, 0, 4, 4}},
     [ATTN_KV_TURBOQUANT_4BIT_NC] = {{LEVELS, 0, 4, 2}, {STEPS, 0, 4, 4}},
     [ATTN_KV_TURBOQUANT_K3V4_NC] = {{LEVELS, 0, 3, 2}, {STEPS, 0, 4, 4}},
@@ -70,6 +72,7 @@ static int32_t data_bytes(const struct cache_row *row, const struct format *f)
 {
     int32_t dims = row->view->head_size;
     return f->form == DS_MLA   ? 656
+           : f->form == DS_V4  ? 576
            : f->form == BLOCKS ? dims / BLOCK * (2 + 4 * f->bits)
                                : dims * f->bits / 8;
 }
@@ -307,6 +310,24 @@ static void write_ds_mla(const double *x, struct bytes *b)
     }
 }
 
+/* 448 e4m3 in tiles of 64, whose scales are the least powers of two under which a tile's largest is
+ * no more than 448, and 64 bf16. */
+static void write_ds_v4(const double *x, struct bytes *b)
+{
+    for (int32_t d = 0; d < 448; d++) {
+        const double largest = fmax(largest_of(x + d / 64 * 64, 64), 1e-4);
+        int32_t exponent = -127;
+        while (largest > 448 * exp2(exponent)) {
+            exponent++;
+        }
+        b->scale[d / 64] = (uint8_t)(exponent + 127);
+        number_store(b->data, d, ATTN_DTYPE_FP8_E4M3, x[d] / exp2(exponent));
+    }
+    for (int32_t d = 0; d < 64; d++) {
+        number_store(b->data + 448, d, ATTN_DTYPE_BF16, x[448 + d]);
+    }
+}
+
 static void write_row(const struct cache_row *row, const struct format *f, const double *x,
                       struct bytes *b)
 {
@@ -341,6 +362,9 @@ static void write_row(const struct cache_row *row, const struct format *f, const
         break;
     case DS_MLA:
         write_ds_mla(x, b);
+        break;
+    case DS_V4:
+        write_ds_v4(x, b);
         break;
     case STEPS:
         write_steps(row, f, x, b);
@@ -395,6 +419,10 @@ static double read_element(const struct cache_row *row, const struct format *f,
         return d < 512 ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) *
                              number_load(b->data + 512, d / 128, ATTN_DTYPE_F32)
                        : number_load(b->data + 528, d - 512, ATTN_DTYPE_BF16);
+    case DS_V4:
+        return d < 448
+                   ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) * ldexp(1, b->scale[d / 64] - 127)
+                   : number_load(b->data + 448, d - 448, ATTN_DTYPE_BF16);
     case STEPS:
         return code * number_load(b->scale, 0, ATTN_DTYPE_F16) +
                number_load(b->scale, 1, ATTN_DTYPE_F16);
