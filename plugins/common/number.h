@@ -67,13 +67,18 @@ static inline float number_from_e2m1(uint8_t x)
 /* |value| <= the format's largest, finite. A carry out of the mantissa lands in the exponent. */
 static inline uint32_t number_small_bits(double magnitude, int32_t mantissa_bits, int32_t bias)
 {
-    int exponent;
+    uint64_t bits;
     if (magnitude == 0) {
         return 0;
     }
-    frexp(magnitude, &exponent); /* in [2^(exponent - 1), 2^exponent) */
-    exponent = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
-    double steps = nearbyint(ldexp(magnitude, mantissa_bits - exponent));
+    memcpy(&bits, &magnitude, sizeof bits);
+    int32_t exponent =
+        (int32_t)(bits >> 52) - 1023; /* magnitude in [2^exponent, 2^(exponent + 1)) */
+    exponent = exponent < 1 - bias ? 1 - bias : exponent;
+    double per_unit;
+    bits = (uint64_t)(1023 + mantissa_bits - exponent) << 52;
+    memcpy(&per_unit, &bits, sizeof per_unit);
+    double steps = magnitude * per_unit + 0x1p52 - 0x1p52; /* to nearest even */
     return ((uint32_t)(exponent + bias - 1) << mantissa_bits) + (uint32_t)steps;
 }
 
@@ -178,33 +183,32 @@ static inline int32_t number_of_kv(int32_t kv_dtype)
     return kv_dtype >= ATTN_KV_F16 && kv_dtype <= ATTN_KV_FP8_E4M3FNUZ ? kv_dtype : -1;
 }
 
+/* A loop for each type: a switch in the loop would keep the compiler from vectors. */
+#define NUMBER_EACH(statement)                                                                     \
+    for (int64_t i = 0; i < count; i++) {                                                          \
+        statement;                                                                                 \
+    }                                                                                              \
+    break
+
 /* `count` contiguous elements to double. */
 static inline void number_load_row(double *row, const void *memory, int32_t dtype_name,
                                    int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
-        switch (dtype_name) {
-        case ATTN_DTYPE_F16:
-            row[i] = number_from_f16(((const uint16_t *)memory)[i]);
-            break;
-        case ATTN_DTYPE_BF16:
-            row[i] = number_from_bf16(((const uint16_t *)memory)[i]);
-            break;
-        case ATTN_DTYPE_F32:
-            row[i] = ((const float *)memory)[i];
-            break;
-        case ATTN_DTYPE_FP8_E4M3:
-            row[i] = number_from_e4m3(((const uint8_t *)memory)[i]);
-            break;
-        case ATTN_DTYPE_FP8_E5M2:
-            row[i] = number_from_e5m2(((const uint8_t *)memory)[i]);
-            break;
-        case ATTN_DTYPE_FP8_E4M3FNUZ:
-            row[i] = number_from_e4m3fnuz(((const uint8_t *)memory)[i]);
-            break;
-        default:
-            row[i] = ((const int8_t *)memory)[i];
-        }
+    switch (dtype_name) {
+    case ATTN_DTYPE_F16:
+        NUMBER_EACH(row[i] = number_from_f16(((const uint16_t *)memory)[i]));
+    case ATTN_DTYPE_BF16:
+        NUMBER_EACH(row[i] = number_from_bf16(((const uint16_t *)memory)[i]));
+    case ATTN_DTYPE_F32:
+        NUMBER_EACH(row[i] = ((const float *)memory)[i]);
+    case ATTN_DTYPE_FP8_E4M3:
+        NUMBER_EACH(row[i] = number_from_e4m3(((const uint8_t *)memory)[i]));
+    case ATTN_DTYPE_FP8_E5M2:
+        NUMBER_EACH(row[i] = number_from_e5m2(((const uint8_t *)memory)[i]));
+    case ATTN_DTYPE_FP8_E4M3FNUZ:
+        NUMBER_EACH(row[i] = number_from_e4m3fnuz(((const uint8_t *)memory)[i]));
+    default:
+        NUMBER_EACH(row[i] = ((const int8_t *)memory)[i]);
     }
 }
 
@@ -212,30 +216,24 @@ static inline void number_load_row(double *row, const void *memory, int32_t dtyp
 static inline void number_store_row(void *memory, const double *row, int32_t dtype_name,
                                     int64_t count)
 {
-    for (int64_t i = 0; i < count; i++) {
-        switch (dtype_name) {
-        case ATTN_DTYPE_F16:
-            ((uint16_t *)memory)[i] = number_to_f16(row[i]);
-            break;
-        case ATTN_DTYPE_BF16:
-            ((uint16_t *)memory)[i] = number_to_bf16(row[i]);
-            break;
-        case ATTN_DTYPE_F32:
-            ((float *)memory)[i] = (float)row[i];
-            break;
-        case ATTN_DTYPE_FP8_E4M3:
-            ((uint8_t *)memory)[i] = number_to_e4m3(row[i]);
-            break;
-        case ATTN_DTYPE_FP8_E5M2:
-            ((uint8_t *)memory)[i] = number_to_e5m2(row[i]);
-            break;
-        case ATTN_DTYPE_FP8_E4M3FNUZ:
-            ((uint8_t *)memory)[i] = number_to_e4m3fnuz(row[i]);
-            break;
-        default:
-            ((int8_t *)memory)[i] = (int8_t)fmax(-128, fmin(127, nearbyint(row[i])));
-        }
+    switch (dtype_name) {
+    case ATTN_DTYPE_F16:
+        NUMBER_EACH(((uint16_t *)memory)[i] = number_to_f16(row[i]));
+    case ATTN_DTYPE_BF16:
+        NUMBER_EACH(((uint16_t *)memory)[i] = number_to_bf16(row[i]));
+    case ATTN_DTYPE_F32:
+        NUMBER_EACH(((float *)memory)[i] = (float)row[i]);
+    case ATTN_DTYPE_FP8_E4M3:
+        NUMBER_EACH(((uint8_t *)memory)[i] = number_to_e4m3(row[i]));
+    case ATTN_DTYPE_FP8_E5M2:
+        NUMBER_EACH(((uint8_t *)memory)[i] = number_to_e5m2(row[i]));
+    case ATTN_DTYPE_FP8_E4M3FNUZ:
+        NUMBER_EACH(((uint8_t *)memory)[i] = number_to_e4m3fnuz(row[i]));
+    default:
+        NUMBER_EACH(((int8_t *)memory)[i] = (int8_t)fmax(-128, fmin(127, nearbyint(row[i]))));
     }
 }
+
+#undef NUMBER_EACH
 
 #endif

@@ -15,6 +15,7 @@
 
 struct cpu_meter {
     uint8_t *memory;
+    size_t bytes; /* of it */
     int32_t num_threads;
     bool cpu_time;
     struct cpu_kernel kernels[METER_MAX_KERNELS];
@@ -99,7 +100,7 @@ static void set_shares(const struct cpu_meter *meter, struct crew *crew, size_t 
         struct member *member = &crew->members[i];
         *member = (struct member){.crew = crew};
         member->share.from = meter->memory + (size_t)i * each;
-        member->share.to = meter->memory + METER_BYTES / 2 + (size_t)i * each;
+        member->share.to = meter->memory + meter->bytes / 2 + (size_t)i * each;
         member->share.bytes = each;
         member->share.rounds = ARITHMETIC_ROUNDS;
     }
@@ -134,7 +135,7 @@ static double cpu_run(void *state, const struct meter_kernel *kernel)
     struct crew crew = {.kernel = &meter->kernels[kernel->code],
                         .clock = meter->cpu_time ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC};
     bool copies = kernel->ceiling == CEILING_COPY;
-    size_t total = copies ? METER_BYTES / 2 : METER_BYTES;
+    size_t total = copies ? meter->bytes / 2 : meter->bytes;
     crew.members = calloc((size_t)meter->num_threads, sizeof *crew.members);
     if (crew.members == NULL) {
         return 0;
@@ -164,6 +165,14 @@ static void cpu_destroy(void *state)
     }
 }
 
+/* Tests that judge no time read less than METER_BYTES. */
+static size_t memory_size(void)
+{
+    const char *text = getenv("ATTN_TEST_CEILING_MIB");
+    const long mib = text != NULL ? strtol(text, NULL, 10) : 0;
+    return mib > 0 && mib < METER_BYTES >> 20 ? (size_t)mib << 20 : (size_t)METER_BYTES;
+}
+
 static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_t *num_kernels,
                               const struct device *device, int32_t num_threads,
                               struct attn_error *error)
@@ -172,8 +181,9 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
     int32_t count = 0;
     *state = NULL;
     if (meter != NULL) {
+        meter->bytes = memory_size();
         /* A prefetch may point past the end; a page behind it keeps that in the same allocation. */
-        meter->memory = aligned_alloc(ALIGNMENT, METER_BYTES + 4 * ALIGNMENT);
+        meter->memory = aligned_alloc(ALIGNMENT, meter->bytes + 4 * ALIGNMENT);
     }
     if (meter == NULL || meter->memory == NULL) {
         cpu_destroy(meter);
@@ -187,7 +197,7 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
     }
     count += cpu_kernels_x86(meter->kernels + count);
     /* Touched, with what is no denormal number in any type. */
-    memset(meter->memory, 0x3c, METER_BYTES + 4 * ALIGNMENT);
+    memset(meter->memory, 0x3c, meter->bytes + 4 * ALIGNMENT);
     for (int32_t i = 0; i < count; i++) {
         kernels[i] = (struct meter_kernel){meter->kernels[i].name, meter->kernels[i].ceiling, i};
     }

@@ -31,20 +31,29 @@ size_t number_bytes(int32_t dtype)
     return formats[dtype].dtype.bits / 8;
 }
 
+/* A normal one; ldexp is a call. */
+static double power_of_two(int32_t exponent)
+{
+    uint64_t bits = (uint64_t)(1023 + exponent) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
 /* Bits of a finite |value| in a small float: exponent and mantissa from an integer multiple of the
  * step at its exponent, so that a carry out of the mantissa lands in the exponent by itself. */
 static uint32_t small_float_bits(double magnitude, int32_t mantissa_bits, int32_t bias)
 {
-    int exponent;
+    uint64_t bits;
     if (magnitude == 0) {
         return 0;
     }
-    frexp(magnitude, &exponent); /* magnitude in [2^(exponent-1), 2^exponent) */
-    exponent -= 1;
+    memcpy(&bits, &magnitude, sizeof bits);
+    int32_t exponent = (int32_t)(bits >> 52) - 1023; /* magnitude in [2^exponent, 2^(exponent+1)) */
     if (exponent < 1 - bias) {
         exponent = 1 - bias;
     }
-    double steps = nearbyint(ldexp(magnitude, mantissa_bits - exponent));
+    double steps = nearbyint(magnitude * power_of_two(mantissa_bits - exponent));
     int32_t field = exponent + bias - 1;
     return ((uint32_t)field << mantissa_bits) + (uint32_t)steps;
 }
@@ -114,12 +123,8 @@ double number_load(const void *memory, int64_t at, int32_t dtype)
         value = fraction ? NAN : INFINITY;
         return raw >> (bits - 1) ? -value : value;
     }
-    if (field == 0) {
-        value = ldexp(fraction, 1 - formats[dtype].bias - mantissa_bits);
-    } else {
-        value = ldexp((1u << mantissa_bits) + fraction,
-                      (int)field - formats[dtype].bias - mantissa_bits);
-    }
+    value = (fraction + (field > 0 ? 1u << mantissa_bits : 0)) *
+            power_of_two((int32_t)(field > 0 ? field : 1) - formats[dtype].bias - mantissa_bits);
     return raw >> (bits - 1) ? -value : value;
 }
 

@@ -47,11 +47,17 @@ static double position_bias(const struct oracle_request *r, int64_t head, int64_
 
 static double product(const struct oracle_request *r, const double *q, const double *k)
 {
-    double s = 0;
-    for (int32_t d = 0; d < r->head_size; d++) {
-        s += q[d] * k[d];
+    double sum[4] = {0}; /* one alone would wait for each addition */
+    int32_t d = 0;
+    for (; d + 4 <= r->head_size; d += 4) {
+        for (int32_t i = 0; i < 4; i++) {
+            sum[i] += q[d + i] * k[d + i];
+        }
     }
-    s *= r->scale;
+    for (; d < r->head_size; d++) {
+        sum[0] += q[d] * k[d];
+    }
+    double s = (sum[0] + sum[1] + (sum[2] + sum[3])) * r->scale;
     return r->soft_cap > 0 ? r->soft_cap * tanh(s / r->soft_cap) : s;
 }
 
