@@ -12,7 +12,7 @@ mutants.txt has each mutant as
 
 with several texts, of several files, where one is not enough. The objects of FILE, or of all sources that include it, are
 compiled with the build's own command and linked with the others to a plugin whose backend is `mutant`. A `control_*` has
-to pass, by a fourth of the cases if they are many. LIST is a committed list of capabilities, for `--expect`."""
+to pass, by a sixteenth of the cases if they are many. LIST is a committed list of capabilities, for `--expect`."""
 import argparse
 import concurrent.futures
 import fnmatch
@@ -121,7 +121,7 @@ class Build:
                 library = self.link(mutant, pathlib.Path(folder))
             except ValueError as why:
                 return str(why)
-            part = "1/4" if control and not options else "1/1"
+            part = "1/16" if control and not options else "1/1"
             done = subprocess.run([str(self.folder / "tools/attn-check"), str(library), *(options or ["--quick"]), "--part", part,
                                    "--fail-fast", "--filter", cases], capture_output=True, text=True, errors="replace")
         found = done.returncode == 1 and re.search(r"FAILED|crashed with|capabilities", done.stdout + done.stderr)
