@@ -45,19 +45,24 @@ static double position_bias(const struct oracle_request *r, int64_t head, int64_
     return r->alibi == 2 && key <= p ? -r->slopes[head] * sqrt((double)(p - key)) : 0;
 }
 
-static double product(const struct oracle_request *r, const double *q, const double *k)
+double oracle_dot(const double *a, const double *b, int32_t count)
 {
     double sum[4] = {0}; /* one alone would wait for each addition */
     int32_t d = 0;
-    for (; d + 4 <= r->head_size; d += 4) {
+    for (; d + 4 <= count; d += 4) {
         for (int32_t i = 0; i < 4; i++) {
-            sum[i] += q[d + i] * k[d + i];
+            sum[i] += a[d + i] * b[d + i];
         }
     }
-    for (; d < r->head_size; d++) {
-        sum[0] += q[d] * k[d];
+    for (; d < count; d++) {
+        sum[0] += a[d] * b[d];
     }
-    double s = (sum[0] + sum[1] + (sum[2] + sum[3])) * r->scale;
+    return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
+static double product(const struct oracle_request *r, const double *q, const double *k)
+{
+    double s = oracle_dot(q, k, r->head_size) * r->scale;
     return r->soft_cap > 0 ? r->soft_cap * tanh(s / r->soft_cap) : s;
 }
 

@@ -37,6 +37,8 @@ struct oracle_request {
     double *lse;                    /* [num_queries, Hq] */
 };
 
+double oracle_dot(const double *a, const double *b, int32_t count);
+
 /* Whether a query of the request, counted from 0, sees key `key`, by the first of its lists. */
 int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key);
 /* Writes out and lse; the queries are the last num_queries of the keys' positions. `scores` holds

@@ -23,13 +23,7 @@ double oracle_mla(const struct oracle_mla *head, const double *q, const double *
     }
     for (int32_t i = 0; i < count; i++) {
         const double *key = keys + (int64_t)(listed != NULL ? listed[i] : i) * row;
-        double s = 0;
-        for (int32_t d = 0; d < rank; d++) {
-            s += query[d] * key[d];
-        }
-        for (int32_t d = 0; d < head->rope; d++) {
-            s += q_pe[d] * key[rank + d];
-        }
+        double s = oracle_dot(query, key, rank) + oracle_dot(q_pe, key + rank, head->rope);
         scores[i] = head->scale * s;
         row_max = fmax(row_max, scores[i]);
     }
@@ -43,11 +37,13 @@ double oracle_mla(const struct oracle_mla *head, const double *q, const double *
         }
     }
     row_sum += head->sink != NULL ? exp(*head->sink - row_max) : 0;
+    for (int32_t d = 0; d < rank; d++) {
+        acc_o[d] = row_sum > 0 ? acc_o[d] / row_sum : 0;
+    }
     for (int32_t n = 0; n < (head->weights != NULL ? head->v : rank); n++) {
-        out[n] = row_sum > 0 && head->weights == NULL ? acc_o[n] / row_sum : 0;
-        for (int32_t d = 0; d < rank && row_sum > 0 && head->weights != NULL; d++) {
-            out[n] += head->weights[(int64_t)(head->nope + n) * rank + d] * acc_o[d] / row_sum;
-        }
+        out[n] = head->weights == NULL
+                     ? acc_o[n]
+                     : oracle_dot(head->weights + (int64_t)(head->nope + n) * rank, acc_o, rank);
     }
     return row_sum > 0 ? row_max + log(row_sum) : -INFINITY;
 }
