@@ -15,7 +15,7 @@
 
 struct cpu_meter {
     uint8_t *memory;
-    size_t bytes; /* of it */
+    size_t bytes; /* its size */
     int32_t num_threads;
     bool cpu_time;
     struct cpu_kernel kernels[METER_MAX_KERNELS];
