@@ -18,27 +18,40 @@ static int32_t rows_of_head(const struct attend_problem *problem, const struct w
     return rows == 1 && !codes ? 1 : round_up(rows, 4);
 }
 
-/* Rows of one head of the tile: in place, or staged where the kernels cannot read them there. */
-static const void **head_rows(const struct decode *decode, const struct decode_step *step,
-                              const struct row_source *source, struct stage *stage, int64_t *offset)
+/* Arguments of a kernel's call, with rows of one head of the tile: in place, or staged where the
+ * kernels cannot read them there. */
+static struct decode_args args_of(const struct decode *decode, const struct decode_step *step,
+                                  const struct decode_rows *rows)
 {
-    const void **rows = stage->rows + step->from;
-    *offset = step->head * source->stride_head;
+    const struct row_source *source = rows->source;
+    struct decode_args args = {.keys = step->keys,
+                               .rows = decode->rows_padded,
+                               .depth = rows->padded,
+                               .zero_row = decode->at->zero_row,
+                               .zeros = rows->zero,
+                               .element = source->element,
+                               .key_rows = (const char *const *)(rows->rows + step->from),
+                               .offset = step->head * source->stride_head};
     if (!source->stage || source->decode_codes) {
-        return rows;
+        return args;
     }
+    const struct stage stage = {.problem = &decode->run->problem,
+                                .source = source,
+                                .memory = rows->staged,
+                                .padded = rows->padded,
+                                .n = step->keys,
+                                .first = step->first + step->from,
+                                .rows = decode->staged_rows,
+                                .scale_rows = rows->scales,
+                                .scale_offset = step->head * source->scale_stride_head,
+                                .scales = rows->scale};
     for (int32_t i = 0; i < step->keys; i++) {
-        decode->staged_rows[i] = (const char *)rows[i] + *offset;
+        decode->staged_rows[i] = args.key_rows[i] + args.offset;
     }
-    *offset = 0;
-    stage->problem = &decode->run->problem;
-    stage->source = source;
-    stage->n = step->keys;
-    stage->first = step->first + step->from;
-    stage->rows = decode->staged_rows;
-    stage->scale_offset = step->head * source->scale_stride_head;
-    stage_rows(stage);
-    return decode->staged_rows;
+    stage_rows(&stage);
+    args.key_rows = (const char *const *)decode->staged_rows;
+    args.offset = 0;
+    return args;
 }
 
 /* Whether arithmetic, not memory, bounds the item, of keys and of values. */
@@ -84,7 +97,7 @@ static void decode_softmax(const struct decode *decode, const struct decode_step
         .row_max = decode->at->row_max + index,
         .row_sum = decode->at->row_sum + index,
         .scores_scale = scores_scale,
-        .value_scale = problem->values.row_scale ? decode->value_scale : NULL,
+        .value_scale = problem->values.row_scale ? decode->at->value_scale : NULL,
     };
     const int32_t rows = softmax.rows;
     const bool tiles = problem->values.decode->tiles && has_many_rows(decode);
@@ -116,20 +129,8 @@ static void step_of_scores(const struct decode *decode, const struct decode_step
     int32_t index = step->head * decode->rows_padded;
     const char *q =
         decode->at->q + (int64_t)index * shape->depth_padded * shape->kernels->element_bytes;
-    struct decode_args args = {.keys = step->keys,
-                               .rows = decode->rows_padded,
-                               .q_scale = decode->at->q_scale + index,
-                               .depth = shape->depth_padded,
-                               .zero_row = decode->at->zero_row,
-                               .zeros = decode->key_zero,
-                               .element = problem->keys.element};
-    struct stage stage = {.memory = decode->at->stage_keys,
-                          .padded = shape->depth_padded,
-                          .rows = decode->key_rows,
-                          .scale_rows = decode->key_scales,
-                          .scales = decode->key_scale};
-    args.key_rows =
-        (const char *const *)head_rows(decode, step, &problem->keys, &stage, &args.offset);
+    struct decode_args args = args_of(decode, step, &decode->keys);
+    args.q_scale = decode->at->q_scale + index;
     prefetch_during_scores(decode, step, &args);
     problem->keys.decode->scores(step_scores(decode, step) + step->from, q, &args);
 }
@@ -140,19 +141,7 @@ static void step_of_values(const struct decode *decode, const struct decode_step
     const struct layer_shape *shape = &problem->shape;
     float *acc_o =
         decode->at->acc_o + (int64_t)step->head * decode->rows_padded * shape->width_padded;
-    struct decode_args args = {.keys = step->keys,
-                               .rows = decode->rows_padded,
-                               .depth = shape->width_padded,
-                               .zero_row = decode->at->zero_row,
-                               .zeros = decode->value_zero,
-                               .element = problem->values.element};
-    struct stage stage = {.memory = decode->at->stage_values,
-                          .padded = shape->width_padded,
-                          .rows = decode->value_rows,
-                          .scale_rows = decode->value_scales,
-                          .scales = decode->value_scale};
-    args.key_rows =
-        (const char *const *)head_rows(decode, step, &problem->values, &stage, &args.offset);
+    struct decode_args args = args_of(decode, step, &decode->values);
     float *scores = step_scores(decode, step);
     prefetch_during_values(decode, step, &args);
     if (step->from == 0) {
@@ -179,19 +168,13 @@ static void decode_init(struct decode *decode, const struct attend_run *run,
         .run = run,
         .item = item,
         .at = at,
-        .key_rows = at->key_rows,
-        .value_rows = at->value_rows,
-        .next_keys = at->next_rows,
-        .next_values = at->next_rows + DECODE_MAX_KEYS,
+        .keys = {&run->problem.keys, at->key_rows, at->next_rows, at->scale_rows,
+                 at->scale_rows + 2 * DECODE_MAX_KEYS, at->key_scale, at->key_zero, at->stage_keys,
+                 shape->depth_padded},
+        .values = {&run->problem.values, at->value_rows, at->next_rows + DECODE_MAX_KEYS,
+                   at->scale_rows + DECODE_MAX_KEYS, at->scale_rows + 3 * DECODE_MAX_KEYS,
+                   at->value_scale, at->value_zero, at->stage_values, shape->width_padded},
         .staged_rows = at->next_rows + 2 * DECODE_MAX_KEYS,
-        .key_scales = at->scale_rows,
-        .value_scales = at->scale_rows + DECODE_MAX_KEYS,
-        .next_key_scales = at->scale_rows + 2 * DECODE_MAX_KEYS,
-        .next_value_scales = at->scale_rows + 3 * DECODE_MAX_KEYS,
-        .key_scale = at->key_scale,
-        .value_scale = at->value_scale,
-        .key_zero = at->key_zero,
-        .value_zero = at->value_zero,
         .rows_padded = rows_of_head(&run->problem, item),
     };
     const struct row_source *keys = &run->problem.keys;
@@ -228,10 +211,10 @@ static void decode_init(struct decode *decode, const struct attend_run *run,
     memset(at->scores, 0,
            (size_t)(decode->heads_at_once * decode->rows_padded) * SCORE_STRIDE * sizeof(float));
     clear_results(at->acc_o, at->row_max, at->row_sum, rows, shape->width_padded);
-    memset(decode->key_scale, 0, TILE_KEYS * sizeof(float));
-    memset(decode->value_scale, 0, TILE_KEYS * sizeof(float));
-    memset(decode->key_zero, 0, TILE_KEYS * sizeof(int32_t));
-    memset(decode->value_zero, 0, TILE_KEYS * sizeof(int32_t));
+    memset(at->key_scale, 0, TILE_KEYS * sizeof(float));
+    memset(at->value_scale, 0, TILE_KEYS * sizeof(float));
+    memset(at->key_zero, 0, TILE_KEYS * sizeof(int32_t));
+    memset(at->value_zero, 0, TILE_KEYS * sizeof(int32_t));
 }
 
 /* Finds the rows of the item's first head in the next tile, of keys or list entries first ..
@@ -240,72 +223,52 @@ static int32_t find_tile(const struct decode *decode, int32_t first, int32_t n)
 {
     const struct attend_problem *problem = &decode->run->problem;
     const struct work_item *item = decode->item;
-    if (problem->shape.topk > 0) {
-        int32_t seen = find_listed_rows(problem, &problem->keys, item, first, n, decode->next_keys,
-                                        decode->next_key_scales);
-        if (problem->latent != NULL) {
-            memcpy(decode->next_values, decode->next_keys, (size_t)seen * sizeof(void *));
+    const struct decode_rows *const sides[] = {&decode->keys, &decode->values};
+    if (problem->shape.topk > 0 && problem->latent != NULL) {
+        n = find_listed_rows(problem, &problem->keys, item, first, n, decode->keys.next,
+                             decode->keys.next_scales);
+        memcpy(decode->values.next, decode->keys.next, (size_t)n * sizeof(void *));
+        return n;
+    }
+    int32_t seen = n;
+    for (int32_t i = 0; i < 2; i++) {
+        const struct decode_rows *rows = sides[i];
+        if (problem->shape.topk > 0) {
+            seen = find_listed_rows(problem, rows->source, item, first, n, rows->next,
+                                    rows->next_scales);
         } else {
-            find_listed_rows(problem, &problem->values, item, first, n, decode->next_values,
-                             decode->next_value_scales);
+            find_rows(problem, rows->source, item->request, item->head, first, n, rows->next,
+                      rows->next_scales);
         }
-        return seen;
     }
-    find_rows(problem, &problem->keys, item->request, item->head, first, n, decode->next_keys,
-              decode->next_key_scales);
-    find_rows(problem, &problem->values, item->request, item->head, first, n, decode->next_values,
-              decode->next_value_scales);
-    return n;
+    return seen;
 }
 
-static void swap_rows(const void ***one, const void ***other)
+static void swap_rows(struct decode_rows *rows)
 {
-    const void **kept = *one;
-    *one = *other;
-    *other = kept;
+    const void **tile = rows->rows, **scales = rows->scales;
+    rows->rows = rows->next;
+    rows->scales = rows->next_scales;
+    rows->next = tile;
+    rows->next_scales = scales;
 }
 
-static void swap_tiles(struct decode *decode)
+/* Loads the scales of the step's head. The zero points of int4 rows that are not staged are split
+ * off here. */
+static void find_scales(const struct decode *decode, const struct decode_step *step,
+                        const struct decode_rows *rows)
 {
-    swap_rows(&decode->key_rows, &decode->next_keys);
-    swap_rows(&decode->value_rows, &decode->next_values);
-    swap_rows(&decode->key_scales, &decode->next_key_scales);
-    swap_rows(&decode->value_scales, &decode->next_value_scales);
-}
-
-/* Loads the scales of head h's rows of one kind (keys or values). The zero points of int4 rows that
- * are not staged are split off here. */
-static void find_row_scales(const struct row_source *source, const void **scale_rows, int32_t h,
-                            int32_t n, float *scales, int32_t *zeros)
-{
+    const struct row_source *source = rows->source;
+    if (source->scale == NULL) {
+        return;
+    }
     if (has_float_scales(source)) {
-        load_scales(scale_rows, h * source->scale_stride_head, n, scales);
+        load_scales(rows->scales, step->head * source->scale_stride_head, step->n, rows->scale);
     }
-    for (int32_t i = 0; i < n && source->nibbles && source->decode_codes; i++) {
-        zeros[i] = int4_zero(&scales[i]);
+    for (int32_t i = 0; i < step->n && source->nibbles && source->decode_codes; i++) {
+        rows->zero[i] = int4_zero(&rows->scale[i]);
     }
-}
-
-static void find_key_scales(const struct decode *decode, const struct decode_step *step)
-{
-    const struct row_source *keys = &decode->run->problem.keys;
-    if (keys->scale != NULL) {
-        find_row_scales(keys, decode->key_scales, step->head, step->n, decode->key_scale,
-                        decode->key_zero);
-        prefetch_scales(decode, keys, decode->key_scales, decode->next_key_scales, step->head,
-                        step->n, step->next_n);
-    }
-}
-
-static void find_value_scales(const struct decode *decode, const struct decode_step *step)
-{
-    const struct row_source *values = &decode->run->problem.values;
-    if (values->scale != NULL) {
-        find_row_scales(values, decode->value_scales, step->head, step->n, decode->value_scale,
-                        decode->value_zero);
-        prefetch_scales(decode, values, decode->value_scales, decode->next_value_scales, step->head,
-                        step->n, step->next_n);
-    }
+    prefetch_scales(decode, step, rows);
 }
 
 /* Scores, softmax and values of some heads for the tile of keys first .. first+n-1. Scales are
@@ -320,7 +283,7 @@ static void decode_heads(const struct decode *decode, struct decode_step step, i
         bool last = step.from + step.keys == step.n;
         for (step.head = step.first_head; step.head < step.end_head; step.head++) {
             if (last) {
-                find_key_scales(decode, &step);
+                find_scales(decode, &step, &decode->keys);
             }
             step_of_scores(decode, &step);
             if (last && problem->terms) {
@@ -338,7 +301,7 @@ static void decode_heads(const struct decode *decode, struct decode_step step, i
         step.keys = min_i32(together, step.n - step.from);
         for (step.head = step.first_head; step.head < step.end_head; step.head++) {
             if (step.from == 0) {
-                find_value_scales(decode, &step);
+                find_scales(decode, &step, &decode->values);
             }
             step_of_values(decode, &step);
         }
@@ -412,7 +375,8 @@ void run_decode(const struct attend_run *run, const struct work_item *item,
     int32_t next_n = find_tile(&decode, common.low, min_i32(tile_keys, common.high - common.low));
     for (int32_t first = common.low, next = first; first < common.high; first = next) {
         struct decode_step step = {.first = first, .n = next_n};
-        swap_tiles(&decode);
+        swap_rows(&decode.keys);
+        swap_rows(&decode.values);
         next = min_i32(first + tile_keys, common.high);
         tile_keys = min_i32(2 * tile_keys, whole);
         next_n = find_tile(&decode, next, min_i32(tile_keys, common.high - next));

@@ -5,23 +5,26 @@
 
 #include "cpu_simd/internal.h"
 
+/* Rows of keys, or of values. */
+struct decode_rows {
+    const struct row_source *source;
+    const void **rows;   /* of this tile */
+    const void **next;   /* of the next tile */
+    const void **scales; /* of the item's first head, where they are next to rows */
+    const void **next_scales;
+    float *scale;   /* scales of the current head */
+    int32_t *zero;  /* zero points of the current head's int4 rows that are read in place */
+    char *staged;   /* memory of staged rows, */
+    int32_t padded; /* and their elements */
+};
+
 struct decode {
     const struct attend_run *run;
     const struct work_item *item;
     const struct attend_scratch *at;
-    const void **key_rows;
-    const void **value_rows;
-    const void **next_keys; /* rows of the next tile */
-    const void **next_values;
+    struct decode_rows keys;
+    struct decode_rows values;
     const void **staged_rows;
-    const void **key_scales; /* scales of the item's first head, where they are next to rows */
-    const void **value_scales;
-    const void **next_key_scales;
-    const void **next_value_scales;
-    float *key_scale; /* scales of the current head */
-    float *value_scale;
-    int32_t *key_zero; /* zero points of the current head's int4 rows that are read in place */
-    int32_t *value_zero;
     int32_t rows_padded;   /* rows of a head in q, scores and the acc_o */
     int32_t heads_at_once; /* heads whose scores are computed before their values */
     bool heads_contiguous; /* a token's heads are contiguous: their rows are read together */
@@ -46,8 +49,7 @@ void prefetch_during_scores(const struct decode *decode, const struct decode_ste
                             struct decode_args *args);
 void prefetch_during_values(const struct decode *decode, const struct decode_step *step,
                             struct decode_args *args);
-void prefetch_scales(const struct decode *decode, const struct row_source *source,
-                     const void **scales, const void **next_scales, int32_t h, int32_t n,
-                     int32_t next_n);
+void prefetch_scales(const struct decode *decode, const struct decode_step *step,
+                     const struct decode_rows *rows);
 
 #endif

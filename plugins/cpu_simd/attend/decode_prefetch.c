@@ -94,7 +94,7 @@ static void prefetch_next_heads(const struct decode *decode, const struct decode
 {
     const struct row_source *source = &decode->run->problem.keys;
     bool last = step->end_head == decode->item->num_heads;
-    const void **rows = last ? decode->next_keys : decode->key_rows;
+    const void **rows = last ? decode->keys.next : decode->keys.rows;
     int32_t head = last ? 0 : step->end_head;
     int32_t n = last ? step->next_n : step->n;
     if (decode->heads_contiguous) {
@@ -113,22 +113,22 @@ void prefetch_during_scores(const struct decode *decode, const struct decode_ste
     int32_t heads = step->end_head - step->first_head;
     int32_t next = step->from + step->keys;
     if (decode->run->problem.latent != NULL) { /* MLA: values are the front of keys */
-        prefetch_rows(args, keys, decode->next_keys, 0, step->next_n / 2, keys->row_bytes);
+        prefetch_rows(args, keys, decode->keys.next, 0, step->next_n / 2, keys->row_bytes);
         return;
     }
-    touch_next_tile(decode, step, keys, decode->next_keys);
+    touch_next_tile(decode, step, keys, decode->keys.next);
     if (decode->heads_contiguous && next < step->n) {
-        prefetch_share(step, args, keys, decode->key_rows, next,
+        prefetch_share(step, args, keys, decode->keys.rows, next,
                        min_i32(step->keys, step->n - next), step->first_head, heads);
     } else if (decode->heads_contiguous) {
         int32_t together = min_i32(step->n, keys_together(decode, values, step->n));
-        prefetch_share(step, args, values, decode->value_rows, 0, together, step->first_head,
+        prefetch_share(step, args, values, decode->values.rows, 0, together, step->first_head,
                        heads);
     } else if (step->head + 1 < step->end_head) {
-        prefetch_rows(args, keys, decode->key_rows, (step->head + 1) * keys->stride_head, step->n,
+        prefetch_rows(args, keys, decode->keys.rows, (step->head + 1) * keys->stride_head, step->n,
                       keys->row_bytes);
     } else {
-        prefetch_rows(args, values, decode->value_rows, step->first_head * values->stride_head,
+        prefetch_rows(args, values, decode->values.rows, step->first_head * values->stride_head,
                       step->n, values->row_bytes);
     }
 }
@@ -140,17 +140,17 @@ void prefetch_during_values(const struct decode *decode, const struct decode_ste
     const struct row_source *values = &decode->run->problem.values;
     int32_t next = step->from + step->keys;
     if (decode->run->problem.latent != NULL) {
-        prefetch_rows(args, keys, decode->next_keys + step->next_n / 2, 0,
+        prefetch_rows(args, keys, decode->keys.next + step->next_n / 2, 0,
                       step->next_n - step->next_n / 2, keys->row_bytes);
         return;
     }
-    touch_next_tile(decode, step, values, decode->next_values);
+    touch_next_tile(decode, step, values, decode->values.next);
     if (decode->heads_contiguous && next < step->n) {
-        prefetch_share(step, args, values, decode->value_rows, next,
+        prefetch_share(step, args, values, decode->values.rows, next,
                        min_i32(step->keys, step->n - next), step->first_head,
                        step->end_head - step->first_head);
     } else if (!decode->heads_contiguous && step->head + 1 < step->end_head) {
-        prefetch_rows(args, values, decode->value_rows, (step->head + 1) * values->stride_head,
+        prefetch_rows(args, values, decode->values.rows, (step->head + 1) * values->stride_head,
                       step->n, values->row_bytes);
     } else {
         prefetch_next_heads(decode, step, args);
@@ -160,20 +160,21 @@ void prefetch_during_values(const struct decode *decode, const struct decode_ste
 /* Prefetches the next scales: where heads are contiguous, this head's share of the next tile's
  * slots (all heads of each); else the next head's, and after the last head the next tile's first.
  */
-void prefetch_scales(const struct decode *decode, const struct row_source *source,
-                     const void **scales, const void **next_scales, int32_t h, int32_t n,
-                     int32_t next_n)
+void prefetch_scales(const struct decode *decode, const struct decode_step *step,
+                     const struct decode_rows *rows)
 {
-    int32_t heads = decode->item->num_heads;
+    const struct row_source *source = rows->source;
+    const int32_t heads = decode->item->num_heads, h = step->head, next_n = step->next_n;
     bool apart = source->scale_stride_head > source->scale_stride_slot;
     bool here = apart && h + 1 < heads;
     int64_t offset = here ? (h + 1) * source->scale_stride_head : 0;
     int32_t from = apart ? 0 : next_n * h / heads;
-    int32_t to = here ? n : apart ? next_n : next_n * (h + 1) / heads;
-    int64_t step = source->scale_stride_slot > 0 && source->scale_stride_slot < LINE_BYTES
-                       ? LINE_BYTES / source->scale_stride_slot
-                       : 1;
-    for (int64_t i = from; i < to; i += step) {
-        __builtin_prefetch((const char *)(here ? scales : next_scales)[i] + offset, 0, 3);
+    int32_t to = here ? step->n : apart ? next_n : next_n * (h + 1) / heads;
+    int64_t slots = source->scale_stride_slot > 0 && source->scale_stride_slot < LINE_BYTES
+                        ? LINE_BYTES / source->scale_stride_slot
+                        : 1;
+    for (int64_t i = from; i < to; i += slots) {
+        __builtin_prefetch((const char *)(here ? rows->scales : rows->next_scales)[i] + offset, 0,
+                           3);
     }
 }
