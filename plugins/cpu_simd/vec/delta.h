@@ -150,58 +150,20 @@ static void f32_right(struct product_operand *operand, const float *rows, int64_
     operand->stride = stride;
 }
 
-/* rows x vectors of the result from (i, j) on */
-INLINE void f32_product_block(const int rows, const int vectors, const struct product_args *args,
-                              int32_t i, int32_t j)
-{
-    const struct product_operand *left = args->left, *right = args->right;
-    vf sum[VF_ROWS][VF_COLUMNS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 8
-        for (int c = 0; c < vectors; c++) {
-            sum[r][c] = vf_set1(0.0f);
-        }
-    }
-    tile_sums(sum, rows, vectors, (const float *)left->data + i * left->stride, left->stride,
-              (const float *)right->data + j, right->stride, args->k, false);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        float *out = args->out + (i + r) * args->stride + j;
-        vf by = vf_set1(args->by[i + r]);
-        vf keep = vf_set1(args->keep != NULL ? args->keep[i + r] : 0.0f);
-#pragma GCC unroll 8
-        for (int c = 0; c < vectors; c++) {
-            vf x = vf_mul(sum[r][c], by);
-            vf_store(out + c * VF_WIDTH,
-                     args->keep != NULL ? vf_fma(vf_load(out + c * VF_WIDTH), keep, x) : x);
-        }
-    }
-}
-
-INLINE void f32_product_rows(const int vectors, const struct product_args *args, int32_t j)
-{
-    int32_t i = args->first, end = i + args->m;
-    for (; i + VF_ROWS <= end; i += VF_ROWS) {
-        f32_product_block(VF_ROWS, vectors, args, i, j);
-    }
-    for (; i + 2 <= end; i += 2) {
-        f32_product_block(2, vectors, args, i, j);
-    }
-    if (i < end) {
-        f32_product_block(1, vectors, args, i, j);
-    }
-}
-
 static void f32_multiply(const struct product_args *args)
 {
-    int32_t j = 0;
-    for (; j + VF_COLUMNS * VF_WIDTH <= args->n; j += VF_COLUMNS * VF_WIDTH) {
-        f32_product_rows(VF_COLUMNS, args, j);
-    }
-    for (; j < args->n; j += VF_WIDTH) {
-        f32_product_rows(1, args, j);
-    }
+    const struct product_operand *left = args->left, *right = args->right;
+    const int32_t first = args->first;
+    const struct tile_product of = {.c = args->out + first * args->stride,
+                                    .a = (const float *)left->data + first * left->stride,
+                                    .b = right->data,
+                                    .ldc = args->stride,
+                                    .lda = left->stride,
+                                    .ldb = right->stride,
+                                    .k = args->k,
+                                    .keep = args->keep != NULL ? args->keep + first : NULL,
+                                    .by = args->by + first};
+    tile_gemm(of, args->m, args->n, false, true);
 }
 
 /* Rows first .. first + rows - 1, which stay in registers until they have met each other. */

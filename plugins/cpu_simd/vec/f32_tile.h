@@ -11,8 +11,19 @@
 
 #include "cpu_simd/kernels.h"
 
-/* sum += a b of rows x vectors; both and `pairs` are constants where this is inlined. With pairs
- * strides and k count pairs. */
+/* c = a b; pointers are those of the first row and column. With pairs of bf16 as elements, strides
+ * and k count pairs. */
+struct tile_product {
+    float *c;
+    const float *a, *b;
+    int64_t ldc, lda, ldb;
+    int32_t k;
+    bool accumulate; /* c += a b */
+    /* or, where `by` is not NULL, c[i] = keep[i] c[i] + by[i] (a b)[i]; keep NULL: 0 */
+    const float *keep, *by;
+};
+
+/* sum += a b of rows x vectors; both and `pairs` are constants where this is inlined */
 INLINE void tile_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, const float *a,
                       int64_t lda, const float *b, int64_t ldb, int32_t k, const bool pairs)
 {
@@ -33,68 +44,79 @@ INLINE void tile_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, 
     }
 }
 
-INLINE void tile_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
-                       int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate,
-                       const bool pairs)
+/* `scaled`, a constant: by `by` and `keep` */
+INLINE void tile_block(const int rows, const int vectors, const struct tile_product *of,
+                       const bool pairs, const bool scaled)
 {
     vf sum[VF_ROWS][VF_COLUMNS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) {
-            sum[i][j] = accumulate ? vf_load(c + i * ldc + j * VF_WIDTH) : vf_set1(0.0f);
+            sum[i][j] = !scaled && of->accumulate ? vf_load(of->c + i * of->ldc + j * VF_WIDTH)
+                                                  : vf_set1(0.0f);
         }
     }
-    tile_sums(sum, rows, vectors, a, lda, b, ldb, k, pairs);
+    tile_sums(sum, rows, vectors, of->a, of->lda, of->b, of->ldb, of->k, pairs);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
+        vf by = vf_set1(scaled ? of->by[i] : 0.0f);
+        vf keep = vf_set1(scaled && of->keep != NULL ? of->keep[i] : 0.0f);
 #pragma GCC unroll 8
         for (int j = 0; j < vectors; j++) {
-            vf_store(c + i * ldc + j * VF_WIDTH, sum[i][j]);
+            float *out = of->c + i * of->ldc + j * VF_WIDTH;
+            vf x = scaled ? vf_mul(sum[i][j], by) : sum[i][j];
+            vf_store(out, scaled && of->keep != NULL ? vf_fma(vf_load(out), keep, x) : x);
         }
     }
 }
 
-INLINE void tile_rows(const int vectors, float *c, int64_t ldc, const float *a, int64_t lda,
-                      const float *b, int64_t ldb, int32_t m, int32_t k, int accumulate,
-                      const bool pairs)
+INLINE void tile_advance(struct tile_product *of, int32_t rows)
 {
-    for (; m >= VF_ROWS; m -= VF_ROWS, a += VF_ROWS * lda, c += VF_ROWS * ldc) {
-        tile_block(VF_ROWS, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
+    of->c += rows * of->ldc;
+    of->a += rows * of->lda;
+    of->by = of->by != NULL ? of->by + rows : NULL;
+    of->keep = of->keep != NULL ? of->keep + rows : NULL;
+}
+
+INLINE void tile_rows(const int vectors, struct tile_product of, int32_t m, const bool pairs,
+                      const bool scaled)
+{
+    for (; m >= VF_ROWS; m -= VF_ROWS, tile_advance(&of, VF_ROWS)) {
+        tile_block(VF_ROWS, vectors, &of, pairs, scaled);
     }
-    if (VF_ROWS > 4 && m >= 4) {
-        tile_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
-        m -= 4, a += 4 * lda, c += 4 * ldc;
+    for (; VF_ROWS > 4 && m >= 4; m -= 4, tile_advance(&of, 4)) {
+        tile_block(4, vectors, &of, pairs, scaled);
     }
-    if (m >= 2) {
-        tile_block(2, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
-        m -= 2, a += 2 * lda, c += 2 * ldc;
+    for (; m >= 2; m -= 2, tile_advance(&of, 2)) {
+        tile_block(2, vectors, &of, pairs, scaled);
     }
-    for (; m > 0; m--, a += lda, c += ldc) {
-        tile_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate, pairs);
+    if (m > 0) {
+        tile_block(1, vectors, &of, pairs, scaled);
     }
 }
 
-INLINE void tile_gemm(float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
-                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate,
-                      const bool pairs)
+/* m rows and n columns, of whole vectors */
+INLINE void tile_gemm(struct tile_product of, int32_t m, int32_t n, const bool pairs,
+                      const bool scaled)
 {
-    int32_t j = 0;
-    for (; j + VF_COLUMNS * VF_WIDTH <= n; j += VF_COLUMNS * VF_WIDTH) {
-        tile_rows(VF_COLUMNS, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
+    const int32_t most = VF_COLUMNS * VF_WIDTH, some = 2 * VF_WIDTH;
+    for (; n >= most; n -= most, of.c += most, of.b += most) {
+        tile_rows(VF_COLUMNS, of, m, pairs, scaled);
     }
-    for (; VF_WIDTH == 16 && j + 2 * VF_WIDTH <= n; j += 2 * VF_WIDTH) {
-        tile_rows(2, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
+    for (; VF_WIDTH == 16 && n >= some; n -= some, of.c += some, of.b += some) {
+        tile_rows(2, of, m, pairs, scaled);
     }
-    for (; j < n; j += VF_WIDTH) {
-        tile_rows(1, c + j, ldc, a, lda, b + j, ldb, m, k, accumulate, pairs);
+    for (; n > 0; n -= VF_WIDTH, of.c += VF_WIDTH, of.b += VF_WIDTH) {
+        tile_rows(1, of, m, pairs, scaled);
     }
 }
 
 static void f32_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                      int32_t m, int32_t n, int32_t k, int accumulate)
 {
-    tile_gemm(c, ldc, a, lda, b, ldb, m, n, k, accumulate, false);
+    const struct tile_product of = {c, a, b, ldc, lda, ldb, k, accumulate, NULL, NULL};
+    tile_gemm(of, m, n, false, false);
 }
 
 static void f32_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,

@@ -12,7 +12,8 @@
 static void bf16_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                       int32_t m, int32_t n, int32_t k, int accumulate)
 {
-    tile_gemm(c, ldc, a, lda / 2, b, ldb, m, n, k / 2, accumulate, true);
+    const struct tile_product of = {c, a, b, ldc, lda / 2, ldb, k / 2, accumulate, NULL, NULL};
+    tile_gemm(of, m, n, true, false);
 }
 
 static const struct tile_kernels bf16_kernels = {
