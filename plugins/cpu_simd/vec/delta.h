@@ -278,8 +278,7 @@ static void delta_gates(float *decay, float *beta, const struct gates_args *args
         vf small = log_of_1_and(vf_exp2(vf_mul(vf_abs(x), vf_sub(vf_set1(0.0f), log2_e))));
         vf softplus = vf_add(vf_max(vf_set1(0.0f), x), small);
         vf_store(decay + t, vf_exp2(vf_mul(softplus, vf_set1(args->rate * LOG2_E))));
-        vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(vf_load(args->b + t), vf_set1(-LOG2_E))));
-        vf_store(beta + t, vf_quotient(one, vf_add(one, e)));
+        vf_store(beta + t, activated(one, vf_load(args->b + t)));
     }
 }
 

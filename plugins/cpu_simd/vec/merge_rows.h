@@ -5,21 +5,14 @@
 
 #include "delta.h"
 
-/* 1 / (1 + e^x) */
-INLINE vf share_next_to(vf x)
-{
-    const vf one = vf_set1(1.0f);
-    vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(LOG2_E))));
-    return vf_quotient(one, vf_add(one, e));
-}
-
 static void merge_weights(const struct merge_weights *weights, int32_t n)
 {
     for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        const vf one = vf_set1(1.0f);
         vf a = vf_load(weights->a + i), b = vf_load(weights->b + i);
         vf small = vf_exp2(vf_mul(vf_abs(vf_sub(a, b)), vf_set1(-LOG2_E)));
-        vf_store(weights->by_a + i, share_next_to(vf_sub(b, a)));
-        vf_store(weights->by_b + i, share_next_to(vf_sub(a, b)));
+        vf_store(weights->by_a + i, activated(one, vf_sub(a, b)));
+        vf_store(weights->by_b + i, activated(one, vf_sub(b, a)));
         vf_store(weights->both + i, vf_add(vf_max(a, b), log_of_1_and(small)));
     }
 }
