@@ -232,7 +232,7 @@ struct attend_scratch {
 /* elements.c */
 extern const int32_t element_bytes[ELEMENT_COUNT];
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
-int32_t element_of_dtype(int32_t dtype);                  /* of an ATTN_DTYPE; -1, too */
+int32_t element_of_dtype(int32_t dtype);                  /* takes an ATTN_DTYPE_*; -1, too */
 
 /* rows.c: rows of a cache in and out */
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
@@ -366,7 +366,7 @@ struct attend_run {
     const struct attn_attend_args *args;
     const struct attend_schedule *schedule;
     char *scratch;        /* memory of worker 0 */
-    size_t scratch_bytes; /* of each */
+    size_t scratch_bytes; /* one worker's */
     float *partials;      /* [partial_rows][width_padded], then row_max, then row_sum */
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,

@@ -8,9 +8,9 @@
 /* Rows of keys, or of values. */
 struct decode_rows {
     const struct row_source *source;
-    const void **rows;   /* of this tile */
-    const void **next;   /* of the next tile */
-    const void **scales; /* of the item's first head, where they are next to rows */
+    const void **rows;   /* the tile's */
+    const void **next;   /* the next tile's */
+    const void **scales; /* those of the item's first head, where they are next to rows */
     const void **next_scales;
     float *scale;   /* scales of the current head */
     int32_t *zero;  /* zero points of the current head's int4 rows that are read in place */

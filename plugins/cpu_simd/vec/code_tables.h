@@ -11,7 +11,7 @@
 #define WHOLE_LOG(x) ((x) > 127 ? 7 : (x) > 63 ? 6 : (x) > 31 ? 5 : (x) > 15 ? 4 : WHOLE_LOG_15(x))
 #define WHOLE_LOG_15(x) ((x) > 7 ? 3 : (x) > 3 ? 2 : (x) > 1)
 #define WHOLE(x, power) (((127 + (power) + WHOLE_LOG(x)) << 7) + ((x) << (7 - WHOLE_LOG(x))) - 128)
-/* of magnitudes of codes; the least of fp8 are whole numbers of their smallest step */
+/* bf16 of a code's magnitude; the least of fp8 are whole numbers of their smallest step */
 #define BF16_OF_E4M3(x)                                                                            \
     ((x) == 0 ? 0 : (x) < 8 ? WHOLE(x, -9) : (x) == 127 ? 0x7fc0 : ((x) << 4) + (120 << 7))
 #define BF16_OF_E5M2(x)                                                                            \
