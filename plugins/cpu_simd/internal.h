@@ -344,6 +344,15 @@ int32_t find_listed_rows(const struct attend_problem *problem, const struct row_
 /* scales[i] = the float32 at scale_rows[i] + offset */
 void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
 
+/* Applies the layer's terms to the scores of rows first_row .. first_row + rows - 1 of an item's
+ * head, of keys first_key .. first_key + n - 1; `scale` turns them into natural units. */
+void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
+               int32_t first_row, int32_t rows, int32_t first_key, float scale,
+               const float *key_scale, float *scores, int32_t n);
+/* Multiplies rows of acc_o with what softmax_args.scores_scale says. */
+void rescale_o(const struct attend_problem *problem, float *acc_o, const float *scores_scale,
+               int32_t rows);
+
 /* schedule.c */
 size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                       int32_t num_threads);
@@ -371,14 +380,6 @@ struct attend_run {
 };
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
                   int32_t rows_padded);
-/* Applies the layer's terms to the scores of rows first_row .. first_row + rows - 1 of an item's
- * head, of keys first_key .. first_key + n - 1; `scale` turns them into natural units. */
-void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
-               int32_t first_row, int32_t rows, int32_t first_key, float scale,
-               const float *key_scale, float *scores, int32_t n);
-/* Multiplies rows of acc_o with what softmax_args.scores_scale says. */
-void rescale_o(const struct attend_problem *problem, float *acc_o, const float *scores_scale,
-               int32_t rows);
 /* row_max of rows that have been written or have nothing to write. */
 #define ROW_IS_DONE INFINITY
 /* Writes the results of one KV head of an item to the output or to its partial result, and

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The packed path with flash kernels: the columns of a tile that each block of rows sees. */
+/* The columns of a tile that blocks of rows see, and the packed path with flash kernels. */
 #include "tile.h"
 
 /* A block of fewer rows is mostly padding. */
@@ -11,6 +11,32 @@ bool flash_takes(const struct attend_problem *problem, int32_t rows)
     return kernels->flash != NULL && kernels->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
            !problem->terms && !problem->shape.any_prefix && !problem->values.row_scale &&
            problem->latent == NULL && problem->shape.topk == 0;
+}
+
+struct interval find_columns(struct tile *tile, int32_t first_row, int32_t rows,
+                             struct interval *common)
+{
+    const int32_t group = tile->run->problem.shape.group;
+    struct interval any = {FLASH_KEYS, 0}, all = {0, FLASH_KEYS};
+    for (int32_t m = first_row, token = m / group; m < first_row + rows; token++) {
+        const int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
+        /* keys of the tile before the item's first belong to another item */
+        const int32_t low = max_i32(tile->skip, tile->at.token_low[token] - tile->first);
+        const int32_t high = min_i32(tile->n, last);
+        const int32_t next = min_i32((token + 1) * group, first_row + rows);
+        for (; m < next; m++) {
+            tile->at.low[m] = low;
+            tile->at.high[m] = high;
+        }
+        if (high > low) {
+            any = (struct interval){min_i32(any.low, low), max_i32(any.high, high)};
+        }
+        all = (struct interval){max_i32(all.low, low), min_i32(all.high, high)};
+    }
+    if (common != NULL) {
+        *common = all;
+    }
+    return any;
 }
 
 /* Rows first .. first+rows-1 of the item, padded to a block with rows that see nothing. */

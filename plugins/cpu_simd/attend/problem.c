@@ -424,3 +424,35 @@ int32_t find_listed_rows(const struct attend_problem *problem, const struct row_
     }
     return count;
 }
+
+void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
+               int32_t first_row, int32_t rows, int32_t first_key, float scale,
+               const float *key_scale, float *scores, int32_t n)
+{
+    const struct attn_layer_desc *layer = problem->layer;
+    const int32_t group = problem->shape.group;
+    const int32_t position = request_keys(problem, item->request) -
+                             request_queries(problem, item->request) + item->token;
+    struct score_terms terms = {
+        .scale = scale, .soft_cap = layer->soft_cap, .key_scale = key_scale, .alibi = layer->alibi};
+    for (int32_t m = first_row; m < first_row + rows; m++, scores += SCORE_STRIDE) {
+        const int32_t token = m / group;
+        terms.distance = (float)(position + token - first_key);
+        if (layer->alibi != ATTN_ALIBI_NONE) {
+            terms.slope = problem->params->alibi_slopes[head * group + m % group];
+        }
+        problem->instance->variant->terms(scores, n, &terms);
+    }
+}
+
+void rescale_o(const struct attend_problem *problem, float *acc_o, const float *scores_scale,
+               int32_t rows)
+{
+    const int32_t width = problem->shape.width_padded;
+    for (int32_t r = 0; r < rows; r++) {
+        if (scores_scale[r] != 1.0f) {
+            problem->instance->variant->scale_row(acc_o + (int64_t)r * width, scores_scale[r],
+                                                  width);
+        }
+    }
+}

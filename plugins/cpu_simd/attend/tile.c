@@ -228,32 +228,6 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
     }
 }
 
-struct interval find_columns(struct tile *tile, int32_t first_row, int32_t rows,
-                             struct interval *common)
-{
-    const int32_t group = tile->run->problem.shape.group;
-    struct interval any = {FLASH_KEYS, 0}, all = {0, FLASH_KEYS};
-    for (int32_t m = first_row, token = m / group; m < first_row + rows; token++) {
-        const int32_t last = min_i32(tile->item->key_end, tile->at.token_high[token]) - tile->first;
-        /* keys of the tile before the item's first belong to another item */
-        const int32_t low = max_i32(tile->skip, tile->at.token_low[token] - tile->first);
-        const int32_t high = min_i32(tile->n, last);
-        const int32_t next = min_i32((token + 1) * group, first_row + rows);
-        for (; m < next; m++) {
-            tile->at.low[m] = low;
-            tile->at.high[m] = high;
-        }
-        if (high > low) {
-            any = (struct interval){min_i32(any.low, low), max_i32(any.high, high)};
-        }
-        all = (struct interval){max_i32(all.low, low), min_i32(all.high, high)};
-    }
-    if (common != NULL) {
-        *common = all;
-    }
-    return any;
-}
-
 /* One tile for rows first_row .. first_row+rows-1 of the item. */
 static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_t block)
 {

@@ -19,12 +19,11 @@ struct tile {
     struct tile_prefetch prefetch;
 };
 
-/* tile.c: finds the columns that each of some rows of the item sees, into at.low and at.high;
+/* flash.c: finds the columns that each of some rows of the item sees, into at.low and at.high;
  * returns those that any row sees, and in `common`, unless NULL, those that all see. */
 struct interval find_columns(struct tile *tile, int32_t first_row, int32_t rows,
                              struct interval *common);
 
-/* flash.c */
 bool flash_takes(const struct attend_problem *problem, int32_t rows);
 /* attends all rows to the tile, which is packed for flash */
 void flash_attend(struct tile *tile, int32_t rows);
