@@ -4,24 +4,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "support/client.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
+#include "support/tensor.h"
 #include "measured.h"
 
 #define FILL_TOKENS 2048 /* written at a time */
 #define INT8_RANGE 127.0f
 
-/* Parameters that all layers share; tensors live in `io` of the first layer's storage until bound.
- */
+/* Parameters that all layers share. */
 struct parameters {
     struct attn_layer_params params;
     struct attn_kv_quant_params quant;
     struct attn_mla_weights mla;
     struct attn_recurrent_weights gdn;
-    struct attn_tensor kv_b_proj, conv_weight;
-    struct measured_io storage;
+    struct shaped weight; /* of the activations' dtype: kv_b_proj, or the convolution's */
 };
 
 static const float *upload_floats(struct measured *measured, int64_t count, float first,
@@ -55,39 +55,41 @@ static void quant_parameters(struct measured *measured, struct parameters *p)
     p->params.next = &p->quant.ext;
 }
 
+static const struct attn_tensor *weight_of(struct measured *measured, struct parameters *p,
+                                           int64_t rows, int64_t columns, double deviation)
+{
+    const int32_t dtype = measured->layer.desc.dtype;
+    void *data =
+        memory_normal(&measured->memory, dtype, rows * columns, deviation, &measured->random);
+    struct attn_tensor *tensor =
+        shaped_set(&p->weight, data, dtype, 2, (int64_t[]){rows, columns}, NULL);
+    tensor->device = measured->session->device.device;
+    return tensor;
+}
+
 static void mla_parameters(struct measured *measured, struct parameters *p)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
     int64_t rows =
         (int64_t)measured->layer.desc.num_q_heads * (mla->qk_nope_head_dim + mla->v_head_dim);
-    int32_t dtype = measured->layer.desc.dtype;
-    void *weights =
-        memory_normal(&measured->memory, dtype, rows * mla->kv_lora_rank, 0.05, &measured->random);
-    p->kv_b_proj =
-        measured_tensor(measured, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank, 0);
     p->mla = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof p->mla, NULL},
-                                       .kv_b_proj = &p->kv_b_proj};
+                                       .kv_b_proj =
+                                           weight_of(measured, p, rows, mla->kv_lora_rank, 0.05)};
     p->params.next = &p->mla.ext;
 }
 
 static void gdn_parameters(struct measured *measured, struct parameters *p)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    int64_t channels = layer_channels(gdn);
-    int32_t dtype = measured->layer.desc.dtype;
     p->gdn = (struct attn_recurrent_weights){
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
         .a_log = upload_floats(measured, gdn->num_v_heads, -1, 1),
     };
     if (measured->layer.rule.gate != ATTN_GATE_CONSTANT) {
-        p->gdn.dt_bias = upload_floats(measured, measured_gates(measured), 0.5f, 1);
+        p->gdn.dt_bias = upload_floats(measured, layer_gates(&measured->layer.desc), 0.5f, 1);
     }
     if (gdn->conv_width > 0) {
-        void *weights = memory_normal(&measured->memory, dtype, channels * gdn->conv_width, 0.5,
-                                      &measured->random);
-        p->conv_weight =
-            measured_tensor(measured, &p->storage, weights, dtype, 2, channels, gdn->conv_width, 0);
-        p->gdn.conv_weight = &p->conv_weight;
+        p->gdn.conv_weight = weight_of(measured, p, layer_channels(gdn), gdn->conv_width, 0.5);
     }
     p->params.next = &p->gdn.ext;
 }
@@ -165,9 +167,8 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
         return client_views(api, layer, base, measured->num_blocks, k, latent ? NULL : v, error);
     }
     if (!explicit_views(measured, base, k, v)) {
-        strcpy(error->field, "layout");
-        strcpy(error->message, "a cache with scales is laid out as its backend asks: layout=own");
-        return error->status = ATTN_ERROR_INVALID_ARGUMENT;
+        return command_error(error, ATTN_ERROR_INVALID_ARGUMENT, "layout",
+                             "a cache with scales is laid out as its backend asks: layout=own");
     }
     return client_bind(api, layer, k, v, error);
 }
@@ -231,46 +232,12 @@ static bool make_table(struct measured *measured)
 /* One step of `tokens` new rows from slot `first` on, of all layers, with nothing attended. */
 struct fill {
     struct memory memory;
-    struct measured_io io;
+    struct layer_io io;
     struct attn_batch batch;
     int32_t starts[2], length;
     int64_t tokens;
     attn_plan *plan;
 };
-
-static void fill_tensors(struct measured *measured, struct fill *fill)
-{
-    const struct attn_layer_desc *desc = &measured->layer.desc;
-    const struct attn_mla_desc *mla = &measured->layer.mla;
-    int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    struct memory *memory = &fill->memory;
-    struct measured_io *io = &fill->io;
-    int64_t heads = desc->num_kv_heads, tokens = fill->tokens;
-    io->io = (struct attn_step_io){.struct_size = sizeof io->io,
-                                   .stream = measured->session->stream,
-                                   .flags = ATTN_RUN_NO_ATTEND};
-    if (mla->kv_lora_rank > 0) {
-        void *c =
-            memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &measured->random);
-        void *pe = memory_normal(memory, desc->dtype, tokens * mla->qk_rope_head_dim, 1,
-                                 &measured->random);
-        io->kv_c = measured_tensor(measured, io, c, desc->dtype, 2, tokens, mla->kv_lora_rank, 0);
-        io->k_pe =
-            measured_tensor(measured, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
-        io->mla = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
-                                       .kv_c = &io->kv_c,
-                                       .k_pe = &io->k_pe};
-        io->io.next = &io->mla.ext;
-        return;
-    }
-    void *k =
-        memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1, &measured->random);
-    void *v = memory_normal(memory, desc->dtype, tokens * heads * dv, 1, &measured->random);
-    io->k = measured_tensor(measured, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
-    io->v = measured_tensor(measured, io, v, desc->dtype, 3, tokens, heads, dv);
-    io->io.k = &io->k;
-    io->io.v = measured->layer.indexer.topk > 0 ? NULL : &io->v;
-}
 
 static void fill_batch(struct measured *measured, struct fill *fill)
 {
@@ -324,8 +291,7 @@ attn_status measured_plan(struct measured *measured, struct memory *memory,
         status = workspace == NULL ? memory_refused(error)
                                    : client_bind_workspace(api, *plan, workspace, bytes, error);
     }
-    return status == ATTN_OK ? api->plan_batch(*plan, batch, measured->session->stream, error)
-                             : status;
+    return status ? status : api->plan_batch(*plan, batch, measured->session->stream, error);
 }
 
 /* Chunk after chunk of the same rows into all slots of all layers. */
@@ -354,12 +320,18 @@ static attn_status fill_caches(struct measured *measured, struct attn_error *err
     int64_t slots = measured->num_blocks * measured_block(measured);
     fill.tokens = slots < FILL_TOKENS ? slots : FILL_TOKENS;
     memory_init(&fill.memory, measured->memory.device);
-    fill_tensors(measured, &fill);
+    layer_io_init(&fill.io, &measured->layer.desc, measured->session->stream);
+    fill.io.io.flags = ATTN_RUN_NO_ATTEND;
+    for (enum layer_role role = ROLE_K; role <= ROLE_K_PE; role++) {
+        if (role != ROLE_Q_NOPE && role != ROLE_Q_PE) {
+            measured_rows(measured, &fill.memory, &fill.io, role, fill.tokens);
+        }
+    }
     fill_batch(measured, &fill);
     attn_status status =
         fill.memory.failed ? memory_refused(error)
                            : measured_plan(measured, &fill.memory, &fill.batch, &fill.plan, error);
-    status = status == ATTN_OK ? fill_slots(measured, &fill, error) : status;
+    status = status ? status : fill_slots(measured, &fill, error);
     measured->session->api->plan_destroy(fill.plan);
     memory_finish(&fill.memory);
     return status;

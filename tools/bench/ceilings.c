@@ -4,16 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "meter.h"
-
-struct ceilings {
-    const struct meter_type *type;
-    void *meter;
-    struct meter_kernel kernels[METER_MAX_KERNELS];
-    int32_t num_kernels;
-    const struct meter_kernel *kernel[CEILING_COUNT]; /* that stands for it; NULL: none */
-    double best[CEILING_COUNT];
-};
+#include "common/command.h"
 
 static double pass(struct ceilings *ceilings, const struct meter_kernel *kernel)
 {
@@ -46,11 +37,9 @@ static const struct meter_type *type_of(int32_t device_type, struct attn_error *
             return types[i];
         }
     }
-    error->status = ATTN_ERROR_UNSUPPORTED;
-    snprintf(error->field, sizeof error->field, "device");
-    snprintf(error->message, sizeof error->message,
-             "type %d: ceilings are measured on CPUs (%d), CUDA (%d) and ROCm devices (%d)",
-             device_type, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, ATTN_DEVICE_ROCM);
+    command_error(error, ATTN_ERROR_UNSUPPORTED, "device",
+                  "type %d: ceilings are measured on CPUs (%d), CUDA (%d) and ROCm devices (%d)",
+                  device_type, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, ATTN_DEVICE_ROCM);
     return NULL;
 }
 
@@ -91,15 +80,4 @@ double ceilings_measure(struct ceilings *ceilings, enum ceiling ceiling)
 {
     const struct meter_kernel *kernel = ceilings->kernel[ceiling];
     return kernel != NULL ? pass(ceilings, kernel) : 0;
-}
-
-double ceilings_best(const struct ceilings *ceilings, enum ceiling ceiling)
-{
-    return ceilings->best[ceiling];
-}
-
-const char *ceilings_kernel(const struct ceilings *ceilings, enum ceiling ceiling)
-{
-    const struct meter_kernel *kernel = ceilings->kernel[ceiling];
-    return kernel != NULL ? kernel->name : "";
 }

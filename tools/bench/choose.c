@@ -119,7 +119,7 @@ attn_status measured_choose(struct measured *measured, const char *backend, stru
         }
         status = session->api->select(session->runtime, &options, pointers, measured->num_layers,
                                       &measured->assignment, error);
-        status = status == ATTN_OK ? take_choice(measured, backend, reasons, error) : status;
+        status = status ? status : take_choice(measured, backend, reasons, error);
     } else {
         memory_refused(error);
     }

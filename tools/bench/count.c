@@ -123,7 +123,8 @@ static void count_gdn(const struct measured *measured, struct work *work)
     double states = measured->requests.count * ((double)number_bytes(gdn->state_dtype) * state +
                                                 channels * width * element_bytes(measured));
     const struct attn_recurrent_rule *rule = &measured->layer.rule;
-    double gates = rule->gate != ATTN_GATE_CONSTANT ? (double)measured_gates(measured) : 0;
+    double gates =
+        rule->gate != ATTN_GATE_CONSTANT ? (double)layer_gates(&measured->layer.desc) : 0;
     gates += rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? gdn->num_v_heads : 0;
     work->bytes_read = states + tokens * (channels + gates) * element_bytes(measured);
     work->bytes_written = states + tokens * values * element_bytes(measured);

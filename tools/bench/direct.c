@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "host/host.h"
 
 static attn_status start_services(struct direct *direct, int32_t num_threads,
@@ -15,9 +16,8 @@ static attn_status start_services(struct direct *direct, int32_t num_threads,
     host_init(&direct->host, &direct->services, num_threads);
     direct->services.pool = pool_create(&direct->host, num_threads);
     if (direct->services.pool == NULL) {
-        snprintf(error->message, sizeof error->message, "%d threads cannot be started",
-                 num_threads);
-        return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+        return command_error(error, ATTN_ERROR_OUT_OF_MEMORY, "", "%d threads cannot be started",
+                             num_threads);
     }
     return ATTN_OK;
 }
@@ -35,8 +35,7 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
     void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
     if (symbol == NULL) {
         const char *why = dlerror();
-        snprintf(error->message, sizeof error->message, "%s", why != NULL ? why : file.file);
-        return error->status = ATTN_ERROR_PLUGIN;
+        return command_error(error, ATTN_ERROR_PLUGIN, "", "%s", why != NULL ? why : file.file);
     }
     memcpy(&entry, &symbol, sizeof entry);
     attn_status status = start_services(direct, session->num_threads, error);

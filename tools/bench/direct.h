@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend of a session's runtime without the core: its plugin's entry, an instance, its kernels,
- * and services as the core's own for them. */
+ * and services as the core's own for them; and what is measured of that. */
 #ifndef BENCH_DIRECT_H
 #define BENCH_DIRECT_H
 
 #include <attn/plugin.h>
 
 #include "host/host.h"
-#include "session.h"
+#include "report.h"
 
 struct direct {
     struct attn_host host;
@@ -21,5 +21,22 @@ struct direct {
 attn_status direct_open(struct direct *direct, const struct session *session, int32_t index,
                         struct attn_error *error);
 void direct_close(struct direct *direct);
+
+/* merge.c: merge_states of two outputs, which only the core calls otherwise. */
+struct merge;
+
+/* Names the backend in `result`. NULL with the reason in `error`. */
+struct merge *merge_create(struct result *result, struct session *session, const char *backend,
+                           struct attn_error *error);
+const struct work *merge_work(const struct merge *merge);
+void merge_destroy(struct merge *merge); /* accepts NULL */
+
+/* dispatch.c: a run through the core in turns with calls of the backend's own kernels over the same
+ * tensors. Completes `result` of a dispatch shape. */
+attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
+                             struct attn_error *error);
+/* In a process that callgrind watches: `options->child` calls, "run" or "direct", of the first
+ * shape. Gives the exit status. */
+int dispatch_child(const struct options *options);
 
 #endif

@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dispatch.h"
+/* `dispatch`: a run through the core next to calls of the kernels alone, in time and in
+ * instructions. */
+#include "direct.h"
 
+#include <linux/perf_event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "common/command.h"
 #include "common/names.h"
-#include "direct.h"
-#include "instructions.h"
 #include "measured.h"
 #include "support/planned.h"
+
+#define COUNTED_CALLS 1000
 
 enum way { WAY_RUN, WAY_DIRECT, NUM_WAYS };
 static const char *const way_names[] = {"run", "direct"};
@@ -32,7 +39,7 @@ static attn_status call_core(void *user, int32_t copy, struct attn_error *error)
 {
     const struct dispatch *dispatch = user;
     const struct measured *measured = &dispatch->measured;
-    return measured->session->api->run(measured->plan, dispatch->handle, &measured->io[0].io,
+    return measured->session->api->run(measured->plan, dispatch->handle, &measured->io[0].step.io,
                                        error);
 }
 
@@ -44,13 +51,13 @@ static attn_status call_kernels(void *user, int32_t copy, struct attn_error *err
     if (dispatch->write.k != NULL) {
         status = kernels->write_kv(&dispatch->write, error);
     }
-    return status == ATTN_OK ? kernels->attend(&dispatch->attend, error) : status;
+    return status ? status : kernels->attend(&dispatch->attend, error);
 }
 
 static void set_arguments(struct dispatch *dispatch)
 {
     struct measured *measured = &dispatch->measured;
-    const struct attn_step_io *io = &measured->io[0].io;
+    const struct attn_step_io *io = &measured->io[0].step.io;
     const struct attn_batch *batch = &measured->batch;
     struct attn_layer_desc *layer = &dispatch->layer;
     *layer = measured->layer.desc;
@@ -161,26 +168,76 @@ static attn_status init(struct dispatch *dispatch, struct session *session,
     return status;
 }
 
-/* Without its variant: valgrind shows a processor that lacks the newest instructions, and what the
- * core adds does not depend on the variant. */
+/* COUNTED_CALLS calls. Not inlined: callgrind counts inside it by its name. */
+attn_status __attribute__((noinline)) instructions_run(const struct work *work)
+{
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < COUNTED_CALLS && status == ATTN_OK; i++) {
+        status = work->run(work->user, 0, NULL);
+    }
+    return status;
+}
+
+/* Instructions of one call in this thread; -1: there is no counter. */
+static double count_here(const struct work *work)
+{
+    double result = -1;
+    struct perf_event_attr attributes = {.size = sizeof attributes,
+                                         .type = PERF_TYPE_HARDWARE,
+                                         .config = PERF_COUNT_HW_INSTRUCTIONS,
+                                         .disabled = 1,
+                                         .exclude_kernel = 1,
+                                         .exclude_hv = 1};
+    int counter = (int)syscall(SYS_perf_event_open, &attributes, 0, -1, -1, 0);
+    uint64_t count = 0;
+    if (counter < 0) {
+        return -1;
+    }
+    ioctl(counter, PERF_EVENT_IOC_ENABLE, 0);
+    attn_status status = instructions_run(work);
+    ioctl(counter, PERF_EVENT_IOC_DISABLE, 0);
+    if (status == ATTN_OK && read(counter, &count, sizeof count) == (ssize_t)sizeof count) {
+        result = (double)count / COUNTED_CALLS;
+    }
+    close(counter);
+    return result;
+}
+
+/* The same by callgrind of `attn-bench --child`, without a variant: valgrind shows a processor that
+ * lacks the newest instructions, and what the core adds does not depend on the variant. */
 static double count_in_process(const struct result *result, const struct session *session,
                                enum way way, char *why, size_t size)
 {
-    char name[160], spec[512];
-    char *arguments[] = {(char *)"--child",
-                         (char *)(uintptr_t)way_names[way],
-                         (char *)"--backend",
-                         name,
-                         (char *)"--shape",
-                         spec,
-                         (char *)"--dtype",
-                         (char *)(uintptr_t)dtype_name(session->options->dtype),
-                         (char *)"--threads",
-                         (char *)"1",
-                         NULL};
+    char path[4096], name[160], shape[512], line[1024];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(result->backend, "@"), result->backend);
-    shape_text(&result->shape, spec, sizeof spec);
-    return instructions_of_process(arguments, why, size);
+    shape_text(&result->shape, shape, sizeof shape);
+    double collected = -1;
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    path[length > 0 ? length : 0] = '\0';
+    /* Names come to the shell as variables, in which nothing is a command. */
+    setenv("ATTN_BENCH", path, 1);
+    setenv("ATTN_BENCH_BACKEND", name, 1);
+    snprintf(line, sizeof line,
+             "exec valgrind --tool=callgrind --callgrind-out-file=/dev/null"
+             " --toggle-collect=instructions_run \"$ATTN_BENCH\" --child %s"
+             " --backend \"$ATTN_BENCH_BACKEND\" --shape %s --dtype %s --threads 1 2>&1",
+             way_names[way], shape, dtype_name(session->options->dtype));
+    fflush(NULL);
+    FILE *output = popen(line, "r");
+    snprintf(why, size, output != NULL ? "valgrind counted nothing" : "valgrind cannot be started");
+    while (output != NULL && fgets(line, sizeof line, output) != NULL) {
+        const char *at = strstr(line, "Collected : ");
+        if (at != NULL) {
+            collected = strtod(at + strlen("Collected : "), NULL);
+        } else if (strncmp(line, "attn-bench: ", 12) == 0) {
+            snprintf(why, size, "%.*s", (int)strcspn(line + 12, "\n"), line + 12);
+        }
+    }
+    const int status = output != NULL ? pclose(output) : -1;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+        snprintf(why, size, "valgrind is not installed");
+    }
+    return status == 0 && collected > 0 ? collected / COUNTED_CALLS : -1;
 }
 
 static void add_instructions(struct result *result, const struct session *session,
@@ -191,7 +248,7 @@ static void add_instructions(struct result *result, const struct session *sessio
     char why[256] = "";
     const char *by = "perf_event";
     for (enum way way = WAY_RUN; way < NUM_WAYS; way++) {
-        count[way] = instructions_count(&dispatch->work[way]);
+        count[way] = count_here(&dispatch->work[way]);
         if (count[way] < 0) {
             by = "callgrind";
             count[way] = count_in_process(result, session, way, why, sizeof why);

@@ -9,10 +9,8 @@
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
-#include "dispatch.h"
-#include "merge.h"
+#include "direct.h"
 #include "peer_file.h"
-#include "plot.h"
 #include "report.h"
 #include "measured.h"
 #include "tune.h"
@@ -183,9 +181,10 @@ static void compare_outputs(struct entry *entry, const struct contender *contend
 
 /* One result for each backend, all of them alive at once and measured in turns; then --against's,
  * then --peer's. */
-static void measure_together(struct bench *bench, const struct shape *shape,
-                             const char *const *backends, int32_t num_backends)
+static void measure_together(void *user, const struct shape *shape, const char *const *backends,
+                             int32_t num_backends)
 {
+    struct bench *bench = user;
     struct contender contenders[MAX_CONTENDERS];
     struct entry *entries = calloc(MAX_CONTENDERS, sizeof *entries);
     bool against = bench->against.against;
@@ -269,12 +268,6 @@ static void tune_shape(struct bench *bench, const struct shape *shape)
     }
 }
 
-static void measure_for_model(void *user, const struct shape *shape, const char *const *backends,
-                              int32_t count)
-{
-    measure_together(user, shape, backends, count);
-}
-
 static void keep_ranks(struct bench *bench)
 {
     struct report *report = &bench->report;
@@ -295,7 +288,7 @@ static void run_shapes(struct bench *bench)
 {
     const struct options *options = bench->session.options;
     if (options->model != NULL) {
-        tuning_run(&bench->tuning, &bench->session, &bench->report, measure_for_model, bench);
+        tuning_run(&bench->tuning, &bench->session, &bench->report, measure_together, bench);
     }
     for (int32_t i = 0; i < options->shapes.count && options->model == NULL; i++) {
         tell_progress(options, i, &options->shapes.shapes[i]);

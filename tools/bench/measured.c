@@ -10,8 +10,8 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct measured *measured = user;
     const struct attn_api *api = measured->session->api;
-    return api->run(measured->plan, api->model_layer(measured->model, copy), &measured->io[copy].io,
-                    error);
+    return api->run(measured->plan, api->model_layer(measured->model, copy),
+                    &measured->io[copy].step.io, error);
 }
 
 static int32_t phase_of(const struct shape *shape)
@@ -80,16 +80,16 @@ attn_status measured_init(struct measured *measured, struct session *session,
         measured_describe(measured);
         status = make_layers(measured) ? ATTN_OK : memory_refused(error);
     }
-    status = status == ATTN_OK ? measured_choose(measured, backend, reasons, error) : status;
+    status = status ? status : measured_choose(measured, backend, reasons, error);
     if (status == ATTN_OK) {
         status = api->model_create(session->runtime, measured->assignment, NULL, &measured->model,
                                    error);
     }
-    status = status == ATTN_OK ? measured_bind(measured, error) : status;
-    status = status == ATTN_OK ? measured_tensors(measured, error) : status;
-    status = status == ATTN_OK ? measured_plan(measured, &measured->memory, &measured->batch,
-                                               &measured->plan, error)
-                               : status;
+    status = status ? status : measured_bind(measured, error);
+    status = status ? status : measured_tensors(measured, error);
+    status = status ? status
+                    : measured_plan(measured, &measured->memory, &measured->batch, &measured->plan,
+                                    error);
     if (status != ATTN_OK) {
         measured_finish(measured);
         return status;
@@ -122,7 +122,7 @@ void measured_finish(struct measured *measured)
 double *measured_output(const struct measured *measured, const struct work *work, int64_t *count)
 {
     const struct device *device = &measured->session->device;
-    const struct attn_tensor *out = measured->io[0].io.out;
+    const struct attn_tensor *out = measured->io[0].step.io.out;
     int32_t dtype = measured->layer.desc.dtype;
     if (out == NULL || work->run(work->user, 0, NULL) != ATTN_OK || !device_wait(device)) {
         return NULL;

@@ -10,28 +10,40 @@
 #include <attn/draft/recurrent.h>
 
 #include "common/json.h"
+#include "support/layer_io.h"
 
 #include "memory.h"
-#include "requests.h"
 #include "session.h"
 #include "work.h"
 
 #define MEASURED_NAME_SIZE 32
 
+/* requests.c: the requests of a shape, and how many keys their queries see. */
+struct requests {
+    int32_t count;
+    int32_t *query_lens;
+    int32_t *seq_lens; /* keys, the step's own included */
+    int64_t num_tokens;
+    int64_t num_keys;
+    int32_t max_query_len;
+    int32_t max_seq_len;
+};
+
+/* False without memory, or where there are more rows than an int32 counts. */
+bool requests_init(struct requests *requests, const struct shape *shape, uint64_t *random);
+void requests_finish(struct requests *requests);
+
+struct visible {
+    double pairs; /* of a query and a key that it sees, over all requests */
+    double rows;  /* keys that any query sees */
+};
+void requests_visible(const struct requests *requests, const struct shape *shape,
+                      struct visible *visible);
+
 /* The cache and the tensors of one layer's run. */
 struct measured_io {
-    struct attn_step_io io;
+    struct layer_io step;
     struct attn_kv_view k_view, v_view;
-    struct attn_tensor q, k, v, out;
-    struct attn_io_mla mla;
-    struct attn_tensor q_nope, q_pe, kv_c, k_pe;
-    struct attn_io_index_lists lists;
-    struct attn_io_indexer indexer;
-    struct attn_tensor weights;
-    struct attn_io_recurrent gdn;
-    struct attn_tensor mixed_qkv, a, b;
-    int64_t shapes[10][3];
-    int32_t num_shapes;
 };
 
 /* What describes the layers; shared by all. */
@@ -71,14 +83,6 @@ struct measured {
     struct work work;
 };
 
-/* Gates of a token, of a recurrent layer that is given them. */
-static inline int64_t measured_gates(const struct measured *measured)
-{
-    const struct measured_layer *layer = &measured->layer;
-    return (int64_t)layer->gdn.num_v_heads *
-           (layer->rule.gate_per_channel ? layer->gdn.head_size_k : 1);
-}
-
 /* Tokens in a block of the table. */
 static inline int32_t measured_block(const struct measured *measured)
 {
@@ -105,8 +109,9 @@ attn_status measured_choose(struct measured *measured, const char *backend, stru
 attn_status measured_bind(struct measured *measured, struct attn_error *error);
 /* tensors.c: batch and tensors of all layers. */
 attn_status measured_tensors(struct measured *measured, struct attn_error *error);
-struct attn_tensor measured_tensor(struct measured *measured, struct measured_io *io, void *data,
-                                   int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
+/* The tensor of one role, if the layer has it: drawn, or empty where it is written. */
+void measured_rows(struct measured *measured, struct memory *memory, struct layer_io *io,
+                   enum layer_role role, int64_t tokens);
 /* bind.c: a plan for such batches with its workspace in `memory`, made for this one; *plan is
  * due to plan_destroy even after a failure. */
 attn_status measured_plan(struct measured *measured, struct memory *memory,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "support/number.h"
 #include "support/random.h"
 
@@ -79,7 +80,5 @@ void *memory_normal(struct memory *memory, int32_t dtype, int64_t elements, doub
 
 attn_status memory_refused(struct attn_error *error)
 {
-    strcpy(error->field, "memory");
-    strcpy(error->message, "not enough for this shape");
-    return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+    return command_error(error, ATTN_ERROR_OUT_OF_MEMORY, "memory", "not enough for this shape");
 }

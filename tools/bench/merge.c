@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "merge.h"
+/* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
+ */
+#include "direct.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
 #include "support/number.h"
-#include "direct.h"
+#include "support/tensor.h"
 #include "memory.h"
 
 enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
@@ -17,90 +20,66 @@ struct merge {
     struct session *session;
     struct direct direct;
     struct memory memory;
-    int64_t rows_shape[3], lse_shape[2];
-    struct attn_tensor (*tensors)[NUM_TENSORS]; /* of each copy */
+    int64_t num_rows;
+    struct shaped (*tensors)[NUM_TENSORS]; /* of each copy */
     struct work work;
 };
 
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct merge *merge = user;
-    const struct attn_tensor *t = merge->tensors[copy];
+    const struct shaped *t = merge->tensors[copy];
     const struct attn_merge_states_args args = {.struct_size = sizeof args,
                                                 .instance = merge->direct.instance,
                                                 .stream = merge->session->stream,
-                                                .prefix_out = &t[PREFIX_OUT],
-                                                .prefix_lse = &t[PREFIX_LSE],
-                                                .suffix_out = &t[SUFFIX_OUT],
-                                                .suffix_lse = &t[SUFFIX_LSE],
-                                                .out = &t[OUT],
-                                                .lse = &t[LSE],
-                                                .num_rows = merge->rows_shape[0],
-                                                .num_rows_with_prefix = merge->rows_shape[0]};
+                                                .prefix_out = &t[PREFIX_OUT].tensor,
+                                                .prefix_lse = &t[PREFIX_LSE].tensor,
+                                                .suffix_out = &t[SUFFIX_OUT].tensor,
+                                                .suffix_lse = &t[SUFFIX_LSE].tensor,
+                                                .out = &t[OUT].tensor,
+                                                .lse = &t[LSE].tensor,
+                                                .num_rows = merge->num_rows,
+                                                .num_rows_with_prefix = merge->num_rows};
     return merge->direct.kernels->merge_states(&args, error);
 }
 
 /* Of the variants of the named backend, or of all, the one that would prefill best. */
 static int32_t find_backend(const struct session *session, const char *backend,
-                            struct attn_error *error)
+                            struct result *result, struct attn_error *error)
 {
-    int32_t best = -1, best_rank = INT32_MIN, named = -1;
-    if (backend != NULL) {
-        named = backend_find(session->api, session->runtime, backend, error);
-        if (named < 0) {
-            return -1;
-        }
+    const struct attn_api *api = session->api;
+    int32_t best = -1, best_rank = INT32_MIN;
+    if (backend != NULL && backend_find(api, session->runtime, backend, error) < 0) {
+        return -1;
     }
-    for (int32_t i = 0; i < session->api->backend_count(session->runtime); i++) {
+    for (int32_t i = 0; i < api->backend_count(session->runtime); i++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
-        session->api->backend_info(session->runtime, i, &info);
-        bool here =
-            memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
-        here = here && (backend == NULL || backend_is_named(info.caps, backend));
-        if (here && info.caps->kernels & ATTN_KERNEL_MERGE_STATES &&
-            info.caps->rank[ATTN_PHASE_PREFILL] > best_rank) {
+        api->backend_info(session->runtime, i, &info);
+        const struct attn_backend_caps *caps = info.caps;
+        if (memcmp(&caps->device, &session->device.device, sizeof caps->device) == 0 &&
+            (backend == NULL || backend_is_named(caps, backend)) &&
+            (caps->kernels & ATTN_KERNEL_MERGE_STATES) != 0 &&
+            (caps->dtypes >> session->options->dtype & 1) != 0 &&
+            caps->rank[ATTN_PHASE_PREFILL] > best_rank) {
+            best_rank = caps->rank[ATTN_PHASE_PREFILL];
             best = i;
-            best_rank = info.caps->rank[ATTN_PHASE_PREFILL];
+            backend_text(caps, result->backend, sizeof result->backend);
         }
-    }
-    if (best < 0 && named >= 0) {
-        return named; /* of which the caller says why it cannot */
     }
     if (best < 0) {
-        snprintf(error->message, sizeof error->message,
-                 "no backend of the device has merge_states");
-        error->status = ATTN_ERROR_NO_BACKEND;
+        command_error(error, ATTN_ERROR_NO_BACKEND, "merge_states",
+                      "no backend%s%s of the device has it for %s",
+                      backend != NULL ? " named " : "", backend != NULL ? backend : "",
+                      dtype_name(session->options->dtype));
     }
     return best;
-}
-
-static bool can_merge(const struct session *session, int32_t index, struct result *result,
-                      struct attn_error *error)
-{
-    struct attn_backend_info info = {.struct_size = sizeof info};
-    session->api->backend_info(session->runtime, index, &info);
-    backend_text(info.caps, result->backend, sizeof result->backend);
-    const char *dtype = dtype_name(session->options->dtype);
-    error->status = ATTN_ERROR_NO_BACKEND;
-    if ((info.caps->kernels & ATTN_KERNEL_MERGE_STATES) == 0) {
-        snprintf(error->field, sizeof error->field, "kernels");
-        snprintf(error->message, sizeof error->message, "%s has no merge_states", result->backend);
-        return false;
-    }
-    if ((info.caps->dtypes >> session->options->dtype & 1) == 0) {
-        snprintf(error->field, sizeof error->field, "dtype");
-        snprintf(error->message, sizeof error->message, "%s does not serve %s", result->backend,
-                 dtype);
-        return false;
-    }
-    error->status = ATTN_OK;
-    return true;
 }
 
 static attn_status make_tensors(struct merge *merge, const struct shape *shape,
                                 struct attn_error *error)
 {
-    int64_t rows = shape_int(shape, PARAMETER_S), heads = shape_int(shape, PARAMETER_HQ);
+    const int64_t rows = merge->num_rows = shape_int(shape, PARAMETER_S);
+    const int64_t heads = shape_int(shape, PARAMETER_HQ);
     int64_t dims = shape_int(shape, PARAMETER_D);
     int32_t dtype = merge->session->options->dtype;
     uint64_t random = (uint64_t)shape->value[PARAMETER_SEED];
@@ -114,27 +93,20 @@ static attn_status make_tensors(struct merge *merge, const struct shape *shape,
                                 .num_copies = work_copies(3 * out_bytes),
                                 .run = run,
                                 .user = merge};
-    memcpy(merge->rows_shape, (int64_t[]){rows, heads, dims}, sizeof merge->rows_shape);
-    memcpy(merge->lse_shape, (int64_t[]){heads, rows}, sizeof merge->lse_shape);
+    const int64_t shapes[2][3] = {{rows, heads, dims}, {heads, rows}};
     merge->tensors = calloc((size_t)merge->work.num_copies, sizeof *merge->tensors);
     for (int32_t c = 0; c < merge->work.num_copies && merge->tensors != NULL; c++) {
         for (int32_t i = 0; i < NUM_TENSORS; i++) {
-            bool lse = i == PREFIX_LSE || i == SUFFIX_LSE || i == LSE;
-            int32_t kind = lse ? ATTN_DTYPE_F32 : dtype;
-            void *data = memory_normal(&merge->memory, kind,
-                                       lse ? heads * rows : rows * heads * dims, 1, &random);
-            merge->tensors[c][i] = (struct attn_tensor){data,
-                                                        merge->session->device.device,
-                                                        lse ? 2 : 3,
-                                                        number_dtype(kind),
-                                                        lse ? merge->lse_shape : merge->rows_shape,
-                                                        NULL,
-                                                        0};
+            const bool lse = i == PREFIX_LSE || i == SUFFIX_LSE || i == LSE;
+            const int32_t kind = lse ? ATTN_DTYPE_F32 : dtype;
+            void *data =
+                memory_normal(&merge->memory, kind, rows * heads * (lse ? 1 : dims), 1, &random);
+            shaped_set(&merge->tensors[c][i], data, kind, lse ? 2 : 3, shapes[lse], NULL)->device =
+                merge->session->device.device;
         }
     }
     if (merge->tensors == NULL || merge->memory.failed) {
-        snprintf(error->message, sizeof error->message, "not enough memory for this shape");
-        return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+        return memory_refused(error);
     }
     return ATTN_OK;
 }
@@ -149,13 +121,10 @@ struct merge *merge_create(struct result *result, struct session *session, const
     }
     merge->session = session;
     memory_init(&merge->memory, &session->device);
-    int32_t index = find_backend(session, backend, error);
-    attn_status status = index < 0 ? error->status : ATTN_OK;
-    if (status == ATTN_OK && !can_merge(session, index, result, error)) {
-        status = error->status;
-    }
-    status = status == ATTN_OK ? direct_open(&merge->direct, session, index, error) : status;
-    status = status == ATTN_OK ? make_tensors(merge, &result->shape, error) : status;
+    int32_t index = find_backend(session, backend, result, error);
+    attn_status status =
+        index < 0 ? error->status : direct_open(&merge->direct, session, index, error);
+    status = status ? status : make_tensors(merge, &result->shape, error);
     if (status != ATTN_OK) {
         error->status = status;
         merge_destroy(merge);

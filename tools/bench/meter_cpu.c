@@ -2,10 +2,10 @@
 /* The CPU's ceilings: all threads start at once and the last one ends the pass. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/seconds.h"
 #include "meter_cpu.h"
 
@@ -187,9 +187,8 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
     }
     if (meter == NULL || meter->memory == NULL) {
         cpu_destroy(meter);
-        snprintf(error->message, sizeof error->message, "no memory: ceilings read %lld MiB",
-                 (long long)(METER_BYTES >> 20));
-        return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+        return command_error(error, ATTN_ERROR_OUT_OF_MEMORY, "",
+                             "no memory: ceilings read %lld MiB", (long long)(METER_BYTES >> 20));
     }
     meter->num_threads = num_threads;
     for (size_t i = 0; i < sizeof plain_kernels / sizeof *plain_kernels; i++) {

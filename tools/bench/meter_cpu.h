@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "meter.h"
+#include "ceilings.h"
 
 /* A thread's share: `bytes` of memory at `from` (and `to`), or `rounds` of arithmetic. Gives what
  * was read or computed, so that nothing is left out by the compiler. */

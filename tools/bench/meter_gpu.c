@@ -2,9 +2,10 @@
 #include "meter_gpu.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/command.h"
 
 /* 16 times the last cache of MI300X; a gibibyte takes a quarter of a millisecond on an H200, too
  * little next to a launch */
@@ -114,9 +115,8 @@ attn_status gpu_meter_create(const struct gpu_driver *driver, const struct meter
     memory_init(&m->memory, device);
     if (!find_calls(m) || !driver->open(m) || !find_kernels(m) || !fill(m)) {
         gpu_meter_destroy(m);
-        snprintf(error->message, sizeof error->message,
-                 "the ceilings' kernels cannot be loaded, or there is no free memory");
-        return error->status = ATTN_ERROR_DEVICE;
+        return command_error(error, ATTN_ERROR_DEVICE, "",
+                             "the ceilings' kernels cannot be loaded, or there is no free memory");
     }
     *num_kernels = 0;
     for (int32_t i = 0; i < GPU_KERNELS; i++) {

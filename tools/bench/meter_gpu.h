@@ -5,7 +5,7 @@
 #define BENCH_METER_GPU_H
 
 #include "memory.h"
-#include "meter.h"
+#include "ceilings.h"
 
 enum gpu_kernel { KERNEL_READ, KERNEL_COPY, KERNEL_FMA, KERNEL_MATRIX, GPU_KERNELS };
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/command.h"
+
 attn_status peer_file_open(struct peer_file *file, const char *path, struct attn_error *error)
 {
     const struct {
@@ -20,8 +22,7 @@ attn_status peer_file_open(struct peer_file *file, const char *path, struct attn
         void *symbol = library != NULL ? dlsym(library, functions[i].name) : NULL;
         if (symbol == NULL) {
             const char *why = dlerror();
-            snprintf(error->message, sizeof error->message, "%s", why != NULL ? why : path);
-            return error->status = ATTN_ERROR_NOT_FOUND;
+            return command_error(error, ATTN_ERROR_NOT_FOUND, "", "%s", why != NULL ? why : path);
         }
         memcpy(functions[i].function, &symbol, sizeof symbol);
     }
@@ -49,16 +50,14 @@ attn_status peer_init(struct peer *peer, const struct peer_file *file,
     peer->work.user = peer;
     peer->state = file->create(&layer->desc, measured->params, &measured->batch, why);
     if (peer->state == NULL) {
-        snprintf(error->message, sizeof error->message, "%.*s", (int)sizeof why - 1, why);
-        return error->status = ATTN_ERROR_UNSUPPORTED;
+        return command_error(error, ATTN_ERROR_UNSUPPORTED, "", "%.*s", (int)sizeof why - 1, why);
     }
     for (int32_t i = 0; i < measured->num_layers; i++) {
         const struct measured_io *io = &measured->io[i];
-        int code = file->bind(peer->state, &io->k_view, &io->v_view, &io->io);
+        int code = file->bind(peer->state, &io->k_view, &io->v_view, &io->step.io);
         if (code != 0) {
             peer_finish(peer);
-            snprintf(error->message, sizeof error->message, "peer_bind gave %d", code);
-            return error->status = ATTN_ERROR_UNSUPPORTED;
+            return command_error(error, ATTN_ERROR_UNSUPPORTED, "", "peer_bind gave %d", code);
         }
     }
     return ATTN_OK;

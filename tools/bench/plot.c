@@ -1,36 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plot.h"
-
+/* A roofline and a curve over the length, drawn by gnuplot, which gets commands and data through a
+ * pipe. */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
+
+#include "common/command.h"
+#include "report.h"
 
 /* Where a kernel that computes next to nothing is drawn: as far under the roof as its bytes are. */
 #define LEAST_PER_BYTE 0.2
 #define MAX_SERIES (SHAPE_KIND_COUNT * MAX_BACKENDS)
 
-static attn_status fail(struct attn_error *error, const char *field, const char *what)
-{
-    snprintf(error->field, sizeof error->field, "%s", field);
-    snprintf(error->message, sizeof error->message, "%s", what);
-    return error->status = ATTN_ERROR_NOT_FOUND;
-}
-
 bool plot_possible(const char *path, struct attn_error *error)
 {
     if (system("command -v gnuplot >/dev/null 2>&1") != 0) {
-        fail(error, "gnuplot", "is not installed; --plot needs it (Debian: gnuplot-nox)");
+        command_error(error, ATTN_ERROR_NOT_FOUND, "gnuplot",
+                      "is not installed; --plot needs it (Debian: gnuplot-nox)");
         return false;
     }
     FILE *file = fopen(path, "ab"); /* before anything is measured */
     if (file == NULL) {
-        fail(error, path, strerror(errno));
+        command_error(error, ATTN_ERROR_NOT_FOUND, path, "%s", strerror(errno));
         return false;
     }
     fclose(file);
@@ -124,67 +117,31 @@ static int32_t put_data(FILE *pipe, const struct report *report)
     return count;
 }
 
-/* gnuplot, which reads what to draw on its standard input and draws on its standard output, `file`:
- * it is given no name, of which it would run some as commands. */
-static FILE *start_gnuplot(int file, pid_t *process)
-{
-    extern char **environ;
-    char *arguments[] = {"gnuplot", NULL};
-    int ends[2] = {-1, -1};
-    FILE *pipe = NULL;
-    posix_spawn_file_actions_t actions;
-    if (file < 0 || pipe2(ends, O_CLOEXEC) != 0 || posix_spawn_file_actions_init(&actions) != 0) {
-        goto done;
-    }
-    if (posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO) == 0 &&
-        posix_spawn_file_actions_adddup2(&actions, file, STDOUT_FILENO) == 0 &&
-        posix_spawnp(process, "gnuplot", &actions, NULL, arguments, environ) == 0) {
-        pipe = fdopen(ends[1], "w");
-    }
-    posix_spawn_file_actions_destroy(&actions);
-done:
-    if (ends[0] >= 0) {
-        close(ends[0]);
-    }
-    if (pipe == NULL && ends[1] >= 0) {
-        close(ends[1]);
-    }
-    return pipe;
-}
-
 attn_status plot_write(const struct report *report, const struct session *session, const char *path,
                        struct attn_error *error)
 {
+    const bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
     void (*before)(int) = signal(SIGPIPE, SIG_IGN); /* it may end early; its status tells */
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    pid_t process = -1;
-    FILE *pipe = start_gnuplot(file, &process);
-    int32_t count = 0;
-    int status = -1;
-    if (pipe != NULL) {
-        bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
-        count = put_data(pipe, report);
-        if (count > 0) {
-            double f32 = ceilings_best(session->ceilings, CEILING_F32);
-            double bf16 = ceilings_best(session->ceilings, CEILING_BF16);
-            fprintf(pipe, "read = %.9g\npeak = %.9g\nset terminal %s size 1280,640\n%s",
-                    1e-12 * ceilings_best(session->ceilings, CEILING_READ),
-                    1e-12 * (bf16 > f32 ? bf16 : f32), svg ? "svg background 'white'" : "pngcairo",
-                    script);
-        }
-        fclose(pipe);
+    /* The shell opens the file: gnuplot would run some names as commands. */
+    FILE *pipe = setenv("ATTN_BENCH_PLOT", path, 1) == 0
+                     ? popen("exec gnuplot >\"$ATTN_BENCH_PLOT\"", "w")
+                     : NULL;
+    const bool drawable =
+        pipe != NULL && session->ceilings != NULL; /* a tuned model has no floors */
+    const int32_t count = drawable ? put_data(pipe, report) : 0;
+    if (count > 0) {
+        const double f32 = session->ceilings->best[CEILING_F32];
+        const double bf16 = session->ceilings->best[CEILING_BF16];
+        fprintf(pipe, "read = %.9g\npeak = %.9g\nset terminal %s size 1280,640\n%s",
+                1e-12 * session->ceilings->best[CEILING_READ], 1e-12 * (bf16 > f32 ? bf16 : f32),
+                svg ? "svg background 'white'" : "pngcairo", script);
     }
-    while (process > 0 && waitpid(process, &status, 0) < 0 && errno == EINTR) {
-    }
+    const int status = pipe != NULL ? pclose(pipe) : -1;
     signal(SIGPIPE, before);
-    if (file < 0 || close(file) != 0) {
-        return fail(error, path, strerror(errno));
-    }
-    if (pipe == NULL) {
-        return fail(error, "gnuplot", "cannot be started");
-    }
-    if (count == 0) {
-        return fail(error, "gnuplot", "nothing was measured that could be drawn");
-    }
-    return status == 0 ? ATTN_OK : fail(error, "gnuplot", "failed; what it said stands above");
+    return count > 0 && status == 0
+               ? ATTN_OK
+               : command_error(error, ATTN_ERROR_NOT_FOUND, "gnuplot", "%s",
+                               pipe == NULL ? "cannot be started"
+                               : count == 0 ? "nothing was measured that could be drawn"
+                                            : "failed; what it said stands above");
 }

@@ -60,11 +60,11 @@ static struct json *ceilings_json(const struct session *session)
     json_add(object, "threads", json_number(session->num_threads));
     json_add(object, "cpu_time", json_bool(session->options->cpu_time));
     for (enum ceiling c = 0; c < CEILING_COUNT && session->ceilings != NULL; c++) {
-        double best = ceilings_best(session->ceilings, c);
+        double best = session->ceilings->best[c];
         if (best > 0) {
             json_add(object, ceiling_names[c].name, json_number(ceiling_names[c].factor * best));
             json_add(kernels, ceiling_names[c].name,
-                     json_string(ceilings_kernel(session->ceilings, c)));
+                     json_string(session->ceilings->kernel[c]->name));
         }
     }
     json_add(object, "kernels", kernels);
@@ -214,7 +214,7 @@ void report_text(const struct report *report, const struct session *session)
         printf(", CPU time");
     }
     for (enum ceiling c = 0; c < CEILING_COUNT && session->ceilings != NULL; c++) {
-        double best = ceilings_best(session->ceilings, c);
+        double best = session->ceilings->best[c];
         if (best > 0) {
             printf(", %.4g %s", ceiling_names[c].factor * best, ceiling_names[c].unit);
         }

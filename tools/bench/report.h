@@ -40,4 +40,10 @@ bool report_json(struct report *report, const struct session *session);
 void report_text(const struct report *report, const struct session *session);
 void report_csv(const struct report *report, const struct session *session);
 
+/* plot.c: a roofline and a curve over the length, drawn by gnuplot. Whether it is there and the
+ * file can be written; asked before anything is measured. */
+bool plot_possible(const char *path, struct attn_error *error);
+attn_status plot_write(const struct report *report, const struct session *session, const char *path,
+                       struct attn_error *error);
+
 #endif

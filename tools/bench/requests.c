@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "requests.h"
-
+/* The requests of a shape, and how many keys their queries see. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "support/random.h"
+#include "measured.h"
 
 #define VARLEN_RATIO 16.0
 #define SKEW 64

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/command.h"
 #include "common/device.h"
 #include "common/find.h"
 #include "common/library.h"
@@ -69,18 +70,16 @@ attn_status session_init(struct session *session, const struct options *options,
     if (status == ATTN_OK) {
         status = session->api->runtime_create(&settings, &session->runtime, error);
     }
-    status = status == ATTN_OK ? choose_device(session, &device, error) : status;
-    status = status == ATTN_OK
-                 ? device_init(&session->device, session->api, session->runtime, device, error)
-                 : status;
+    status = status ? status : choose_device(session, &device, error);
+    status = status ? status
+                    : device_init(&session->device, session->api, session->runtime, device, error);
     if (status != ATTN_OK) {
         session_finish(session);
         return status;
     }
     if (options->cpu_time && device.type != ATTN_DEVICE_CPU) {
         session_finish(session);
-        snprintf(error->message, sizeof error->message, "--cpu-time: is of CPU backends");
-        return error->status = ATTN_ERROR_UNSUPPORTED;
+        return command_error(error, ATTN_ERROR_UNSUPPORTED, "--cpu-time", "is of CPU backends");
     }
     session->num_threads = device.type == ATTN_DEVICE_CPU ? session->num_threads : 0;
     session->stream = device_stream_create(&session->device);
@@ -100,8 +99,7 @@ attn_status session_init_against(struct session *session, const struct session *
     session->runtime = NULL;
     session->ceilings = NULL;
     if (realpath(first->options->against, path) == NULL || stat(path, &found) != 0) {
-        snprintf(error->message, sizeof error->message, "%s", strerror(errno));
-        return error->status = ATTN_ERROR_NOT_FOUND;
+        return command_error(error, ATTN_ERROR_NOT_FOUND, "", "%s", strerror(errno));
     }
     if (S_ISDIR(found.st_mode)) {
         snprintf(core, sizeof core, "%s/core/libattn.so.1", path);

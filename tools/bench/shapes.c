@@ -16,48 +16,9 @@
 static const struct {
     const char *name;
     double min, max;
-    bool whole;
 } parameters[PARAMETER_COUNT] = {
-    [PARAMETER_R] = {"r", 1, 65536, true},
-    [PARAMETER_L] = {"l", 0, 1 << 24, true},
-    [PARAMETER_S] = {"s", 1, 1 << 20, true},
-    [PARAMETER_SKEW] = {"skew", 0, 1, true},
-    [PARAMETER_PREFILLS] = {"prefills", 1, 4096, true},
-    [PARAMETER_HQ] = {"hq", 1, 4096, true},
-    [PARAMETER_HKV] = {"hkv", 1, 4096, true},
-    [PARAMETER_D] = {"d", 8, 4096, true},
-    [PARAMETER_DV] = {"dv", 0, 4096, true},
-    [PARAMETER_BLOCK] = {"block", 0, 65536, true},
-    [PARAMETER_LAYOUT] = {"layout", LAYOUT_OWN, ATTN_KV_LAYOUT_HND_ROWS, true},
-    [PARAMETER_WINDOW] = {"window", 0, 1 << 24, true},
-    [PARAMETER_CHUNK] = {"chunk", 0, 1 << 24, true},
-    [PARAMETER_SOFTCAP] = {"softcap", 0, 1e6, false},
-    [PARAMETER_SINKS] = {"sinks", 0, 1, true},
-    [PARAMETER_ALIBI] = {"alibi", 0, 2, true},
-    [PARAMETER_INVARIANT] = {"invariant", 0, 2, true},
-    [PARAMETER_CAUSAL] = {"causal", 0, 1, true},
-    [PARAMETER_SHUFFLE] = {"shuffle", 0, 1, true},
-    [PARAMETER_WRITE] = {"write", 0, 1, true},
-    [PARAMETER_ROTATE] = {"rotate", 0, 1, true},
-    [PARAMETER_LORA] = {"lora", 8, 4096, true},
-    [PARAMETER_ROPE] = {"rope", 8, 1024, true},
-    [PARAMETER_NOPE] = {"nope", 8, 1024, true},
-    [PARAMETER_ABSORB] = {"absorb", 0, 1, true},
-    [PARAMETER_TOPK] = {"topk", 1, 65536, true},
-    [PARAMETER_GRAIN] = {"grain", 1, 128, true},
-    [PARAMETER_LISTS] = {"lists", 1, 1024, true},
-    [PARAMETER_RATIO] = {"ratio", 1, 4096, true},
-    [PARAMETER_POOL] = {"pool", 1, 4096, true},
-    [PARAMETER_RELU] = {"relu", 0, 1, true},
-    [PARAMETER_WEIGHTS] = {"weights", 0, 1, true},
-    [PARAMETER_HK] = {"hk", 1, 4096, true},
-    [PARAMETER_HV] = {"hv", 1, 4096, true},
-    [PARAMETER_DK] = {"dk", 8, 1024, true},
-    [PARAMETER_CONV] = {"conv", 0, 64, true},
-    [PARAMETER_RULE] = {"rule", 0, BENCH_RULES - 1, true},
-    [PARAMETER_STATE_BITS] = {"state_bits", 16, 32, true},
-    [PARAMETER_SEED] = {"seed", 0, 4294967295.0, true},
-};
+#define SHAPE_ROW(id, name, from, to) {name, from, to},
+    SHAPE_PARAMETERS(SHAPE_ROW)};
 
 #define HEADS "hq=32 hkv=8 d=128 dv=0 "
 #define PLACE "block=0 layout=own shuffle=1 "
@@ -195,7 +156,7 @@ static bool say_range(enum parameter p, const char *text, char *message, size_t 
         snprintf(
             message, size,
             "%s: '%s' is not %s from %.10g to %.10g, a list a+b+c, or a range a..b or a..b/step",
-            parameters[p].name, text, parameters[p].whole ? "a whole number" : "a number",
+            parameters[p].name, text, p != PARAMETER_SOFTCAP ? "a whole number" : "a number",
             parameters[p].min, parameters[p].max);
     }
     return false;
@@ -204,7 +165,7 @@ static bool say_range(enum parameter p, const char *text, char *message, size_t 
 static bool add_value(struct values *values, enum parameter p, double value)
 {
     bool fits = isfinite(value) && value >= parameters[p].min && value <= parameters[p].max &&
-                (!parameters[p].whole || value == floor(value));
+                (p == PARAMETER_SOFTCAP || value == floor(value));
     if (!fits || values->count == MAX_VALUES) {
         return false;
     }

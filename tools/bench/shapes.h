@@ -11,48 +11,53 @@
 /* What a recurrent layer computes. */
 enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, BENCH_RULES };
 
-enum parameter {
-    PARAMETER_R,        /* requests */
-    PARAMETER_L,        /* keys of each, the step's own included; 0: as s */
-    PARAMETER_S,        /* queries of each; varlen: of the longest; write, merge: rows */
-    PARAMETER_SKEW,     /* decode: 1: one request has 64 times the others' keys, as many in all */
-    PARAMETER_PREFILLS, /* mixed: requests of s queries behind the r decodes */
-    PARAMETER_HQ,
-    PARAMETER_HKV,
-    PARAMETER_D,
-    PARAMETER_DV,     /* 0: as d */
-    PARAMETER_BLOCK,  /* slots; 0: the backend's choice */
-    PARAMETER_LAYOUT, /* enum attn_kv_layout; -1: the backend's own */
-    PARAMETER_WINDOW, /* keys, the query's own included; 0: none */
-    PARAMETER_CHUNK,  /* chunked local attention; 0: none */
-    PARAMETER_SOFTCAP,
-    PARAMETER_SINKS,
-    PARAMETER_ALIBI,
-    PARAMETER_INVARIANT,
-    PARAMETER_CAUSAL,
-    PARAMETER_SHUFFLE, /* blocks (write: slots) in random order */
-    PARAMETER_WRITE,   /* the step's keys are written by the same run */
-    PARAMETER_ROTATE,  /* 0: one layer again and again, whatever the caches hold of it */
-    PARAMETER_LORA,    /* kv_lora_rank */
-    PARAMETER_ROPE,
-    PARAMETER_NOPE,
-    PARAMETER_ABSORB, /* 1: the core absorbs W_UK and projects with W_UV */
-    PARAMETER_TOPK,
-    PARAMETER_GRAIN,   /* keys of an entry of a list */
-    PARAMETER_LISTS,   /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */
-    PARAMETER_RATIO,   /* index: tokens of a row */
-    PARAMETER_POOL,    /* index: rows of an entry */
-    PARAMETER_RELU,    /* index */
-    PARAMETER_WEIGHTS, /* index */
-    PARAMETER_HK,      /* gdn: key heads */
-    PARAMETER_HV,
-    PARAMETER_DK,
-    PARAMETER_CONV,
-    PARAMETER_RULE,       /* enum bench_rule */
-    PARAMETER_STATE_BITS, /* 16: bf16 */
-    PARAMETER_SEED,
-    PARAMETER_COUNT
-};
+/* What a shape may have: its constant, its name, and what is allowed from .. to: a whole number,
+ * but of softcap. */
+#define SHAPE_PARAMETERS(X)                                                                        \
+    X(R, "r", 1, 65536)   /* requests */                                                           \
+    X(L, "l", 0, 1 << 24) /* keys of each, the step's own included; 0: as s */                     \
+    X(S, "s", 1, 1 << 20) /* queries of each; varlen: of the longest; write, merge: rows */        \
+    X(SKEW, "skew", 0, 1) /* 1: one request has 64 times the others' keys, as many in all */       \
+    X(PREFILLS, "prefills", 1, 4096) /* mixed: requests of s queries after the r decodes */        \
+    X(HQ, "hq", 1, 4096)                                                                           \
+    X(HKV, "hkv", 1, 4096)                                                                         \
+    X(D, "d", 8, 4096)                                                                             \
+    X(DV, "dv", 0, 4096)        /* 0: as d */                                                      \
+    X(BLOCK, "block", 0, 65536) /* slots; 0: the backend's choice */                               \
+    X(LAYOUT, "layout", -1,                                                                        \
+      ATTN_KV_LAYOUT_HND_ROWS)      /* enum attn_kv_layout; -1: the backend's own */               \
+    X(WINDOW, "window", 0, 1 << 24) /* keys, the query's own included; 0: none */                  \
+    X(CHUNK, "chunk", 0, 1 << 24)   /* chunked local attention; 0: none */                         \
+    X(SOFTCAP, "softcap", 0, 1e6)                                                                  \
+    X(SINKS, "sinks", 0, 1)                                                                        \
+    X(ALIBI, "alibi", 0, 2)                                                                        \
+    X(INVARIANT, "invariant", 0, 2)                                                                \
+    X(CAUSAL, "causal", 0, 1)                                                                      \
+    X(SHUFFLE, "shuffle", 0, 1) /* blocks (write: slots) in random order */                        \
+    X(WRITE, "write", 0, 1)     /* the step's keys are written by the same run */                  \
+    X(ROTATE, "rotate", 0, 1)   /* 0: one layer again and again, whatever the caches hold of it */ \
+    X(LORA, "lora", 8, 4096)    /* kv_lora_rank */                                                 \
+    X(ROPE, "rope", 8, 1024)                                                                       \
+    X(NOPE, "nope", 8, 1024)                                                                       \
+    X(ABSORB, "absorb", 0, 1) /* 1: the core absorbs W_UK and projects with W_UV */                \
+    X(TOPK, "topk", 1, 65536)                                                                      \
+    X(GRAIN, "grain", 1, 128) /* keys of an entry of a list */                                     \
+    X(LISTS, "lists", 1,                                                                           \
+      1024) /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */                 \
+    X(RATIO, "ratio", 1, 4096)  /* index: tokens of a row */                                       \
+    X(POOL, "pool", 1, 4096)    /* index: rows of an entry */                                      \
+    X(RELU, "relu", 0, 1)       /* indexers */                                                     \
+    X(WEIGHTS, "weights", 0, 1) /* indexers */                                                     \
+    X(HK, "hk", 1, 4096)        /* gdn: key heads */                                               \
+    X(HV, "hv", 1, 4096)                                                                           \
+    X(DK, "dk", 8, 1024)                                                                           \
+    X(CONV, "conv", 0, 64)                                                                         \
+    X(RULE, "rule", 0, BENCH_RULES - 1) /* enum bench_rule */                                      \
+    X(STATE_BITS, "state_bits", 16, 32) /* 16: bf16 */                                             \
+    X(SEED, "seed", 0, 4294967295.0)
+
+#define SHAPE_CONSTANT(id, name, from, to) PARAMETER_##id,
+enum parameter { SHAPE_PARAMETERS(SHAPE_CONSTANT) PARAMETER_COUNT };
 
 enum shape_kind_code {
     SHAPE_DECODE,

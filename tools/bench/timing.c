@@ -40,37 +40,41 @@ static double clock_seconds(const struct session *session)
                                       : seconds_of(CLOCK_MONOTONIC);
 }
 
-/* Calls one copy after the other; on an accelerator as one graph of a whole round, so that the
- * host's part is not what is measured. */
-struct caller {
+/* The samples of one contender, of calls of one copy after the other; on an accelerator of one
+ * graph of a whole round, so that the host's part is not what is measured. */
+struct sampler {
     struct session *session;
-    const struct work *work;
+    struct contender *contender;
+    const struct work *work; /* the contender's */
     int32_t next;
     void *graph; /* NULL: not captured */
+    double call_seconds;
+    int64_t calls; /* of one sample */
+    double times[MAX_SAMPLES], floors[MAX_SAMPLES];
 };
 
-static void capture(struct caller *caller)
+static void capture(struct sampler *s)
 {
-    const struct device *device = &caller->session->device;
+    const struct device *device = &s->session->device;
     attn_status status = ATTN_OK;
-    if (caller->work->host_only || !device_capture_begin(device, caller->session->stream)) {
+    if (s->work->host_only || !device_capture_begin(device, s->session->stream)) {
         return;
     }
-    for (int32_t i = 0; i < caller->work->num_copies && status == ATTN_OK; i++) {
-        status = caller->work->run(caller->work->user, i, NULL);
+    for (int32_t i = 0; i < s->work->num_copies && status == ATTN_OK; i++) {
+        status = s->work->run(s->work->user, i, NULL);
     }
-    caller->graph = device_capture_end(device, caller->session->stream);
+    s->graph = device_capture_end(device, s->session->stream);
     if (status != ATTN_OK) {
-        device_graph_finish(device, caller->graph);
-        caller->graph = NULL;
+        device_graph_finish(device, s->graph);
+        s->graph = NULL;
     }
 }
 
 /* Seconds that the host takes for `calls` calls: what it waits for is not counted. */
-static attn_status time_host(struct caller *caller, int64_t calls, double *elapsed,
+static attn_status time_host(struct sampler *s, int64_t calls, double *elapsed,
                              struct attn_error *error)
 {
-    const struct work *work = caller->work;
+    const struct work *work = s->work;
     attn_status status = ATTN_OK;
     *elapsed = 0;
     for (int64_t done = 0; done < calls && status == ATTN_OK; done += QUEUED_CALLS) {
@@ -80,35 +84,35 @@ static attn_status time_host(struct caller *caller, int64_t calls, double *elaps
             status = work->run(work->user, 0, error);
         }
         *elapsed += seconds_of(CLOCK_MONOTONIC) - begin;
-        status = device_wait(&caller->session->device) || status ? status : ATTN_ERROR_DEVICE;
+        status = device_wait(&s->session->device) || status ? status : ATTN_ERROR_DEVICE;
     }
     return status;
 }
 
 /* Seconds of `calls` calls, until the device has done them. Whole rounds where they are captured.
  */
-static attn_status time_calls(struct caller *caller, int64_t calls, double *elapsed,
+static attn_status time_calls(struct sampler *s, int64_t calls, double *elapsed,
                               struct attn_error *error)
 {
-    const struct device *device = &caller->session->device;
+    const struct device *device = &s->session->device;
     attn_status status = device_wait(device) ? ATTN_OK : ATTN_ERROR_DEVICE;
-    if (status != ATTN_OK || caller->work->host_only) {
-        return status != ATTN_OK ? status : time_host(caller, calls, elapsed, error);
+    if (status != ATTN_OK || s->work->host_only) {
+        return status != ATTN_OK ? status : time_host(s, calls, elapsed, error);
     }
-    double begin = clock_seconds(caller->session);
-    if (caller->graph != NULL) {
-        for (int64_t i = 0; i < calls && status == ATTN_OK; i += caller->work->num_copies) {
-            bool launched = device_graph_launch(device, caller->graph, caller->session->stream);
+    double begin = clock_seconds(s->session);
+    if (s->graph != NULL) {
+        for (int64_t i = 0; i < calls && status == ATTN_OK; i += s->work->num_copies) {
+            bool launched = device_graph_launch(device, s->graph, s->session->stream);
             status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
         }
     } else {
         for (int64_t i = 0; i < calls && status == ATTN_OK; i++) {
-            status = caller->work->run(caller->work->user, caller->next, error);
-            caller->next = (caller->next + 1) % caller->work->num_copies;
+            status = s->work->run(s->work->user, s->next, error);
+            s->next = (s->next + 1) % s->work->num_copies;
         }
     }
     status = device_wait(device) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
-    *elapsed = clock_seconds(caller->session) - begin;
+    *elapsed = clock_seconds(s->session) - begin;
     return status;
 }
 
@@ -117,9 +121,7 @@ static attn_status time_calls(struct caller *caller, int64_t calls, double *elap
 static double operation_rate(struct session *session, enum ceiling ceiling)
 {
     double rate = ceilings_measure(session->ceilings, ceiling);
-    return session->device.device.type == ATTN_DEVICE_CPU
-               ? rate
-               : ceilings_best(session->ceilings, ceiling);
+    return session->device.device.type == ATTN_DEVICE_CPU ? rate : session->ceilings->best[ceiling];
 }
 
 static double floor_seconds(struct session *session, const struct work *work, const char **bound)
@@ -147,25 +149,31 @@ static double floor_seconds(struct session *session, const struct work *work, co
     return operations > bytes ? operations : bytes;
 }
 
-/* Every copy once, or as many as two seconds allow; then how long a call takes. */
-static attn_status warm_up(struct caller *caller, double *call_seconds, struct attn_error *error)
+/* Every copy once, or as many as two seconds allow; then how long a call takes, and how many make a
+ * sample. */
+static void warm_up(struct sampler *s)
 {
-    double begin = seconds_of(CLOCK_MONOTONIC), elapsed = 0;
+    const double begin = seconds_of(CLOCK_MONOTONIC);
+    double elapsed = 0;
+    struct attn_error *error = &s->contender->error;
     attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < caller->work->num_copies && status == ATTN_OK; i++) {
-        status = time_calls(caller, 1, &elapsed, error);
+    for (int32_t i = 0; i < s->work->num_copies && status == ATTN_OK; i++) {
+        status = time_calls(s, 1, &elapsed, error);
         if (seconds_of(CLOCK_MONOTONIC) - begin > SLOW_SECONDS) {
             break;
         }
     }
     if (status == ATTN_OK && elapsed < SLOW_SECONDS) {
-        capture(caller);
-        int64_t calls = caller->graph != NULL ? caller->work->num_copies : 1;
-        status = time_calls(caller, calls, &elapsed, error);
+        capture(s);
+        const int64_t calls = s->graph != NULL ? s->work->num_copies : 1;
+        status = time_calls(s, calls, &elapsed, error);
         elapsed /= (double)calls;
     }
-    *call_seconds = elapsed;
-    return status;
+    const int64_t round = s->graph != NULL ? s->work->num_copies : 1;
+    s->call_seconds = elapsed;
+    s->calls = elapsed > 0 ? (int64_t)(SAMPLE_SECONDS / elapsed) + 1 : 1000;
+    s->calls = (s->calls + round - 1) / round * round;
+    s->contender->status = status;
 }
 
 /* Ceilings take seconds, which --tune --model has better use for. */
@@ -174,18 +182,9 @@ static bool has_floor(const struct session *session, const struct work *work)
     return !work->host_only && session->options->model == NULL;
 }
 
-/* The samples of one contender. */
-struct sampler {
-    struct contender *contender;
-    struct caller caller;
-    double call_seconds;
-    int64_t calls; /* of one sample */
-    double times[MAX_SAMPLES], floors[MAX_SAMPLES];
-};
-
 static void conclude(struct sampler *sampler, int32_t count)
 {
-    const struct work *work = sampler->contender->work;
+    const struct work *work = sampler->work;
     struct timing *timing = &sampler->contender->timing;
     double bytes = work->bytes_read + work->bytes_written;
     double median = quantile(sampler->times, count, 0.5);
@@ -199,7 +198,7 @@ static void conclude(struct sampler *sampler, int32_t count)
     timing->ratio_to_floor = least > 0 ? median / least : 0;
     timing->gb_s = median > 0 ? 1e-9 * bytes / median : 0;
     timing->tflop_s = median > 0 ? 1e-12 * work->operations / median : 0;
-    timing->failed = has_floor(sampler->caller.session, work) && !(timing->ratio_to_floor >= 1);
+    timing->failed = has_floor(sampler->session, work) && !(timing->ratio_to_floor >= 1);
 }
 
 static double median_ratio(const struct sampler *sampler, const struct sampler *first,
@@ -212,16 +211,6 @@ static double median_ratio(const struct sampler *sampler, const struct sampler *
     return quantile(ratios, count, 0.5);
 }
 
-static void warm_sampler(struct sampler *sampler)
-{
-    struct contender *contender = sampler->contender;
-    contender->status = warm_up(&sampler->caller, &sampler->call_seconds, &contender->error);
-    int64_t round = sampler->caller.graph != NULL ? contender->work->num_copies : 1;
-    sampler->calls =
-        sampler->call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / sampler->call_seconds) + 1 : 1000;
-    sampler->calls = (sampler->calls + round - 1) / round * round;
-}
-
 static void take_sample(struct sampler *sampler, int32_t index)
 {
     struct contender *contender = sampler->contender;
@@ -229,11 +218,11 @@ static void take_sample(struct sampler *sampler, int32_t index)
     if (contender->status != ATTN_OK) {
         return;
     }
-    if (has_floor(sampler->caller.session, contender->work)) {
+    if (has_floor(sampler->session, contender->work)) {
         sampler->floors[index] =
-            floor_seconds(sampler->caller.session, contender->work, &contender->timing.bound);
+            floor_seconds(sampler->session, contender->work, &contender->timing.bound);
     }
-    contender->status = time_calls(&sampler->caller, sampler->calls, &elapsed, &contender->error);
+    contender->status = time_calls(sampler, sampler->calls, &elapsed, &contender->error);
     sampler->times[index] = elapsed / (double)sampler->calls;
 }
 
@@ -280,9 +269,9 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
         contenders[i].error = error;
         if (status == ATTN_OK && contenders[i].work != NULL) {
             struct sampler *sampler = &samplers[running++];
-            sampler->contender = &contenders[i];
-            sampler->caller = (struct caller){.session = session, .work = contenders[i].work};
-            warm_sampler(sampler);
+            *sampler = (struct sampler){
+                .session = session, .contender = &contenders[i], .work = contenders[i].work};
+            warm_up(sampler);
         }
     }
     int32_t rounds = running > 0 ? sample_rounds(samplers, running, session->options->budget) : 0;
@@ -294,7 +283,7 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
         if (samplers[i].contender->status == ATTN_OK) {
             conclude(&samplers[i], rounds);
         }
-        device_graph_finish(&session->device, samplers[i].caller.graph);
+        device_graph_finish(&session->device, samplers[i].graph);
     }
     free(samplers);
 }

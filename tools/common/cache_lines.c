@@ -7,15 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "host/cache_file.h"
 
 #define MAX_FILE ((size_t)1 << 20) /* of what the core reads */
 
 attn_status cache_lines_fail(struct attn_error *error, const char *what, const char *why)
 {
-    snprintf(error->field, sizeof error->field, "%.60s", what);
-    snprintf(error->message, sizeof error->message, "%s", why);
-    return error->status = ATTN_ERROR_IO;
+    return command_error(error, ATTN_ERROR_IO, what, "%s", why);
 }
 
 attn_status cache_lines_path(const char *name, char *path, size_t size, struct attn_error *error)

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,6 +85,17 @@ int command_parse(const struct command *command, int argc, char **argv)
         *command->operand = argv[optind];
     }
     return -1;
+}
+
+attn_status command_error(struct attn_error *error, attn_status status, const char *field,
+                          const char *format, ...)
+{
+    va_list arguments;
+    snprintf(error->field, sizeof error->field, "%s", field);
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    return error->status = status;
 }
 
 int command_failed(const char *tool, const char *what, const struct attn_error *error)

@@ -39,6 +39,10 @@ struct command {
  * with the reason on stderr. */
 int command_parse(const struct command *command, int argc, char **argv);
 
+/* Writes status, field and message, and returns the status. */
+attn_status command_error(struct attn_error *error, attn_status status, const char *field,
+                          const char *format, ...) __attribute__((format(printf, 4, 5)));
+
 /* `tool: what: field: message` on stderr. Returns EXIT_ABSENT where hardware is missing, else
  * EXIT_FAILURE. */
 int command_failed(const char *tool, const char *what, const struct attn_error *error);

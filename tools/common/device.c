@@ -69,7 +69,7 @@ static attn_status copy(const struct device *device, void *destination, const vo
         status =
             client_copy(device->api, device->opened, destination, source, bytes, kind, NULL, error);
     }
-    return status == ATTN_OK ? wait(device, error) : status;
+    return status ? status : wait(device, error);
 }
 
 attn_status device_copy_in(const struct device *device, void *destination, const void *source,
@@ -93,7 +93,7 @@ attn_status device_set(const struct device *device, void *destination, int32_t v
     }
     attn_status status =
         client_fill(device->api, device->opened, destination, value, bytes, NULL, error);
-    return status == ATTN_OK ? wait(device, error) : status;
+    return status ? status : wait(device, error);
 }
 
 void *device_alloc(const struct device *device, size_t bytes)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "command.h"
+
 bool backend_is_named(const struct attn_backend_caps *caps, const char *name)
 {
     size_t length = strlen(caps->name);
@@ -36,16 +38,12 @@ int32_t backend_find(const struct attn_api *api, const attn_runtime *runtime, co
             return i;
         }
     }
-    error->status = ATTN_ERROR_NOT_FOUND;
-    snprintf(error->field, sizeof error->field, "backend");
-    snprintf(error->message, sizeof error->message, "no backend is named '%s'", name);
+    command_error(error, ATTN_ERROR_NOT_FOUND, "backend", "no backend is named '%s'", name);
     for (int32_t i = 0; i < api->plugin_count(runtime); i++) {
         struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
         if (api->plugin_info(runtime, i, &plugin) == ATTN_OK && plugin.status != ATTN_OK &&
             file_is_named(plugin.file, name)) {
-            error->status = plugin.status;
-            snprintf(error->field, sizeof error->field, "%s", plugin.file);
-            snprintf(error->message, sizeof error->message, "%s", plugin.reason);
+            command_error(error, plugin.status, plugin.file, "%s", plugin.reason);
             break;
         }
     }

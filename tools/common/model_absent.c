@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stands for model_config.c in a build without the distribution's JSON package. */
-#include <stdio.h>
-
+#include "command.h"
 #include "model_config.h"
 
 attn_status model_config_read(struct model_config *config, const char *file,
                               struct attn_error *error)
 {
     *config = (struct model_config){.layers = NULL};
-    snprintf(error->field, sizeof error->field, "configuration");
-    snprintf(error->message, sizeof error->message,
-             "built without libcjson, which reads configurations");
-    return error->status = ATTN_ERROR_UNSUPPORTED;
+    return command_error(error, ATTN_ERROR_UNSUPPORTED, "configuration",
+                         "built without libcjson, which reads configurations");
 }
 
 void model_config_warn(const struct model_config *config, const char *tool, const char *file)

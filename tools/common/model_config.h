@@ -3,6 +3,7 @@
 #ifndef TOOLS_COMMON_MODEL_CONFIG_H
 #define TOOLS_COMMON_MODEL_CONFIG_H
 
+#include <attn/api.h>
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
@@ -57,6 +58,11 @@ void model_config_keep(struct model_config *config, int32_t count);
 
 /* Leaves layers of that kind out; how many there were. */
 int32_t model_config_drop(struct model_config *config, int32_t kind);
+
+/* api->select of all layers. */
+attn_status model_config_select(const struct model_config *config, const struct attn_api *api,
+                                attn_runtime *runtime, const struct attn_select_options *options,
+                                attn_assignment **assignment, struct attn_error *error);
 
 /* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of
  * two. */

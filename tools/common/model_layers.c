@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tools ask of layers that were read. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "model_config.h"
 
@@ -70,6 +71,23 @@ void model_config_keep(struct model_config *config, int32_t count)
     }
     config->num_layers = kept;
     model_config_link(config);
+}
+
+attn_status model_config_select(const struct model_config *config, const struct attn_api *api,
+                                attn_runtime *runtime, const struct attn_select_options *options,
+                                attn_assignment **assignment, struct attn_error *error)
+{
+    const struct attn_layer_desc **layers = calloc((size_t)config->num_layers + 1, sizeof *layers);
+    if (layers == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        layers[i] = &config->layers[i].desc;
+    }
+    const attn_status status =
+        api->select(runtime, options, layers, config->num_layers, assignment, error);
+    free(layers);
+    return status;
 }
 
 void model_alibi_slopes(float *slopes, int32_t num_heads)

@@ -31,7 +31,7 @@ static attn_status bind_memory(const struct attn_api *api, attn_layer *layer,
     memory.base = taken[0];
     memory.further = &taken[1];
     memory.further_num_blocks = blocks;
-    return status == ATTN_OK ? api->layer_bind_memory(layer, &memory, error) : status;
+    return status ? status : api->layer_bind_memory(layer, &memory, error);
 }
 
 static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
@@ -50,7 +50,7 @@ static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
     }
     if (count > 0 && status == ATTN_OK) {
         status = bind_memory(api, layer, specs, count, device, taken, error);
-        status = status == ATTN_OK ? attn_layout_id(api, &side, id, text, error) : status;
+        status = status ? status : attn_layout_id(api, &side, id, text, error);
     }
     for (int32_t i = 0; i <= ATTN_MAX_CACHES; i++) {
         device_give(device, false, taken[i]);

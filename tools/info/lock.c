@@ -8,17 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/command.h"
 #include "common/json.h"
 #include "host/lock_text.h"
 #include "util/safe_text.h"
-
-static attn_status fail(struct attn_error *error, const char *why)
-{
-    *error = (struct attn_error)ATTN_ERROR_INIT;
-    snprintf(error->field, sizeof error->field, "lock");
-    snprintf(error->message, sizeof error->message, "%s", why);
-    return error->status = ATTN_ERROR_IO;
-}
 
 attn_status lock_begin(struct lock_file *lock, const char *file, struct attn_error *error)
 {
@@ -29,17 +22,20 @@ attn_status lock_begin(struct lock_file *lock, const char *file, struct attn_err
              slash != NULL ? file : ".");
     char *absolute = realpath(folder, NULL);
     if (absolute == NULL) {
-        return fail(error, strerror(errno));
+        return command_error(error, ATTN_ERROR_IO, "lock", "%s", strerror(errno));
     }
     const int length =
         snprintf(lock->fresh, sizeof lock->fresh, "%s/.%s.%ld", absolute, name, (long)getpid());
     free(absolute);
     if (length >= (int)sizeof lock->fresh || name[0] == '\0') {
-        return fail(error, name[0] == '\0' ? "a folder, not a file" : "the path is too long");
+        return command_error(error, ATTN_ERROR_IO, "lock",
+                             name[0] == '\0' ? "a folder, not a file" : "the path is too long");
     }
     lock->file = file;
     snprintf(variable, sizeof variable, "write:%s", lock->fresh);
-    return setenv("ATTN_LOCK", variable, 1) == 0 ? ATTN_OK : fail(error, strerror(errno));
+    return setenv("ATTN_LOCK", variable, 1) == 0
+               ? ATTN_OK
+               : command_error(error, ATTN_ERROR_IO, "lock", "%s", strerror(errno));
 }
 
 attn_status lock_write(struct lock_file *lock, const struct attn_api *api, attn_runtime *runtime,
@@ -48,7 +44,7 @@ attn_status lock_write(struct lock_file *lock, const struct attn_api *api, attn_
     attn_model *model = NULL;
     attn_status status = api->model_create(runtime, assignment, NULL, &model, error);
     if (status == ATTN_OK && rename(lock->fresh, lock->file) != 0) {
-        status = fail(error, strerror(errno));
+        status = command_error(error, ATTN_ERROR_IO, "lock", "%s", strerror(errno));
     }
     api->model_destroy(model);
     return status;

@@ -127,6 +127,18 @@ static struct json *devices_json(const struct info *info)
     return devices;
 }
 
+/* The next line of a text, NULL or at its end: false. */
+static bool next_line(const char **at, char *line, size_t size)
+{
+    if (*at == NULL || **at == '\0') {
+        return false;
+    }
+    const size_t length = strcspn(*at, "\n");
+    snprintf(line, size, "%.*s", (int)length, *at);
+    *at += length + ((*at)[length] == '\n');
+    return true;
+}
+
 /* What attn-check --record has kept of a backend, and whether it says anything today. */
 static struct json *conformance_json(const char *lines, const struct attn_backend_caps *caps,
                                      const char *file)
@@ -134,12 +146,8 @@ static struct json *conformance_json(const char *lines, const struct attn_backen
     struct conformance record, last = {.backend = ""};
     uint64_t hash;
     char name[160], line[512];
-    snprintf(name, sizeof name, "%s%s%s", caps->name, caps->variant[0] != '\0' ? "@" : "",
-             caps->variant);
-    for (; lines != NULL && *lines != '\0'; lines += lines[0] == '\n') {
-        const size_t length = strcspn(lines, "\n");
-        snprintf(line, sizeof line, "%.*s", (int)length, lines);
-        lines += length;
+    backend_text(caps, name, sizeof name);
+    while (next_line(&lines, line, sizeof line)) {
         if (conformance_parse(&record, line) && conformance_is_of(&record, name, caps->device)) {
             last = record;
         }
@@ -206,32 +214,29 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
 {
     static const struct {
         uint32_t composed;
-        const char *prefill, *decode;
+        const char *prefill, *decode; /* NULL: the same */
     } programs[] = {
-        {ATTN_COMPOSE_COMPRESSED, "attend latent -> attend compressed -> merge",
-         "attend latent -> attend compressed -> merge"},
+        {ATTN_COMPOSE_COMPRESSED, "attend latent -> attend compressed -> merge", NULL},
         {ATTN_COMPOSE_MLA_PREFILL,
          "project keys -> attend new keys -> gather, project and attend context -> merge",
          "absorb -> attend latent -> project up"},
-        {ATTN_COMPOSE_MLA, "absorb -> attend latent -> project up",
-         "absorb -> attend latent -> project up"},
+        {ATTN_COMPOSE_MLA, "absorb -> attend latent -> project up", NULL},
         {ATTN_COMPOSE_MM_ENCODER, "amax -> quantize q, k, v -> attend", ""},
-        {ATTN_COMPOSE_STATIC_SINK, "attend sink -> attend rest -> merge",
-         "attend sink -> attend rest -> merge"},
-        {ATTN_COMPOSE_CHUNKED, "attend chunks as requests", "attend chunks as requests"},
+        {ATTN_COMPOSE_STATIC_SINK, "attend sink -> attend rest -> merge", NULL},
+        {ATTN_COMPOSE_CHUNKED, "attend chunks as requests", NULL},
         {ATTN_COMPOSE_CASCADE,
-         "attend, or where a common prefix pays: attend prefix -> attend rest -> merge",
-         "attend, or where a common prefix pays: attend prefix -> attend rest -> merge"},
-        {UINT32_MAX, "attend", "attend"}};
+         "attend, or where a common prefix pays: attend prefix -> attend rest -> merge", NULL},
+        {UINT32_MAX, "attend", NULL}};
     char text[400];
     size_t at = 0;
     const uint32_t composed = choice->composed | (uint32_t)1 << 31;
     while (!(composed & programs[at].composed)) {
         at++;
     }
-    const char *attends = recurrent                     ? "update states"
-                          : phase == ATTN_PHASE_PREFILL ? programs[at].prefill
-                                                        : programs[at].decode;
+    const bool own = phase == ATTN_PHASE_DECODE && programs[at].decode != NULL;
+    const char *attends = recurrent ? "update states"
+                          : own     ? programs[at].decode
+                                    : programs[at].prefill;
     snprintf(text, sizeof text, "%s%s%s%s",
              composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? "gather queries -> " : "", attends,
              composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? " -> reduce -> merge with new keys" : "",
@@ -263,10 +268,7 @@ static void add_times(const struct info *info, struct json *item, int32_t index,
     snprintf(kv_dtype, sizeof kv_dtype, "%s%s%s", kv_dtype_name(choice.kv_dtype), two ? "/" : "",
              two ? kv_dtype_name(choice.kv_dtype_v) : "");
     measurement_shape(desc, dtype_name(desc->dtype), kv_dtype, shape);
-    for (const char *at = info->times; *at != '\0'; at += *at == '\n') {
-        const size_t length = strcspn(at, "\n");
-        snprintf(line, sizeof line, "%.*s", (int)length, at);
-        at += length;
+    for (const char *at = info->times; next_line(&at, line, sizeof line);) {
         if (!measurement_parse(&m, line) ||
             !measurement_is_of(&m, info->device_key, shape, phase_names[phase], name)) {
             continue;
@@ -492,33 +494,19 @@ static void print_explanation(const struct json *layer)
 static void print_value(const struct json *value)
 {
     const struct json *item;
-    switch (value->type) {
-    case JSON_NUMBER:
+    if (value->type == JSON_NUMBER) {
         printf("%lld", (long long)value->number);
-        return;
-    case JSON_BOOL:
+    } else if (value->type == JSON_BOOL) {
         printf("%s", value->number != 0 ? "yes" : "no");
-        return;
-    case JSON_STRING:
+    } else if (value->type == JSON_STRING) {
         printf("%s", value->text);
-        return;
-    case JSON_ARRAY:
-        JSON_EACH(item, value)
-        {
-            print_value(item);
-            printf("%s", item->next != NULL ? ", " : "");
-        }
-        return;
-    case JSON_OBJECT:
-        JSON_EACH(item, value)
-        {
-            printf("%s ", item->name);
-            print_value(item);
-            printf("%s", item->next != NULL ? ", " : "");
-        }
-        return;
-    default:
-        printf("none");
+    }
+    JSON_EACH(item, value)
+    {
+        printf("%s%s", value->type == JSON_OBJECT ? item->name : "",
+               value->type == JSON_OBJECT ? " " : "");
+        print_value(item);
+        printf("%s", item->next != NULL ? ", " : "");
     }
 }
 
@@ -660,18 +648,8 @@ static attn_status select_model(struct info *info, struct attn_error *error)
     const struct attn_select_options options = {
         .struct_size = sizeof options, .device = info->device, .flags = ATTN_SELECT_KEEP_UNSERVED};
     model_config_warn(&info->config, "attn-info", info->options.model);
-    const struct attn_layer_desc **layers =
-        calloc((size_t)info->config.num_layers + 1, sizeof *layers);
-    if (layers == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    for (int32_t i = 0; i < info->config.num_layers; i++) {
-        layers[i] = &info->config.layers[i].desc;
-    }
-    status = info->api->select(info->runtime, &options, layers, info->config.num_layers,
-                               &info->assignment, error);
-    free(layers);
-    return status;
+    return model_config_select(&info->config, info->api, info->runtime, &options, &info->assignment,
+                               error);
 }
 
 static bool all_served(const struct info *info)

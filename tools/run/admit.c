@@ -74,44 +74,6 @@ void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t e
     }
 }
 
-/* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has
- * no keys: there the tokens are run. */
-static attn_status write_layer(struct run_engine *engine, struct run_layer *layer,
-                               const struct batch *batch, int32_t r, int32_t first, int32_t end)
-{
-    const struct row_terms *t = &layer->terms;
-    int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
-                            {end - first, t->num_kv_heads, t->head_size_v}};
-    if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
-        return gdn_run(engine, layer, batch);
-    }
-    if (layer->source->desc.kind == ATTN_LAYER_MLA && !is_latent(layer)) {
-        return mla_write(engine, layer, r, first, end);
-    }
-    const uint8_t *histories[2] = {layer->k_history[r], layer->v_history[r]};
-    struct attn_tensor rows[2];
-    for (int32_t i = 0; i < 2; i++) {
-        size_t row = (size_t)(shapes[i][1] * shapes[i][2]) * element_bytes(layer);
-        void *data = pool_send(engine, &engine->rows, histories[i] + (size_t)first * row,
-                               (size_t)(end - first) * row);
-        if (data == NULL) {
-            return engine->error.status;
-        }
-        rows[i] = tensor_of(engine, layer, data, 3, shapes[i], NULL);
-    }
-    struct attn_step_io io = {.struct_size = sizeof io,
-                              .stream = engine->stream,
-                              .flags = ATTN_RUN_NO_ATTEND,
-                              .k = &rows[0],
-                              .v = layer->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER ? &rows[1]
-                                                                                        : NULL};
-    struct latent_io latent;
-    if (is_latent(layer)) {
-        latent_bring(engine, layer, NULL, &io, &latent);
-    }
-    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
-}
-
 /* Writes keys first .. end-1 of one request in every layer of a group. */
 static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, int32_t first,
                               int32_t end)
@@ -146,8 +108,10 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->layers[i].group == g) {
-            status = write_layer(engine, &engine->layers[i], batch, r, first, end);
-            status = status == ATTN_OK ? engine_wait(engine) : status;
+            /* a recurrent layer has no keys: there the tokens are run */
+            status = group->recurrent ? layer_run(engine, &engine->layers[i], batch)
+                                      : layer_write(engine, &engine->layers[i], r, first, end);
+            status = status ? status : engine_wait(engine);
             pool_reset(engine, &engine->rows);
         }
     }
@@ -192,7 +156,7 @@ static attn_status fill_history(struct run_engine *engine, struct run_layer *lay
         memcpy(layer->v_history[r], layer->v_history[request->shares],
                row * (size_t)t->head_size_v);
     }
-    return status == ATTN_OK ? add_keys(engine, layer, r, shared, written, 0) : status;
+    return status ? status : add_keys(engine, layer, r, shared, written, 0);
 }
 
 /* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */

@@ -95,7 +95,7 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
             }
         }
     }
-    status = status == ATTN_OK ? engine_wait(engine) : status;
+    status = status ? status : engine_wait(engine);
     free(others);
     free(pairs);
     return status;
@@ -119,7 +119,7 @@ attn_status blocks_swap(struct run_engine *engine, int32_t r, bool out)
             status =
                 blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
         }
-        status = status == ATTN_OK ? swap_group(engine, g, r, out) : status;
+        status = status ? status : swap_group(engine, g, r, out);
         if (out && status == ATTN_OK) {
             blocks_free(group, r);
         }

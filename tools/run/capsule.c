@@ -16,6 +16,7 @@
 #include "common/library.h"
 #include "engine.h"
 #include "support/client.h"
+#include "support/layer_io.h"
 #include "support/number.h"
 #include "support/random.h"
 
@@ -34,6 +35,8 @@ struct replay {
     const struct contents *from;
     const struct attn_api *api;
     struct device device;
+    struct attn_layer_desc desc;
+    struct attn_mla_desc mla;
     attn_assignment *assignment;
     attn_model *model;
     attn_layer *layer;
@@ -111,46 +114,42 @@ static void *send(struct replay *r, const void *source, int64_t bytes)
                : NULL;
 }
 
-static struct attn_mla_desc mla_of(const struct capsule *c)
-{
-    return (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof(struct attn_mla_desc), NULL},
-                                  .kv_lora_rank = c->kv_lora_rank,
-                                  .qk_nope_head_dim = c->qk_nope_head_dim,
-                                  .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
-                                  .v_head_dim = c->head_size_v,
-                                  .absorb_in_core = 1};
-}
-
 static attn_status select_layer(struct replay *r, attn_runtime *runtime, const char *backend)
 {
     const struct capsule *c = &r->from->capsule;
-    const struct attn_mla_desc mla = mla_of(c);
-    struct attn_layer_desc desc = {.struct_size = sizeof desc,
-                                   .name = c->layer,
-                                   .next = c->kv_lora_rank > 0 ? &mla.ext : NULL,
-                                   .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
-                                   .dtype = c->dtype,
-                                   .num_q_heads = c->num_q_heads,
-                                   .num_kv_heads = c->num_kv_heads,
-                                   .head_size = c->head_size,
-                                   .head_size_v = c->head_size_v,
-                                   .scale = c->scale,
-                                   .causal = c->causal,
-                                   .has_window = c->has_window,
-                                   .window_left = c->window_left,
-                                   .window_right = c->window_right,
-                                   .chunk_size = c->chunk_size,
-                                   .chunk_lookback = c->chunk_lookback,
-                                   .soft_cap = c->soft_cap,
-                                   .alibi = c->alibi,
-                                   .has_sinks = c->has_sinks,
-                                   .block_size = c->block_size};
-    const struct attn_layer_desc *layers[] = {&desc};
+    r->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof r->mla, NULL},
+                                    .kv_lora_rank = c->kv_lora_rank,
+                                    .qk_nope_head_dim = c->qk_nope_head_dim,
+                                    .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
+                                    .v_head_dim = c->head_size_v,
+                                    .absorb_in_core = 1};
+    r->desc =
+        (struct attn_layer_desc){.struct_size = sizeof r->desc,
+                                 .name = c->layer,
+                                 .next = c->kv_lora_rank > 0 ? &r->mla.ext : NULL,
+                                 .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
+                                 .dtype = c->dtype,
+                                 .num_q_heads = c->num_q_heads,
+                                 .num_kv_heads = c->num_kv_heads,
+                                 .head_size = c->head_size,
+                                 .head_size_v = c->head_size_v,
+                                 .scale = c->scale,
+                                 .causal = c->causal,
+                                 .has_window = c->has_window,
+                                 .window_left = c->window_left,
+                                 .window_right = c->window_right,
+                                 .chunk_size = c->chunk_size,
+                                 .chunk_lookback = c->chunk_lookback,
+                                 .soft_cap = c->soft_cap,
+                                 .alibi = c->alibi,
+                                 .has_sinks = c->has_sinks,
+                                 .block_size = c->block_size};
+    const struct attn_layer_desc *layers[] = {&r->desc};
     const struct attn_select_options options = {
         .struct_size = sizeof options, .device = r->device.device, .backend = backend};
     attn_status status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
     if (status != ATTN_OK) { /* a backend may have other blocks */
-        desc.block_size = 0;
+        r->desc.block_size = 0;
         status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
     }
     if (status != ATTN_OK) {
@@ -294,8 +293,7 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
             fill_plane(c, 1 + i, &views[i], r->from->tensors[1 + i], host, memory);
         }
     }
-    status = status == ATTN_OK ? device_copy_in(&r->device, memory, host, (size_t)bytes, &r->error)
-                               : status;
+    status = status ? status : device_copy_in(&r->device, memory, host, (size_t)bytes, &r->error);
     free(host);
     return status;
 }
@@ -374,42 +372,41 @@ static void *send_new_rows(struct replay *r)
 static attn_status run_layer(struct replay *r)
 {
     const struct capsule *c = &r->from->capsule;
-    int64_t q_shape[] = {capsule_rows(c, 0), c->num_q_heads, capsule_dims(c, 0)};
-    int64_t out_shape[] = {q_shape[0], c->num_q_heads, c->head_size_v};
-    const int64_t bytes = tensor_bytes(c, 3);
-    struct attn_tensor q = {.data = send(r, r->from->tensors[0], tensor_bytes(c, 0)),
-                            .device = r->device.device,
-                            .ndim = 3,
-                            .dtype = number_dtype(c->dtype),
-                            .shape = q_shape};
-    struct attn_tensor out = q;
-    out.data = send(r, NULL, bytes);
-    out.shape = out_shape;
-    if (q.data == NULL || out.data == NULL) {
-        return r->error.status;
+    const int64_t tokens = capsule_rows(c, 0), bytes = tensor_bytes(c, 3);
+    const int32_t width = capsule_dims(c, 0);
+    uint8_t *q = send(r, r->from->tensors[0], tensor_bytes(c, 0)), *out = send(r, NULL, bytes);
+    uint8_t *rows = c->kv_lora_rank > 0 ? send_new_rows(r) : NULL;
+    if (q == NULL || out == NULL || (rows == NULL && c->kv_lora_rank > 0)) {
+        return r->error.status != ATTN_OK ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
     }
-    struct attn_step_io io = {
-        .struct_size = sizeof io, .flags = ATTN_RUN_NO_WRITE, .q = &q, .out = &out};
-    struct mla_tensors tensors;
-    if (c->kv_lora_rank > 0) {
-        const struct attn_mla_desc mla = mla_of(c);
-        void *rows = send_new_rows(r);
-        if (rows == NULL) {
-            return r->error.status != ATTN_OK ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
+    const size_t element = number_bytes(c->dtype);
+    const struct {
+        enum layer_role role;
+        uint8_t *data;
+        int32_t stride; /* rows are latent and rope, queries both of their parts */
+    } tensors[] = {{ROLE_Q, q, 0},
+                   {ROLE_Q_NOPE, q, width},
+                   {ROLE_Q_PE, q + (size_t)c->qk_nope_head_dim * element, width},
+                   {ROLE_KV_C, rows, c->head_size},
+                   {ROLE_K_PE, rows + (size_t)c->kv_lora_rank * element, c->head_size},
+                   {ROLE_OUT, out, 0}};
+    struct layer_io io;
+    layer_io_init(&io, &r->desc, NULL);
+    io.io.flags = ATTN_RUN_NO_WRITE;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        const struct layer_rows sizes = layer_rows(&r->desc, tensors[i].role);
+        if (sizes.dims > 0) {
+            layer_io_set(&io, tensors[i].role, sizes, tokens, r->device.device, tensors[i].data,
+                         tensors[i].stride);
         }
-        mla_tensors_init(&tensors, &mla, &q, q_shape[0], c->num_q_heads, q.data, rows);
-        io.q = NULL;
-        io.next = &tensors.io.ext;
     }
-    attn_status status = device_set(&r->device, out.data, 0xff, (size_t)bytes, &r->error);
-    status = status == ATTN_OK ? r->api->run(r->plan, r->layer, &io, &r->error) : status;
+    attn_status status = device_set(&r->device, out, 0xff, (size_t)bytes, &r->error);
+    status = status ? status : r->api->run(r->plan, r->layer, &io.io, &r->error);
     r->out = malloc((size_t)bytes);
     if (r->out == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    return status == ATTN_OK
-               ? device_copy_out(&r->device, r->out, out.data, (size_t)bytes, &r->error)
-               : status;
+    return status ? status : device_copy_out(&r->device, r->out, out, (size_t)bytes, &r->error);
 }
 
 static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct attn_device device,
@@ -419,11 +416,11 @@ static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct att
     int64_t num_blocks = 0;
     r->error = (struct attn_error)ATTN_ERROR_INIT;
     attn_status status = device_init(&r->device, r->api, runtime, device, &r->error);
-    status = status == ATTN_OK ? select_layer(r, runtime, backend) : status;
-    status = status == ATTN_OK ? bind_params(r) : status;
-    status = status == ATTN_OK ? bind_cache(r, &block_size, &num_blocks) : status;
-    status = status == ATTN_OK ? plan_step(r, block_size) : status;
-    return status == ATTN_OK ? run_layer(r) : status;
+    status = status ? status : select_layer(r, runtime, backend);
+    status = status ? status : bind_params(r);
+    status = status ? status : bind_cache(r, &block_size, &num_blocks);
+    status = status ? status : plan_step(r, block_size);
+    return status ? status : run_layer(r);
 }
 
 static void replay_finish(struct replay *r)
@@ -570,8 +567,8 @@ int capsule_replay(const char *file, const char *backend, uint64_t seed, bool as
         goto done;
     }
     attn_status status = library_open(&api, &error);
-    status = status == ATTN_OK ? api->runtime_create(NULL, &runtime, &error) : status;
-    status = status == ATTN_OK ? api->best_device(runtime, backend, &device, &error) : status;
+    status = status ? status : api->runtime_create(NULL, &runtime, &error);
+    status = status ? status : api->best_device(runtime, backend, &device, &error);
     if (status != ATTN_OK) {
         code = command_failed("attn-run", file, &error);
         goto done;

@@ -5,10 +5,12 @@
 #define RUN_ENGINE_H
 
 #include <attn/api.h>
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "common/device.h"
 #include "common/model_config.h"
+#include "support/layer_io.h"
 #include "support/random.h"
 
 #define MAX_REQUESTS 64
@@ -27,17 +29,13 @@ struct settings {
     bool verify, json;
 };
 
-/* A layer's rows and the terms of its scores. */
+/* A layer's rows, as its histories and a step have them. */
 struct row_terms {
     int32_t dtype; /* enum attn_dtype_id of q, k and v */
     int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
+    int32_t query_size;              /* elements of a head's query; 0: there are no queries */
+    int32_t num_out_heads, out_size; /* outputs are [T, num_out_heads, out_size] */
     double scale;
-    int32_t causal;
-    int32_t has_window, window_left, window_right; /* -1: open */
-    int32_t chunk_size, chunk_lookback;
-    double soft_cap;
-    const float *alibi_slopes; /* [num_q_heads] or NULL */
-    const float *sinks;        /* [num_q_heads] or NULL */
 };
 
 /* Number of rows compared with the oracle, and the largest error. */
@@ -66,6 +64,7 @@ struct request {
 /* A layer's cache memory, and what was written for each request, unpaged: the oracle's input. */
 struct run_layer {
     struct model_layer *source;
+    const struct run_kind *kind;
     attn_layer *handle;
     struct attn_cache_spec spec;
     int32_t group;
@@ -104,18 +103,16 @@ struct run_group {
     int32_t *references; /* requests that hold a block */
     int32_t *table;      /* [MAX_REQUESTS, stride] */
     int32_t stride;
-    int32_t held[MAX_REQUESTS];    /* blocks in the table's row */
-    int32_t swapped[MAX_REQUESTS]; /* first block in the swap space; -1 */
+    int32_t held[MAX_REQUESTS]; /* blocks in the table's row */
     attn_plan *plan;
     void *workspace; /* the device's */
 };
 
-/* Memory of the device that is taken in turn and given back at once. */
-#define POOL_BLOCKS 24
+/* Memory of the device that is given back at once. */
+#define POOL_ITEMS 256
 struct pool {
-    void *blocks[POOL_BLOCKS]; /* the last one is in use, of `size` bytes */
+    void *items[POOL_ITEMS];
     int32_t count;
-    size_t size, used;
 };
 
 /* The step's batch: requests in the order decode, then prefill. */
@@ -183,7 +180,6 @@ void *pool_send(struct run_engine *engine, struct pool *pool, const void *source
 /* For everything that is on the device, so that pools may be reset. */
 attn_status engine_wait(struct run_engine *engine);
 void pool_reset(struct run_engine *engine, struct pool *pool);
-void pool_finish(struct run_engine *engine, struct pool *pool);
 /* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
 attn_status admit(struct run_engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
@@ -199,89 +195,87 @@ struct step_lists {
     size_t bytes;
 };
 
+/* Rows of a step on the host, one for each token: queries, histories' new rows, outputs. */
+enum step_rows { STEP_Q, STEP_K, STEP_V, STEP_WEIGHTS, STEP_OUT, STEP_ROWS };
+
+/* A step of one layer, and its verification, whose parts threads share. */
+struct run_step {
+    struct run_engine *engine;
+    struct run_layer *layer;
+    const struct batch *batch;
+    int64_t tokens;
+    bool cross;
+    uint8_t *rows[STEP_ROWS]; /* NULL: the layer has none */
+    struct step_lists lists;
+    double *keys[MAX_REQUESTS]; /* the keys' history of each request of the batch */
+    int32_t next_part, num_parts;
+    bool failed;
+    pthread_mutex_t lock;
+};
+
+/* Keys of the batch's request i. */
+static inline int32_t step_keys(const struct run_step *step, int32_t i)
+{
+    return step->cross ? step->batch->encoder_lens[i] : step->batch->seq_lens[i];
+}
+
+/* What a run has more whose layer has a cache of rows of several tokens each. */
+struct latent_io {
+    struct attn_io_caches caches;
+    struct attn_tensor tensor;
+    int64_t shape[3];
+    const struct attn_tensor *rows[1];
+};
+
+/* What layers of a kind do their own way. */
+struct run_kind {
+    /* Terms and parameters of a layer with its cache. */
+    attn_status (*bind)(struct run_engine *engine, struct run_layer *layer);
+    /* The query of token c of the batch's request i; NULL: there are none. */
+    void (*make_query)(struct run_step *step, int32_t i, int32_t c);
+    /* The part of the outputs with that index, a request of the batch or a head, against the
+     * oracle. False: no memory. */
+    bool (*verify)(const struct run_step *step, int32_t part, struct tally *tally);
+    /* For each token the row that it may finish, next to the layer's own, in a run's io; `like` is
+     * a tensor of the run. *latent must not move. NULL: there are none. */
+    void (*bring)(const struct run_layer *layer, const struct attn_tensor *like, int64_t tokens,
+                  void *rows, struct layer_io *io, struct latent_io *latent);
+    bool by_heads;
+    bool wants_keys; /* step.keys is filled before verify */
+};
+extern const struct run_kind run_attention_kind, run_mla_kind, run_latent_kind, run_recurrent_kind,
+    run_indexer_kind;
+
 /* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
- * position + 1 places, and how many; the extension of a run */
+ * position + 1 places, and how many */
 attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
                           const struct batch *batch, struct step_lists *lists);
 int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
                   int32_t *keys);
-attn_status lists_send(struct run_engine *engine, const struct step_lists *lists,
-                       struct attn_io_index_lists *io);
+/* layer.c: a step of one layer; keys first .. end-1 of a request, written only */
+attn_status layer_run(struct run_engine *engine, struct run_layer *layer,
+                      const struct batch *batch);
+attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int32_t r,
+                        int32_t first, int32_t end);
+/* attention.c: sinks and slopes, and the same terms for the oracle */
+attn_status attention_bind(struct run_engine *engine, struct run_layer *layer);
+void attention_query(struct run_step *step, int32_t i, int32_t c);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);
-/* A tensor in the device's memory. */
-struct attn_tensor tensor_of(const struct run_engine *engine, const struct run_layer *layer,
-                             void *data, int32_t ndim, int64_t *shape, int64_t *strides);
-/* New keys of request r come into the history, first .. end-1: recorded or drawn. */
-attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
-                     int32_t end, int32_t capacity);
-/* A compact tensor [rows, heads, dims]: memory of the host's own, NULL without memory, and once it
- * was sent the device's from the pool of rows. */
-struct row_tensor {
-    struct attn_tensor tensor;
-    int64_t shape[3];
-    uint8_t *host;
-    size_t bytes;
-};
-
-void rows_init(struct row_tensor *rows, const struct run_layer *layer, int64_t count, int32_t heads,
-               int32_t dims, bool poison);
-attn_status rows_send(struct run_engine *engine, const struct run_layer *layer,
-                      struct row_tensor *rows);
-/* `count` outputs from element `at` of `out` against what they should be, and against the
- * recording's (NULL: none). Not for two threads at once on one tally. */
-void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
-                 int32_t count, const float *recorded, struct tally *tally);
 /* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
 const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
                           int32_t which, int32_t r, int64_t row);
-/* All heads of the query at `position`, recorded or drawn. */
-void make_query(struct run_engine *engine, const struct run_layer *layer, int32_t r,
-                int64_t position, int64_t length, uint8_t *row);
-/* Output rows of a request's last `count` of `length` keys, from token `first` of the step on,
- * against the oracle, and against the recording's rows from there on (NULL: none). False: no
- * memory. */
-bool verify_rows(struct run_layer *layer, const struct step_lists *lists, const void *q, int32_t r,
-                 int32_t length, int32_t first, int32_t count, const uint8_t *out,
-                 const float *recorded);
+/* New keys of request r come into the history, first .. end-1: recorded or drawn. */
+attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                     int32_t end, int32_t capacity);
+/* `count` outputs from element `at` of `out` against what they should be, and against the
+ * recording's (NULL: none). */
+void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
+                 int32_t count, const float *recorded, struct tally *tally);
 /* memory.c: parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
-/* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
-/* A run's attn_io_mla over q [tokens, heads, nope + rope], or NULL, and rows [tokens, rank + rope],
- * of the dtype and the device of `like`. Must not move. */
-struct mla_tensors {
-    struct attn_tensor parts[4];
-    int64_t shapes[4][3], strides[2][3];
-    struct attn_io_mla io;
-};
-void mla_tensors_init(struct mla_tensors *tensors, const struct attn_mla_desc *layer,
-                      const struct attn_tensor *like, int64_t tokens, int64_t heads, void *q,
-                      void *rows);
-attn_status mla_bind(struct run_engine *engine, struct run_layer *layer);
-attn_status mla_write(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
-                      int32_t end);
-attn_status mla_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
-/* latent.c: layers whose rows are key and value, with a cache of rows of several tokens each or
- * without. */
-static inline bool is_latent(const struct run_layer *layer)
-{
-    return layer->source->desc.kind == ATTN_LAYER_MLA && !layer->source->mla.absorb_in_core;
-}
-/* Must not move. */
-struct latent_io {
-    struct attn_io_mla mla;
-    struct attn_io_caches caches;
-    struct attn_tensor own;
-    int64_t shape[2];
-    const struct attn_tensor *rows[1];
-};
-/* A run's extensions in place of its q, k and v, which are queries, own rows, and for each token
- * the row that it may finish. `lists` NULL: none. */
-attn_status latent_bring(struct run_engine *engine, const struct run_layer *layer,
-                         const struct step_lists *lists, struct attn_step_io *io,
-                         struct latent_io *latent);
-/* The second table of a batch whose arrays are the host's. */
+/* latent.c: the second table of a batch whose arrays are the host's. */
 struct latent_table {
     struct attn_batch_table table;
     int32_t lens[MAX_REQUESTS];
@@ -289,16 +283,8 @@ struct latent_table {
 };
 void latent_table(const struct run_group *group, struct attn_batch *batch,
                   struct latent_table *rows);
-/* As verify_rows. */
-bool latent_verify(struct run_layer *layer, const struct step_lists *lists, const void *q,
-                   int32_t r, int32_t length, int32_t first, int32_t count, const uint8_t *out);
-/* indexer.c: a step of one layer, its lists verified. */
-attn_status indexer_run(struct run_engine *engine, struct run_layer *layer,
-                        const struct batch *batch);
-/* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of
- * requests that are swapped, out of their slot and into another */
-attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer);
-attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch);
+/* gdn.c: states of a batch; those of requests that are swapped, out of their slot and into another
+ */
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
                 struct attn_batch_recurrent *states);
 attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out);

@@ -2,13 +2,14 @@
 /* Recurrent layers: a history of mixed rows and gates, a state slot for each request, and the
  * oracle's own states. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine.h"
 #include "support/oracle.h"
 #include "support/number.h"
 #include "support/client.h"
 #include "support/layer.h"
+#include "support/layer_io.h"
+#include "support/tensor.h"
 
 static int64_t state_size(const struct attn_recurrent_desc *g)
 {
@@ -25,19 +26,13 @@ static size_t state_bytes(const struct attn_recurrent_desc *g)
     return (size_t)state_size(g) * number_bytes(g->state_dtype);
 }
 
-/* Elements of a of one token; b's num_v_heads follow them. */
-static int32_t num_gates(const struct model_layer *source)
-{
-    const struct attn_recurrent_desc *g = &source->gdn;
-    return g->num_v_heads * (source->rule.gate_per_channel ? g->head_size_k : 1);
-}
-
 static attn_status bind_weights(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct attn_recurrent_rule *rule = &layer->source->rule;
-    const int32_t hv = g->num_v_heads, gates = num_gates(layer->source), count = 2 * hv + gates;
-    int64_t channels = layer_channels(g), shape[] = {channels, g->conv_width};
+    const int32_t hv = g->num_v_heads, gates = layer_gates(&layer->source->desc),
+                  count = 2 * hv + gates;
+    const int64_t channels = layer_channels(g);
     layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
     layer->gates = malloc((size_t)count * sizeof *layer->gates);
     if (layer->weights == NULL || layer->gates == NULL) {
@@ -64,19 +59,22 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     }
     const float *sent = layer->device_params[1];
     const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
-    struct attn_tensor conv = tensor_of(engine, layer, layer->device_params[0], 2, shape, NULL);
+    struct shaped conv;
+    shaped_set(&conv, layer->device_params[0], layer->terms.dtype, 2,
+               (int64_t[]){channels, g->conv_width}, NULL);
+    conv.tensor.device = engine->device.device;
     struct attn_recurrent_skip skip = {.ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof skip, NULL},
                                        .skip = sent + hv};
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, rule->has_skip ? &skip.ext : NULL},
         .a_log = given ? NULL : sent,
         .dt_bias = given || constant ? NULL : sent + 2 * (int64_t)hv,
-        .conv_weight = &conv};
+        .conv_weight = &conv.tensor};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
-attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
+static attn_status bind(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     layer->terms = (struct row_terms){
@@ -84,8 +82,9 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
         .num_q_heads = g->num_v_heads,
         .num_kv_heads = 1,
         .head_size = (int32_t)layer_channels(g), /* the histories' rows: mixed, gates */
-        .head_size_v = num_gates(layer->source) + g->num_v_heads,
-        .causal = 1};
+        .head_size_v = layer_gates(&layer->source->desc) + g->num_v_heads,
+        .num_out_heads = g->num_v_heads,
+        .out_size = g->head_size_v};
     size_t states = state_bytes(g), windows = (size_t)window_size(g) * element_bytes(layer);
     const struct {
         void **memory;
@@ -95,9 +94,9 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
     attn_status status = engine_take(engine, true, states + windows, "swap space", &layer->swap);
     for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) { /* NaN until a request writes */
         status = engine_take(engine, false, parts[i].bytes, "states", parts[i].memory);
-        status = status == ATTN_OK ? device_set(&engine->device, *parts[i].memory, 0xff,
-                                                parts[i].bytes, &engine->error)
-                                   : status;
+        status = status ? status
+                        : device_set(&engine->device, *parts[i].memory, 0xff, parts[i].bytes,
+                                     &engine->error);
     }
     if (status != ATTN_OK) {
         return status;
@@ -109,7 +108,7 @@ attn_status gdn_bind(struct run_engine *engine, struct run_layer *layer)
     window.data = layer->windows;
     status = client_bind(engine->api, layer->handle, &state, window.head_size > 0 ? &window : NULL,
                          &engine->error);
-    return status == ATTN_OK ? bind_weights(engine, layer) : status;
+    return status ? status : bind_weights(engine, layer);
 }
 
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
@@ -125,9 +124,12 @@ void gdn_states(const struct run_group *group, const struct batch *batch, int32_
 }
 
 /* Tokens of one request against the recurrence, whose state moves on with them. */
-static attn_status verify_request(struct run_engine *engine, struct run_layer *layer, int32_t r,
-                                  int32_t own, int32_t first, int32_t count, const uint8_t *out)
+static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
 {
+    struct run_layer *layer = step->layer;
+    const int32_t r = step->batch->request[i], first = step->batch->query_start_loc[i];
+    const int32_t count = step->batch->query_start_loc[i + 1] - first;
+    const int32_t own = step->batch->seq_lens[i] - count;
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct attn_recurrent_rule *rule = &layer->source->rule;
     const struct oracle_recurrent oracle = {
@@ -143,7 +145,7 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
         .rule = {.additive = rule->rule == ATTN_RULE_ADDITIVE,
                  .gate = rule->gate,
                  .write_gate = rule->write_gate,
-                 .num_gates = num_gates(layer->source) / g->num_v_heads,
+                 .num_gates = layer_gates(&layer->source->desc) / g->num_v_heads,
                  .gate_bound = rule->gate_bound,
                  .dt_min = rule->dt_min,
                  .dt_max = rule->dt_max},
@@ -158,103 +160,25 @@ static attn_status verify_request(struct run_engine *engine, struct run_layer *l
     }
     if (expected == NULL || layer->oracle_states[r] == NULL) {
         free(expected);
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify",
-                           "no memory for the oracle's state");
+        return false;
     }
     for (int32_t c = 0; c < count; c++) {
         oracle_recurrent(&oracle, layer->k_history[r], layer->v_history[r], own + c,
                          layer->oracle_states[r], expected);
         for (int32_t h = 0; h < g->num_v_heads; h++) {
             int64_t at = ((int64_t)(first + c) * g->num_v_heads + h) * g->head_size_v;
-            compare_row(layer, expected + (int64_t)h * g->head_size_v, out, at, g->head_size_v,
-                        NULL, &layer->tally);
+            compare_row(layer, expected + (int64_t)h * g->head_size_v, step->rows[STEP_OUT], at,
+                        g->head_size_v, NULL, tally);
         }
     }
-    for (int64_t i = 0; i < state_size(g); i++) { /* as the step leaves it in its slot */
-        layer->oracle_states[r][i] = number_round(layer->oracle_states[r][i], g->state_dtype);
+    for (int64_t e = 0; e < state_size(g); e++) { /* as the step leaves it in its slot */
+        layer->oracle_states[r][e] = number_round(layer->oracle_states[r][e], g->state_dtype);
     }
     free(expected);
-    return ATTN_OK;
+    return true;
 }
 
-static attn_status run_rows(struct run_engine *engine, struct run_layer *layer,
-                            const struct batch *batch, uint8_t *mixed, uint8_t *gates, uint8_t *out)
-{
-    const struct attn_recurrent_desc *g = &layer->source->gdn;
-    const struct attn_recurrent_rule *rule = &layer->source->rule;
-    int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
-    int64_t gates_of = num_gates(layer->source), b_shape[] = {tokens, hv};
-    int64_t mixed_shape[] = {tokens, layer_channels(g)}, gate_shape[] = {tokens, gates_of},
-            gate_strides[] = {gates_of + hv, 1};
-    int64_t out_shape[] = {tokens, hv, g->head_size_v};
-    const size_t e = element_bytes(layer), bytes[] = {(size_t)(tokens * mixed_shape[1]) * e,
-                                                      (size_t)(tokens * (gates_of + hv)) * e,
-                                                      (size_t)(tokens * hv * g->head_size_v) * e};
-    uint8_t *sources[] = {mixed, gates, out}, *sent[3];
-    for (int32_t i = 0; i < 3; i++) {
-        sent[i] = pool_send(engine, &engine->rows, sources[i], bytes[i]);
-        if (sent[i] == NULL) {
-            return engine->error.status;
-        }
-    }
-    struct attn_tensor rows = tensor_of(engine, layer, sent[0], 2, mixed_shape, NULL);
-    struct attn_tensor a = tensor_of(engine, layer, sent[1], 2, gate_shape, gate_strides);
-    struct attn_tensor b =
-        tensor_of(engine, layer, sent[1] + (size_t)gates_of * e, 2, b_shape, gate_strides);
-    struct attn_tensor outs = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
-    struct attn_io_recurrent gdn = {.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gdn, NULL},
-                                    .mixed_qkv = &rows,
-                                    .a = rule->gate != ATTN_GATE_CONSTANT ? &a : NULL,
-                                    .b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? &b : NULL};
-    struct attn_step_io io = {
-        .struct_size = sizeof io, .next = &gdn.ext, .stream = engine->stream, .out = &outs};
-    attn_status status =
-        engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
-    return status == ATTN_OK
-               ? device_copy_out(&engine->device, out, sent[2], bytes[2], &engine->error)
-               : status;
-}
-
-attn_status gdn_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch)
-{
-    const struct attn_recurrent_desc *g = &layer->source->gdn;
-    size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
-    size_t mixed_row = (size_t)layer_channels(g) * e,
-           gate_row = (size_t)layer->terms.head_size_v * e;
-    size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
-    uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row),
-            *out = malloc(tokens * out_row);
-    attn_status status = ATTN_OK;
-    if (mixed == NULL || gates == NULL || out == NULL) {
-        status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
-    }
-    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK; i++) {
-        int32_t r = batch->request[i], first = batch->query_start_loc[i];
-        int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
-        /* what was admitted is drawn already */
-        if (own >= engine->requests[r].drawn) {
-            status = add_keys(engine, layer, r, own, own + count, 0);
-        }
-        memcpy(mixed + (size_t)first * mixed_row, layer->k_history[r] + (size_t)own * mixed_row,
-               (size_t)count * mixed_row);
-        memcpy(gates + (size_t)first * gate_row, layer->v_history[r] + (size_t)own * gate_row,
-               (size_t)count * gate_row);
-    }
-    if (status == ATTN_OK) {
-        memset(out, 0xff, tokens * out_row);
-        status = run_rows(engine, layer, batch, mixed, gates, out);
-    }
-    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
-        int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
-        status = verify_request(engine, layer, batch->request[i], batch->seq_lens[i] - count, first,
-                                count, out);
-    }
-    pool_reset(engine, &engine->rows);
-    free(mixed);
-    free(gates);
-    free(out);
-    return status;
-}
+const struct run_kind run_recurrent_kind = {.bind = bind, .verify = verify};
 
 /* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot.
  */

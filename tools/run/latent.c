@@ -8,33 +8,23 @@
 #include "support/number.h"
 #include "support/oracle.h"
 
-attn_status latent_bring(struct run_engine *engine, const struct run_layer *layer,
-                         const struct step_lists *lists, struct attn_step_io *io,
-                         struct latent_io *latent)
+static void bring(const struct run_layer *layer, const struct attn_tensor *like, int64_t tokens,
+                  void *rows, struct layer_io *io, struct latent_io *latent)
 {
+    const struct row_terms *t = &layer->terms;
     *latent =
-        (struct latent_io){.mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof latent->mla, NULL}},
-                           .caches = {.ext = {ATTN_EXT_IO_CACHES, 0, sizeof latent->caches, NULL},
+        (struct latent_io){.caches = {.ext = {ATTN_EXT_IO_CACHES, 0, sizeof latent->caches, NULL},
                                       .rows = latent->rows,
                                       .num_rows = 1},
-                           .own = *io->k,
-                           .shape = {io->k->shape[0], io->k->shape[2]},
-                           .rows = {io->v}};
-    latent->own.ndim = 2;
-    latent->own.shape = latent->shape;
-    latent->mla.q_nope = io->q;
-    latent->mla.kv_c = &latent->own;
-    latent->mla.ext.next = layer->source->cache.tokens_per_row > 0 ? &latent->caches.ext : NULL;
-    if (lists != NULL && lists->entries != NULL) {
-        latent->mla.topk_indices = pool_send(engine, &engine->rows, lists->entries, lists->bytes);
-        latent->mla.topk_stride = lists->form->max_entries;
-        if (latent->mla.topk_indices == NULL) {
-            return engine->error.status;
-        }
+                           .tensor = *like,
+                           .shape = {tokens, t->num_kv_heads, t->head_size_v},
+                           .rows = {&latent->tensor}};
+    latent->tensor.data = rows;
+    latent->tensor.ndim = 3;
+    latent->tensor.shape = latent->shape;
+    if (layer->source->cache.tokens_per_row > 0) {
+        io->mla.ext.next = &latent->caches.ext;
     }
-    io->q = io->k = io->v = NULL;
-    io->next = &latent->mla.ext;
-    return ATTN_OK;
 }
 
 void latent_table(const struct run_group *group, struct attn_batch *batch,
@@ -63,11 +53,10 @@ void latent_table(const struct run_group *group, struct attn_batch *batch,
 static int32_t seen_rows(const struct run_layer *layer, const struct step_lists *lists,
                          int32_t token, int32_t position, int32_t length, int32_t *seen)
 {
-    const struct row_terms *t = &layer->terms;
     const int32_t tokens = layer->source->cache.tokens_per_row;
     const int32_t finished = tokens > 0 ? (position + 1) / tokens : 0;
     const int32_t entries = lists->entries != NULL ? lists->form->max_entries : finished;
-    int32_t count = 0, first = position - t->window_left;
+    int32_t count = 0, first = position - layer->source->desc.window_left;
     for (int32_t j = first > 0 ? first : 0; j <= position; j++) {
         seen[count++] = j;
     }
@@ -81,10 +70,15 @@ static int32_t seen_rows(const struct run_layer *layer, const struct step_lists 
     return count;
 }
 
-bool latent_verify(struct run_layer *layer, const struct step_lists *lists, const void *q,
-                   int32_t r, int32_t length, int32_t first, int32_t count, const uint8_t *out)
+static bool verify(const struct run_step *step, int32_t request, struct tally *tally)
 {
+    const struct run_layer *layer = step->layer;
     const struct row_terms *t = &layer->terms;
+    const struct step_lists *lists = &step->lists;
+    const int32_t r = step->batch->request[request], length = step->batch->seq_lens[request];
+    const int32_t first = step->batch->query_start_loc[request];
+    const int32_t count = step->batch->query_start_loc[request + 1] - first;
+    const int64_t at = (int64_t)first * t->num_q_heads;
     const int32_t d = t->head_size, tokens = layer->source->cache.tokens_per_row;
     const int32_t rows = length + (tokens > 0 ? length / tokens : 0);
     double *keys = malloc(((size_t)rows * (size_t)(d + 1) + 2 * (size_t)d + 1) * sizeof *keys);
@@ -104,12 +98,15 @@ bool latent_verify(struct run_layer *layer, const struct step_lists *lists, cons
         const int32_t n =
             seen_rows(layer, lists, first + token, length - count + token, length, seen);
         for (int32_t e = 0; e < d; e++) {
-            query[e] = number_load(q, i * d + e, t->dtype);
+            query[e] = number_load(step->rows[STEP_Q], (at + i) * d + e, t->dtype);
         }
         oracle_mla(&head, query, keys, seen, n, scores, expected);
-        compare_row(layer, expected, out, i * d, d, NULL, &layer->tally);
+        compare_row(layer, expected, step->rows[STEP_OUT], (at + i) * d, d, NULL, tally);
     }
     free(keys);
     free(seen);
     return ready;
 }
+
+const struct run_kind run_latent_kind = {
+    .bind = attention_bind, .make_query = attention_query, .verify = verify, .bring = bring};

@@ -86,15 +86,3 @@ int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, 
     }
     return count;
 }
-
-attn_status lists_send(struct run_engine *engine, const struct step_lists *lists,
-                       struct attn_io_index_lists *io)
-{
-    const int64_t entries = lists->form->max_entries;
-    const void *sent = pool_send(engine, &engine->rows, lists->entries, lists->bytes);
-    *io = (struct attn_io_index_lists){.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof *io, NULL},
-                                       .indices = (const int32_t *)sent,
-                                       .token_stride = lists->per_token * entries,
-                                       .group_stride = entries};
-    return sent != NULL ? ATTN_OK : engine->error.status;
-}

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/file.h"
+#include "common/model_reading.h"
 #include "engine.h"
 
 #define ATTENDED_MARGIN 24 /* tokens that a long request goes past its window or chunk */
@@ -45,27 +46,12 @@ static void generate(struct run_engine *engine)
     }
 }
 
-static int32_t field(struct run_engine *engine, const cJSON *item, const char *name,
-                     int32_t otherwise, int32_t least)
-{
-    const cJSON *value = cJSON_GetObjectItemCaseSensitive(item, name);
-    if (value == NULL) {
-        return otherwise;
-    }
-    if (!cJSON_IsNumber(value) || value->valuedouble != floor(value->valuedouble) ||
-        value->valuedouble < least || value->valuedouble > MAX_LENGTH) {
-        char what[128];
-        snprintf(what, sizeof what, "%g; a whole number from %d to %d",
-                 cJSON_IsNumber(value) ? value->valuedouble : NAN, least, MAX_LENGTH);
-        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, name, what);
-        return least;
-    }
-    return (int32_t)value->valuedouble;
-}
-
 static void check_sharing(struct run_engine *engine, int32_t index)
 {
     const struct request *request = &engine->requests[index];
+    if (engine->status != ATTN_OK) {
+        return;
+    }
     if (request->shares >= index ||
         (request->shares >= 0 && (request->shared >= request->prompt ||
                                   request->shared > engine->requests[request->shares].prompt))) {
@@ -78,27 +64,41 @@ static void check_sharing(struct run_engine *engine, int32_t index)
     }
 }
 
-/* A misspelt field would be a default that nobody asked for. */
-static void check_names(struct run_engine *engine, const cJSON *item)
+static void read_request(struct run_engine *engine, const cJSON *item, struct request *request)
 {
-    static const char *const known[] = {"arrival", "prompt", "output", "preempt_at",
-                                        "encoder", "shares", "shared"};
-    const cJSON *field;
+    const struct {
+        const char *name;
+        int32_t *value, otherwise, least;
+    } fields[] = {{"arrival", &request->arrival, 0, 0},
+                  {"prompt", &request->prompt, 1, 1},
+                  {"output", &request->output, engine->settings->steps, 1},
+                  {"preempt_at", &request->preempt_at, -1, -1},
+                  {"encoder", &request->encoder, 64, 1},
+                  {"shares", &request->shares, -1, -1},
+                  {"shared", &request->shared, 0, 0}};
+    const size_t count = sizeof fields / sizeof *fields;
+    struct reading reading = {.error = &engine->error, .status = engine->status};
+    const cJSON *member;
     if (!cJSON_IsObject(item)) {
-        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, engine->settings->requests,
-                    "has an element that is no JSON object");
+        reading_fail(&reading, engine->settings->requests, "has an element that is no JSON object");
     }
-    cJSON_ArrayForEach(field, item)
+    for (size_t i = 0; i < count; i++) {
+        *fields[i].value = fields[i].otherwise;
+    }
+    cJSON_ArrayForEach(member, item)
     {
         size_t i = 0;
-        while (i < sizeof known / sizeof *known && strcmp(known[i], field->string) != 0) {
+        while (i < count && strcmp(fields[i].name, member->string) != 0) {
             i++;
         }
-        if (i == sizeof known / sizeof *known) {
-            engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field->string,
-                        "is no field of a request; --help lists them");
+        if (i == count) { /* misspelt, it would be a default that nobody asked for */
+            reading_fail(&reading, member->string, "is no field of a request; --help lists them");
+            break;
         }
+        *fields[i].value = read_int(&reading, item, fields[i].name, fields[i].otherwise,
+                                    fields[i].least, MAX_LENGTH);
     }
+    engine->status = reading.status;
 }
 
 static void read_list(struct run_engine *engine, const cJSON *root)
@@ -108,17 +108,11 @@ static void read_list(struct run_engine *engine, const cJSON *root)
     {
         if (engine->num_requests == MAX_REQUESTS) {
             engine_fail(engine, ATTN_ERROR_LIMIT, "requests", "more than 64 requests");
+        }
+        if (engine->status != ATTN_OK) {
             return;
         }
-        check_names(engine, item);
-        struct request *request = &engine->requests[engine->num_requests++];
-        request->arrival = field(engine, item, "arrival", 0, 0);
-        request->prompt = field(engine, item, "prompt", 1, 1);
-        request->output = field(engine, item, "output", engine->settings->steps, 1);
-        request->preempt_at = field(engine, item, "preempt_at", -1, -1);
-        request->encoder = field(engine, item, "encoder", 64, 1);
-        request->shares = field(engine, item, "shares", -1, -1);
-        request->shared = field(engine, item, "shared", 0, 0);
+        read_request(engine, item, &engine->requests[engine->num_requests++]);
         check_sharing(engine, engine->num_requests - 1);
     }
 }

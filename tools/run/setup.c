@@ -21,12 +21,12 @@ static attn_status open_device(struct run_engine *engine)
 {
     struct attn_device device;
     attn_status status = engine->api->best_device(engine->runtime, NULL, &device, &engine->error);
-    status = status == ATTN_OK ? device_init(&engine->device, engine->api, engine->runtime, device,
-                                             &engine->error)
-                               : status;
-    return status == ATTN_OK ? engine->api->device->create_stream(engine->device.opened,
-                                                                  &engine->stream, &engine->error)
-                             : status;
+    status =
+        status ? status
+               : device_init(&engine->device, engine->api, engine->runtime, device, &engine->error);
+    return status ? status
+                  : engine->api->device->create_stream(engine->device.opened, &engine->stream,
+                                                       &engine->error);
 }
 
 void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
@@ -42,11 +42,7 @@ void name_backends(const struct attn_api *api, const attn_assignment *assignment
 
 static attn_status try_select(struct run_engine *engine)
 {
-    const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
     attn_assignment *assignment = NULL;
-    if (descs == NULL) {
-        return no_memory(engine);
-    }
     engine->block_size = BLOCK_SIZE;
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const int32_t tokens = engine->config.layers[i].cache.tokens_per_row;
@@ -59,13 +55,11 @@ static attn_status try_select(struct run_engine *engine)
         desc->block_size = in_blocks ? engine->block_size : 0;
         layer->cache.block_size =
             layer->cache.tokens_per_row > 0 ? engine->block_size / layer->cache.tokens_per_row : 0;
-        descs[i] = desc;
     }
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .device = engine->device.device};
-    attn_status status = engine->api->select(engine->runtime, &options, descs, engine->num_layers,
-                                             &assignment, &engine->error);
-    free(descs);
+    attn_status status = model_config_select(&engine->config, engine->api, engine->runtime,
+                                             &options, &assignment, &engine->error);
     if (status == ATTN_OK) {
         status = engine->api->model_create(engine->runtime, assignment, NULL, &engine->model,
                                            &engine->error);
@@ -94,11 +88,15 @@ static attn_status select_layers(struct run_engine *engine)
     return try_select(engine);
 }
 
-/* Sinks and slopes, and the same terms for the oracle. */
+/* Sinks and slopes, for whatever its kind makes of them. */
 static attn_status make_params(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_layer_desc *d = &layer->source->desc;
-    struct attn_layer_params params = {.struct_size = sizeof params};
+    layer->kind = d->kind == ATTN_LAYER_RECURRENT ? &run_recurrent_kind
+                  : d->kind == ATTN_LAYER_MLA
+                      ? (layer->source->mla.absorb_in_core ? &run_mla_kind : &run_latent_kind)
+                  : d->kind == ATTN_LAYER_DRAFT_INDEXER ? &run_indexer_kind
+                                                        : &run_attention_kind;
     layer->sinks = calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
     layer->slopes = calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
     if (layer->sinks == NULL || layer->slopes == NULL) {
@@ -108,37 +106,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
         layer->sinks[h] = (float)(6 + 2 * random_almost_normal(&engine->random));
     }
     model_alibi_slopes(layer->slopes, d->num_q_heads);
-    if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
-        return gdn_bind(engine, layer);
-    }
-    if (d->kind == ATTN_LAYER_MLA && !is_latent(layer)) {
-        return mla_bind(engine, layer);
-    }
-    const size_t bytes = (size_t)d->num_q_heads * sizeof(float);
-    attn_status status = params_send(engine, layer, 0, layer->sinks, bytes);
-    status = status == ATTN_OK ? params_send(engine, layer, 1, layer->slopes, bytes) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
-    params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
-    layer->terms =
-        (struct row_terms){.dtype = d->dtype,
-                           .num_q_heads = d->num_q_heads,
-                           .num_kv_heads = d->num_kv_heads,
-                           .head_size = d->head_size,
-                           .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
-                           .scale = d->scale,
-                           .causal = d->causal == ATTN_CAUSAL_YES,
-                           .has_window = d->has_window,
-                           .window_left = d->window_left,
-                           .window_right = d->window_right,
-                           .chunk_size = d->chunk_size,
-                           .chunk_lookback = d->chunk_lookback,
-                           .soft_cap = d->soft_cap,
-                           .alibi_slopes = d->alibi ? layer->slopes : NULL,
-                           .sinks = d->has_sinks ? layer->sinks : NULL};
-    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+    return layer->kind->bind(engine, layer);
 }
 
 /* Pages that were not written are NaN. */
@@ -192,7 +160,6 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
         int32_t blocks = (keys + group->block_size - 1) / group->block_size + 1;
         tokens += (int64_t)blocks;
         group->stride = blocks > group->stride ? blocks : group->stride;
-        group->swapped[r] = -1;
         group->slot[r] = (r * 5 + 2) % NUM_STATE_SLOTS;
     }
     group->num_blocks = tokens + 8;
@@ -241,9 +208,9 @@ static attn_status make_plan(struct run_engine *engine, int32_t index)
         return status;
     }
     status = engine_take(engine, false, bytes, "workspace", &group->workspace);
-    return status == ATTN_OK ? client_bind_workspace(engine->api, group->plan, group->workspace,
-                                                     bytes, &engine->error)
-                             : status;
+    return status ? status
+                  : client_bind_workspace(engine->api, group->plan, group->workspace, bytes,
+                                          &engine->error);
 }
 
 static attn_status bind_layers(struct run_engine *engine)
@@ -268,7 +235,7 @@ static attn_status bind_layers(struct run_engine *engine)
         if (status == ATTN_OK && paged) {
             status = make_cache(engine, layer);
         }
-        status = status == ATTN_OK ? make_params(engine, layer) : status;
+        status = status ? status : make_params(engine, layer);
     }
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         status = make_plan(engine, g);
@@ -297,14 +264,14 @@ attn_status engine_setup(struct run_engine *engine)
         engine->layers[i].source = &engine->config.layers[i];
     }
     status = requests_read(engine);
-    return status == ATTN_OK ? engine_bind(engine) : status;
+    return status ? status : engine_bind(engine);
 }
 
 attn_status engine_bind(struct run_engine *engine)
 {
     attn_status status = open_device(engine);
-    status = status == ATTN_OK ? select_layers(engine) : status;
-    return status == ATTN_OK ? bind_layers(engine) : status;
+    status = status ? status : select_layers(engine);
+    return status ? status : bind_layers(engine);
 }
 
 void engine_finish(struct run_engine *engine)
@@ -340,8 +307,8 @@ void engine_finish(struct run_engine *engine)
         free(layer->gates);
         free(layer->lists);
     }
-    pool_finish(engine, &engine->batches);
-    pool_finish(engine, &engine->rows);
+    pool_reset(engine, &engine->batches);
+    pool_reset(engine, &engine->rows);
     device_stream_destroy(&engine->device, engine->stream);
     device_finish(&engine->device);
     free(engine->groups);

@@ -43,102 +43,6 @@ static void compose(struct run_engine *engine, struct batch *batch)
     }
 }
 
-static attn_status run_layer(struct run_engine *engine, struct run_layer *layer,
-                             const struct batch *batch)
-{
-    const struct row_terms *t = &layer->terms;
-    struct run_group *group = &engine->groups[layer->group];
-    int32_t tokens = batch->query_start_loc[batch->num_reqs];
-    if (layer->source->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
-        return indexer_run(engine, layer, batch);
-    }
-    if (layer->source->desc.kind == ATTN_LAYER_MLA && !is_latent(layer)) {
-        return mla_run(engine, layer, batch);
-    }
-    if (group->recurrent) {
-        return gdn_run(engine, layer, batch);
-    }
-    bool cross = layer->source->desc.kind == ATTN_LAYER_CROSS;
-    struct row_tensor q, k, v, out;
-    struct step_lists lists;
-    struct attn_io_index_lists chosen;
-    attn_status status = lists_of_step(engine, layer, batch, &lists);
-    rows_init(&q, layer, tokens, t->num_q_heads, t->head_size, false);
-    rows_init(&k, layer, tokens, t->num_kv_heads, t->head_size, false);
-    rows_init(&v, layer, tokens, t->num_kv_heads, t->head_size_v, false);
-    rows_init(&out, layer, tokens, t->num_q_heads, t->head_size_v, true);
-    size_t e = element_bytes(layer), q_row = (size_t)(t->num_q_heads * t->head_size) * e;
-    size_t k_row = (size_t)(t->num_kv_heads * t->head_size) * e,
-           v_row = (size_t)(t->num_kv_heads * t->head_size_v) * e;
-    size_t out_row = (size_t)(t->num_q_heads * t->head_size_v) * e;
-    if (!q.host || !k.host || !v.host || !out.host) {
-        status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
-    }
-    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK; i++) {
-        int32_t r = batch->request[i], first = batch->query_start_loc[i];
-        int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
-        if (!cross) {
-            status = add_keys(engine, layer, r, own, own + count, 0);
-            memcpy(k.host + (size_t)first * k_row, layer->k_history[r] + (size_t)own * k_row,
-                   (size_t)count * k_row);
-            memcpy(v.host + (size_t)first * v_row, layer->v_history[r] + (size_t)own * v_row,
-                   (size_t)count * v_row);
-        }
-        for (int32_t c = 0; c < count; c++) {
-            make_query(engine, layer, r, own + c,
-                       cross ? batch->encoder_lens[i] : batch->seq_lens[i],
-                       q.host + (size_t)(first + c) * q_row);
-        }
-    }
-    struct row_tensor *sent[] = {&q, &out, &k, &v};
-    for (int32_t i = 0; i < (cross ? 2 : 4) && status == ATTN_OK; i++) {
-        status = rows_send(engine, layer, sent[i]);
-    }
-    if (status == ATTN_OK && lists.entries != NULL && !is_latent(layer)) {
-        status = lists_send(engine, &lists, &chosen);
-    }
-    struct attn_step_io io = {.struct_size = sizeof io,
-                              .next = lists.entries != NULL ? &chosen.ext : NULL,
-                              .stream = engine->stream,
-                              .q = &q.tensor,
-                              .k = cross ? NULL : &k.tensor,
-                              .v = cross ? NULL : &v.tensor,
-                              .out = &out.tensor};
-    struct latent_io latent;
-    if (status == ATTN_OK && is_latent(layer)) {
-        status = latent_bring(engine, layer, &lists, &io, &latent);
-    }
-    if (status == ATTN_OK) {
-        status = engine->api->run(group->plan, layer->handle, &io, &engine->error);
-    }
-    if (status == ATTN_OK) {
-        status =
-            device_copy_out(&engine->device, out.host, out.tensor.data, out.bytes, &engine->error);
-    }
-    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
-        int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
-        int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
-        const uint8_t *queries = q.host + (size_t)first * q_row;
-        const uint8_t *found = out.host + (size_t)first * out_row;
-        const bool verified =
-            is_latent(layer)
-                ? latent_verify(layer, &lists, queries, r, length, first, count, found)
-                : verify_rows(layer, &lists, queries, r, length, first, count, found,
-                              recorded_row(engine, layer, 3, r, batch->seq_lens[i] - count));
-        if (!verified) {
-            status =
-                engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "oracle", "no memory; try --scale");
-        }
-    }
-    pool_reset(engine, &engine->rows);
-    free(q.host);
-    free(k.host);
-    free(v.host);
-    free(out.host);
-    free(lists.entries);
-    return status;
-}
-
 /* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows
  * of its prefix cache. */
 static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
@@ -182,8 +86,7 @@ static attn_status plan_group(struct run_engine *engine, struct run_group *group
         view.next = &states.ext;
     }
     view.common_prefix_len = common_prefix(group, batch);
-    return status == ATTN_OK ? plan_batch(engine, group, &view, group->recurrent ? &states : NULL)
-                             : status;
+    return status ? status : plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
 }
 
 /* Plans every group with a cache, then runs their layers in the model's order: an indexer comes
@@ -199,7 +102,7 @@ static attn_status run_groups(struct run_engine *engine, struct batch *batch)
     }
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->groups[engine->layers[i].group].has_cache) {
-            status = run_layer(engine, &engine->layers[i], batch);
+            status = layer_run(engine, &engine->layers[i], batch);
         }
     }
     return status;
@@ -244,7 +147,7 @@ static attn_status run_encoders(struct run_engine *engine)
                 status = add_keys(engine, layer, r, 0, 0, lengths[r]);
             }
             if (layer->group == g && status == ATTN_OK) {
-                status = run_layer(engine, layer, batch);
+                status = layer_run(engine, layer, batch);
             }
         }
         engine->tokens += status == ATTN_OK ? batch->query_start_loc[batch->num_reqs] : 0;
@@ -301,7 +204,7 @@ attn_status engine_run(struct run_engine *engine)
             status = run_groups(engine, batch);
             engine->tokens += batch->query_start_loc[batch->num_reqs];
         }
-        status = status == ATTN_OK ? advance(engine, batch, step) : status;
+        status = status ? status : advance(engine, batch, step);
     }
     free(batch);
     return status;

@@ -6,18 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/file.h"
 
 #define MAX_FILE ((size_t)1 << 32)
 #define MAX_HEADER (100 << 20)
-
-static attn_status fail(struct attn_error *error, const char *field, const char *what)
-{
-    error->status = ATTN_ERROR_INVALID_ARGUMENT;
-    snprintf(error->field, sizeof error->field, "%s", field);
-    snprintf(error->message, sizeof error->message, "%s", what);
-    return ATTN_ERROR_INVALID_ARGUMENT;
-}
+#define INVALID ATTN_ERROR_INVALID_ARGUMENT
 
 attn_status tensors_open(struct tensors_file *file, const char *name, struct attn_error *error)
 {
@@ -25,20 +19,22 @@ attn_status tensors_open(struct tensors_file *file, const char *name, struct att
     *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
     const char *why;
     file->bytes = (uint8_t *)read_whole_file(name, MAX_FILE, &file->size, &why);
-    attn_status status = file->bytes == NULL ? fail(error, "file", why)
-                         : file->size < 8    ? fail(error, "file", "is no safetensors file")
-                                             : ATTN_OK;
+    attn_status status = file->bytes == NULL ? command_error(error, INVALID, "file", "%s", why)
+                         : file->size < 8
+                             ? command_error(error, INVALID, "file", "is no safetensors file")
+                             : ATTN_OK;
     if (status == ATTN_OK) {
         /* little-endian, as every machine that this runs on */
         memcpy(&length, file->bytes, sizeof length);
         if (length > MAX_HEADER || length > file->size - 8) {
-            status = fail(error, "header", "its length is larger than the file");
+            status = command_error(error, INVALID, "header", "its length is larger than the file");
         } else {
             file->header = cJSON_ParseWithLength((const char *)file->bytes + 8, (size_t)length);
             file->data = file->bytes + 8 + length;
             file->data_size = file->size - 8 - (size_t)length;
-            status = cJSON_IsObject(file->header) ? ATTN_OK
-                                                  : fail(error, "header", "is not a JSON object");
+            status = cJSON_IsObject(file->header)
+                         ? ATTN_OK
+                         : command_error(error, INVALID, "header", "is not a JSON object");
         }
     }
     if (status != ATTN_OK) {
@@ -64,13 +60,14 @@ const void *tensors_find(const struct tensors_file *file, const char *name, cons
     double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 0));
     double end = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 1)), bytes = 4;
     if (found == NULL || strcmp(found, dtype) != 0 || cJSON_GetArraySize(sizes) != ndim) {
-        fail(error, name, "is missing, or not of the dtype and number of dimensions that is read");
+        command_error(error, INVALID, name,
+                      "is missing, or not of the dtype and number of dimensions that is read");
         return NULL;
     }
     for (int32_t i = 0; i < ndim; i++) {
         double size = cJSON_GetNumberValue(cJSON_GetArrayItem(sizes, i));
         if (!(size >= 1 && size <= 1 << 30)) {
-            fail(error, name, "has a dimension that is not 1 to 2^30");
+            command_error(error, INVALID, name, "has a dimension that is not 1 to 2^30");
             return NULL;
         }
         shape[i] = (int64_t)size;
@@ -78,7 +75,8 @@ const void *tensors_find(const struct tensors_file *file, const char *name, cons
     }
     if (!(begin >= 0 && end - begin == bytes && end <= (double)file->data_size) ||
         ((uintptr_t)(file->data + (size_t)begin) % 4 != 0)) {
-        fail(error, name, "lies outside of the file, or its size is not that of its shape");
+        command_error(error, INVALID, name,
+                      "lies outside of the file, or its size is not that of its shape");
         return NULL;
     }
     return file->data + (size_t)begin;

@@ -44,7 +44,7 @@ attn_status client_open(const char *path, const struct attn_runtime_options *opt
 {
     *runtime = NULL;
     attn_status status = client_load(path, api, error);
-    return status == ATTN_OK ? (*api)->runtime_create(options, runtime, error) : status;
+    return status ? status : (*api)->runtime_create(options, runtime, error);
 }
 
 attn_status client_model(const struct attn_api *api, attn_runtime *runtime,
