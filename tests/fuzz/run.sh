@@ -22,5 +22,6 @@ ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:allocator_may_return
 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export ASAN_OPTIONS UBSAN_OPTIONS
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_CACHE_DIR ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE ATTN_NUM_THREADS
-"$program" -seed=1 -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
+# its own exit code for a finding is 77, which Meson takes for a test that was skipped
+"$program" -seed=1 -error_exitcode=1 -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
     -artifact_prefix="$(dirname "$program")/$name-" ${dictionary:+"$dictionary"} "$corpus" "$here/seeds/$name"

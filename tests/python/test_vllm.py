@@ -167,7 +167,7 @@ class Platform(unittest.TestCase):
         self.assertEqual(Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config()), registered["CUSTOM"])
         self.assertEqual(Ours.get_attn_backend_cls("CPU_ATTN", self.config(), num_heads=8), "vllm's own")
         self.assertEqual(Ours.get_attn_backend_cls(None, self.config()), "vllm's own")
-        with self.assertRaisesRegex(ValueError, "head_size is 60; allowed"):
+        with self.assertRaisesRegex(ValueError, "head_size is 60; multiples of 8 up to 512 are allowed"):
             Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config(head_size=60))
 
     def test_layouts_begin_with_the_backends(self) -> None:
