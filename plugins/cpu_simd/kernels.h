@@ -312,7 +312,8 @@ struct delta_kernels {
     /* decay = e^(rate log(1 + e^(a + bias))), beta = 1 / (1 + e^-b) */
     void (*gates)(float *decay, float *beta, const struct gates_args *args);
     void (*activate)(float *z, int32_t n, bool sigmoid); /* SiLU, or the logistic function */
-    void (*step)(const struct delta_args *args);         /* the gated delta rule, a gate per head */
+    void (*multiply)(float *x, const float *y, float by, int32_t n); /* x <- x y by */
+    void (*step)(const struct delta_args *args); /* the gated delta rule, a gate per head */
     void (*rule)(const struct delta_args *args);
     void (*walk)(const struct walk_args *args); /* NULL: chunks go by products */
     /* out[t][j] = a[t] b[j], rows of n floats, of COLUMN_MULTIPLE */

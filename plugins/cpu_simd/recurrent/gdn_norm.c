@@ -6,7 +6,7 @@
 
 /* Rows of a head in floats, padded with zeros. */
 struct norm_rows {
-    float x[MAX_HEAD_SIZE], gate[MAX_HEAD_SIZE], weight[MAX_HEAD_SIZE];
+    float x[GDN_MAX_HEAD_SIZE], gate[GDN_MAX_HEAD_SIZE], weight[GDN_MAX_HEAD_SIZE];
 };
 
 static void load_floats(const struct gdn *gdn, const struct attn_tensor *tensor, const void *from,
@@ -26,13 +26,14 @@ static void load_head(const struct gdn *gdn, int64_t row, int32_t head, int32_t 
     load_floats(gdn, gate, tensor_row(gate, row, head), rows->gate, width);
     gdn_variant(gdn)->delta->activate(rows->gate, width,
                                       gdn->norm->gate_activation == ATTN_OUTPUT_GATE_SIGMOID);
-    for (int32_t d = 0; d < width && gdn->norm->gate_first; d++) {
-        rows->x[d] *= rows->gate[d];
+    if (gdn->norm->gate_first) {
+        gdn_variant(gdn)->delta->multiply(rows->x, rows->gate, 1.0f, width);
     }
 }
 
 void gdn_norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int32_t num_heads)
 {
+    const struct delta_kernels *kernels = gdn_variant(gdn)->delta;
     const struct attn_recurrent_norm *norm = gdn->norm;
     const struct attn_tensor *weight = gdn->norm_weight;
     const int32_t dv = gdn->desc->head_size_v, width = (int32_t)round_up(dv, COLUMN_MULTIPLE);
@@ -40,7 +41,7 @@ void gdn_norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int3
     float sum = 0;
     for (int32_t h = first_head; h < first_head + num_heads; h++) {
         load_head(gdn, row, h, width, &rows);
-        sum += gdn_variant(gdn)->delta->dot(rows.x, rows.x, width);
+        sum += kernels->dot(rows.x, rows.x, width);
     }
     const float factor = 1 / sqrtf(sum / ((float)num_heads * (float)dv) + norm->epsilon);
     for (int32_t h = first_head; h < first_head + num_heads; h++) {
@@ -48,9 +49,9 @@ void gdn_norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int3
             load_head(gdn, row, h, width, &rows);
         }
         load_floats(gdn, weight, gdn_norm_weight(gdn, h), rows.weight, width);
-        for (int32_t d = 0; d < width; d++) {
-            rows.x[d] *= rows.weight[d] * factor;
-            rows.x[d] *= norm->gate_first ? 1 : rows.gate[d];
+        kernels->multiply(rows.x, rows.weight, factor, width);
+        if (!norm->gate_first) {
+            kernels->multiply(rows.x, rows.gate, 1.0f, width);
         }
         gdn_store_rows(gdn, row, 1, h, rows.x, width);
     }

@@ -33,6 +33,14 @@ static void delta_activate(float *z, int32_t n, bool sigmoid)
     }
 }
 
+/* x <- x y by; n is a multiple of COLUMN_MULTIPLE. */
+static void delta_multiply(float *x, const float *y, float by, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        vf_store(x + i, vf_mul(vf_load(x + i), vf_mul(vf_load(y + i), vf_set1(by))));
+    }
+}
+
 #define CONSTANT_WIDTH 4 /* the size in most models */
 #define CONVOLVED_ROWS 4
 #define ROWS_AHEAD                                                                                 \
@@ -388,6 +396,7 @@ static const struct delta_kernels delta_operations = {.convolve = delta_convolve
                                                       .normalize = delta_normalize,
                                                       .gates = delta_gates,
                                                       .activate = delta_activate,
+                                                      .multiply = delta_multiply,
                                                       .step = delta_step,
                                                       .rule = delta_rule,
                                                       WALK};
