@@ -232,7 +232,7 @@ struct attend_scratch {
 /* elements.c */
 extern const int32_t element_bytes[ELEMENT_COUNT];
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
-int32_t element_of_dtype(int32_t dtype);                  /* takes an ATTN_DTYPE_*; -1, too */
+int32_t element_of_dtype(int32_t dtype);                  /* an ATTN_DTYPE_*'s; -1, too */
 
 /* rows.c: rows of a cache in and out */
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
@@ -346,9 +346,9 @@ void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float
 
 /* Applies the layer's terms to the scores of rows first_row .. first_row + rows - 1 of an item's
  * head, of keys first_key .. first_key + n - 1; `scale` turns them into natural units. */
-void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
-               int32_t first_row, int32_t rows, int32_t first_key, float scale,
-               const float *key_scale, float *scores, int32_t n);
+void apply_score_terms(const struct attend_problem *problem, const struct work_item *item,
+                       int32_t head, int32_t first_row, int32_t rows, int32_t first_key,
+                       float scale, const float *key_scale, float *scores, int32_t n);
 /* Multiplies rows of acc_o with what softmax_args.scores_scale says. */
 void rescale_o(const struct attend_problem *problem, float *acc_o, const float *scores_scale,
                int32_t rows);

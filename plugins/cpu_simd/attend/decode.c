@@ -288,11 +288,11 @@ static void decode_heads(const struct decode *decode, struct decode_step step, i
             step_of_scores(decode, &step);
             if (last && problem->terms) {
                 const int32_t head = decode->item->head + step.head;
-                row_terms(problem, decode->item, head, 0,
-                          decode->item->num_tokens * problem->shape.group, first,
-                          key_factor(problem, head),
-                          problem->keys.row_scale ? decode->at->key_scale : NULL,
-                          step_scores(decode, &step), round_up(step.n, COLUMN_MULTIPLE));
+                apply_score_terms(problem, decode->item, head, 0,
+                                  decode->item->num_tokens * problem->shape.group, first,
+                                  key_factor(problem, head),
+                                  problem->keys.row_scale ? decode->at->key_scale : NULL,
+                                  step_scores(decode, &step), round_up(step.n, COLUMN_MULTIPLE));
             }
         }
     }

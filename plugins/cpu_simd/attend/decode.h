@@ -14,8 +14,8 @@ struct decode_rows {
     const void **next_scales;
     float *scale;   /* scales of the current head */
     int32_t *zero;  /* zero points of the current head's int4 rows that are read in place */
-    char *staged;   /* memory of staged rows, */
-    int32_t padded; /* and their elements */
+    char *staged;   /* memory of staged rows */
+    int32_t padded; /* elements of a row, padded as the kernels take it */
 };
 
 struct decode {

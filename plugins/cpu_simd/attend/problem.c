@@ -425,9 +425,9 @@ int32_t find_listed_rows(const struct attend_problem *problem, const struct row_
     return count;
 }
 
-void row_terms(const struct attend_problem *problem, const struct work_item *item, int32_t head,
-               int32_t first_row, int32_t rows, int32_t first_key, float scale,
-               const float *key_scale, float *scores, int32_t n)
+void apply_score_terms(const struct attend_problem *problem, const struct work_item *item,
+                       int32_t head, int32_t first_row, int32_t rows, int32_t first_key,
+                       float scale, const float *key_scale, float *scores, int32_t n)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const int32_t group = problem->shape.group;

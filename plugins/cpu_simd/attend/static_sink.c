@@ -75,8 +75,9 @@ static void score_rows(const struct sink_tile *tile, const struct row_block *row
     kernels->gemm(tile->scores, SCORE_STRIDE, tile->q, tile->depth, tile->keys, TILE_KEYS,
                   product_rows(&problem->shape, count), tile->padded, tile->depth, 0);
     const struct work_item item = {.request = rows->request, .token = rows->token};
-    row_terms(problem, &item, tile->head, first_row, count, tile->first - problem->layer->sink_len,
-              query_factor(problem, tile->head), NULL, tile->scores, tile->padded);
+    apply_score_terms(problem, &item, tile->head, first_row, count,
+                      tile->first - problem->layer->sink_len, query_factor(problem, tile->head),
+                      NULL, tile->scores, tile->padded);
 }
 
 static void add_tile(const struct sink_tile *tile, const struct row_block *rows, int32_t first_row,

@@ -185,8 +185,9 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
     const struct attend_problem *problem = &tile->run->problem;
     const struct work_item *item = tile->item;
     const float *key_scale = problem->keys.row_scale ? tile->at.key_scale + begin : NULL;
-    row_terms(problem, item, item->head, first_row, rows, tile->first + begin,
-              key_factor(problem, item->head), key_scale, tile->at.scores + begin, end - begin);
+    apply_score_terms(problem, item, item->head, first_row, rows, tile->first + begin,
+                      key_factor(problem, item->head), key_scale, tile->at.scores + begin,
+                      end - begin);
     for (int32_t r = 0;
          r < rows && problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
          r++) {

@@ -13,7 +13,7 @@
 #include "amx_decode.h"
 #include "codes_decode.h"
 
-/* Upper bytes by the index above: that of codes 2 x and 2 x + 1. */
+/* Upper bytes by the index above, which is x for code 2 x. */
 #define BF16_OF_E4M3_PAIR(x) BF16_OF_E4M3(2 * (x))
 static const uint8_t table_e4m3_high[] = {OF_64(HIGH_BYTE, BF16_OF_E4M3_PAIR, 0)};
 
