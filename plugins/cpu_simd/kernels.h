@@ -161,8 +161,8 @@ struct tile_kernels {
      * value is NaN or infinite. */
     int (*pack_values)(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
                        int32_t width);
-    /* c[m, n] (+)= a[m, k] b[k, n]; strides in elements; b's rows hold ldb columns. k and n are
-     * multiples of 32 (k: 2 suffices where a is probabilities). */
+    /* c[m, n] (+)= a[m, k] b[k, n]; strides in elements, lda even; b's rows hold ldb columns. k and
+     * n are multiples of 32 (k: 2 suffices where a is probabilities). */
     void (*gemm)(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);

@@ -48,6 +48,14 @@ static void stage_row(const struct tile_kernels *kernels, int32_t element, char 
     memset(out + count * bytes, 0, (size_t)((padded - count) * bytes));
 }
 
+/* Can gemm read rows of a where they lie? Their stride is of whole pairs. */
+static bool left_in_place(const struct gemm_loop *loop)
+{
+    const struct attn_tensor *a = loop->args->a;
+    return loop->a_element == loop->kernels->element && tensor_stride(a, 2) == 1 &&
+           tensor_stride(a, 1) % 2 == 0;
+}
+
 /* Rows i .. i+rows-1 and columns p .. p+deep-1 of a[b]: as they lie, or staged. */
 static const char *load_left(const struct gemm_loop *loop, struct gemm_block *block, int64_t b,
                              int64_t i, int32_t rows, int64_t p, int32_t deep, int64_t *lda)
@@ -56,7 +64,7 @@ static const char *load_left(const struct gemm_loop *loop, struct gemm_block *bl
     const struct tile_kernels *kernels = loop->kernels;
     int64_t stride = tensor_stride(a, 2), bytes = element_bytes[loop->a_element];
     int32_t padded = round_up(deep, DEPTH_MULTIPLE);
-    if (stride == 1 && padded == deep && loop->a_element == kernels->element) {
+    if (padded == deep && left_in_place(loop)) {
         *lda = tensor_stride(a, 1);
         return (const char *)tensor_row(a, b, i) + p * bytes;
     }
@@ -218,9 +226,9 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
 /* Are all rows of both operands as gemm and pack take them? */
 static bool in_place(const struct gemm_loop *loop)
 {
-    const struct attn_tensor *a = loop->args->a, *w = loop->args->w;
-    return loop->a_element == loop->kernels->element && loop->w_element == loop->kernels->element &&
-           tensor_stride(a, 2) == 1 && (tensor_stride(w, 1) == 1 || tensor_stride(w, 2) == 1) &&
+    const struct attn_tensor *w = loop->args->w;
+    return left_in_place(loop) && loop->w_element == loop->kernels->element &&
+           (tensor_stride(w, 1) == 1 || tensor_stride(w, 2) == 1) &&
            w->shape[1] % DEPTH_MULTIPLE == 0 && w->shape[2] % DEPTH_MULTIPLE == 0;
 }
 
