@@ -182,7 +182,7 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
     const struct operand o[AMAX_OPERANDS] = {
         [AMAX_X] = {"x", v->dtype, 3, {TOKENS, HEADS, DIMS}, .deviation = 3},
         [AMAX_OUT] = {"out", .bytes = bytes, .from = before, .written = true},
-        [HISTORY] = {"history", .bytes = kept + sizeof(float), .written = true},
+        [HISTORY] = {"history", .bytes = kept > 0 ? kept : sizeof(float), .written = true},
         [HISTORY_SCALE] = {"scale", .bytes = sizeof(float), .written = true},
     };
     struct kernel_test test;
