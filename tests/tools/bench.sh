@@ -97,7 +97,7 @@ grep -q '"cpu_time":[[:space:]]*true' "$folder/out.json" || { echo "CPU time is 
 numbers time_us floor_us ratio_to_floor
 expect 2 'not --cpu-time' "$bench" --tune --cpu-time
 expect 2 'more than 8' "$bench" $(printf -- '--backend cpu_ref %.0s' 1 2 3 4 5 6 7 8 9)
-# A sweep: a line for each value behind the heading.
+# A sweep: a line for each value after the heading.
 lines=$("$bench" $short --csv --backend cpu_ref --threads 2 --shape "write:s=16..64+100,hkv=2,d=64" --shape merge:s=32,hq=4,d=64 | wc -l)
 [ "$lines" -eq 6 ] || { echo "the sweep and a merge have $lines lines, not 6"; failed=1; }
 

@@ -182,7 +182,7 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
     *state = NULL;
     if (meter != NULL) {
         meter->bytes = memory_size();
-        /* A prefetch may point past the end; a page behind it keeps that in the same allocation. */
+        /* A prefetch may point past the end; a page after it keeps that in the same allocation. */
         meter->memory = aligned_alloc(ALIGNMENT, meter->bytes + 4 * ALIGNMENT);
     }
     if (meter == NULL || meter->memory == NULL) {

@@ -79,7 +79,7 @@ static double length_of(const struct shape *shape)
     return l > 0 ? l : shape->value[PARAMETER_S];
 }
 
-/* $data and, behind it, the titles; returns how many series there are. */
+/* Writes $data and the titles; returns how many series there are. */
 static int32_t put_data(FILE *pipe, const struct report *report)
 {
     const struct result *all = report->results, *of_series[MAX_SERIES];

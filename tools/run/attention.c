@@ -57,7 +57,7 @@ void attention_query(struct run_step *step, int32_t i, int32_t c)
     }
 }
 
-/* `count` elements of a layer's rows as doubles, behind those that *at already has. */
+/* `count` elements of a layer's rows as doubles, after those that *at already has. */
 static double *widen(double **at, const void *rows, int64_t count, int32_t dtype)
 {
     double *first = *at;
