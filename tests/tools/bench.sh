@@ -46,6 +46,7 @@ expect 2 "'i8' is not one of f16, bf16, f32" "$bench" --dtype i8
 expect 2 'is not one of auto, f16' "$bench" --kv-dtype no
 expect 2 'whole number from 1' "$bench" --threads 0
 expect 2 'neither .svg nor .png' "$bench" --plot curve.txt
+expect 2 'which --model has not' "$bench" --tune --model "$models/llama-3.1-8b.json" --plot curve.svg
 expect 1 "no backend is named 'cpu_rfe'" "$bench" --backend cpu_rfe
 # What a refused plugin says is for its own name, not for a part of it or of its path.
 : >"$folder/attn_refused.so"

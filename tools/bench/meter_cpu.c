@@ -178,17 +178,18 @@ static attn_status cpu_create(void **state, struct meter_kernel *kernels, int32_
                               struct attn_error *error)
 {
     struct cpu_meter *meter = calloc(1, sizeof *meter);
+    const size_t bytes = memory_size();
     int32_t count = 0;
     *state = NULL;
     if (meter != NULL) {
-        meter->bytes = memory_size();
+        meter->bytes = bytes;
         /* A prefetch may point past the end; a page after it keeps that in the same allocation. */
         meter->memory = aligned_alloc(ALIGNMENT, meter->bytes + 4 * ALIGNMENT);
     }
     if (meter == NULL || meter->memory == NULL) {
         cpu_destroy(meter);
         return command_error(error, ATTN_ERROR_OUT_OF_MEMORY, "",
-                             "no memory: ceilings read %lld MiB", (long long)(METER_BYTES >> 20));
+                             "no memory: ceilings read %zu MiB", bytes >> 20);
     }
     meter->num_threads = num_threads;
     for (size_t i = 0; i < sizeof plain_kernels / sizeof *plain_kernels; i++) {

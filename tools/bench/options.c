@@ -180,6 +180,11 @@ int options_parse(int argc, char **argv, struct options *options)
               stderr);
         code = EXIT_USAGE;
     }
+    if (code < 0 && options->model != NULL && options->plot != NULL) {
+        fputs("attn-bench: --plot: draws times under their floors, which --model has not\n",
+              stderr);
+        code = EXIT_USAGE;
+    }
     if (code < 0 && options->tune && options->cpu_time && options->model == NULL) {
         fputs("attn-bench: --tune: keeps times of the wall's clock, not --cpu-time's\n", stderr);
         code = EXIT_USAGE;

@@ -126,9 +126,7 @@ attn_status plot_write(const struct report *report, const struct session *sessio
     FILE *pipe = setenv("ATTN_BENCH_PLOT", path, 1) == 0
                      ? popen("exec gnuplot >\"$ATTN_BENCH_PLOT\"", "w")
                      : NULL;
-    const bool drawable =
-        pipe != NULL && session->ceilings != NULL; /* a tuned model has no floors */
-    const int32_t count = drawable ? put_data(pipe, report) : 0;
+    const int32_t count = pipe != NULL && session->ceilings != NULL ? put_data(pipe, report) : 0;
     if (count > 0) {
         const double f32 = session->ceilings->best[CEILING_F32];
         const double bf16 = session->ceilings->best[CEILING_BF16];
