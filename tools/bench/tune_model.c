@@ -13,7 +13,6 @@
 #include "host/measurement.h"
 
 #define MAX_TUNED_BACKENDS 64
-/* A time that spreads further is not kept: its bucket is measured twice, then dropped. */
 #define TOO_SLOW 4.0 /* times the fastest: not measured in larger buckets */
 #define BUCKETS 3
 
@@ -204,6 +203,7 @@ static void measure_bucket(struct tuned *item, int32_t bucket, const int32_t siz
     }
     const int32_t first = report->count;
     bool quiet = false;
+    /* a bucket whose times spread further is measured twice, then dropped */
     for (int32_t attempt = 0; attempt < 2 && !quiet; attempt++) {
         const int32_t count = name_backends(session, item, names, indices);
         for (int32_t i = 0; i < count; i++) {
