@@ -153,7 +153,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{FORMULAS}delta, {RULES}"),
         ("lightning: constant gates", has("recurrent", "additive", "gate_constant", "write_gate_none"), "",
          f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
-        ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{CHECK}, tests/python/test_recurrent"),
+        ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
         ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
     ]),
     ("Indexers", [

@@ -23,8 +23,10 @@ struct sequence {
     int64_t first, channels;
     const int32_t *slots;
     bool keeps_all;
-    double *state;  /* [Hv, Dv, Dk] before the call */
-    double *window; /* [channels, conv_width - 1] */
+    double *state;                          /* [Hv, Dv, Dk] before the call */
+    double *window;                         /* [channels, conv_width - 1] */
+    const struct attn_recurrent_norm *norm; /* or NULL */
+    double *o; /* where there is a norm, what it takes: [tokens, Hv, Dv], in out's dtype */
 };
 
 static double number_at(const struct attn_tensor *tensor, int64_t i, int64_t j)
@@ -45,6 +47,7 @@ static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct s
         .weights = (const void *)extension(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
         .states = (const void *)extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
         .io = (const void *)extension(args->next, ATTN_EXT_IO_RECURRENT),
+        .norm = (const void *)extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
         .request = r,
         .first = batch->query_start_loc[r],
         .tokens = batch->query_start_loc[r + 1] - batch->query_start_loc[r]};
@@ -81,6 +84,7 @@ static bool take_past(struct sequence *s)
     int32_t slot = row[from], window_slot = row[0];
     s->state = checked_memory(desc->num_v_heads * size);
     s->window = checked_memory(history > 0 ? s->channels * history : 0);
+    s->o = checked_memory(s->norm ? s->tokens * (int64_t)desc->num_v_heads * desc->head_size_v : 0);
     for (int64_t i = 0; i < desc->num_v_heads * size && past && slot >= 0; i++) {
         s->state[i] = state_element(s, slot, i / size, i % size);
     }
@@ -205,9 +209,6 @@ static attn_status verify_out(const struct sequence *s, int64_t t, int32_t head,
                               const double *wanted, struct attn_error *error)
 {
     static double found[MAX_HEAD_SIZE];
-    if (extension(s->args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM) != NULL) {
-        return ATTN_OK; /* tests/python/test_recurrent.py holds it to Transformers */
-    }
     double rms = checked_rms(wanted, s->desc->head_size_v);
     tensor_load(s->args->out, s->first + t, head, 0, s->desc->head_size_v, found);
     for (int32_t d = 0; d < s->desc->head_size_v; d++) {
@@ -217,6 +218,42 @@ static attn_status verify_out(const struct sequence *s, int64_t t, int32_t head,
         }
     }
     return ATTN_OK;
+}
+
+static double output_gate(const struct sequence *s, int64_t t, int32_t head, int32_t d)
+{
+    const struct attn_io_recurrent_gate *io =
+        (const void *)extension(s->args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+    double z;
+    tensor_load(io->gate, s->first + t, head, d, 1, &z);
+    const double sigmoid = 0.5 * (1 + tanh(z / 2));
+    return s->norm->gate_activation == ATTN_OUTPUT_GATE_SILU ? z * sigmoid : sigmoid;
+}
+
+/* A token's outputs of all heads, w x / rms(x) by groups of heads: x is o, or o times the gate. */
+static attn_status verify_norm(const struct sequence *s, int64_t t, struct attn_error *error)
+{
+    static double wanted[MAX_HEAD_SIZE];
+    const struct attn_recurrent_norm *norm = s->norm;
+    const struct attn_recurrent_norm_weight *w =
+        (const void *)extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
+    const int32_t hv = s->desc->num_v_heads, dv = s->desc->head_size_v;
+    const int32_t heads = norm->num_groups > 0 ? hv / norm->num_groups : 1;
+    const double *o = s->o + t * hv * dv;
+    attn_status status = ATTN_OK;
+    for (int32_t h = 0; h < hv && status == ATTN_OK; h++) {
+        double squares = 0;
+        for (int32_t i = h / heads * heads * dv; i < (h / heads + 1) * heads * dv; i++) {
+            squares += pow(o[i] * (norm->gate_first ? output_gate(s, t, i / dv, i % dv) : 1), 2);
+        }
+        for (int32_t d = 0; d < dv; d++) {
+            const double weight = number_at(w->weight, 0, norm->num_groups > 0 ? h * dv + d : d);
+            wanted[d] = weight * o[h * dv + d] * output_gate(s, t, h, d) /
+                        sqrt(squares / (heads * dv) + norm->epsilon);
+        }
+        status = verify_out(s, t, h, wanted, error);
+    }
+    return status;
 }
 
 /* The slot of the checkpoint after `done` tokens of the step; negative: none. */
@@ -243,7 +280,11 @@ static attn_status verify_head(const struct sequence *s, int32_t head, struct at
         bool last = !s->keeps_all && t + 1 == s->tokens;
         int32_t slot = s->keeps_all ? s->slots[t] : last ? s->slots[0] : -1;
         step(s, t, head, state, o);
-        status = verify_out(s, t, head, o, error);
+        for (int32_t d = 0; d < s->desc->head_size_v && s->norm != NULL; d++) {
+            s->o[(t * (int64_t)s->desc->num_v_heads + head) * s->desc->head_size_v + d] =
+                number_round(o[d], tensor_dtype(s->args->out));
+        }
+        status = s->norm != NULL ? ATTN_OK : verify_out(s, t, head, o, error);
         for (int64_t i = 0; i < size && s->args->layer->batch_invariant >= 2; i++) {
             state[i] = number_round(state[i], s->desc->state_dtype);
         }
@@ -301,6 +342,9 @@ attn_status checked_gated_delta(const struct attn_attend_args *args, struct attn
         const struct sequence *s = &sequences[r];
         for (int32_t h = 0; h < s->desc->num_v_heads && s->tokens > 0 && status == ATTN_OK; h++) {
             status = verify_head(s, h, error);
+        }
+        for (int32_t t = 0; t < s->tokens && s->norm != NULL && status == ATTN_OK; t++) {
+            status = verify_norm(s, t, error);
         }
         status = status == ATTN_OK && s->tokens > 0 ? verify_windows(s, error) : status;
     }
