@@ -13,6 +13,7 @@
 
 #include <attn/capability.h>
 #include <attn/status.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
@@ -23,11 +24,12 @@
 
 struct cache_file;
 
-/* What belongs to another user, host, boot or choice of devices has another name and lies side by
- * side; what replaced an earlier state under the same name has another state. */
+/* What belongs to another user, host, boot, libattn or choice of devices has another name and lies
+ * side by side; what replaced an earlier state under the same name has another state. */
 struct machine {
-    uint64_t name; /* user, host, boot, the vendors' visibility variables */
-    /* drivers, device nodes, CPU, installed libraries, version of libattn and of its ABI */
+    uint64_t name; /* user, host, boot, path of libattn, the vendors' visibility variables */
+    /* drivers, device nodes, CPU, installed libraries, version of libattn and of its ABI, the files
+     * of libattn and attn-scan */
     uint64_t state;
 };
 
@@ -132,6 +134,9 @@ struct scan_head {
  * with any. */
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_FILE 114
+
+/* attn-scan next to the core: in a build tree, or installed. False: there is none. */
+bool scanner_path(char path[PATH_MAX]);
 
 /* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
  * there is, and this process or the machine has no descriptor or process left for it. */

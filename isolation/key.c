@@ -3,6 +3,7 @@
 #include <attn/version.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 
 #include "host/conformance.h"
 #include "isolation.h"
+#include "runtime/load.h"
 #include "util/hash.h"
 
 #if defined(__x86_64__)
@@ -72,6 +74,16 @@ static uint64_t nanoseconds(const struct timespec *time)
     return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
 }
 
+static uint64_t hash_file(uint64_t hash, const char *path)
+{
+    struct file_id id = {.inode = 0};
+    struct stat info;
+    if (stat(path, &info) == 0) {
+        file_id_set(&id, &info);
+    }
+    return hash_bytes(hash, &id, sizeof id);
+}
+
 static uint64_t hash_folder(uint64_t hash, const char *folder, size_t length)
 {
     char path[PATH_MAX];
@@ -115,6 +127,7 @@ static uint64_t hash_cpu(uint64_t hash)
 
 static uint64_t read_name(void)
 {
+    char core[PATH_MAX];
     struct utsname host;
     const uint64_t user = geteuid();
     uint64_t hash = hash_bytes(HASH_INIT, &user, sizeof user);
@@ -122,6 +135,7 @@ static uint64_t read_name(void)
         hash = hash_string(hash, host.nodename);
     }
     hash = file_hash_start(hash, "/proc/sys/kernel/random/boot_id");
+    hash = hash_string(hash, core_file(core) ? core : NULL);
     for (size_t i = 0; i < sizeof visibility / sizeof *visibility; i++) {
         hash = hash_string(hash, getenv(visibility[i]));
     }
@@ -149,9 +163,13 @@ static uint64_t hash_libraries(uint64_t hash)
 static uint64_t read_state(void)
 {
     const uint32_t versions[] = {ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION};
+    char own[PATH_MAX];
     struct stat libraries;
     uint64_t hash = hash_string(HASH_INIT, ATTN_LIBRARY_VERSION);
     hash = hash_bytes(hash, versions, sizeof versions);
+    /* Another build of one version may have other structs, which a record holds as bytes. */
+    hash = hash_file(hash, core_file(own) ? own : "");
+    hash = hash_file(hash, scanner_path(own) ? own : "");
     hash = drivers_hash(hash);
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++) {
         hash = hash_nodes(hash, nodes[i].folder, nodes[i].beginning);

@@ -63,7 +63,7 @@ static const char *disagreement(const struct record *record, const char *file,
         return "is older than the plugin file";
     }
     if (record->key.state != key->state) {
-        return "is of another state of drivers, devices or libraries";
+        return "is of another state of drivers, devices, libraries or libattn";
     }
     if (late && deadline_ms > record->deadline_ms) {
         return "";

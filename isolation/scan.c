@@ -31,8 +31,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Next to the core: in a build tree, or installed. */
-static bool scanner_path(char path[PATH_MAX])
+bool scanner_path(char path[PATH_MAX])
 {
     char folder[PATH_MAX];
     bool build_tree;

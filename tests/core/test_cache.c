@@ -2,6 +2,7 @@
 /* Starts with a cache of probes: nothing is loaded, what is loaded later has to be what was probed.
  */
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "cache_fixture.h"
 #include "host/cache_file.h"
 #include "isolation.h"
+#include "runtime/load.h"
 #include "runtime/runtime.h"
 #include "support/layer.h"
 #include "support/services.h"
@@ -216,6 +218,23 @@ PLACE_TEST(other_libraries_are_another_state)
     place_start(place, ATTN_OK, "rich", true);
     assert_int_equal(unsetenv("LD_LIBRARY_PATH"), 0);
     assert_int_equal(rmdir(folder), 0);
+}
+
+/* A build of this library that has taken another's place, by its file's time of change. */
+PLACE_TEST(another_build_is_another_state)
+{
+    struct place *place = *state;
+    char own[PATH_MAX];
+    struct stat info;
+    assert_true(core_file(own));
+    assert_int_equal(stat(own, &info), 0);
+    place_warm_up(place);
+    place_start(place, ATTN_OK, "rich", false);
+    if (chmod(own, info.st_mode & 07777) != 0) {
+        skip(); /* installed by another user */
+    }
+    place_start(place, ATTN_OK, "rich", true);
+    assert_int_equal(place_entries(place, NULL), 1);
 }
 
 /* Two names of one file, each with the record of the other. */
