@@ -5,6 +5,7 @@
 #ifndef CORE_UTIL_ABI_TABLE_H
 #define CORE_UTIL_ABI_TABLE_H
 
+#include <attn/version.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -146,7 +147,8 @@ extern const struct abi_struct abi_structs[NUM_ABI];
 /* The row of an extension that stands in the chain of `on`; NULL: none has that id. */
 const struct abi_struct *abi_find(uint32_t ext_id, enum abi_id on);
 
-/* Bits of a layer: which extensions of its parameters, batches and runs it reads. */
+/* Bits of a layer, a uint32_t: which extensions of its parameters, batches and runs it reads. */
+ATTN_STATIC_ASSERT(NUM_ABI - ABI_FIRST_EXT <= 32, "a bit for each extension");
 #define ABI_READS(name) (1u << (ABI_##name - ABI_FIRST_EXT))
 
 #endif
