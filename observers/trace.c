@@ -432,7 +432,8 @@ void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, attn_statu
         return;
     }
     set_running(NULL);
-    for (int32_t i = 0; i < plan->num_schedules; i++) {
+    /* after a failure schedules may still have the batch before, whose arrays are gone */
+    for (int32_t i = 0; status == ATTN_OK && i < plan->num_schedules; i++) {
         count_keys(&plan->schedules[i]);
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -79,6 +80,24 @@ TEST(captured_runs_say_so)
     fixture_finish(&f);
     assert_int_equal(count("\"captured\":true", "\"run\""), 1);
     assert_int_equal(count("\"plan_graph\"", "\"requests\":4"), 2);
+    unlink(path);
+}
+
+/* An engine's host arrays end with the call that brought them. */
+TEST(failed_batches_read_no_earlier_arrays)
+{
+    OWNED(fixture_finish) struct fixture f;
+    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
+    begin_trace();
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
+    int32_t *lens = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(lens, MAP_FAILED);
+    memcpy(lens, f.batch.seq_lens_host, (size_t)f.batch.num_reqs * sizeof *lens);
+    f.batch.seq_lens_host = lens;
+    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    assert_int_equal(munmap(lens, size), 0);
+    f.batch.num_reqs = -1;
+    assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     unlink(path);
 }
 
