@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -77,6 +78,28 @@ TEST(other_children_are_left_alone)
     api->runtime_destroy(create(PLUGIN("none") ":" PLUGIN("crash_in_probe"), 0));
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(WEXITSTATUS(status), 5);
+}
+
+/* The engine's limit on the size of files: the scanner's answer has room, or nothing runs apart. */
+TEST(limits_on_files_refuse_no_plugin)
+{
+    for (int hard = 0; hard < 2; hard++) {
+        int status = -1;
+        const pid_t pid = fork();
+        if (pid == 0) {
+            const struct rlimit limit = {512, hard ? 512 : RLIM_INFINITY};
+            attn_runtime *own = NULL;
+            if (setrlimit(RLIMIT_FSIZE, &limit) == 0) {
+                own =
+                    create(hard ? PLUGIN("rich") : PLUGIN("rich") ":" PLUGIN("crash_in_probe"), 0);
+            }
+            const bool right = own != NULL && api->backend_count(own) == 2;
+            api->runtime_destroy(own);
+            _exit(right ? 0 : 1);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_int_equal(status, 0);
+    }
 }
 
 static void *one_engine(void *argument)

@@ -76,6 +76,17 @@ static int arrange_descriptors(void)
     return 0;
 }
 
+/* A limit on the size of files holds for the answer's, too. */
+static bool has_room(void)
+{
+    struct rlimit now;
+    if (getrlimit(RLIMIT_FSIZE, &now) != 0 || now.rlim_max < SCAN_MAX_SIZE) {
+        return false;
+    }
+    now.rlim_cur = now.rlim_cur > SCAN_MAX_SIZE ? now.rlim_cur : SCAN_MAX_SIZE;
+    return setrlimit(RLIMIT_FSIZE, &now) == 0;
+}
+
 static void limit(int resource, rlim_t most)
 {
     struct rlimit now;
@@ -200,7 +211,7 @@ int main(int argc, char **argv)
               help ? stdout : stderr);
         return help ? EXIT_SUCCESS : EXIT_USAGE;
     }
-    if (arrange_descriptors() != 0) {
+    if (arrange_descriptors() != 0 || !has_room()) {
         return SCAN_EXIT_NO_FILE;
     }
     be_modest();
