@@ -158,8 +158,8 @@ static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struc
     return status;
 }
 
-static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct found *found,
-                            struct attn_error *why)
+static attn_status ask_plugin(attn_runtime *runtime, struct plugin *plugin, struct found *found,
+                              struct attn_error *why)
 {
     bool there = false;
     if (runtime->settings.isolation < 0) {
@@ -198,7 +198,7 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     if (status != ATTN_ERROR_NOT_FOUND) {
         return status;
     }
-    status = ask_anew(runtime, plugin, found, why);
+    status = ask_plugin(runtime, plugin, found, why);
     /* Neither a lack of memory nor of a readable file says anything about the next start. */
     return status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_IO ||
                    runtime->settings.cache_dir[0] == '\0'

@@ -151,8 +151,8 @@ attn_status scan_finish(attn_runtime *runtime, struct scan *scan, struct answer 
 
 /* Answers of probes on file, `<cache_dir>/probe-<hash>`, one for each plugin file: read at every
  * start, written next to and renamed, so that many processes may do so at once. What cannot be
- * trusted is passed over with a warning and written anew; a cache never fails anything but for want
- * of memory.
+ * trusted is passed over with a warning and written again; a cache never fails anything but for
+ * want of memory.
  *
  * A refusal, or that there is no such hardware, is trusted for so long: a library that has arrived
  * leaves no trace on the plugin's file. */
