@@ -11,7 +11,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-/* Of a layer: what PART_MAIN's kernels see, which have no list. */
+/* What a layer's PART_MAIN has in place of its own description: the same without a list. */
 struct compressed_layer {
     struct attn_mla_desc window;
 };
@@ -138,7 +138,8 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     const int32_t tokens = cache_of_plan(plan)->tokens_per_row;
     limits->max_num_reqs = most_requests(plan);
     limits->max_query_len = limits->max_query_len < tokens ? limits->max_query_len : tokens;
-    limits->max_seq_len = (limits->max_seq_len + tokens - 1) / tokens;
+    limits->max_seq_len =
+        limits->max_seq_len / tokens + (limits->max_seq_len % tokens != 0); /* 0: unknown */
     limits->max_blocks_per_req = 0;
     plan->num_integers += 3 * ((int64_t)limits->max_num_reqs + 1);
     FOR_SERVED(step, plan, COMPOSITION_COMPRESSED) {
