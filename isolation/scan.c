@@ -242,8 +242,10 @@ attn_status scan_finish(attn_runtime *runtime, struct scan *scan, struct answer 
     scan->running = false;
     (void)!pread(scan->file, &head, sizeof head, 0);
     head.version[sizeof head.version - 1] = head.stage[sizeof head.stage - 1] = '\0';
+    /* a process that the plugin has put out of the group may still change the file */
     const bool answered = fstat(scan->file, &file.info) == 0 &&
                           file.info.st_size > (off_t)sizeof head &&
+                          file.info.st_size <= (off_t)SCAN_MAX_SIZE &&
                           lseek(scan->file, sizeof head, SEEK_SET) == (off_t)sizeof head;
     attn_status status = judge(runtime, &end, &head, answered, why);
     if (status != ATTN_OK) {
