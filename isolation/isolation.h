@@ -135,7 +135,7 @@ struct scan_head {
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_FILE 114
 
-/* attn-scan next to the core: in a build tree, or installed. False: there is none. */
+/* attn-scan next to the core: in a build tree, or installed. False if it is missing. */
 bool scanner_path(char path[PATH_MAX]);
 
 /* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
