@@ -482,7 +482,7 @@ static attn_status attend_new(struct exchange_run *run, struct attn_error *error
                        (struct part_result){io->out, io->lse}, error);
 }
 
-/* Likewise where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
+/* The same where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
 static attn_status run_small(struct exchange_run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;

@@ -8,7 +8,7 @@
 #include "step/plan.h"
 #include "util/error.h"
 
-enum { MOST_COPIES = 16 }; /* of one call */
+enum { MOST_COPIES = 16 }; /* in one call */
 
 /* All of a step's tensors are of the layer's own dtype here. */
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
@@ -105,7 +105,7 @@ attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
     return ATTN_OK;
 }
 
-/* Of a call that brings no text, the core's. */
+/* The core's text for a call that brings none. */
 static attn_status report(attn_status status, const struct attn_error *why,
                           struct attn_error *error)
 {
@@ -385,8 +385,8 @@ static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uin
 }
 
 /* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all
- * queries, their parts are merged likewise on each. Leaves the result in run->received, and the
- * number of its rows in run->x.tokens. */
+ * queries, their parts are merged in the same way on each. Leaves the result in run->received, and
+ * the number of its rows in run->x.tokens. */
 attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
 {
     struct exchange *x = &run->x;

@@ -10,7 +10,7 @@
  * the others' over the key head that they have in common. */
 struct exchange {
     const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */
-    int64_t n, tokens, q_heads, kv_heads, group; /* of one rank */
+    int64_t n, tokens, q_heads, kv_heads, group; /* one rank's */
     int64_t q_row, out_row;                      /* bytes of one head */
     int64_t q_size, out_size; /* dims of a head: D and Dv, or the latent rank of MLA */
     struct attn_dtype dtype;

@@ -19,16 +19,16 @@ struct head_weights {
     struct own_tensor block_scale; /* mxfp4: its data is not NULL */
 };
 
-/* Of a layer: [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v]. */
+/* A layer's weights: [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v]. */
 struct mla_weights {
     struct head_weights uk, uv;
 };
 
 /* Rows of context that prefill gathers and projects at a time, by the last plan. */
 struct context_chunk {
-    int32_t first_req, num_reqs; /* of the prefill view */
+    int32_t first_req, num_reqs; /* in the prefill view */
     int32_t num_rows;
-    int32_t first_row, end_row; /* of q and out */
+    int32_t first_row, end_row; /* rows of q and out */
     const int32_t *first_key;   /* host, [num_reqs] */
     const int32_t *start;       /* host, [num_reqs + 1]: rows that are gathered, on each rank */
     /* the keys that these are, of all ranks: as start, but in a spread cache */
@@ -36,13 +36,13 @@ struct context_chunk {
     const int32_t *rank_rows; /* host, [num_reqs, n]: spread caches */
 };
 
-/* Of a plan. */
+/* What a plan keeps. */
 struct mla_plan {
     struct context_chunk *chunks;
     int32_t max_chunks, num_chunks;
     bool invariant;      /* chunks cut each request by its own length alone */
     int32_t chunk_rows;  /* most rows of a chunk */
-    int32_t gather_rows; /* of these, on each rank */
+    int32_t gather_rows; /* those of them on each rank */
     /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
     int32_t identity_size;
     const void *identity; /* device; by the last plan */

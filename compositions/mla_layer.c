@@ -353,7 +353,7 @@ attn_status mla_bind(attn_layer *layer, struct attn_error *error)
     latent->head_size_v = m->kv_lora_rank;
     latent->num_q_heads = mla_padded_heads(layer);
     if (m->absorb_in_core) {
-        latent->output_form = ATTN_OUTPUT_PLAIN; /* of the up-projection, by `quantize` */
+        latent->output_form = ATTN_OUTPUT_PLAIN; /* the up-projection's is `quantize`'s */
     }
     if (layer_is_spread(
             layer)) { /* decode: the heads of all ranks against the rows that are here */

@@ -37,12 +37,12 @@ struct all_keys {
     struct attn_step_io io;
 };
 
-/* Of a plan. */
+/* What a plan keeps. */
 struct parallel_plan {
     int64_t *pairs;                      /* (t, t) of every row */
     struct attn_batch context, own_keys; /* by the last plan: views of the two attends */
     bool counts_own;                     /* by the last plan: the context has the own keys */
-    enum { OWN_UNKNOWN, OWN_APART, OWN_COUNTED } captured_own; /* of the plan's graph */
+    enum { OWN_UNKNOWN, OWN_APART, OWN_COUNTED } captured_own; /* in the plan's graph */
     /* by the last plan: are the queries split, and how */
     bool split;
     int32_t widest;       /* most rows of a rank */
@@ -77,7 +77,7 @@ int32_t context_cache_ranks(const struct attn_context_parallel *cp);
 bool layer_is_spread(const attn_layer *layer);
 bool context_is_spread(const struct attn_context_parallel *cp);
 int32_t layer_cache_ranks(const attn_layer *layer); /* n */
-int32_t layer_cache_rank(const attn_layer *layer);  /* of a spread one */
+int32_t layer_cache_rank(const attn_layer *layer);  /* for a spread one */
 /* Have the ranks of `prefill` a slice each of a request's queries? */
 bool layer_splits_queries(const attn_layer *layer);
 /* Keys of `context` on a rank of those that spread the cache. */

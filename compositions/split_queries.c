@@ -9,7 +9,7 @@
 enum { SENT, GATHERED, ORDERED, SLICED };
 
 struct slice {
-    int32_t first, end; /* of the request's queries */
+    int32_t first, end; /* among the request's queries */
 };
 
 int32_t queries_slices(const attn_layer *layer)

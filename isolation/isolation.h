@@ -56,8 +56,8 @@ void scan_abandon(struct scan *scan);
 /* attn_runtime.isolated, in its arena. */
 struct isolated {
     struct machine machine; /* if there is a cache of probes */
-    bool cache_pruned;      /* of what has not been written for long */
-    struct scan scans[];    /* of runtime->plugins, each zeroed or running */
+    bool cache_pruned;      /* records unused for long are gone */
+    struct scan scans[];    /* one for each of runtime->plugins, zeroed or running */
 };
 
 /* What is on file of a plugin does not hold any more. */
@@ -80,14 +80,14 @@ struct record {
     struct probe_key key;
     const char *file;
     int32_t deadline_ms; /* that the probe had; 0 in the scanner's answer */
-    attn_status status;  /* of loading and probing; no items unless ATTN_OK */
+    attn_status status;  /* that of loading and probing; no items unless ATTN_OK */
     const char *field;   /* why not, or why an item was left out; clean text */
     const char *message;
     uint32_t abi_version; /* 0 and empty names: refused before they were known */
     const char *name;
     const char *version;
     const char *vendor;
-    const unsigned char *items; /* of a record that was read */
+    const unsigned char *items; /* in a record that was read */
     size_t items_size;
 };
 

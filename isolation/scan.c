@@ -77,7 +77,7 @@ struct end {
     bool ended; /* by itself */
     bool lost; /* reaped by others, as where SIGCHLD is ignored: its pid may be another process's */
     bool late, too_much;
-    int code, value; /* of one that ended: CLD_EXITED or CLD_KILLED, status or signal */
+    int code, value; /* how it ended: CLD_EXITED or CLD_KILLED, status or signal */
 };
 
 /* Looks without reaping, so that the pid stays ours. */

@@ -296,23 +296,23 @@ static attn_status open_worker(struct conversion *c, struct worker *w, const str
     const struct attn_kv_view *k = &side->caches.views[part], *v = &side->caches.views[1 - part];
     const int32_t kv_dtypes[] = {side->caches.specs[part].kv_dtype,
                                  side->caches.specs[1 - part].kv_dtype};
-    const struct attn_layer_desc desc = {
-        .struct_size = sizeof desc,
-        .name = "layout_convert",
-        .kind = ATTN_LAYER_DECODER,
-        .dtype = c->dtype,
-        .kv_dtype = kv_dtypes[0],
-        .kv_dtype_v = kv_dtypes[1] != kv_dtypes[0] ? kv_dtypes[1] : 0,
-        .num_q_heads = k->num_heads,
-        .num_kv_heads = k->num_heads,
-        .head_size = k->head_size,
-        .head_size_v = v->head_size,
-        .scale = 1,
-        .has_window = side == &c->source, /* of a token's own key */
-        .block_size = k->block_size,
-        .k_scale_form = side->scales[part].form,
-        .v_scale_form = side->scales[1 - part].form,
-        .needed_view_forms = form_of(k, v)};
+    const struct attn_layer_desc desc = {.struct_size = sizeof desc,
+                                         .name = "layout_convert",
+                                         .kind = ATTN_LAYER_DECODER,
+                                         .dtype = c->dtype,
+                                         .kv_dtype = kv_dtypes[0],
+                                         .kv_dtype_v =
+                                             kv_dtypes[1] != kv_dtypes[0] ? kv_dtypes[1] : 0,
+                                         .num_q_heads = k->num_heads,
+                                         .num_kv_heads = k->num_heads,
+                                         .head_size = k->head_size,
+                                         .head_size_v = v->head_size,
+                                         .scale = 1,
+                                         .has_window = side == &c->source, /* a token's own key */
+                                         .block_size = k->block_size,
+                                         .k_scale_form = side->scales[part].form,
+                                         .v_scale_form = side->scales[1 - part].form,
+                                         .needed_view_forms = form_of(k, v)};
     const struct attn_select_options options = {.struct_size = sizeof options, .device = k->device};
     const struct attn_limits limits = {.struct_size = sizeof limits,
                                        .max_num_reqs = 1,

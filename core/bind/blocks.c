@@ -5,7 +5,7 @@
 #include "util/error.h"
 #include "util/structs.h"
 
-/* rows of K and V, and their scales where these stand apart; likewise of further caches */
+/* rows of K and V, and their scales where these stand apart; the same of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
 
 /* What a layer keeps of a block in one piece: block b lies at base + b stride. */

@@ -84,7 +84,7 @@ struct attn_layer {
     uint32_t composed_by;                    /* the same by id, a bit each */
     void *data[MAX_COMPOSITIONS]; /* by composition id: layer_bytes of memory of its own */
     struct attn_layer_desc parts[PART_COUNT];         /* the layer as kernels see each part */
-    struct attn_layer_params part_params[PART_COUNT]; /* its parameters likewise */
+    struct attn_layer_params part_params[PART_COUNT]; /* and its parameters */
     const char *needed_params; /* what it cannot run without, in words; NULL: nothing */
     /* K's, or the only cache of its kind: memory in the layout that its backend would like */
     struct attn_cache_spec spec;
@@ -94,7 +94,7 @@ struct attn_layer {
     int32_t num_tables;              /* how many of attn_batch.tables these need */
     struct attn_kv_view *further;    /* their views; bound together with k_cache */
     struct attn_layer_cache *caches; /* the same in the form that kernels get */
-    int64_t row_bytes[2];            /* of one head in k_cache and v_cache, scales not counted */
+    int64_t row_bytes[2];            /* one head's in k_cache and v_cache, scales not counted */
     /* tokens of one entry of the block table, over all ranks that share the cache */
     int64_t tokens_per_block;
     struct layer_params_copy params_copies[2]; /* one is in use, the other takes the next bind */
@@ -130,7 +130,7 @@ attn_status layer_make_parts(attn_layer *layer, struct attn_error *error);
 attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,
                           struct attn_error *error);
 void layer_release_states(attn_layer *layer);
-/* The same for all layers that read the cache of `owner`, itself included: it is bound anew. */
+/* The same for all layers that read the cache of `owner`, itself included: it is bound again. */
 void layer_release_readers(attn_layer *owner);
 
 /* How many of the kernels' blocks make one of the engine's, in caches addressed by table `table`.
@@ -201,7 +201,7 @@ struct wanted_view {
     int32_t num_heads;
     int32_t head_size;
     int32_t block_size;
-    int64_t row_bytes; /* of one head, scales not counted */
+    int64_t row_bytes; /* one head's, scales not counted */
 };
 
 /* cache.c: an address, the sizes, and strides under which no two rows share bytes. */

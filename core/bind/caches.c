@@ -33,7 +33,8 @@ attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Of the layer's kind: K and V, latent rows, index keys, or a state with or without a window. */
+/* The caches of the layer's kind: K and V, latent rows, index keys, or a state with or without a
+ * window. */
 static int32_t num_own(const attn_layer *layer)
 {
     if (layer->spec.kind == ATTN_KV_SPEC_NONE) {
@@ -99,7 +100,7 @@ static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
                             (has_rows ? layer_row_bytes(l, value) + layer_scales_apart(l, value)
                                       : kv_row_bytes(spec.kv_dtype, spec.head_size, false) +
                                             kv_scales_apart(spec.kv_dtype, false));
-    if (index < own && layer_has_vendor_pages(layer)) { /* of both */
+    if (index < own && layer_has_vendor_pages(layer)) { /* both of them */
         spec.page_bytes_alone = spec.page_bytes;
     } else if (index >= own) { /* the others have one memory for all of them */
         spec.page_bytes = spec.padded_page_bytes = spec.page_bytes_alone;

@@ -208,7 +208,7 @@ call_stream(attn_open_device *opened,
     return error_relay(error, slot(&args, &why), &why);
 }
 
-/* Likewise one that makes a handle. */
+/* The same for one that makes a handle. */
 static attn_status call_maker(attn_open_device *opened,
                               attn_status (*slot)(const struct attn_stream_args *, void **,
                                                   struct attn_error *),

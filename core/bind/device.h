@@ -9,7 +9,7 @@
 struct attn_open_device {
     attn_runtime *runtime;
     struct attn_device device;
-    struct instance instance; /* of the host: host_kernels, without a handle */
+    struct instance instance; /* the host's: host_kernels, without a handle */
 };
 
 attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_open_device **opened,

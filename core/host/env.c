@@ -19,7 +19,7 @@ const char *env_get(const struct attn_runtime_options *options, const char *name
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-/* -1 for text that is none. */
+/* -1 for text that is no number. */
 static int32_t log_level_of(const char *text)
 {
     static const char *const levels[] = {"error", "warn", "info", "debug", "trace"};

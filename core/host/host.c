@@ -8,7 +8,7 @@
 
 #include "util/safe_text.h"
 
-#define MAX_LINE 4096 /* of a log */
+#define MAX_LINE 4096 /* bytes of a log's */
 
 static void services_log(void *user, int32_t level, const char *who, const char *message)
 {

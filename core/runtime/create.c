@@ -56,7 +56,7 @@ static void add_devices(attn_runtime *runtime, const struct found *found)
             const bool same =
                 device_same(have->device, found->devices[i].device) &&
                 strcmp(have->device_namespace, found->devices[i].device_namespace) == 0;
-            /* Of two reports the one that knows the ISA says more. */
+            /* The one of two reports that knows the ISA says more. */
             if (same && strlen(found->devices[i].isa) > strlen(have->isa)) {
                 *have = found->devices[i];
             }

@@ -188,7 +188,7 @@ static bool mapped_file(const void *address, char file[PATH_MAX])
     return found;
 }
 
-/* What Meson keeps in every build tree; a folder named core alone is none. */
+/* What Meson keeps in every build tree; a folder named core alone is no sign. */
 static bool is_build_tree(const char *folder, size_t length)
 {
     char mark[PATH_MAX];

@@ -15,7 +15,7 @@ struct found {
     int32_t num_devices;
     struct backend *backends;
     int32_t num_backends;
-    attn_status status; /* of the first item that was left out */
+    attn_status status; /* why the first item was left out */
     struct attn_error error;
 };
 

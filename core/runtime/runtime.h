@@ -43,7 +43,7 @@ struct plugin {
 struct backend {
     struct attn_backend_caps caps; /* deep copy, text and arrays owned, extensions copied */
     int32_t plugin;                /* index */
-    const char *device_namespace;  /* of caps.device; "" where drivers number devices */
+    const char *device_namespace;  /* for caps.device; "" where drivers number devices */
     char *full_name;               /* "cpu_simd@avx2" or "cpu_ref" */
 };
 

@@ -48,7 +48,7 @@ struct layer {
     bool out_apart;         /* attends do not write the output itself: output_forms do not count */
     int32_t attend_size;    /* head_size of its attends */
     int32_t tokens_per_row; /* in the kind's own caches: 1, or an indexer's */
-    int64_t state_bytes;    /* of a slot, where has_states */
+    int64_t state_bytes;    /* a slot's, where has_states */
     /* What batches bring for it, beyond keys: layers of one block-table group have it alike. */
     uint8_t batch_key[MAX_BATCH_KEY];
 };

@@ -12,7 +12,7 @@
 #include "util/counts.h"
 #include "select/match.h"
 
-#define MAX_REASONS 32 /* of one plugin against one layer */
+#define MAX_REASONS 32 /* from one plugin against one layer */
 #define MAX_TEXT 1023
 
 struct refusals {

@@ -9,7 +9,7 @@
 #include "select/names.h"
 #include "util/counts.h"
 
-#define MAX_TEXT 4096 /* of a selection text */
+#define MAX_TEXT 4096 /* bytes of a selection text */
 #define MAX_LAYER_INDEX 99999
 #define SHOWN 200 /* bytes of the text that an error shows */
 #define SPACE " \t\n\v\f\r"

@@ -7,7 +7,7 @@
 #include "select/assignment.h"
 #include "select/match.h"
 
-#define MAX_VENDOR_EXTENSIONS 8 /* of one layer */
+#define MAX_VENDOR_EXTENSIONS 8 /* on one layer */
 
 /* Copies the known ones into the layer, each of today's size, and vendors' as they are, and chains
  * them to its desc. */

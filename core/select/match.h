@@ -29,7 +29,7 @@ struct match {
     uint32_t composed;         /* ATTN_COMPOSE_* */
     int32_t graph_level;       /* the least level of the parts */
     int32_t block_size;        /* that this backend would take; 0: no cache */
-    int32_t kernel_block_size; /* of its kernels: block_size, or a divisor of it */
+    int32_t kernel_block_size; /* its kernels': block_size, or a divisor of it */
 };
 
 /* Adds all failing reasons; none means that the backend can. `block_sizes` are the engine's

@@ -16,7 +16,7 @@
 
 /* A backend's schedule for one schedule group and one part of a composed step. */
 struct schedule {
-    int32_t schedule_group; /* of one phase */
+    int32_t schedule_group; /* within one phase */
     int32_t part;
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
@@ -95,7 +95,7 @@ struct step {
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                               struct attn_error *error);
     uint32_t parts[NUM_PHASES]; /* those that a phase may call within the plan's limits */
-    struct launch launches[NUM_PHASES][PART_COUNT]; /* of other parts: kernel is NULL */
+    struct launch launches[NUM_PHASES][PART_COUNT]; /* other parts have kernel NULL */
     struct launch *main[2];                         /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
@@ -105,9 +105,9 @@ struct step {
 
 /* Places in the workspace for what the core itself needs. */
 struct workspace_layout {
-    size_t own_bytes;     /* of the plan's own part, which integers lies in */
+    size_t own_bytes;     /* the plan's own part, which integers lies in */
     size_t integers;      /* lengths and rows of views that the core makes */
-    size_t scratch_bytes; /* of the scratch, which all of the following lies in */
+    size_t scratch_bytes; /* the scratch, which all of the following lies in */
     size_t out;           /* one side of a merge: [T, Hq, Dv] */
     size_t lse[2];        /* [Hq, T] float32 */
     size_t of_kernels;    /* schedules' scratch */
@@ -146,7 +146,7 @@ struct batch_takes {
     uint32_t trees;                         /* bits of enum attn_tree_mask */
     uint32_t reads;                         /* extensions: bits of ABI_READS */
     bool causal_per_request, spans, logits; /* a layer does */
-    bool all_queries;                       /* of ranks that split the queries of a request */
+    bool all_queries;                       /* those of ranks that split the queries of a request */
     bool rows, bounds;                      /* all layers do */
     const char *no_other[2]; /* why layers that are not causal, and those that are, stay so */
 };
@@ -181,7 +181,7 @@ struct attn_plan {
     /* 0: in place of the batch's own fields, n: of tables[n - 1] */
     struct made_table made[1 + ATTN_MAX_TABLES];
     struct attn_batch_split split;
-    /* of `given`: queries of each request over all ranks that split them, which then all run, even
+    /* in `given`: queries of each request over all ranks that split them, which then all run, even
      * those without queries of their own; NULL: they are not split */
     const int32_t *all_query_lens;
     int32_t num_tokens;      /* rows that a run's tensors must have */
@@ -210,9 +210,9 @@ struct attn_plan {
     bool asked;                       /* the driver was asked where a batch's arrays lie */
     bool asked_tables;                /* and where those of its tables do */
     int32_t mode;                     /* enum attn_plan_mode of the plan_batch under way */
-    void *stream;                     /* of the last plan_batch, and so of its runs */
+    void *stream;                     /* that of the last plan_batch, and so of its runs */
     bool capturing;                   /* runs are being recorded, and nothing may wait for them */
-    struct ext_room batch_extensions; /* of a batch that brings unknown ones, too */
+    struct ext_room batch_extensions; /* for a batch that brings unknown ones, too */
     /* an observer's: the step that it watches, how many plan_batches it has seen */
     const struct step *observed_step;
     int64_t num_observed;

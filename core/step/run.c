@@ -59,7 +59,7 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     return operation("write keys", status, error);
 }
 
-/* Of tensors that have been checked: q if the run attends, k and v if it reads them. */
+/* Takes checked tensors: q if the run attends, k and v if it reads them. */
 static attn_status validate_inputs(const attn_plan *plan, const struct step *step,
                                    const struct attn_step_io *io, bool attends, bool reads_keys,
                                    struct attn_error *error)

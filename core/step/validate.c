@@ -426,7 +426,7 @@ attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
 attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
                            struct attn_error *error)
 {
-    int64_t reach = 0; /* of the dimensions with smaller strides */
+    int64_t reach = 0; /* by the dimensions with smaller strides */
     uint32_t seen = 0;
     if (tensor == NULL || tensor->strides == NULL || tensor->data == NULL) {
         return ATTN_OK;

@@ -23,8 +23,8 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,
                            const char *message);
 
-/* Passes on a plugin's failure, or ATTN_OK: a status that is none becomes ATTN_ERROR_PLUGIN, and
- * the text in `from`, which may be open, empty or anything, becomes clean text. `from` may be
+/* Passes on a plugin's failure, or ATTN_OK: a number that is no status becomes ATTN_ERROR_PLUGIN,
+ * and the text in `from`, which may be open, empty or anything, becomes clean text. `from` may be
  * `error` itself, which may be NULL. */
 attn_status error_relay(struct attn_error *error, attn_status status,
                         const struct attn_error *from);

@@ -9,7 +9,7 @@
 
 struct lock {
     pthread_mutex_t mutex;
-    int cancel_state; /* of the holder before */
+    int cancel_state; /* the holder's before it */
 };
 
 static inline void lock_init(struct lock *lock)

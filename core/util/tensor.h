@@ -8,7 +8,7 @@
 /* Elements between neighbours in dimension `dim`; tensors without strides are compact. */
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 
-/* Of an enum attn_dtype_id or a vendor's code, and back: -1 for what is not in that enum. */
+/* From an enum attn_dtype_id or a vendor's code, and back: -1 for what is not in that enum. */
 struct attn_dtype dtype_of_id(int32_t id);
 int32_t dtype_id_of(struct attn_dtype dtype);
 /* Is it there, with a shape of `ndim` dimensions, and of that dtype? */

@@ -23,7 +23,7 @@
 #define CAPSULE_REQUESTS 1024
 #define CAPSULE_HEADS 1024
 #define CAPSULE_HEAD_SIZE 1024
-#define CAPSULE_BYTES ((int64_t)256 << 20) /* of all tensors, stored or to be made */
+#define CAPSULE_BYTES ((int64_t)256 << 20) /* for all tensors, stored or to be made */
 #define CAPSULE_TENSORS 4                  /* q, k, v, out */
 
 struct capsule {
@@ -36,12 +36,12 @@ struct capsule {
     float soft_cap;
     int32_t alibi, has_sinks, block_size;
     int32_t kv_lora_rank, qk_nope_head_dim; /* an MLA layer's, else 0 */
-    /* of the cache's views, in bytes: between slots, between heads */
+    /* the cache's views, in bytes: between slots, between heads */
     int32_t k_stride_slot, k_stride_head, v_stride_slot, v_stride_head;
     int32_t not_finite[CAPSULE_TENSORS]; /* numbers that were NaN or infinite */
     int32_t num_reqs;
     int32_t query_lens[CAPSULE_REQUESTS], seq_lens[CAPSULE_REQUESTS];
-    /* of each head: mean and standard deviation of what was finite */
+    /* each head's mean and standard deviation of what was finite */
     float statistics[CAPSULE_TENSORS][CAPSULE_HEADS][2];
     float sinks[CAPSULE_HEADS], slopes[CAPSULE_HEADS]; /* where the layer has them */
 };
