@@ -6,26 +6,8 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "fake_backend.h"
+#include "bind_case.h"
 #include "util/counts.h"
-
-/* What every CASE begins with. */
-static struct fixture fixture;
-static struct attn_error error;
-
-static int begin(void **state)
-{
-    error = (struct attn_error)ATTN_ERROR_INIT;
-    return 0;
-}
-
-static int end(void **state)
-{
-    fixture_finish(&fixture);
-    return 0;
-}
-
-#define CASE(name) TEST_AROUND(name, begin, end)
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
 

@@ -2,7 +2,7 @@
 /* core/bind: what a model is made of: its backends, what is kept and prepared of its layers, and
  * where memory may lie and comes from. */
 #include "support/client.h"
-#include "fake_backend.h"
+#include "bind_case.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,24 +10,6 @@
 #include "bind/bound.h"
 #include "bind/device.h"
 #include "bind/address_check.h"
-
-/* What every CASE begins with. */
-static struct fixture fixture;
-static struct attn_error error;
-
-static int begin(void **state)
-{
-    error = (struct attn_error)ATTN_ERROR_INIT;
-    return 0;
-}
-
-static int end(void **state)
-{
-    fixture_finish(&fixture);
-    return 0;
-}
-
-#define CASE(name) TEST_AROUND(name, begin, end)
 
 CASE(backends_are_created_once)
 {
