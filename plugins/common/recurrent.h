@@ -169,6 +169,23 @@ static inline int32_t gdn_checkpoint_slot(const struct gdn *gdn, const struct gd
     return states->checkpoint_slots[request->index * states->checkpoint_slots_stride + i];
 }
 
+/* Calls `norm` for each token of items begin .. end - 1, which are (request, heads with one mean).
+ */
+static inline void gdn_each_norm(const struct gdn *gdn, int64_t begin, int64_t end,
+                                 void (*norm)(const struct gdn *gdn, int64_t row,
+                                              int32_t first_head, int32_t num_heads))
+{
+    const int32_t heads = gdn_norm_size(gdn), groups = gdn->desc->num_v_heads / heads;
+    struct gdn_request request;
+    for (int64_t item = begin; item < end; item++) {
+        const bool active =
+            gdn_request_of(gdn, (int32_t)(item / groups), &request) && request.state_from >= 0;
+        for (int64_t t = 0; active && t < request.num_tokens; t++) {
+            norm(gdn, request.first_row + t, (int32_t)(item % groups) * heads, heads);
+        }
+    }
+}
+
 /* Every index that will be followed: a step reads them, so the core looks only where it validates.
  */
 static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_error *error)

@@ -200,19 +200,9 @@ static void norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, i
     }
 }
 
-/* Items are (request, heads with one mean). */
 static void norm_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
-    const struct gdn *gdn = argument;
-    const int32_t heads = gdn_norm_size(gdn), groups = gdn->desc->num_v_heads / heads;
-    struct gdn_request request;
-    for (int64_t item = begin; item < end; item++) {
-        const bool active =
-            gdn_request_of(gdn, (int32_t)(item / groups), &request) && request.state_from >= 0;
-        for (int64_t t = 0; active && t < request.num_tokens; t++) {
-            norm_heads(gdn, request.first_row + t, (int32_t)(item % groups) * heads, heads);
-        }
-    }
+    gdn_each_norm(argument, begin, end, norm_heads);
 }
 
 attn_status ref_recurrent(const struct attn_attend_args *args, struct attn_error *error)
