@@ -12,7 +12,7 @@ struct mpi_collectives {
     MPI_Comm comm; /* a duplicate, whose errors return */
 };
 
-/* Of a call that has none, MPI's own text. */
+/* The error has MPI's own text. */
 static attn_status reported(int code, struct attn_error *error)
 {
     char text[MPI_MAX_ERROR_STRING + 1] = "";

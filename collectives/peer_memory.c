@@ -203,7 +203,7 @@ static struct exchange_lse lse_of(const struct attn_tensor *tensor)
                                  tensor->strides != NULL ? tensor->strides[1] : 1};
 }
 
-/* Of this rank's rows [T, Hq, .] next to `all` [T, n Hq, D]; sizes over the limit are refused. */
+/* Sizes of this rank's rows [T, Hq, .] next to `all` [T, n Hq, D]; too large ones are refused. */
 static attn_status size_up(struct exchange_sizes *s, const struct peer_memory *w,
                            const struct attn_tensor *const *all, int32_t count,
                            int32_t num_kv_heads, struct attn_error *error)
@@ -244,7 +244,7 @@ attn_status peer_memory_gather(const struct peer_memory *w,
     return launched(w, result, error);
 }
 
-/* Of enum exchange_kind, or -1. */
+/* A value of enum exchange_kind, or -1. */
 static int32_t kind_of(const struct attn_tensor *tensor)
 {
     const struct attn_dtype dtype = tensor->dtype;

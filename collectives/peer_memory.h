@@ -17,7 +17,7 @@ struct peer_memory {
 
 /* Collective over the ranks. All of them have windows afterwards, or none. */
 bool peer_memory_open(struct peer_memory *memory, ncclComm_t comm, int rank, int size);
-/* Of none, too. Waits for the device. */
+/* Also frees a memory whose opening failed. Waits for the device. */
 void peer_memory_close(struct peer_memory *memory);
 attn_status peer_memory_gather(const struct peer_memory *memory,
                                const struct attn_gather_heads_args *args, struct attn_error *error);

@@ -150,7 +150,7 @@ enum attn_cache_role {
 struct attn_cache_desc {
     int32_t role;  /* enum attn_cache_role: INDEX_K or above, or a vendor's */
     int32_t of;    /* SCALE, ZERO: the cache in the layer's list that they belong to; else 0 */
-    int32_t table; /* of the batch: 0, its own fields, or n, tables[n - 1] */
+    int32_t table; /* which of the batch's: 0, its own fields, or n, tables[n - 1] */
     /* enum attn_kv_dtype of its rows: F16, BF16, F32, FP8_* or, bytes, INT8_*, OPAQUE, a vendor's
      */
     int32_t kv_dtype;
@@ -211,9 +211,9 @@ struct attn_cache_spec {
     /* 0: none; else the reserved blocks are ceil(sink_len / block_size) */
     int32_t sink_len;
     int32_t layout; /* enum attn_kv_layout: the preferred one */
-    /* of one block of this cache, scales included, where it lies in memory of its own */
+    /* bytes of one block of this cache, scales included, where it lies in memory of its own */
     int64_t page_bytes_alone;
-    /* of one block, scales included, without padding */
+    /* bytes of one block, scales included, without padding */
     int64_t page_bytes;
     /* >= page_bytes: the distance between blocks that was asked for */
     int64_t padded_page_bytes;

@@ -124,7 +124,7 @@ struct attn_layer_params {
     float k_scale_host;
     float v_scale_host;
     float p_scale_host;
-    struct attn_device device; /* of every pointer here and in the extensions; type 0: not stated */
+    struct attn_device device; /* where pointers here and in extensions lie; type 0: not stated */
 };
 
 /* Extra parameters of quantized caches (on attn_layer_params). */

@@ -83,7 +83,7 @@ enum attn_dtype_id {
     ATTN_DTYPE_FP8_E5M2 = 5,
     ATTN_DTYPE_FP8_E4M3FNUZ = 6,
     ATTN_DTYPE_INT8 = 7,
-    /* of weights (mla.h): e2m1 with an e8m0 scale for each 32 elements */
+    /* weights (mla.h) in e2m1, with an e8m0 scale for each 32 elements */
     ATTN_DTYPE_MXFP4 = 16
 };
 

@@ -40,7 +40,7 @@ enum attn_layer_kind {
 
 /* Does a key after a query's position stay hidden? */
 enum attn_causal {
-    ATTN_CAUSAL_DEFAULT = 0, /* of a layer: as its kind says; of a batch: as the layer says */
+    ATTN_CAUSAL_DEFAULT = 0, /* in a layer: as its kind says; in a batch: as the layer says */
     ATTN_CAUSAL_YES = 1,
     ATTN_CAUSAL_NO = 2
 };

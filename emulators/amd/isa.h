@@ -128,7 +128,7 @@ struct op {
     uint16_t flags;
     uint8_t unit;  /* enum insn_class */
     int32_t arg;   /* what `run` makes of it */
-    uint8_t major; /* of the targets that have it in this form; 0: all */
+    uint8_t major; /* which targets have it in this form; 0: all */
 };
 
 /* What each step reads stands in front. */

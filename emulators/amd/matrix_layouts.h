@@ -23,9 +23,9 @@ enum matrix_format {
     MATRIX_F16,
     MATRIX_BF16,
     MATRIX_I8,
-    MATRIX_E4M3_FNUZ, /* of gfx942: bias 8, 0x80 is the NaN; on gfx950 OCP's */
+    MATRIX_E4M3_FNUZ, /* on gfx942: bias 8, 0x80 is the NaN; on gfx950 OCP's */
     MATRIX_E5M2_FNUZ, /* bias 16 */
-    MATRIX_E4M3,      /* of gfx12, OCP's: bias 7, 0x7f and 0xff are NaN */
+    MATRIX_E4M3,      /* on gfx12, OCP's: bias 7, 0x7f and 0xff are NaN */
     MATRIX_E5M2       /* OCP's: bias 15, infinities and NaN as IEEE has them */
 };
 

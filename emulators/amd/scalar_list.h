@@ -66,7 +66,7 @@ SAME(s_clz_i32_u64, "S=T", s_flbit_i32_b64)
 OP(COUNTS, s_flbit_i32, "S=S", int32_t, a == 0 || a == -1 ? -1 : __builtin_clrsb(a) + 1)
 SAME(s_cls_i32, "S=S", s_flbit_i32)
 
-/* Of gfx11.5 and gfx12: floats in scalar registers. */
+/* gfx11.5 and gfx12 have floats in scalar registers. */
 OP(FLOATS, s_add_f32, "S=SS", FA + FB)
 OP(FLOATS, s_sub_f32, "S=SS", FA - FB)
 OP(FLOATS, s_mul_f32, "S=SS", FA *FB)

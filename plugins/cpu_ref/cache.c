@@ -7,7 +7,7 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-/* Of plain numbers: what an element is, and the scale of its head. */
+/* In caches of plain numbers: what an element is, and the scale of its head. */
 static int32_t number_of_place(const struct cache_place *at)
 {
     return at->layer->kv_dtype == ATTN_KV_INT8_K ? at->layer->dtype

@@ -38,7 +38,7 @@ void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, do
                         number_dtype_name(rows->joined->dtype), rows->rank + rows->rope_size);
         return;
     }
-    /* of [T, size] tensors element (token, 0) begins the row */
+    /* in tensors [T, size] element (token, 0) begins the row */
     number_load_row(row, tensor_row(rows->latent, token, rows->heads > 0 ? head : 0),
                     number_dtype_name(rows->latent->dtype), rows->rank);
     if (rows->rope_size > 0) {

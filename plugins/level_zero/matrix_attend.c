@@ -9,7 +9,7 @@ static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_
     return LEVEL_ZERO_TILE;
 }
 
-/* Of 8 subgroups with 256 registers each: half of what an Xe core holds. */
+/* A group has 8 subgroups with 256 registers each: half of what an Xe core holds. */
 static int32_t groups_of_core(const struct attn_attend_args *args)
 {
     return args->prepared->padded_size > 128 ? 1 : 2;

@@ -123,7 +123,7 @@ CASE(foreign_files_steer_nothing)
     assert_string_equal(chosen(place), "beta");
 }
 
-/* Of `beta`, of a file that is the record's or another one. */
+/* A record of `beta`, whose file is the record's or another one. */
 static void write_record(const struct place *place, const char *file, int32_t changed,
                          int32_t failed)
 {

@@ -184,7 +184,7 @@ TEST(slots_are_all_there)
     assert_int_equal(unsetenv("HOSTILE_SLOT"), 0);
 }
 
-/* Of two reports of one device, in either order, the one that knows the instruction sets counts. */
+/* If a device is reported twice, the report that knows its instruction sets counts. */
 TEST(devices_are_merged)
 {
     static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("rich"),

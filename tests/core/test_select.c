@@ -305,7 +305,7 @@ CASE(test_best_pair)
     assert_int_equal(a->layers[0].phases[D].choice.layout, ATTN_KV_LAYOUT_NHD);
 }
 
-/* Of the parts that the kernels take of an engine's blocks: the preferred one, else the largest. */
+/* Kernels take the preferred part of an engine's blocks, else the largest that they can. */
 CASE(test_parts_of_blocks)
 {
     static const struct attn_range blocks[] = {{16, 64, 16}};
@@ -325,7 +325,7 @@ CASE(test_parts_of_blocks)
                          192 / a->layers[0].phases[D].choice.kernel_block_size);
         assignment_destroy(a);
     }
-    /* of what an engine offers rather one that needs no cut */
+    /* a size that needs no cut is preferred among those that an engine offers */
     static const int32_t offered[] = {192, 32};
     const struct attn_select_options options = {
         .struct_size = sizeof options, .block_sizes = offered, .num_block_sizes = 2};

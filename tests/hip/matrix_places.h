@@ -60,8 +60,8 @@ static const struct matrix_places rdna4_places = {
     .d = PLACES(256, 512, 1024, 32, 2, 4, 8, 16),
 };
 
-/* Of 8-bit codes (v_mfma_f32_16x16x32_fp8_fp8 on CDNA3, v_wmma_f32_16x16x16_fp8_fp8 on RDNA4):
- * register * 256 + lane * 4 + which byte. The calculator has D as for 16-bit elements. */
+/* Places of 8-bit codes (v_mfma_f32_16x16x32_fp8_fp8 on CDNA3, v_wmma_f32_16x16x16_fp8_fp8 on
+ * RDNA4): register * 256 + lane * 4 + which byte. The calculator has D as for 16-bit elements. */
 struct code_places {
     int depth;
     uint16_t a[16][32], b[16][32]; /* A[i][k]; B[k][j] at b[j][k] */

@@ -59,7 +59,7 @@ static unsigned waves_of_simd(const struct code *code, unsigned registers)
     return waves < most ? waves : most;
 }
 
-/* Of attends on matrix units: a group of 8 waves has a compute unit's registers, or two groups of
+/* Attends on matrix units: a group of 8 waves has a compute unit's registers, or two groups of
  * 4, and half of its LDS; on RDNA that of a pair of units. */
 static void check_attend(const struct code *code, const struct kernel *k, unsigned waves,
                          unsigned wide, unsigned matrix, unsigned codes)

@@ -70,7 +70,7 @@ static int64_t slot_of(const int32_t *blocks, int32_t block_size, int64_t row)
     return (int64_t)blocks[row / block_size] * block_size + row % block_size;
 }
 
-/* Of request r: the row of a token at `position` in the batch's own table (whole rows alone), the
+/* Request r's row of a token at `position` in the batch's own table (whole rows alone), the
  * last row in another. NULL: there is no such row. */
 static const float *seen(const struct attn_attend_args *a, const struct attn_layer_cache *cache,
                          int32_t r, int64_t position, int32_t head)

@@ -236,7 +236,7 @@ static void draw(struct mla *m)
     encode(m, m->weights, MAX_HEADS * (NOPE + V) * RANK);
 }
 
-/* Of position j; -1: another rank's. */
+/* The slot of position j; -1: another rank's. */
 static int64_t slot_of(const struct mla *m, int32_t r, int32_t j)
 {
     const struct setting *s = m->s;

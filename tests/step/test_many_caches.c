@@ -495,7 +495,7 @@ static void refuse_table(struct opened *t, const int32_t *block_table,
     close_all(t);
 }
 
-/* Of caches in one table the one with the fewest blocks bounds it. */
+/* A table is bounded by the one of its caches that has the fewest blocks. */
 TEST(test_fewest_blocks)
 {
     static const int32_t last[] = {BLOCKS - 1}, none[] = {0};

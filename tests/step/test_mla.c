@@ -150,7 +150,7 @@ TEST(test_decodes_over_ranks)
     }
 }
 
-/* Of layers that ask for context workspaces of two sizes the smaller counts. */
+/* If layers ask for context workspaces of two sizes, the smaller counts. */
 TEST(test_smallest_chunks)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,     .chunk = 8,
@@ -205,7 +205,7 @@ TEST(test_first_row)
     }
 }
 
-/* Of q over both its parts. */
+/* The maximum of q is taken over both its parts. */
 TEST(test_amax)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .apart = true,

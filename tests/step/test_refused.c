@@ -362,7 +362,7 @@ TEST(test_stream)
     CHECK(&f, run(&f));
 }
 
-/* Of what stands in no test of its own. Runs with keys and without, which the fast path takes. */
+/* Reserved fields that no other test sets, with keys and without (the fast path). */
 TEST(test_reserved)
 {
     OWNED(fixture_finish) struct fixture f;

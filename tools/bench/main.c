@@ -17,7 +17,7 @@
 #include "tune_model.h"
 #include "host/measurement.h"
 
-/* Of outputs of one layer by two libraries; codes of 8 bits stay well below. */
+/* Outputs of one layer by two libraries differ by less; codes of 8 bits stay well below. */
 #define MAX_DIFFERENCE 0.05
 
 static int fail_with(const char *what, const struct attn_error *error)

@@ -43,7 +43,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     return merge->direct.kernels->merge_states(&args, error);
 }
 
-/* Of the variants of the named backend, or of all, the one that would prefill best. */
+/* The variant of the named backend, or of any, that would prefill best. */
 static int32_t find_backend(const struct session *session, const char *backend,
                             struct result *result, struct attn_error *error)
 {

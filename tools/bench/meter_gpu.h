@@ -9,7 +9,7 @@
 
 enum gpu_kernel { KERNEL_READ, KERNEL_COPY, KERNEL_FMA, KERNEL_MATRIX, GPU_KERNELS };
 
-/* Of the vendor's library: zero is success. */
+/* Functions of the vendor's library: zero is success. */
 struct gpu_calls {
     int (*memory_info)(size_t *available, size_t *total);
     int (*module_load)(void **module, const void *code);

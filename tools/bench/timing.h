@@ -13,7 +13,7 @@ struct timing {
     double spread;   /* distance of the quartiles over the median */
     double floor_us; /* median of the floors by the ceilings measured before each sample */
     double ratio_to_floor;
-    /* of several backends: median of a round's times over the first one's; 0: there was no other */
+    /* median of a round's times over the first backend's; 0: there was no other */
     double ratio_to_first;
     double gb_s;
     double tflop_s;

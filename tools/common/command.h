@@ -21,7 +21,7 @@ struct command_option {
     uint64_t *seed; /* a whole number from 0 */
     int32_t *count; /* a whole number from `least` to `most` */
     int32_t least, most;
-    /* Of `command.user` and the value: NULL, or what is wrong, as in "'x' is not one of …". */
+    /* Takes `command.user` and the value; NULL, or what is wrong, as in "'x' is not one of …". */
     const char *(*parse)(void *user, const char *value);
 };
 

@@ -6,7 +6,7 @@
 
 #include "model_reading.h"
 
-/* Of heads that share the hidden size: `field` is where that stands. */
+/* The size of heads that share the hidden size, which stands in `field`. */
 static int32_t size_of_heads(struct reading *r, const char *field, int32_t hidden, int32_t heads)
 {
     if (hidden % heads != 0 || hidden / heads % 8 != 0 || hidden / heads > 512) {

@@ -5,7 +5,8 @@
 
 #include <attn/api.h>
 
-/* Of a list of enum attn_name_list; NULL past its last, and where no core is found. */
+/* The name of a code in a list of enum attn_name_list; NULL past its last, or if no core is found.
+ */
 const char *code_name(int32_t list, int32_t code);
 /* "unknown" for a code past the known ones. */
 const char *dtype_name(int32_t dtype); /* enum attn_dtype_id */

@@ -17,7 +17,7 @@
 #define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
 #define BACKENDS 160  /* bytes of their names in both phases */
 #define MAX_ROWS 4096 /* of a step */
-/* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
+/* slots of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
 #define NUM_STATE_SLOTS 71
 
 struct settings {
@@ -69,7 +69,7 @@ struct run_layer {
     struct attn_cache_spec spec;
     int32_t group;
     void *cache;           /* the device's */
-    void *row_cache;       /* of rows of several tokens, next to it; its blocks have its numbers */
+    void *row_cache;       /* rows of several tokens; its blocks have the numbers of cache's */
     int64_t row_page;      /* bytes of such a block */
     void *swap;            /* page-locked memory for swapped blocks; NULL: nothing was swapped */
     float *sinks, *slopes; /* and of these, as of `weights` and `gates`, the device's copies: */
@@ -83,7 +83,7 @@ struct run_layer {
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
     struct row_terms terms;
-    /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
+    /* for the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */
     int32_t roundings;
     struct tally tally;

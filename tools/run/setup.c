@@ -181,7 +181,8 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
     return ATTN_OK;
 }
 
-/* Of a step: no request brings more than its prompt, and no write more than MIN_STEP_TOKENS. */
+/* The most tokens of a step: no request brings more than its prompt, no write more than
+ * MIN_STEP_TOKENS. */
 static int32_t most_tokens(const struct run_engine *engine)
 {
     int64_t tokens = 0;

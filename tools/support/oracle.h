@@ -69,7 +69,7 @@ struct oracle_rule {
     int32_t num_gates;                 /* of a head: 1, or head_size_k */
     double gate_bound, dt_min, dt_max; /* dt_max 0: no limit */
 };
-/* Of one head's token: a and dt_bias [num_gates] to the decays e^g and to beta. */
+/* Makes the decays e^g and beta of one head's token from a and dt_bias [num_gates]. */
 void oracle_gates(const struct oracle_rule *rule, double a_log, const double *a,
                   const double *dt_bias, double b, double *decay, double *beta);
 

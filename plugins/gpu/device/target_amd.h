@@ -146,7 +146,7 @@ GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
     return __hip_atomic_fetch_add(counter, x, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-/* Of memory: in scalar registers, which the compiler cannot know of memory that the kernel writes.
+/* Loads into scalar registers, which the compiler does not do from memory that the kernel writes.
  */
 template <class T> GPU_INLINE T same_in_lanes(const T &from)
 {

@@ -38,7 +38,7 @@ enum case_factor {
     FACTOR_LAYOUT,
     FACTOR_SCALES,      /* attn_scale_form of k, of v */
     FACTOR_SCALE_PLACE, /* enum scale_place */
-    /* of those per tensor: 0: device floats, 1: the host's, 2: neither, which reads as 1 */
+    /* scales per tensor: 0: device floats, 1: the host's, 2: neither, which reads as 1 */
     FACTOR_SCALE_SOURCE,
     FACTOR_CAUSAL,
     FACTOR_WINDOW, /* tokens; 1: on both sides */

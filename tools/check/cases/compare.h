@@ -7,11 +7,11 @@
 #include "common/bound.h"
 #include "harness/trial.h"
 
-/* Of an attend, and of its log-sum-exp. */
+/* The bounds of an attend, and of its log-sum-exp. */
 struct bound bound_of_case(const struct factor_value *v);
 struct bound bound_of_lse(const struct factor_value *v);
 
-/* Of one number `want` of the reference's row of `dims` from element `at` on. */
+/* The bound of one number `want`; the reference's row has `dims` elements from `at` on. */
 double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
                      struct bound bound);
 

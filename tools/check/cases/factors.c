@@ -34,7 +34,7 @@ static bool add_head_sizes(struct factor *factor, const struct attn_backend_caps
                 declared = range_has(&r->qk, model_head_sizes[d]) &&
                            (r->same ? d == v : range_has(&r->v, model_head_sizes[v]));
             }
-            /* Of the pairs D != Dv the few that models have. */
+            /* Only those pairs D != Dv that models have. */
             bool wanted = d == v || (model_head_sizes[d] == 192 && model_head_sizes[v] == 128) ||
                           (model_head_sizes[d] == 64 && model_head_sizes[v] == 128) ||
                           (model_head_sizes[d] == 128 && model_head_sizes[v] == 72);
@@ -224,7 +224,7 @@ static bool add_shapes(struct factor *factor, const struct attn_backend_caps *ca
     return ok;
 }
 
-/* Of layers without a cache, which the core composes of contiguous keys where no backend has them.
+/* Layers without a cache, which the core composes of contiguous keys where no backend has them.
  */
 static bool add_encoders(struct factor *factor, const struct attn_backend_caps *caps)
 {

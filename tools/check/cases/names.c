@@ -12,7 +12,7 @@ static const char *const shapes[] = {"decode", "speculative", "long_decode", "pr
 static const char *const encoders[] = {"encoder.", "", "mm_encoder."}; /* "": paged, too */
 static const char *const causal[] = {"causal", "bidirectional", "causal_per_request",
                                      "causal_overridden"};
-/* Of the switches, in the order of the factors. */
+/* Names of the switches, in the order of the factors. */
 static const char *const switches[] = {"window",      "chunk", "soft_cap",    "alibi", "sinks",
                                        "static_sink", "spans", "tree",        "query", "p_scale",
                                        "nan",         "huge",  "fast_prefill"};

@@ -60,7 +60,7 @@ struct problem {
     bool paged;
 };
 
-/* Of an output that is codes. */
+/* An output that is codes. */
 struct output_binding {
     struct attn_tensor codes, scales;
     struct attn_io_output_quant quant;

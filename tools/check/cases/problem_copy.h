@@ -32,7 +32,7 @@ struct problem_copy {
 bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
                        const struct device *device, const struct problem *problem);
 void problem_copy_finish(struct problem_copy *copy);
-/* Of a case with LENGTHS_HOST_BOUNDS: the host's copies say more rows and keys than the device's.
+/* For a case with LENGTHS_HOST_BOUNDS: the host's copies say more rows and keys than the device's.
  * Before problem_copy_prepare, for the tested copy; the reference stays exact. */
 void problem_copy_loosen(struct problem_copy *copy);
 /* prepare and schedule_size; the limits are `factor` times what the batch needs. */

@@ -11,7 +11,7 @@
 static atomic_long allocations;
 static atomic_size_t allocated_bytes;
 static _Thread_local long locks;
-/* Of the first since watch_begin; 0: none. */
+/* The caller of the first since watch_begin; 0: there was none. */
 static _Atomic(uintptr_t) first_allocation;
 static atomic_size_t first_bytes;
 static _Thread_local const void *first_lock;

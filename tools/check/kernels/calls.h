@@ -42,7 +42,7 @@ struct call_target {
     int32_t num_structs;
 };
 
-/* Of every kernel that capabilities can declare; call_shim.c. */
+/* A target for every kernel that capabilities can declare; call_shim.c. */
 enum { NUM_CALLS = 15 };
 extern const struct call_target call_targets[NUM_CALLS];
 

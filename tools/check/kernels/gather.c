@@ -46,7 +46,7 @@ static attn_status fill_caches(struct trial *trial, struct problem_copies *copie
     return status != ATTN_OK || same ? status : ATTN_ERROR_DEVICE;
 }
 
-/* Of each request some keys from the middle on. */
+/* Gathers some keys of each request, from the middle on. */
 static enum trial_result gather(struct trial *trial, struct problem_copies *copies)
 {
     const struct problem *p = &copies->problem;

@@ -94,9 +94,10 @@ static attn_status call_gdn(struct kernel_call *call, const void *context, struc
                         call->backend->kernels.recurrent, error);
 }
 
-/* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
- * request's first token has no other term), and a kernel that multiplies in 16 bits is as good as
- * that of products of usual size: some 3e-4 of them. CANCELLED of the usual bound allows 2e-3.
+/* The mean square of all requests' outputs. A row o = S q may cancel, where k and q are nearly
+ * orthogonal (a request's first token has no other term), and a kernel that multiplies in 16 bits
+ * is as good as that of products of usual size: some 3e-4 of them. CANCELLED of the usual bound
+ * allows 2e-3.
  */
 #define CANCELLED 0.1
 static double mean_square(const uint8_t *out, const struct gdn_case *c, const uint8_t *rows)
@@ -304,7 +305,7 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 }
 
 /* clang-format off */
-/* Of a rule: steps; chunks, whole, with checkpoints and forks; a mixed batch without a convolution;
+/* A rule's cases: steps; chunks, whole, with checkpoints and forks; a mixed batch without a convolution;
  * drafts; and a step with NaN. `norm`: of q and k. */
 #define RULE(code, norm)                                                                           \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code},        \
