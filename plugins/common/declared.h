@@ -96,11 +96,12 @@ static inline bool kv_is_blocks(int32_t kv_dtype)
     return kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;
 }
 
-/* Rows of codes split at certain sizes only; latent rows are plain numbers or fp8_ds_mla's, and
- * only they are. */
-static inline void refuse_rows(const struct attn_layer_desc *layer,
+/* Rows of codes split at certain sizes only; latent rows are plain numbers or DeepSeek's formats,
+ * and no other rows are. */
+static inline void refuse_rows(const struct attn_supports_args *args,
                                const struct attn_reason_sink *reasons)
 {
+    const struct attn_layer_desc *layer = args->layer;
     const int32_t kv = layer->kv_dtype, kv_v = layer_kv_dtype(layer, true), k = layer->head_size;
     const int32_t v = layer->head_size_v > 0 ? layer->head_size_v : k;
     const bool latent = layer_is_latent(layer), ds_mla = kv == ATTN_KV_FP8_DS_MLA;
@@ -125,7 +126,9 @@ static inline void refuse_rows(const struct attn_layer_desc *layer,
         {turboquant_bits(kv, false) > 0 && !is_power_of_two(k), "head_size", sizes,
          "powers of two for rotated keys of TurboQuant"},
         {latent && !ds_mla && !ds_v4 && number_of_kv(kv) < 0, "kv_dtype", dtype,
-         "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla, fp8_ds_v4 in MLA layers"},
+         args->caps->kv_dtypes & BIT(ATTN_KV_FP8_DS_V4)
+             ? "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla, fp8_ds_v4 in MLA layers"
+             : "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers"},
         {!latent && ds_mla, "kv_dtype", "fp8_ds_mla", "in MLA layers only"},
         {latent && ds_mla && k != 576, "head_size", sizes, "512 + 64 with kv_dtype fp8_ds_mla"},
         {!latent && ds_v4, "kv_dtype", "fp8_ds_v4", "in MLA layers only"},

@@ -87,7 +87,7 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
 static attn_status ref_supports(const struct attn_supports_args *args,
                                 const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    refuse_rows(args->layer, reasons);
+    refuse_rows(args, reasons);
     return ATTN_OK;
 }
 

@@ -30,7 +30,7 @@ attn_status simd_supports(const struct attn_supports_args *args,
                           const struct attn_reason_sink *reasons, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    refuse_rows(layer, reasons);
+    refuse_rows(args, reasons);
     if (layer_is_latent(layer)) {
         supports_latent(layer, reasons);
     }

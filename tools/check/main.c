@@ -486,6 +486,7 @@ static bool run_engines(struct run *run)
         const struct kernel_sink sink = sink_of(run, &space);
         idle_cases(&sink);
         blocks_cases(&sink);
+        compressed_cases(&sink);
         engine_output_cases(&sink);
     }
     free(cases);

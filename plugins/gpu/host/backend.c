@@ -92,7 +92,7 @@ attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    refuse_rows(layer, reasons);
+    refuse_rows(args, reasons);
     if (layer_is_latent(layer) && layer->p_scale_form != ATTN_SCALE_NONE) {
         reasons->refuse(reasons->user, "p_scale_form", "over latent rows", "over keys and values");
     }

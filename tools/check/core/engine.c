@@ -27,21 +27,12 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct p
                              : status;
 }
 
-attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
-                            bool graph, struct attn_error *error)
+attn_status engine_make_plan(struct engine *engine, int32_t index,
+                             const struct attn_plan_options *options, struct attn_error *error)
 {
-    const struct problem *problem = copy->problem;
     const struct attn_api *api = engine->core->api;
-    const struct attn_batch *batch = &copy->binding.batch;
     struct engine_plan *plan = &engine->plans[index];
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, problem->num_reqs,
-                                              problem->num_tokens, batch->max_query_len,
-                                              batch->max_seq_len + SPARE_LIMITS,
-                                              (int32_t)problem->table_stride, 0},
-        .graph = graph};
-    attn_status status = api->plan_create(engine->model, 0, &options, &plan->plan, error);
+    attn_status status = api->plan_create(engine->model, 0, options, &plan->plan, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -50,6 +41,21 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
     return status == ATTN_OK
                ? client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error)
                : status;
+}
+
+attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
+                            bool graph, struct attn_error *error)
+{
+    const struct problem *problem = copy->problem;
+    const struct attn_batch *batch = &copy->binding.batch;
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, problem->num_reqs,
+                                              problem->num_tokens, batch->max_query_len,
+                                              batch->max_seq_len + SPARE_LIMITS,
+                                              (int32_t)problem->table_stride, 0},
+        .graph = graph};
+    return engine_make_plan(engine, index, &options, error);
 }
 
 void engine_finish(struct engine *engine)

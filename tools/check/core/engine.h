@@ -42,6 +42,9 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct p
                         struct attn_error *error);
 attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
                             bool graph, struct attn_error *error);
+/* A plan of these options and its workspace. */
+attn_status engine_make_plan(struct engine *engine, int32_t index,
+                             const struct attn_plan_options *options, struct attn_error *error);
 void engine_finish(struct engine *engine);
 /* What a run of the case takes. */
 struct attn_step_io engine_io(const struct problem_copy *copy);

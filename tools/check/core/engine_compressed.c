@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two caches under one softmax, as an engine runs them: steps over a window of own rows and over
+ * rows that stand for several tokens, held to the formula in float64. What no query sees is NaN;
+ * needles stand in rows that decide, and in those next to them that must not. */
+#include <attn/draft/compressed.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cases/kernel_test.h"
+#include "common/names.h"
+#include "core/core_cases.h"
+#include "core/engine.h"
+#include "support/client.h"
+#include "support/layer.h"
+#include "support/number.h"
+#include "support/oracle.h"
+#include "support/random.h"
+
+enum {
+    REQS = 3,
+    STEPS = 4,
+    TOKENS = 255,
+    LONGEST = 149,
+    BLOCK = 16,
+    COLUMNS = 10,
+    ROW_COLUMNS = 3
+};
+enum { BLOCKS = REQS * COLUMNS + 1, ROW_BLOCKS = REQS * ROW_COLUMNS + 1 }; /* block 0 is no one's */
+enum { WINDOW = 24, MAX_TOPK = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576, V4_SCALES = 8 };
+
+/* Prompts, decodes, pieces that begin and end within a row, a request without queries. */
+static const int32_t queries[STEPS][REQS] = {{140, 3, 40}, {1, 1, 1}, {7, 30, 1}, {1, 0, 30}};
+
+struct compressed_variant {
+    struct core *core;
+    int32_t ratio, topk, size, heads, dtype, kv_dtype;
+};
+
+enum {
+    Q,
+    OWN,
+    POOLED,
+    CACHE,
+    ROW_CACHE,
+    OUT,
+    LSE,
+    SINKS,
+    STARTS,
+    LENS,
+    ROW_LENS,
+    TABLE,
+    ROW_TABLE,
+    SLOTS,
+    ROW_SLOTS,
+    TOPK,
+    NUM_OPERANDS
+};
+
+struct compressed_case {
+    const struct compressed_variant *v;
+    int32_t request[TOKENS], position[TOKENS]; /* each token, in the order of steps */
+    int32_t first[STEPS + 1], starts[STEPS][REQS + 1], lens[STEPS][REQS], row_lens[STEPS][REQS];
+    double scale;
+};
+
+static void lay_out(struct compressed_case *c)
+{
+    int32_t token = 0, length[REQS] = {0};
+    for (int32_t s = 0; s < STEPS; s++) {
+        c->first[s] = token;
+        for (int32_t r = 0; r < REQS; r++) {
+            c->starts[s][r] = token - c->first[s];
+            for (int32_t i = 0; i < queries[s][r]; i++, token++) {
+                c->request[token] = r;
+                c->position[token] = length[r]++;
+            }
+            c->lens[s][r] = length[r];
+            c->row_lens[s][r] = length[r] / c->v->ratio;
+        }
+        c->starts[s][REQS] = token - c->first[s];
+    }
+    c->first[STEPS] = token;
+    c->scale = 2 / sqrt(c->v->size);
+}
+
+static int64_t slot_of(const int32_t *table, int32_t columns, int32_t r, int32_t row)
+{
+    return (int64_t)table[r * columns + row / BLOCK] * BLOCK + row % BLOCK;
+}
+
+static void fill_table(int32_t *table, int32_t count, uint64_t *random)
+{
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t other = random_below(random, i + 1);
+        table[i] = table[other];
+        table[other] = i + 1;
+    }
+}
+
+static double *values_of(const struct kernel_test *test, int32_t operand, int32_t dtype, int64_t at,
+                         int32_t count, double *values)
+{
+    for (int32_t d = 0; d < count; d++) {
+        values[d] = number_load(test_input(test, operand), at + d, dtype);
+    }
+    return values;
+}
+
+/* Makes a row one that a head of a query scores higher by `more`. */
+static void add_needle(const struct compressed_case *c, struct kernel_test *test, int32_t operand,
+                       int64_t row, int32_t token, int32_t head, double more)
+{
+    const int32_t size = c->v->size, dtype = c->v->dtype;
+    double q[MAX_SIZE] = {0}, key[MAX_SIZE] = {0};
+    values_of(test, Q, dtype, ((int64_t)token * c->v->heads + head % c->v->heads) * size, size, q);
+    values_of(test, operand, dtype, row * size, size, key);
+    const double factor = more / (c->scale * oracle_dot(q, q, size));
+    for (int32_t d = 0; d < size; d++) {
+        number_store(test_input(test, operand), row * size + d, dtype, key[d] + factor * q[d]);
+    }
+}
+
+/* The token at a position of a request. */
+static int32_t token_at(const struct compressed_case *c, int32_t r, int32_t position)
+{
+    int32_t token = 0;
+    while (c->request[token] != r || c->position[token] != position) {
+        token++;
+    }
+    return token;
+}
+
+/* For the last query of each request: the row that it finishes or the last one that is finished, a
+ * row that its list does not name, the last own row in the window and the first one outside. */
+static void add_needles(const struct compressed_case *c, struct kernel_test *test)
+{
+    for (int32_t r = 0; r < REQS; r++) {
+        const int32_t end = c->lens[STEPS - 1][r], rows = end / c->v->ratio;
+        const int32_t last = token_at(c, r, end - 1);
+        if (rows > 0) {
+            add_needle(c, test, POOLED, token_at(c, r, rows * c->v->ratio - 1), last, 0, 12);
+        }
+        if (c->v->topk > 0) {
+            add_needle(c, test, POOLED, token_at(c, r, rows / 2 * c->v->ratio - 1), last, 1, 24);
+        }
+        add_needle(c, test, OWN, token_at(c, r, end - WINDOW), last, 2, 12);
+        add_needle(c, test, OWN, token_at(c, r, end - WINDOW - 1), last, 3, 24);
+    }
+}
+
+/* Finished rows, each once, and what lists nothing; the last query of a request names the row of
+ * its needle and not the one in the middle. Every eighth list is empty. */
+static void fill_list(const struct compressed_case *c, int32_t token, int32_t *list,
+                      uint64_t *random)
+{
+    const int32_t rows = (c->position[token] + 1) / c->v->ratio, r = c->request[token];
+    const int32_t first = rows > 0 ? random_below(random, rows) : 0;
+    const bool last = c->position[token] == c->lens[STEPS - 1][r] - 1;
+    for (int32_t i = 0; i < c->v->topk; i++) {
+        const int32_t row = i < rows ? (first + 5 * i) % rows : -1;
+        const bool again = i > 0 && rows % 5 == 0; /* steps of 5 then meet rows twice */
+        list[i] = i == 2 || again || (last && (row == rows - 1 || row == rows / 2)) ? -1 : row;
+        list[i] = token % 8 == 7 && !last ? -1 : i == 3 ? rows : i == 5 ? 1 << 20 : list[i];
+    }
+    if (last) {
+        list[4] = rows - 1;
+    }
+}
+
+static void fill(const struct compressed_case *c, struct kernel_test *test, uint64_t *random)
+{
+    const struct compressed_variant *v = c->v;
+    int32_t *tables[] = {test_input(test, TABLE), test_input(test, ROW_TABLE)};
+    fill_table(tables[0], REQS * COLUMNS, random);
+    fill_table(tables[1], REQS * ROW_COLUMNS, random);
+    for (int32_t h = 0; h < v->heads; h++) {
+        ((float *)test_input(test, SINKS))[h] = (float)(4 + 4 * random_normal(random));
+    }
+    for (int32_t t = 0; t < TOKENS; t++) {
+        const int32_t row = (c->position[t] + 1) / v->ratio - 1, r = c->request[t];
+        const bool finishes = (c->position[t] + 1) % v->ratio == 0;
+        int64_t *row_slot = (int64_t *)test_input(test, ROW_SLOTS) + t;
+        ((int64_t *)test_input(test, SLOTS))[t] = slot_of(tables[0], COLUMNS, r, c->position[t]);
+        *row_slot = finishes ? slot_of(tables[1], ROW_COLUMNS, r, row) : -1;
+        for (int32_t d = 0; d < v->size; d++) { /* tiles of other magnitudes */
+            const double x = ldexp(random_normal(random), -(d / 64 % 3));
+            const int64_t at = (int64_t)t * v->size + d;
+            number_store(test_input(test, OWN), at, v->dtype, ldexp(x, t % 4 - 2));
+            if (finishes) {
+                number_store(test_input(test, POOLED), at, v->dtype, x);
+            }
+        }
+    }
+    add_needles(c, test);
+    for (int32_t t = 0; t < TOKENS && v->topk > 0; t++) {
+        fill_list(c, t, (int32_t *)test_input(test, TOPK) + (int64_t)t * v->topk, random);
+    }
+}
+
+/* The layer and what it points to. */
+struct described {
+    struct attn_layer_desc layer;
+    struct attn_mla_desc mla;
+    struct attn_cache_desc cache;
+    struct attn_layer_caches caches;
+    struct attn_compressed_rows compressed;
+};
+
+static void describe(const struct compressed_variant *v, struct described *x)
+{
+    x->mla = (struct attn_mla_desc){.kv_lora_rank = v->size,
+                                    .qk_nope_head_dim = v->size,
+                                    .v_head_dim = v->size,
+                                    .topk = v->topk};
+    x->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
+                                        .table = 1,
+                                        .kv_dtype = v->kv_dtype,
+                                        .num_heads = 1,
+                                        .head_size = v->size,
+                                        .block_size = BLOCK,
+                                        .tokens_per_row = v->ratio};
+    x->compressed = (struct attn_compressed_rows){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof x->compressed, NULL}};
+    x->caches = (struct attn_layer_caches){
+        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof x->caches, &x->compressed.ext},
+        .caches = &x->cache,
+        .num_caches = 1,
+        .cache_stride = sizeof x->cache};
+    x->layer = (struct attn_layer_desc){.struct_size = sizeof x->layer,
+                                        .name = "compressed",
+                                        .dtype = v->dtype,
+                                        .kv_dtype = v->kv_dtype,
+                                        .num_q_heads = v->heads,
+                                        .has_window = 1,
+                                        .window_left = WINDOW - 1,
+                                        .has_sinks = 1,
+                                        .block_size = BLOCK,
+                                        .needs_lse = 1};
+    layer_set_mla(&x->layer, &x->mla);
+    x->layer.scale = (float)(2 / sqrt(v->size));
+    x->mla.ext.next = &x->caches.ext;
+}
+
+/* Selects, binds and makes the plan of all steps. */
+static attn_status open_engine(struct engine *e, const struct compressed_case *c,
+                               const struct kernel_call *call, struct attn_error *error)
+{
+    const struct attn_api *api = e->core->api;
+    const struct attn_select_options options = core_options(e->core);
+    const int64_t row_blocks = ROW_BLOCKS;
+    void *rows = call_array(call, ROW_CACHE);
+    struct described x;
+    describe(c->v, &x);
+    const struct attn_layer_desc *layers[] = {&x.layer};
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .sinks = call_array(call, SINKS)};
+    const struct attn_cache_memory memory = {.struct_size = sizeof memory,
+                                             .base = call_array(call, CACHE),
+                                             .num_blocks = BLOCKS,
+                                             .further = &rows,
+                                             .further_num_blocks = &row_blocks,
+                                             .num_further = 1};
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = REQS,
+                                       .max_num_tokens = c->first[1],
+                                       .max_query_len = queries[0][0],
+                                       .max_seq_len = LONGEST,
+                                       .max_blocks_per_req = COLUMNS};
+    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
+    attn_status status = client_model(api, e->core->runtime, &options, layers, 1, &e->model, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    e->layer = api->model_layer(e->model, 0);
+    status = api->layer_bind_memory(e->layer, &memory, error);
+    status = status == ATTN_OK ? api->layer_bind_params(e->layer, &params, error) : status;
+    return status == ATTN_OK ? engine_make_plan(e, 0, &plan, error) : status;
+}
+
+static struct attn_batch batch_of_step(const struct compressed_case *c, struct kernel_call *call,
+                                       int32_t s, struct attn_batch_table *rows)
+{
+    const int32_t first = c->first[s], tokens = c->first[s + 1] - first;
+    *rows =
+        (struct attn_batch_table){.block_table = call_array(call, ROW_TABLE),
+                                  .block_table_stride = ROW_COLUMNS,
+                                  .slot_mapping = (int64_t *)call_array(call, ROW_SLOTS) + first,
+                                  .num_slots = tokens,
+                                  .seq_lens = (int32_t *)call_array(call, ROW_LENS) + s * REQS,
+                                  .seq_lens_host = c->row_lens[s]};
+    return (struct attn_batch){.struct_size = sizeof(struct attn_batch),
+                               .num_reqs = REQS,
+                               .num_tokens = tokens,
+                               .num_actual_tokens = tokens,
+                               .query_start_loc =
+                                   (int32_t *)call_array(call, STARTS) + s * (REQS + 1),
+                               .query_start_loc_host = c->starts[s],
+                               .seq_lens = (int32_t *)call_array(call, LENS) + s * REQS,
+                               .seq_lens_host = c->lens[s],
+                               .block_table = call_array(call, TABLE),
+                               .block_table_stride = COLUMNS,
+                               .slot_mapping = (int64_t *)call_array(call, SLOTS) + first,
+                               .num_slots = tokens,
+                               .tables = rows,
+                               .num_tables = 1,
+                               .table_stride = sizeof *rows};
+}
+
+static attn_status run_step(struct engine *e, const struct compressed_case *c,
+                            struct kernel_call *call, int32_t s, struct attn_error *error)
+{
+    static const int32_t by_token[] = {Q, OWN, POOLED, OUT, LSE};
+    const struct attn_api *api = e->core->api;
+    struct kernel_call now;
+    struct attn_batch_table rows;
+    const struct attn_batch batch = batch_of_step(c, call, s, &rows);
+    call_bind(&now, call->test, call->backend, call->device, call->base);
+    for (int32_t i = 0; i < 5; i++) {
+        call_narrow(&now, by_token[i], by_token[i] == LSE, c->first[s], batch.num_tokens);
+    }
+    const struct attn_tensor *const pooled[] = {&now.tensors[POOLED]};
+    const struct attn_io_caches caches = {
+        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof caches, NULL}, .rows = pooled, .num_rows = 1};
+    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, &caches.ext},
+                              .q_nope = &now.tensors[Q],
+                              .kv_c = &now.tensors[OWN]};
+    if (c->v->topk > 0) {
+        mla.topk_indices = (int32_t *)call_array(call, TOPK) + (int64_t)c->first[s] * c->v->topk;
+        mla.topk_stride = c->v->topk;
+    }
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .next = &mla.ext,
+                                    .stream = call->stream,
+                                    .out = &now.tensors[OUT],
+                                    .lse = &now.tensors[LSE]};
+    watch_begin(&call->watch);
+    attn_status status = api->plan_batch(e->plans[0].plan, &batch, call->stream, error);
+    status = status == ATTN_OK ? api->run(e->plans[0].plan, e->layer, &io, error) : status;
+    if (s > 0 && status == ATTN_OK &&
+        watch_allocated(&call->watch, call->backend, error->message, sizeof error->message)) {
+        status = error->status = ATTN_ERROR_PLUGIN;
+    }
+    return status;
+}
+
+static attn_status run_steps(struct kernel_call *call, const void *context,
+                             struct attn_error *error)
+{
+    const struct compressed_case *c = context;
+    struct engine e = {.core = c->v->core, .device = call->device};
+    attn_status status = open_engine(&e, c, call, error);
+    for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
+        status = run_step(&e, c, call, s, error);
+    }
+    device_wait(call->device);
+    if (status == ATTN_OK && !engine_guards_whole(&e)) {
+        status = error->status = ATTN_ERROR_PLUGIN;
+        snprintf(error->message, sizeof error->message, "the workspace was written past its size");
+    }
+    engine_finish(&e);
+    return status;
+}
+
+/* A row of a cache as its true values, `given` being what was written there; false: it is not what
+ * the cache should hold. */
+static bool load_row(const struct compressed_case *c, const struct kernel_test *test,
+                     int32_t operand, int64_t slot, const double *given, double *values)
+{
+    const int32_t size = c->v->size, dtype = c->v->dtype;
+    const uint8_t *cache = test_found(test, operand);
+    bool right = true;
+    if (c->v->kv_dtype != ATTN_KV_FP8_DS_V4) {
+        for (int32_t d = 0; d < size; d++) {
+            values[d] = number_load(cache, slot * size + d, dtype);
+            right &= values[d] == given[d];
+        }
+        return right;
+    }
+    const uint8_t *block = cache + slot / BLOCK * BLOCK * (V4_ROW + V4_SCALES);
+    const uint8_t *row = block + slot % BLOCK * V4_ROW;
+    const uint8_t *scales = block + BLOCK * V4_ROW + slot % BLOCK * V4_SCALES;
+    for (int32_t first = 0; first < V4_CODES; first += 64) {
+        double largest = 1e-4;
+        for (int32_t d = first; d < first + 64; d++) {
+            largest = fmax(largest, fabs(given[d]));
+        }
+        const double scale = ldexp(1, scales[first / 64] - 127);
+        right &= largest <= 448 * scale && largest > 448 * scale / 2; /* the least that holds it */
+        for (int32_t d = first; d < first + 64; d++) {
+            values[d] = scale * number_load(row, d, ATTN_DTYPE_FP8_E4M3);
+            right &= values[d] == scale * number_round(given[d] / scale, ATTN_DTYPE_FP8_E4M3);
+        }
+    }
+    for (int32_t d = V4_CODES; d < size; d++) {
+        values[d] = number_load(row + V4_CODES, d - V4_CODES, ATTN_DTYPE_BF16);
+        right &= values[d] == number_round(given[d], ATTN_DTYPE_BF16);
+    }
+    return right;
+}
+
+/* All rows of a request, own ones and then compressed ones. */
+static enum trial_result load_rows(const struct compressed_case *c, struct kernel_test *test,
+                                   int32_t r, double *keys)
+{
+    const int32_t size = c->v->size, end = c->lens[STEPS - 1][r];
+    double given[MAX_SIZE] = {0};
+    for (int32_t i = 0; i < end + end / c->v->ratio; i++) {
+        const bool own = i < end;
+        const int32_t row = own ? i : i - end;
+        const int32_t token = token_at(c, r, own ? row : (row + 1) * c->v->ratio - 1);
+        const int64_t slot = ((int64_t *)test_input(test, own ? SLOTS : ROW_SLOTS))[token];
+        values_of(test, own ? OWN : POOLED, c->v->dtype, (int64_t)token * size, size, given);
+        if (!load_row(c, test, own ? CACHE : ROW_CACHE, slot, given, keys + (int64_t)i * size)) {
+            return trial_say(test->trial, TRIAL_FAILED,
+                             "request %d: %s row %d of the cache is not what was written", r,
+                             own ? "own" : "compressed", row);
+        }
+    }
+    return TRIAL_PASSED;
+}
+
+/* Which rows a token sees, of its request's as load_rows has them. */
+static int32_t visible_rows(const struct compressed_case *c, const struct kernel_test *test,
+                            int32_t token, int32_t *visible)
+{
+    const int32_t p = c->position[token], end = c->lens[STEPS - 1][c->request[token]];
+    const int32_t rows = (p + 1) / c->v->ratio, topk = c->v->topk;
+    const int32_t *list = (const int32_t *)test_input(test, TOPK) + (int64_t)token * topk;
+    int32_t count = 0;
+    for (int32_t j = p >= WINDOW ? p - WINDOW + 1 : 0; j <= p; j++) {
+        visible[count++] = j;
+    }
+    for (int32_t i = 0; i < (topk > 0 ? topk : rows); i++) {
+        const int32_t row = topk > 0 ? list[i] : i;
+        if (row >= 0 && row < rows) {
+            visible[count++] = end + row;
+        }
+    }
+    return count;
+}
+
+/* The formula's out and log-sum-exp of a request's tokens, where the reference's would stand. */
+static void expect(const struct compressed_case *c, struct kernel_test *test, int32_t r,
+                   const double *keys)
+{
+    const int32_t size = c->v->size, heads = c->v->heads;
+    double q[MAX_SIZE] = {0}, out[MAX_SIZE], scores[LONGEST];
+    int32_t visible[LONGEST];
+    for (int32_t t = 0; t < TOKENS; t++) {
+        const int32_t count = c->request[t] == r ? visible_rows(c, test, t, visible) : 0;
+        for (int32_t h = 0; h < heads && c->request[t] == r; h++) {
+            const int64_t at = ((int64_t)t * heads + h) * size;
+            const double sink = (double)((const float *)test_input(test, SINKS))[h];
+            const struct oracle_mla head = {
+                .rank = size, .scale = (double)(float)c->scale, .sink = &sink};
+            values_of(test, Q, c->v->dtype, at, size, q);
+            const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
+            for (int32_t d = 0; d < size; d++) {
+                number_store(test_expected(test, OUT), at + d, c->v->dtype, out[d]);
+            }
+            ((float *)test_expected(test, LSE))[(int64_t)h * TOKENS + t] = (float)lse;
+        }
+    }
+}
+
+static enum trial_result verify(const struct compressed_case *c, struct kernel_test *test)
+{
+    struct factor_value v[FACTOR_COUNT] = {{0, 0}};
+    const struct compared_lse lse = {c->v->heads, TOKENS, 1, 0, TOKENS, NULL};
+    double *keys = malloc((size_t)(2 * LONGEST * c->v->size) * sizeof *keys);
+    enum trial_result result = keys != NULL ? TRIAL_PASSED : TRIAL_FAILED;
+    for (int32_t r = 0; r < REQS && result == TRIAL_PASSED; r++) {
+        result = load_rows(c, test, r, keys);
+        if (result == TRIAL_PASSED) {
+            expect(c, test, r, keys);
+        }
+    }
+    free(keys);
+    v[FACTOR_DTYPE].a = c->v->dtype;
+    v[FACTOR_KV_DTYPE].a = c->v->kv_dtype;
+    result =
+        result == TRIAL_PASSED ? kernel_test_compare(test, OUT, NULL, bound_of_case(v)) : result;
+    return result == TRIAL_PASSED ? compare_lse(test->trial, &lse, test_expected(test, LSE),
+                                                test_found(test, LSE), bound_of_lse(v))
+                                  : result;
+}
+
+static enum trial_result run_compressed(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct compressed_case c = {.v = variant};
+    const struct compressed_variant *v = c.v;
+    const int64_t size = v->size;
+    const size_t row = v->kv_dtype == ATTN_KV_FP8_DS_V4 ? V4_ROW + V4_SCALES
+                                                        : (size_t)size * number_bytes(v->dtype);
+    const size_t topk = (size_t)v->topk;
+    struct kernel_test test;
+    lay_out(&c);
+    const struct operand operands[NUM_OPERANDS] = {
+        [Q] = {"q_nope", v->dtype, 3, {TOKENS, v->heads, size}, .deviation = 2},
+        [OWN] = {"kv_c", v->dtype, 2, {TOKENS, size}},
+        [POOLED] = {"rows", v->dtype, 3, {TOKENS, 1, size}},
+        [CACHE] = {"the layer's cache", .bytes = BLOCKS * BLOCK * row, .written = true},
+        [ROW_CACHE] = {"the further cache", .bytes = ROW_BLOCKS * BLOCK * row, .written = true},
+        [OUT] = {"out", v->dtype, 3, {TOKENS, v->heads, size}, .written = true},
+        [LSE] = {"lse", ATTN_DTYPE_F32, 2, {v->heads, TOKENS}, .written = true},
+        [SINKS] = {"sinks", .bytes = (size_t)v->heads * sizeof(float)},
+        [STARTS] = {"query_start_loc", .bytes = sizeof c.starts, .from = c.starts},
+        [LENS] = {"seq_lens", .bytes = sizeof c.lens, .from = c.lens},
+        [ROW_LENS] = {"seq_lens of the rows", .bytes = sizeof c.row_lens, .from = c.row_lens},
+        [TABLE] = {"block_table", .bytes = REQS * COLUMNS * sizeof(int32_t)},
+        [ROW_TABLE] = {"block_table of the rows", .bytes = REQS * ROW_COLUMNS * sizeof(int32_t)},
+        [SLOTS] = {"slot_mapping", .bytes = TOKENS * sizeof(int64_t)},
+        [ROW_SLOTS] = {"slot_mapping of the rows", .bytes = TOKENS * sizeof(int64_t)},
+        [TOPK] = {"topk_indices", .bytes = TOKENS * topk * sizeof(int32_t)}};
+    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
+        fill(&c, &test, &seed);
+        result = kernel_test_run_tested(&test, run_steps, &c);
+        result = result == TRIAL_PASSED ? verify(&c, &test) : result;
+    }
+    kernel_test_finish(&test);
+    return result;
+}
+
+/* Whether the core composes the layer of the backend. */
+static bool is_served(const struct compressed_variant *v)
+{
+    struct described x;
+    const struct attn_layer_desc *layers[] = {&x.layer};
+    const struct attn_select_options options = core_options(v->core);
+    const struct attn_api *api = v->core->api;
+    attn_assignment *assignment = NULL;
+    describe(v, &x);
+    const bool served =
+        api->select(v->core->runtime, &options, layers, 1, &assignment, NULL) == ATTN_OK;
+    api->assignment_destroy(assignment);
+    return served;
+}
+
+void compressed_cases(const struct kernel_sink *sink)
+{
+    static const struct {
+        int32_t ratio, topk;
+        const char *name;
+    } forms[] = {{4, MAX_TOPK, "4_listed"}, {4, 0, "4"}, {128, 0, "128"}};
+    const int32_t multiple =
+        backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof(struct attn_mla_caps)) != NULL
+            ? ((const struct attn_mla_caps *)sink->caps->next)->num_q_heads_multiple
+            : 1;
+    for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype */
+        const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;
+        const bool codes = i % 4 == 3;
+        const struct compressed_variant v = {.core = sink->core,
+                                             .ratio = forms[form].ratio,
+                                             .topk = forms[form].topk,
+                                             .size = codes ? MAX_SIZE : 128,
+                                             .heads = (4 + multiple - 1) / multiple * multiple,
+                                             .dtype = dtype,
+                                             .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype};
+        if (is_served(&v)) {
+            kernel_try(sink, run_compressed, &v, "compressed.%s.%s.%s.%d", forms[form].name,
+                       dtype_name(dtype), kv_dtype_name(v.kv_dtype), v.size);
+        }
+    }
+}
