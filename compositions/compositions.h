@@ -16,6 +16,7 @@
     X(INDEXER, composition_indexer)                                                                \
     X(SINK, composition_sink)                                                                      \
     X(ENCODER, composition_encoder)                                                                \
+    X(OUTPUT_ROPE, composition_output_rope)   /* around what attends */                            \
     X(OUTPUT_QUANT, composition_output_quant) /* after all others */
 
 #define COMPOSITION_ID(id, table) COMPOSITION_##id,

@@ -92,7 +92,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("TurboQuant: k8v4, 4bit_nc, k3v4_nc, 3bit_nc",
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{FORMULAS}rows, {STEP}pages, {CHECK}"),
-        ("fp8_ds_v4 rows", kv("fp8_ds_v4"), "", "tests/cpu_ref/test_undrawn, tests/python/test_compressed"),
+        ("fp8_ds_v4 rows", kv("fp8_ds_v4"), "", f"tests/cpu_ref/test_undrawn, {CHECK}, tests/python/test_compressed"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{FORMULAS}attend, {STEP}mla"),
         ("quantized queries ([precision](semantics.md#7-precision))", feature("quantized_query"), "", f"{FORMULAS}rows, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{FORMULAS}rows, {CHECK}"),
@@ -142,7 +142,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
         ("compressed rows next to a window (on CPUs)", lambda caps: caps["name"].startswith("cpu_") and kernel(
             "attend_mla", "attend_mla_sparse", "merge_states")(caps), "attend + attend(compressed) + merge",
-         f"{STEP}compressed, tests/python/test_compressed"),
+         f"{STEP}compressed, {CHECK}, tests/python/test_compressed"),
+        ("output rotated back (on CPUs)", lambda caps: caps["name"].startswith("cpu_"), "by the core",
+         f"{STEP}output_rope, {CHECK}, tests/python/test_compressed"),
         ("lists of keys other than the top k", has("index_lists", "attend_mla_sparse"), "", f"{FORMULAS}attend, {LISTS}"),
     ]),
     ("5. Recurrent layers", [

@@ -6,6 +6,7 @@
 
 #include <attn/collectives.h>
 #include <attn/draft/compressed.h>
+#include <attn/draft/output_rope.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
@@ -33,6 +34,7 @@ struct layer {
     struct attn_index_lists *lists;          /* or NULL: every key is listed */
     struct attn_layer_caches *caches;        /* or NULL; elements of our struct's size */
     struct attn_compressed_rows *compressed; /* or NULL: one cache of keys */
+    struct attn_output_rope *output_rope;    /* or NULL: the output is not rotated */
     struct attn_context_parallel *cp;        /* or NULL */
     struct attn_mm_encoder_quant *mm_quant;  /* or NULL */
     /* how many blocks of desc.block_size one entry of the engine's block table is */
@@ -40,7 +42,7 @@ struct layer {
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What compositions say of the layer (composition.resolve), for match to hold backends to. */
     uint64_t kernel; /* ATTN_KERNEL_* of its decodes */
-    uint32_t reads;  /* extensions of its parameters, batches and runs: ABI_READS */
+    uint64_t reads;  /* extensions of its parameters, batches and runs: ABI_READS */
     bool has_states; /* states in slots, not keys: terms, sizes and kv_dtype do not count */
     /* one cache of whole rows, without V; heads and sizes are the extension's */
     bool is_latent;

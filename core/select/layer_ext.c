@@ -152,6 +152,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
                {ATTN_EXT_DRAFT_INDEX_LISTS, &layer->lists},
                {ATTN_EXT_DRAFT_COMPRESSED_ROWS, &layer->compressed},
+               {ATTN_EXT_DRAFT_OUTPUT_ROPE, &layer->output_rope},
                {ATTN_EXT_LAYER_CACHES, &layer->caches}};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         const void *copy = ext_find(layer->desc.next, own[i].id);
@@ -222,7 +223,8 @@ bool layer_same_caches(const struct layer *a, const struct layer *b)
 static void hold_alone(struct check *check, const char *field)
 {
     check->match->composed &= ~ATTN_COMPOSE_CASCADE;
-    if (check->match->composed & ~(ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_MLA)) {
+    if (check->match->composed &
+        ~(ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_OUTPUT_ROPE | ATTN_COMPOSE_MLA)) {
         reasons_add(check->reasons, field, "in a step that the core composes of others", "no");
     }
 }

@@ -144,7 +144,7 @@ struct made_table {
 struct batch_takes {
     uint32_t kinds;                         /* bits of enum attn_layer_kind */
     uint32_t trees;                         /* bits of enum attn_tree_mask */
-    uint32_t reads;                         /* extensions: bits of ABI_READS */
+    uint64_t reads;                         /* extensions: bits of ABI_READS */
     bool causal_per_request, spans, logits; /* a layer does */
     bool all_queries;                       /* those of ranks that split the queries of a request */
     bool rows, bounds;                      /* all layers do */

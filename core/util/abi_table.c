@@ -6,6 +6,7 @@
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/mm_encoder.h>
+#include <attn/draft/output_rope.h>
 #include <attn/draft/recurrent.h>
 #include <attn/plugin.h>
 
@@ -125,6 +126,8 @@ FIELDS(index_lists, INT(index_lists, max_entries, 1, 1 << 20),
        INT(index_lists, groups, 0, NUM_LIST_GROUPS - 1), SWITCH(index_lists, physical_slots),
        SWITCH(index_lists, has_lengths), ZERO(index_lists, reserved));
 FIELDS(compressed_rows, ZERO(compressed_rows, reserved));
+FIELDS(output_rope, INT(output_rope, form, ATTN_ROPE_NEOX, ATTN_ROPE_GPTJ),
+       INT(output_rope, rotary_dim, 2, MAX_HEAD_SIZE));
 FIELDS(context_parallel,
        INT(context_parallel, reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL),
        INT(context_parallel, order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG),
@@ -184,6 +187,7 @@ FIELDS(io_indexer, TENSOR(io_indexer, weights), DEVICE(io_indexer, lengths));
 FIELDS(io_output_quant, DEVICE(io_output_quant, scale), TENSOR(io_output_quant, block_scales));
 FIELDS(io_rope, DEVICE(io_rope, positions), TENSOR(io_rope, cos_sin),
        TENSOR(io_rope, q_norm_weight), TENSOR(io_rope, k_norm_weight), ZERO(io_rope, reserved));
+FIELDS(io_output_rope, DEVICE(io_output_rope, positions), TENSOR(io_output_rope, cos_sin));
 FIELDS(io_caches, ZERO(io_caches, reserved));
 
 FIELDS(runtime_options, INT(runtime_options, isolation, -1, 1),

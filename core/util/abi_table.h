@@ -63,6 +63,7 @@
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
     X(DRAFT_INDEX_LISTS, attn_index_lists, 48, LAYER_DESC, index_lists, NULL)                      \
     X(DRAFT_COMPRESSED_ROWS, attn_compressed_rows, 32, LAYER_DESC, compressed_rows, NULL)          \
+    X(DRAFT_OUTPUT_ROPE, attn_output_rope, 32, LAYER_DESC, output_rope, NULL)                      \
     X(MLA_WEIGHTS, attn_mla_weights, 64, LAYER_PARAMS, mla_weights, "kind mla")                    \
     X(RECURRENT_WEIGHTS, attn_recurrent_weights, 56, LAYER_PARAMS, recurrent_weights,              \
       "kind recurrent")                                                                            \
@@ -83,6 +84,7 @@
     X(DRAFT_IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                  \
     X(IO_OUTPUT_QUANT, attn_io_output_quant, 40, STEP_IO, io_output_quant,                         \
       "a quantized output_form")                                                                   \
+    X(DRAFT_IO_OUTPUT_ROPE, attn_io_output_rope, 40, STEP_IO, io_output_rope, "attn_output_rope")  \
     X(IO_ROPE, attn_io_rope, 72, STEP_IO, io_rope, "rope")                                         \
     X(IO_CACHES, attn_io_caches, 40, STEP_IO, io_caches, "attn_layer_caches")                      \
     X(DRAFT_IO_INDEX_LISTS, attn_io_index_lists, 64, STEP_IO, io_index_lists, "attn_index_lists")  \
@@ -147,8 +149,8 @@ extern const struct abi_struct abi_structs[NUM_ABI];
 /* The row of an extension that stands in the chain of `on`; NULL: none has that id. */
 const struct abi_struct *abi_find(uint32_t ext_id, enum abi_id on);
 
-/* Bits of a layer, a uint32_t: which extensions of its parameters, batches and runs it reads. */
-ATTN_STATIC_ASSERT(NUM_ABI - ABI_FIRST_EXT <= 32, "a bit for each extension");
-#define ABI_READS(name) (1u << (ABI_##name - ABI_FIRST_EXT))
+/* Bits of a layer, a uint64_t: which extensions of its parameters, batches and runs it reads. */
+ATTN_STATIC_ASSERT(NUM_ABI - ABI_FIRST_EXT <= 64, "a bit for each extension");
+#define ABI_READS(name) (UINT64_C(1) << (ABI_##name - ABI_FIRST_EXT))
 
 #endif

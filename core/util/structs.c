@@ -243,7 +243,7 @@ attn_status ext_check(const struct attn_ext *next, enum abi_id on, const uint32_
     return ATTN_OK;
 }
 
-attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint32_t reads,
+attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint64_t reads,
                               const char *layer, struct attn_error *error)
 {
     for (; next != NULL; next = next->next) {

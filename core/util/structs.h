@@ -65,7 +65,7 @@ attn_status ext_check(const struct attn_ext *next, enum abi_id on, const uint32_
 
 /* Refuses the core's extensions in a chain of `on` that no layer reads, unless marked optional;
  * `reads`: bits of ABI_READS. `layer` names it in errors, or is NULL. */
-attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint32_t reads,
+attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint64_t reads,
                               const char *layer, struct attn_error *error);
 
 /* Where ext_narrow puts copies. */

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two caches under one softmax against code that is not ours, DeepSeek-V4's attention of Transformers with random weights, and
-against the formula in float64. Projections, norms, rotations, pooling and the lists are its own modules'; the attention is
-libattn's, in steps over two paged caches."""
+against the formula in float64. Projections, norms, rotations of queries and keys, pooling and the lists are its own modules'; the
+attention and the rotation of its output are libattn's, in steps over two paged caches."""
 from __future__ import annotations
 
 import unittest
@@ -14,7 +14,7 @@ import libattn
 from common import attention, causal, planned, worst
 from libattn import extensions
 
-HIDDEN, HEADS, SIZE, WINDOW, TOPK = 64, 4, 32, 16, 5
+HIDDEN, HEADS, SIZE, ROTARY, WINDOW, TOPK = 64, 4, 32, 16, 16, 5
 #: Tokens in a block of the layer's own cache, rows in one of the second.
 BLOCK, ROWS = 16, 8
 #: Tokens of each step of two requests: prompts, single tokens, pieces over earlier context, one without queries.
@@ -30,8 +30,9 @@ class Given:
     own: torch.Tensor  # [S, D]
     rows: torch.Tensor  # [S / ratio, D]
     lists: torch.Tensor | None  # [S, TOPK], -1 padded
-    out: torch.Tensor  # [S, H, D], not turned back
+    out: torch.Tensor  # [S, H, D], rotated back
     sinks: torch.Tensor
+    cos_sin: torch.Tensor | None  # [S, ROTARY]: cos and sin of that; None: it is not
 
 
 def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
@@ -49,8 +50,8 @@ def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
     eager, caught = modeling_deepseek_v4.eager_attention_forward, {}
 
     def catch(module, q, k, v, mask, **settings):  # type: ignore[no-untyped-def]
-        caught.update(q=q, k=k, out=eager(module, q, k, v, mask, **settings))
-        return caught["out"]
+        caught.update(q=q, k=k)
+        return eager(module, q, k, v, mask, **settings)
 
     length = len(hidden)
     mask = torch.zeros(length, length).masked_fill(~causal(length, length, WINDOW), float("-inf"))
@@ -58,16 +59,18 @@ def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
     positions = torch.arange(length)[None]
     if kind == "compressed_sparse_attention":
         module.compressor.indexer.register_forward_hook(lambda _, __, lists: caught.update(lists=lists[0]))
+    module.o_a_proj.register_forward_pre_hook(lambda _, grouped: caught.update(out=grouped[0][0].reshape(length, HEADS, SIZE)))
+    angles = rotary(hidden[None], positions, "compress")
     modeling_deepseek_v4.eager_attention_forward = catch
     try:
-        module(hidden[None], {"compress": rotary(hidden[None], positions, "compress")}, positions, mask[None, None])
+        module(hidden[None], {"compress": angles}, positions, mask[None, None])
     finally:
         modeling_deepseek_v4.eager_attention_forward = eager
     lists = torch.full((length, TOPK), -1)
     if "lists" in caught:
         lists[:, :caught["lists"].shape[1]] = caught["lists"]
     return Given(caught["q"][0].transpose(0, 1), caught["k"][0, 0, :length], caught["k"][0, 0, length:],
-                 lists.int() if "lists" in caught else None, caught["out"][0][0], module.sinks)
+                 lists.int() if "lists" in caught else None, caught["out"], module.sinks, torch.cat(angles, dim=-1)[0])
 
 
 def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,17 +80,24 @@ def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
     if x.lists is not None:
         seen &= (x.lists[:, :, None] == torch.arange(count)).any(dim=1)
     keys = torch.cat([x.own, x.rows])[:, None]
-    return attention(x.q, keys, keys, SIZE**-0.5, torch.cat([causal(length, length, WINDOW), seen], dim=1), sinks=x.sinks)
+    out, lse = attention(x.q, keys, keys, SIZE**-0.5, torch.cat([causal(length, length, WINDOW), seen], dim=1), sinks=x.sinks)
+    if x.cos_sin is not None:
+        cos, sin = (part[:, None] for part in x.cos_sin.double().chunk(2, dim=-1))
+        a, b = out[..., -ROTARY::2], out[..., -ROTARY + 1::2]
+        out = torch.cat([out[..., :-ROTARY], torch.stack([a * cos + b * sin, b * cos - a * sin], dim=-1).flatten(-2)], dim=-1)
+    return out, lse
 
 
-def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None, size: int = SIZE) -> libattn.LayerDesc:
+def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None, size: int = SIZE,
+         rotates: bool = True) -> libattn.LayerDesc:
     kv_dtype = kv_dtype or dtype
     cache = libattn.abi.attn_cache_desc(role=libattn.abi.CacheRole.COMPRESSED, table=1, num_heads=1, head_size=size,
                                         kv_dtype=libattn.KvDtype[kv_dtype.upper()], block_size=ROWS, tokens_per_row=ratio)
     return libattn.LayerDesc(
         "layer", HEADS, 1, size, scale=SIZE**-0.5, kind="mla", dtype=dtype, kv_dtype=kv_dtype, head_size_v=size,
         window=(WINDOW - 1, 0), has_sinks=True, block_size=BLOCK, mla=libattn.MlaDesc(size, size, 0, size, topk=topk),
-        extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows()))
+        extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows(),
+                    *([libattn.abi.attn_output_rope(form=libattn.abi.Rope.GPTJ, rotary_dim=ROTARY)] if rotates else [])))
 
 
 def stored(rows: torch.Tensor) -> torch.Tensor:
@@ -127,6 +137,7 @@ class Compressed(unittest.TestCase):
         runtime = libattn.Runtime(ignore_environment=True)
         model = runtime.bind(runtime.select([desc(ratio, topk, dtype)], backend=backend))
         layer = model.layers[0]
+        longest = max(requests, key=lambda x: len(x.q))
         own, rows = tables(max(LENGTHS), BLOCK), tables(max(LENGTHS) // ratio, ROWS)
         caches = [torch.full((table.numel(), size, 1, SIZE), float("nan"), dtype=kept)
                   for table, size in ((own, BLOCK), (rows, ROWS))]
@@ -149,7 +160,8 @@ class Compressed(unittest.TestCase):
             out = torch.full((sum(queries), HEADS, SIZE), float("nan"), dtype=kept)
             lse = torch.zeros(HEADS, sum(queries))
             plan.run(layer, None, None, None, out, lse=lse, extensions=[
-                extensions.mla_io(q, None, new, None, topk_indices=lists), extensions.caches_io([pooled[:, None].contiguous()])])
+                extensions.mla_io(q, None, new, None, topk_indices=lists), extensions.caches_io([pooled[:, None].contiguous()]),
+                libattn.abi.attn_io_output_rope(positions=torch.tensor(sum(places, [])), cos_sin=longest.cos_sin)])
             wanted = torch.cat([e[0][at] for e, at in zip(expected, places)])
             of_rms, of_itself = (4e-5, 2e-5) if dtype == "f32" else (2e-2, 1.2e-2)
             rms = wanted.pow(2).mean(-1, keepdim=True).sqrt()
@@ -165,7 +177,8 @@ class Compressed(unittest.TestCase):
                         for n in (length * HEADS, length, length // ratio))
         q = q.view(length, HEADS, size) * 0.5
         runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size)], backend="cpu_ref"))
+        model = runtime.bind(runtime.select([desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size, rotates=False)],
+                                            backend="cpu_ref"))
         layer, blocks = model.layers[0], length // BLOCK + 1
         pages = [spec.page_bytes for spec in layer.caches]
         self.assertEqual(pages, [BLOCK * 584, ROWS * 584])
@@ -180,7 +193,7 @@ class Compressed(unittest.TestCase):
         out = torch.zeros(length, HEADS, size)
         plan.run(layer, None, None, None, out, extensions=[extensions.mla_io(q, None, own, None),
                                                            extensions.caches_io([rows[finished][:, None].contiguous()])])
-        wanted, _ = formula(Given(q, stored(own), stored(rows), None, out, torch.ones(HEADS)), ratio)
+        wanted, _ = formula(Given(q, stored(own), stored(rows), None, out, torch.ones(HEADS), None), ratio)
         self.assertLess(worst(out, wanted), 1e-4)
 
     def test_listed_rows(self) -> None:

@@ -240,7 +240,9 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
     snprintf(text, sizeof text, "%s%s%s%s",
              composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? "gather queries -> " : "", attends,
              composed & ATTN_COMPOSE_CONTEXT_PARALLEL ? " -> reduce -> merge with new keys" : "",
-             composed & ATTN_COMPOSE_OUTPUT_QUANT ? " -> quantize" : "");
+             composed & ATTN_COMPOSE_OUTPUT_QUANT  ? " -> quantize"
+             : composed & ATTN_COMPOSE_OUTPUT_ROPE ? " -> rotate output"
+                                                   : "");
     json_add(item, "program", json_string(text));
 }
 

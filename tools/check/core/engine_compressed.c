@@ -3,6 +3,7 @@
  * rows that stand for several tokens, held to the formula in float64. What no query sees is NaN;
  * needles stand in rows that decide, and in those next to them that must not. */
 #include <attn/draft/compressed.h>
+#include <attn/draft/output_rope.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,15 +18,8 @@
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum {
-    REQS = 3,
-    STEPS = 4,
-    TOKENS = 255,
-    LONGEST = 149,
-    BLOCK = 16,
-    COLUMNS = 10,
-    ROW_COLUMNS = 3
-};
+enum { REQS = 3, STEPS = 4, TOKENS = 255, LONGEST = 149, BLOCK = 16 };
+enum { COLUMNS = 10, ROW_COLUMNS = 3, ROTARY = 64 };
 enum { BLOCKS = REQS * COLUMNS + 1, ROW_BLOCKS = REQS * ROW_COLUMNS + 1 }; /* block 0 is no one's */
 enum { WINDOW = 24, MAX_TOPK = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576, V4_SCALES = 8 };
 
@@ -35,27 +29,11 @@ static const int32_t queries[STEPS][REQS] = {{140, 3, 40}, {1, 1, 1}, {7, 30, 1}
 struct compressed_variant {
     struct core *core;
     int32_t ratio, topk, size, heads, dtype, kv_dtype;
+    bool rotates; /* the output's last ROTARY dims */
 };
 
-enum {
-    Q,
-    OWN,
-    POOLED,
-    CACHE,
-    ROW_CACHE,
-    OUT,
-    LSE,
-    SINKS,
-    STARTS,
-    LENS,
-    ROW_LENS,
-    TABLE,
-    ROW_TABLE,
-    SLOTS,
-    ROW_SLOTS,
-    TOPK,
-    NUM_OPERANDS
-};
+enum { Q, OWN, POOLED, CACHE, ROW_CACHE, OUT, LSE, SINKS, STARTS, LENS, ROW_LENS };
+enum { TABLE = ROW_LENS + 1, ROW_TABLE, SLOTS, ROW_SLOTS, TOPK, POSITIONS, COS_SIN, NUM_OPERANDS };
 
 struct compressed_case {
     const struct compressed_variant *v;
@@ -175,13 +153,14 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
     fill_table(tables[0], REQS * COLUMNS, random);
     fill_table(tables[1], REQS * ROW_COLUMNS, random);
     for (int32_t h = 0; h < v->heads; h++) {
-        ((float *)test_input(test, SINKS))[h] = (float)(4 + 4 * random_normal(random));
+        ((float *)test_input(test, SINKS))[h] = (float)(1 + 2 * random_normal(random));
     }
     for (int32_t t = 0; t < TOKENS; t++) {
         const int32_t row = (c->position[t] + 1) / v->ratio - 1, r = c->request[t];
         const bool finishes = (c->position[t] + 1) % v->ratio == 0;
         int64_t *row_slot = (int64_t *)test_input(test, ROW_SLOTS) + t;
         ((int64_t *)test_input(test, SLOTS))[t] = slot_of(tables[0], COLUMNS, r, c->position[t]);
+        ((int64_t *)test_input(test, POSITIONS))[t] = c->position[t];
         *row_slot = finishes ? slot_of(tables[1], ROW_COLUMNS, r, row) : -1;
         for (int32_t d = 0; d < v->size; d++) { /* tiles of other magnitudes */
             const double x = ldexp(random_normal(random), -(d / 64 % 3));
@@ -190,6 +169,13 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
             if (finishes) {
                 number_store(test_input(test, POOLED), at, v->dtype, x);
             }
+        }
+    }
+    for (int32_t p = 0; p < LONGEST; p++) {
+        for (int32_t d = 0; d < ROTARY / 2; d++) {
+            float *row = (float *)test_input(test, COS_SIN) + p * ROTARY + d;
+            row[0] = (float)cos(p * pow(1e4, -2.0 * d / ROTARY));
+            row[ROTARY / 2] = (float)sin(p * pow(1e4, -2.0 * d / ROTARY));
         }
     }
     add_needles(c, test);
@@ -205,6 +191,7 @@ struct described {
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
     struct attn_compressed_rows compressed;
+    struct attn_output_rope rope;
 };
 
 static void describe(const struct compressed_variant *v, struct described *x)
@@ -220,8 +207,13 @@ static void describe(const struct compressed_variant *v, struct described *x)
                                         .head_size = v->size,
                                         .block_size = BLOCK,
                                         .tokens_per_row = v->ratio};
-    x->compressed = (struct attn_compressed_rows){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof x->compressed, NULL}};
+    x->compressed = (struct attn_compressed_rows){.ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0,
+                                                          sizeof x->compressed,
+                                                          v->rotates ? &x->rope.ext : NULL}};
+    x->rope =
+        (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof x->rope, NULL},
+                                  .form = v->ratio == 4 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
+                                  .rotary_dim = ROTARY};
     x->caches = (struct attn_layer_caches){
         .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof x->caches, &x->compressed.ext},
         .caches = &x->cache,
@@ -320,8 +312,14 @@ static attn_status run_step(struct engine *e, const struct compressed_case *c,
         call_narrow(&now, by_token[i], by_token[i] == LSE, c->first[s], batch.num_tokens);
     }
     const struct attn_tensor *const pooled[] = {&now.tensors[POOLED]};
+    const struct attn_io_output_rope rope = {
+        .ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof rope, NULL},
+        .positions = (int64_t *)call_array(call, POSITIONS) + c->first[s],
+        .cos_sin = &now.tensors[COS_SIN]};
     const struct attn_io_caches caches = {
-        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof caches, NULL}, .rows = pooled, .num_rows = 1};
+        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof caches, c->v->rotates ? &rope.ext : NULL},
+        .rows = pooled,
+        .num_rows = 1};
     struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, &caches.ext},
                               .q_nope = &now.tensors[Q],
                               .kv_c = &now.tensors[OWN]};
@@ -440,6 +438,20 @@ static int32_t visible_rows(const struct compressed_case *c, const struct kernel
     return count;
 }
 
+/* By the negative angle, pairs as the layer's form has them. */
+static void rotate_back(const struct compressed_case *c, int32_t position, double *x)
+{
+    const int32_t half = ROTARY / 2;
+    double rotated[ROTARY];
+    for (int32_t d = 0; d < half; d++) {
+        const int32_t i = c->v->ratio == 4 ? 2 * d : d, j = c->v->ratio == 4 ? i + 1 : d + half;
+        const double angle = position * pow(1e4, -2.0 * d / ROTARY);
+        rotated[i] = x[i] * cos(angle) + x[j] * sin(angle);
+        rotated[j] = x[j] * cos(angle) - x[i] * sin(angle);
+    }
+    memcpy(x, rotated, sizeof rotated);
+}
+
 /* The formula's out and log-sum-exp of a request's tokens, where the reference's would stand. */
 static void expect(const struct compressed_case *c, struct kernel_test *test, int32_t r,
                    const double *keys)
@@ -456,6 +468,9 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
                 .rank = size, .scale = (double)(float)c->scale, .sink = &sink};
             values_of(test, Q, c->v->dtype, at, size, q);
             const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
+            if (c->v->rotates) {
+                rotate_back(c, c->position[t], out + size - ROTARY);
+            }
             for (int32_t d = 0; d < size; d++) {
                 number_store(test_expected(test, OUT), at + d, c->v->dtype, out[d]);
             }
@@ -512,7 +527,9 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
         [ROW_TABLE] = {"block_table of the rows", .bytes = REQS * ROW_COLUMNS * sizeof(int32_t)},
         [SLOTS] = {"slot_mapping", .bytes = TOKENS * sizeof(int64_t)},
         [ROW_SLOTS] = {"slot_mapping of the rows", .bytes = TOKENS * sizeof(int64_t)},
-        [TOPK] = {"topk_indices", .bytes = TOKENS * topk * sizeof(int32_t)}};
+        [TOPK] = {"topk_indices", .bytes = TOKENS * topk * sizeof(int32_t)},
+        [POSITIONS] = {"positions", .bytes = TOKENS * sizeof(int64_t)},
+        [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {LONGEST, ROTARY}}};
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
         fill(&c, &test, &seed);
@@ -544,10 +561,9 @@ void compressed_cases(const struct kernel_sink *sink)
         int32_t ratio, topk;
         const char *name;
     } forms[] = {{4, MAX_TOPK, "4_listed"}, {4, 0, "4"}, {128, 0, "128"}};
-    const int32_t multiple =
-        backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof(struct attn_mla_caps)) != NULL
-            ? ((const struct attn_mla_caps *)sink->caps->next)->num_q_heads_multiple
-            : 1;
+    const struct attn_mla_caps *mla =
+        (const struct attn_mla_caps *)backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof *mla);
+    const int32_t multiple = mla != NULL ? mla->num_q_heads_multiple : 1;
     for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype */
         const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;
         const bool codes = i % 4 == 3;
@@ -557,10 +573,12 @@ void compressed_cases(const struct kernel_sink *sink)
                                              .size = codes ? MAX_SIZE : 128,
                                              .heads = (4 + multiple - 1) / multiple * multiple,
                                              .dtype = dtype,
-                                             .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype};
+                                             .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype,
+                                             .rotates = i % 2 == 1};
         if (is_served(&v)) {
-            kernel_try(sink, run_compressed, &v, "compressed.%s.%s.%s.%d", forms[form].name,
-                       dtype_name(dtype), kv_dtype_name(v.kv_dtype), v.size);
+            kernel_try(sink, run_compressed, &v, "compressed.%s.%s.%s.%d%s", forms[form].name,
+                       dtype_name(dtype), kv_dtype_name(v.kv_dtype), v.size,
+                       v.rotates ? ".rotated" : "");
         }
     }
 }

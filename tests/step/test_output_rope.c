@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Outputs that are rotated back, next to the same step without it; and what is refused. Other
+ * dtypes and MLA layers are attn-check's. */
+#include <attn/draft/output_rope.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fixture.h"
+#include "support/client.h"
+#include "support/tensor.h"
+#include "support/test.h"
+
+enum { HEADS = 4, D = 32, ROTARY = 8, POSITIONS = 64 };
+enum { TOKENS = 31 }; /* fixture_mixed has so many */
+
+struct rotated {
+    struct fixture f;
+    struct attn_output_rope rope;
+    struct attn_io_output_rope io;
+    struct attn_layer_desc layer;
+    int64_t positions[MAX_TOKENS];
+    float cos_sin[POSITIONS][ROTARY];
+    struct shaped table;
+};
+
+static void describe(struct rotated *t, int32_t form)
+{
+    t->rope =
+        (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof t->rope, NULL},
+                                  .form = form,
+                                  .rotary_dim = ROTARY};
+    t->layer = (struct attn_layer_desc){
+        .next = &t->rope.ext, .kind = ATTN_LAYER_DECODER, .causal = ATTN_CAUSAL_YES};
+}
+
+static void bring(struct rotated *t)
+{
+    for (int32_t p = 0; p < POSITIONS; p++) {
+        for (int32_t d = 0; d < ROTARY / 2; d++) {
+            t->cos_sin[p][d] = cosf((float)p / (float)(d + 1));
+            t->cos_sin[p][ROTARY / 2 + d] = sinf((float)p / (float)(d + 1));
+        }
+    }
+    for (int32_t i = 0; i < MAX_TOKENS; i++) {
+        t->positions[i] = (7 * i + 3) % POSITIONS;
+    }
+    t->io =
+        (struct attn_io_output_rope){.ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof t->io, NULL},
+                                     .positions = t->positions,
+                                     .cos_sin = shaped_set(&t->table, t->cos_sin, ATTN_DTYPE_F32, 2,
+                                                           (int64_t[]){POSITIONS, ROTARY}, NULL)};
+    t->f.io.next = &t->io.ext;
+}
+
+static void init(struct rotated *t, int32_t form)
+{
+    describe(t, form);
+    fixture_mixed(&t->f, "cpu_ref", &t->layer, false);
+    bring(t);
+    CHECK(&t->f, t->f.api->plan_batch(t->f.plan, &t->f.batch, NULL, &t->f.error));
+}
+
+static void compare(const struct rotated *t, const struct fixture *plain, bool neox)
+{
+    for (int32_t row = 0; row < TOKENS * HEADS; row++) {
+        const float *x = plain->out + row * D, *y = t->f.out + row * D;
+        const float *cos_sin = t->cos_sin[t->positions[row / HEADS]];
+        assert_memory_equal(x, y, (D - ROTARY) * sizeof *x);
+        for (int32_t d = 0; d < ROTARY / 2; d++) {
+            const int32_t i = D - ROTARY + (neox ? d : 2 * d), j = neox ? i + ROTARY / 2 : i + 1;
+            const float c = cos_sin[d], s = cos_sin[ROTARY / 2 + d];
+            assert_true(fabsf(y[i] - (x[i] * c + x[j] * s)) < 1e-5f);
+            assert_true(fabsf(y[j] - (x[j] * c - x[i] * s)) < 1e-5f);
+        }
+    }
+}
+
+TEST(test_steps)
+{
+    static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER,
+                                                 .causal = ATTN_CAUSAL_YES};
+    OWNED(memory_end) struct rotated *t = calloc(1, sizeof *t);
+    struct fixture plain;
+    fixture_mixed(&plain, "cpu_ref", &dense, false);
+    fixture_step(&plain);
+    for (int32_t form = ATTN_ROPE_NEOX; form <= ATTN_ROPE_GPTJ; form++) {
+        init(t, form);
+        fixture_step(&t->f);
+        compare(t, &plain, form == ATTN_ROPE_NEOX);
+        fixture_finish(&t->f);
+    }
+    fixture_finish(&plain);
+}
+
+static void refuse(struct rotated *t, const char *field, const char *text)
+{
+    fixture_refuse_run(&t->f, field);
+    if (strstr(t->f.error.message, text) == NULL) {
+        fail_msg("no '%s' in: %s", text, t->f.error.message);
+    }
+    bring(t);
+}
+
+TEST(test_runs)
+{
+    OWNED(memory_end) struct rotated *t = calloc(1, sizeof *t);
+    init(t, ATTN_ROPE_GPTJ);
+    t->f.io.next = NULL;
+    refuse(t, "attn_io_output_rope", "is missing");
+    t->io.positions = NULL;
+    refuse(t, "attn_io_output_rope", "positions are NULL");
+    t->positions[TOKENS - 1] = POSITIONS;
+    refuse(t, "positions", "positions[30] is 64; 0 to 63, the rows of cos_sin");
+    t->positions[0] = -1;
+    refuse(t, "positions", "positions[0] is -1");
+    t->positions[TOKENS] = -1; /* no token's */
+    CHECK(&t->f,
+          t->f.api->run(t->f.plan, t->f.api->model_layer(t->f.model, 0), &t->f.io, &t->f.error));
+    t->io.cos_sin = NULL;
+    refuse(t, "cos_sin", "[max position, rotary_dim] of f16, bf16 or f32");
+    t->table.shape[1] = ROTARY - 2;
+    refuse(t, "cos_sin", "[max position, rotary_dim] of f16, bf16 or f32");
+    t->f.io.next = NULL; /* what attends nothing rotates nothing */
+    t->f.io.flags = ATTN_RUN_NO_ATTEND;
+    fixture_step(&t->f);
+    fixture_finish(&t->f);
+}
+
+static void refuse_layer(struct rotated *t, const char *field)
+{
+    const struct attn_layer_desc *layers[] = {&t->layer};
+    attn_assignment *made = NULL;
+    REFUSED(&t->f.error, field,
+            t->f.api->select(t->f.runtime, CLIENT_ORDER(""), layers, 1, &made, &t->f.error));
+}
+
+/* Is cpu_ref refused, with a reason of that text? */
+static bool unserved(struct rotated *t, const char *asked)
+{
+    const struct attn_reason reason = {.field = "attn_output_rope", .asked = asked};
+    return client_refuses(t->f.api, t->f.runtime, &t->layer, ATTN_PHASE_DECODE, "cpu_ref",
+                          &reason) > 0;
+}
+
+TEST(test_descriptions)
+{
+    OWNED(memory_end) struct rotated *t = calloc(1, sizeof *t);
+    init(t, ATTN_ROPE_GPTJ);
+    t->layer = t->f.layer;
+    assert_false(unserved(t, NULL));
+    t->rope.form = ATTN_ROPE_NONE;
+    refuse_layer(t, "form");
+    t->rope.form = ATTN_ROPE_NEOX;
+    t->rope.rotary_dim = 7;
+    refuse_layer(t, "rotary_dim");
+    t->rope.rotary_dim = D + 2;
+    refuse_layer(t, "rotary_dim");
+    t->rope.rotary_dim = D;
+    t->layer.output_form = ATTN_OUTPUT_FP8_STATIC;
+    assert_true(unserved(t, "with a quantized output_form"));
+    t->layer.output_form = ATTN_OUTPUT_PLAIN;
+    t->layer.fast_prefill = 1;
+    assert_true(unserved(t, "with fast_prefill"));
+    t->layer.kind = ATTN_LAYER_CROSS;
+    t->layer.causal = ATTN_CAUSAL_NO;
+    refuse_layer(t, "attn_output_rope");
+    fixture_finish(&t->f);
+}
