@@ -14,6 +14,7 @@
     X(COMPRESSED, composition_compressed) /* after MLA, whose program is a part of its own */      \
     X(RECURRENT, composition_recurrent)                                                            \
     X(INDEXER, composition_indexer)                                                                \
+    X(COMPRESSOR, composition_compressor)                                                          \
     X(SINK, composition_sink)                                                                      \
     X(ENCODER, composition_encoder)                                                                \
     X(OUTPUT_ROPE, composition_output_rope)   /* around what attends */                            \

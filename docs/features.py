@@ -143,6 +143,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("compressed rows next to a window (on CPUs)", lambda caps: caps["name"].startswith("cpu_") and kernel(
             "attend_mla", "attend_mla_sparse", "merge_states")(caps), "attend + attend(compressed) + merge",
          f"{STEP}compressed, {CHECK}, tests/python/test_compressed"),
+        ("compressors: tokens pooled by gates into rows", has("layer_kinds", "compressor"), "",
+         f"{STEP}compressor, {CHECK}, tests/python/test_compressed"),
         ("output rotated back (on CPUs)", lambda caps: caps["name"].startswith("cpu_"), "by the core",
          f"{STEP}output_rope, {CHECK}, tests/python/test_compressed"),
         ("lists of keys other than the top k", has("index_lists", "attend_mla_sparse"), "", f"{FORMULAS}attend, {LISTS}"),

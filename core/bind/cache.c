@@ -338,9 +338,9 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
     }
     bool latent = layer->spec.layout == ATTN_KV_LAYOUT_LATENT;
     if (k == NULL || (v == NULL) != latent) {
-        return BAD("v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k,
-                   (const void *)v,
-                   latent ? "a layer of kind mla or indexer has k only" : "both are needed");
+        return BAD(
+            "v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k, (const void *)v,
+            latent ? "a layer of kind mla, indexer or compressor has k only" : "both are needed");
     }
     const bool pages = layer_has_vendor_pages(layer);
     for (int32_t i = 0; i < (latent ? 1 : 2); i++) {

@@ -212,9 +212,10 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
     const int32_t rows = l->block_size / selected->tokens_per_row;
     struct attn_cache_spec *spec = &layer->spec;
     *spec = (struct attn_cache_spec){.struct_size = sizeof *spec,
-                                     .role = selected->indexer != NULL ? ATTN_CACHE_INDEX_K
-                                             : selected->is_latent     ? ATTN_CACHE_LATENT
-                                                                       : ATTN_CACHE_K,
+                                     .role = selected->indexer != NULL      ? ATTN_CACHE_INDEX_K
+                                             : selected->compressor != NULL ? ATTN_CACHE_EXTRA
+                                             : selected->is_latent          ? ATTN_CACHE_LATENT
+                                                                            : ATTN_CACHE_K,
                                      .kind = spec_kind(selected),
                                      .kv_dtype = l->kv_dtype,
                                      .layout = selected->is_latent ? ATTN_KV_LAYOUT_LATENT : layout,

@@ -6,6 +6,7 @@
 
 #include <attn/collectives.h>
 #include <attn/draft/compressed.h>
+#include <attn/draft/compressor.h>
 #include <attn/draft/output_rope.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
@@ -34,6 +35,7 @@ struct layer {
     struct attn_index_lists *lists;          /* or NULL: every key is listed */
     struct attn_layer_caches *caches;        /* or NULL; elements of our struct's size */
     struct attn_compressed_rows *compressed; /* or NULL: one cache of keys */
+    struct attn_compressor_desc *compressor; /* or NULL */
     struct attn_output_rope *output_rope;    /* or NULL: the output is not rotated */
     struct attn_context_parallel *cp;        /* or NULL */
     struct attn_mm_encoder_quant *mm_quant;  /* or NULL */

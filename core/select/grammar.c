@@ -16,7 +16,7 @@
 
 static const char *const where_kinds[] = {
     "full",       "sliding", "chunked",    "decoder",     "encoder", "encoder_only", "cross",
-    "mm_encoder", "mla",     "mla_sparse", "static_sink", "gdn",     "indexer"};
+    "mm_encoder", "mla",     "mla_sparse", "static_sink", "gdn",     "indexer",      "compressor"};
 
 /* The text being read. */
 struct source {
@@ -124,7 +124,7 @@ static attn_status parse_where(const struct source *source, struct rule *rule, c
         source, where,
         "layers.N-M, prefill, decode or a layer kind is expected before '=' (full, sliding, "
         "chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla, mla_sparse, "
-        "static_sink, gdn, indexer)");
+        "static_sink, gdn, indexer, compressor)");
 }
 
 static attn_status parse_name(const struct source *source, struct pattern *pattern,

@@ -111,7 +111,7 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
                    ATTN_MAX_CACHES, abi_structs[ABI_CACHE_DESC].minimum, MAX_ELEMENT);
     }
     if (!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
-        layer->gdn != NULL || layer->indexer != NULL) {
+        layer->gdn != NULL || layer->indexer != NULL || layer->compressor != NULL) {
         return BAD("caches",
                    "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or "
                    "states or index keys instead, takes none",
@@ -152,6 +152,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
                {ATTN_EXT_DRAFT_INDEX_LISTS, &layer->lists},
                {ATTN_EXT_DRAFT_COMPRESSED_ROWS, &layer->compressed},
+               {ATTN_EXT_DRAFT_COMPRESSOR_DESC, &layer->compressor},
                {ATTN_EXT_DRAFT_OUTPUT_ROPE, &layer->output_rope},
                {ATTN_EXT_LAYER_CACHES, &layer->caches}};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {

@@ -66,7 +66,8 @@ static const char *const kv_dtypes[] = {"auto",
                                         "fp8_ds_v4"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
-static const char *const kinds[] = {"decoder", "encoder", "cross", "mla", "gdn", "indexer"};
+static const char *const kinds[] = {"decoder", "encoder", "cross",     "mla",
+                                    "gdn",     "indexer", "compressor"};
 static const char *const cache_roles[] = {"unknown", "k",     "v",    "latent",     "state", "conv",
                                           "index_k", "scale", "zero", "compressed", "extra"};
 static const char *const phases[] = {"prefill", "decode"};

@@ -19,6 +19,9 @@ static const char *keeps_causal(const attn_layer *layer)
     if (l->kind == ATTN_LAYER_DRAFT_INDEXER) {
         return "index keys are chosen from what a token has before it";
     }
+    if (l->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        return "a row is pooled of the tokens before it";
+    }
     if (l->kind == ATTN_LAYER_CROSS) {
         return "positions of a cross layer's keys are not its queries'";
     }

@@ -3,6 +3,7 @@
 
 #include <attn/api.h>
 #include <attn/draft/compressed.h>
+#include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/mm_encoder.h>
@@ -19,9 +20,10 @@
 #define RECURRENT (1u << ATTN_LAYER_RECURRENT)
 #define INDEXER (1u << ATTN_LAYER_DRAFT_INDEXER)
 #define CACHED (DECODER | CROSS | MLA) /* keys in blocks */
-#define BLOCKS (CACHED | INDEXER)
+#define COMPRESSOR (1u << ATTN_LAYER_DRAFT_COMPRESSOR)
+#define BLOCKS (CACHED | INDEXER | COMPRESSOR)
 #define ATTENDS (CACHED | ENCODER) /* scores, and a softmax over them */
-#define ALL (ATTENDS | RECURRENT | INDEXER)
+#define ALL (ATTENDS | RECURRENT | INDEXER | COMPRESSOR)
 #define MAX_ENTRIES (1 << 20)
 #define MAX_GATHERED 4096 /* tokens of a row, rows of an entry */
 #define MAX_BLOCK 65536
@@ -126,6 +128,9 @@ FIELDS(index_lists, INT(index_lists, max_entries, 1, 1 << 20),
        INT(index_lists, groups, 0, NUM_LIST_GROUPS - 1), SWITCH(index_lists, physical_slots),
        SWITCH(index_lists, has_lengths), ZERO(index_lists, reserved));
 FIELDS(compressed_rows, ZERO(compressed_rows, reserved));
+FIELDS(compressor_desc, INT(compressor_desc, tokens_per_row, 1, MAX_GATHERED),
+       SWITCH(compressor_desc, overlaps), INT(compressor_desc, rope, 0, ATTN_ROPE_GPTJ),
+       INT(compressor_desc, rotary_dim, 0, MAX_HEAD_SIZE));
 FIELDS(output_rope, INT(output_rope, form, ATTN_ROPE_NEOX, ATTN_ROPE_GPTJ),
        INT(output_rope, rotary_dim, 2, MAX_HEAD_SIZE));
 FIELDS(context_parallel,
@@ -187,6 +192,8 @@ FIELDS(io_indexer, TENSOR(io_indexer, weights), DEVICE(io_indexer, lengths));
 FIELDS(io_output_quant, DEVICE(io_output_quant, scale), TENSOR(io_output_quant, block_scales));
 FIELDS(io_rope, DEVICE(io_rope, positions), TENSOR(io_rope, cos_sin),
        TENSOR(io_rope, q_norm_weight), TENSOR(io_rope, k_norm_weight), ZERO(io_rope, reserved));
+FIELDS(io_compressor, TENSOR(io_compressor, position_bias), TENSOR(io_compressor, norm_weight),
+       TENSOR(io_compressor, cos_sin), ZERO(io_compressor, reserved));
 FIELDS(io_output_rope, DEVICE(io_output_rope, positions), TENSOR(io_output_rope, cos_sin));
 FIELDS(io_caches, ZERO(io_caches, reserved));
 

@@ -63,6 +63,7 @@
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
     X(DRAFT_INDEX_LISTS, attn_index_lists, 48, LAYER_DESC, index_lists, NULL)                      \
     X(DRAFT_COMPRESSED_ROWS, attn_compressed_rows, 32, LAYER_DESC, compressed_rows, NULL)          \
+    X(DRAFT_COMPRESSOR_DESC, attn_compressor_desc, 40, LAYER_DESC, compressor_desc, NULL)          \
     X(DRAFT_OUTPUT_ROPE, attn_output_rope, 32, LAYER_DESC, output_rope, NULL)                      \
     X(MLA_WEIGHTS, attn_mla_weights, 64, LAYER_PARAMS, mla_weights, "kind mla")                    \
     X(RECURRENT_WEIGHTS, attn_recurrent_weights, 56, LAYER_PARAMS, recurrent_weights,              \
@@ -84,6 +85,7 @@
     X(DRAFT_IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                  \
     X(IO_OUTPUT_QUANT, attn_io_output_quant, 40, STEP_IO, io_output_quant,                         \
       "a quantized output_form")                                                                   \
+    X(DRAFT_IO_COMPRESSOR, attn_io_compressor, 56, STEP_IO, io_compressor, "kind compressor")      \
     X(DRAFT_IO_OUTPUT_ROPE, attn_io_output_rope, 40, STEP_IO, io_output_rope, "attn_output_rope")  \
     X(IO_ROPE, attn_io_rope, 72, STEP_IO, io_rope, "rope")                                         \
     X(IO_CACHES, attn_io_caches, 40, STEP_IO, io_caches, "attn_layer_caches")                      \

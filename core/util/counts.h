@@ -6,12 +6,13 @@
 
 #include <attn/api.h>
 #include <attn/draft/index_lists.h>
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
 enum {
     NUM_PHASES = ATTN_PHASE_DECODE + 1,
-    NUM_LAYER_KINDS = ATTN_LAYER_DRAFT_INDEXER + 1,
+    NUM_LAYER_KINDS = ATTN_LAYER_DRAFT_COMPRESSOR + 1,
     NUM_DTYPES = ATTN_DTYPE_INT8 + 1, /* that masks have */
     NUM_KV_DTYPES = ATTN_KV_FP8_DS_V4 + 1,
     NUM_KV_LAYOUTS = ATTN_KV_LAYOUT_LATENT + 1,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/bound.h"
 
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 
 /* float32: sums of float32 products and an exponential good to a few units in the last place.
@@ -85,7 +86,8 @@ void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
         .q_dtype = layer->q_scale_form != ATTN_SCALE_NONE ? layer->q_dtype : 0,
         .scales_p = layer->p_scale_form != ATTN_SCALE_NONE,
         .head_size = layer->head_size};
-    const bool recurrent = layer->kind == ATTN_LAYER_RECURRENT;
+    const bool recurrent =
+        layer->kind == ATTN_LAYER_RECURRENT || layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR;
     if (layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
         return; /* its output is lists */
     }

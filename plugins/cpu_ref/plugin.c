@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/cpu_device.h"
+#include "common/compressor.h"
 #include "common/declared.h"
 #include "reference.h"
 
@@ -34,7 +35,8 @@ static const struct attn_backend_caps caps = {
     .variant = "",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = COMMON_KERNELS,
-    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
+    .layer_kinds =
+        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) |
                  BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4),
     .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
@@ -48,13 +50,22 @@ static const struct attn_backend_caps caps = {
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     return args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ? ref_index(args, error)
-                                                         : ref_attend(args, error);
+           : args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR
+               ? compressor_attend(args, args->instance->host)
+               : ref_attend(args, error);
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    return args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR
+               ? compressor_write(args, args->instance->host)
+               : ref_write_kv(args, error);
 }
 
 static const struct attn_kernels kernels = {
     .struct_size = sizeof kernels,
     .attend = attend,
-    .write_kv = ref_write_kv,
+    .write_kv = write_kv,
     .merge_states = ref_merge_states,
     .attend_mla = ref_attend_mla,
     .attend_mla_sparse = ref_attend_mla_sparse,

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "common/cpu_device.h"
 #include "common/declared.h"
+#include <attn/draft/compressor.h>
 #include "cpu_simd/internal.h"
 
 static const struct attn_indexer_caps indexer_caps = {
@@ -26,7 +27,8 @@ static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps common_caps = {
     COMMON_CAPS,
-    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
+    .layer_kinds =
+        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .next = &mla_caps.ext,
     .name = "cpu_simd",
     .device = {ATTN_DEVICE_CPU, 0},

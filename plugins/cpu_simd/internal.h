@@ -84,6 +84,7 @@ struct attn_prepared {
     struct layer_shape shape;
     struct attn_recurrent_desc gdn; /* a gated delta layer, which has no shape */
     bool is_gdn;
+    bool compresses;                  /* a compressor, which has no shape either */
     struct attn_indexer_desc indexer; /* topk 0: another layer */
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
+#include "common/compressor.h"
 #include "common/entry.h"
 #include "common/recurrent.h"
 #include "cpu_simd/internal.h"
@@ -13,8 +14,10 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepa
     struct layer_shape shape;
     *prepared = NULL;
     bool is_gdn = layer->kind == ATTN_LAYER_RECURRENT;
+    bool compresses = layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR;
     memset(&shape, 0, sizeof(shape));
-    attn_status status = is_gdn ? ATTN_OK : shape_of_layer(instance->variant, layer, &shape, error);
+    attn_status status =
+        is_gdn || compresses ? ATTN_OK : shape_of_layer(instance->variant, layer, &shape, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -25,6 +28,7 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepa
     }
     (*prepared)->shape = shape;
     (*prepared)->is_gdn = is_gdn;
+    (*prepared)->compresses = compresses;
     (*prepared)->indexer =
         indexer_of(layer) != NULL ? *indexer_of(layer) : (struct attn_indexer_desc){.topk = 0};
     if (is_gdn) {
@@ -47,6 +51,10 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
     const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
     int32_t threads = args->instance->host->num_threads;
+    if (prepared->compresses) {
+        size->host_bytes = size->scratch_bytes = 0;
+        return ATTN_OK;
+    }
     if (prepared->is_gdn) {
         size->host_bytes = 0;
         size->scratch_bytes = gdn_workspace_bytes(&prepared->gdn, threads);
@@ -66,8 +74,9 @@ static attn_status simd_schedule(const struct attn_attend_args *args, int32_t mo
                                  struct attn_error *error)
 {
     if (args->layer->kind == ATTN_LAYER_RECURRENT ||
-        args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
-        return ATTN_OK; /* nothing is planned: items are heads, or chunks of queries */
+        args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ||
+        args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        return ATTN_OK; /* nothing is planned: items are heads, chunks of queries, or tokens */
     }
     return layer_is_latent(args->layer) ? simd_plan_latent(args, mode, error)
                                         : plan_attend(args, NULL, mode, error);
@@ -82,15 +91,23 @@ static attn_status simd_update_block_table(const struct attn_attend_args *args,
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    return args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_DRAFT_INDEXER
-               ? simd_index(args, error)
-               : simd_attend(args, error);
+    const int32_t kind = args != NULL && args->layer != NULL ? args->layer->kind : 0;
+    return kind == ATTN_LAYER_DRAFT_INDEXER      ? simd_index(args, error)
+           : kind == ATTN_LAYER_DRAFT_COMPRESSOR ? compressor_attend(args, args->instance->host)
+                                                 : simd_attend(args, error);
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    return args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR
+               ? compressor_write(args, args->instance->host)
+               : simd_write_kv(args, error);
 }
 
 static const struct attn_kernels kernels = {
     .struct_size = sizeof(struct attn_kernels),
     .attend = attend,
-    .write_kv = simd_write_kv,
+    .write_kv = write_kv,
     .merge_states = simd_merge_states,
     .attend_mla = simd_attend_mla,
     .attend_mla_sparse = simd_attend_mla_sparse,

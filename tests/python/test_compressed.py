@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two caches under one softmax against code that is not ours, DeepSeek-V4's attention of Transformers with random weights, and
-against the formula in float64. Projections, norms, rotations of queries and keys, pooling and the lists are its own modules'; the
-attention and the rotation of its output are libattn's, in steps over two paged caches."""
+against the formula in float64. Projections, norms and rotations of queries and own keys, and the lists are its own modules'; the
+pooled rows, the attention and the rotation of its output are libattn's, in steps over paged caches."""
 from __future__ import annotations
 
 import unittest
@@ -33,6 +33,9 @@ class Given:
     out: torch.Tensor  # [S, H, D], rotated back
     sinks: torch.Tensor
     cos_sin: torch.Tensor | None  # [S, ROTARY]: cos and sin of that; None: it is not
+    states: torch.Tensor | None = None  # [S, 2 (1 + overlaps), D]: what the compressor pools
+    bias: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
 
 
 def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
@@ -57,6 +60,8 @@ def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
     mask = torch.zeros(length, length).masked_fill(~causal(length, length, WINDOW), float("-inf"))
     rotary = modeling_deepseek_v4.DeepseekV4RotaryEmbedding(config)
     positions = torch.arange(length)[None]
+    for name in ("kv_proj", "gate_proj"):
+        getattr(module.compressor, name).register_forward_hook(lambda _, __, out, name=name: caught.update({name: out[0]}))
     if kind == "compressed_sparse_attention":
         module.compressor.indexer.register_forward_hook(lambda _, __, lists: caught.update(lists=lists[0]))
     module.o_a_proj.register_forward_pre_hook(lambda _, grouped: caught.update(out=grouped[0][0].reshape(length, HEADS, SIZE)))
@@ -70,7 +75,9 @@ def given(kind: str, ratio: int, hidden: torch.Tensor) -> Given:
     if "lists" in caught:
         lists[:, :caught["lists"].shape[1]] = caught["lists"]
     return Given(caught["q"][0].transpose(0, 1), caught["k"][0, 0, :length], caught["k"][0, 0, length:],
-                 lists.int() if "lists" in caught else None, caught["out"], module.sinks, torch.cat(angles, dim=-1)[0])
+                 lists.int() if "lists" in caught else None, caught["out"], module.sinks, torch.cat(angles, dim=-1)[0],
+                 torch.cat([caught["kv_proj"], caught["gate_proj"]], dim=1).view(length, -1, SIZE), module.compressor.position_bias,
+                 module.compressor.kv_norm.weight)
 
 
 def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +95,22 @@ def formula(x: Given, ratio: int) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
+def pooled_rows(x: Given, ratio: int) -> torch.Tensor:
+    """What the compressor makes of the states, in float64 from the definition."""
+    states, parts = x.states.double(), x.states.shape[1] // 2
+    bias, rows = x.bias.double().view(ratio, parts, SIZE), []
+    for first in range(0, len(states) // ratio * ratio, ratio):
+        tokens = [(t, 0) for t in range(max(first - ratio, 0), first) if parts == 2] + [(first + i, parts - 1) for i in range(ratio)]
+        gates = torch.stack([states[t, parts + part] + bias[t % ratio, part] for t, part in tokens])
+        row = (gates.softmax(dim=0) * torch.stack([states[t, part] for t, part in tokens])).sum(dim=0)
+        row = row / (row.pow(2).mean() + 1e-6).sqrt() * x.norm
+        cos, sin = x.cos_sin[first].double().chunk(2)
+        a, b = row[-ROTARY::2].clone(), row[-ROTARY + 1::2].clone()
+        row[-ROTARY::2], row[-ROTARY + 1::2] = a * cos - b * sin, b * cos + a * sin
+        rows.append(row)
+    return torch.stack(rows) if rows else x.rows.double()
+
+
 def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None, size: int = SIZE,
          rotates: bool = True) -> libattn.LayerDesc:
     kv_dtype = kv_dtype or dtype
@@ -98,6 +121,33 @@ def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None,
         window=(WINDOW - 1, 0), has_sinks=True, block_size=BLOCK, mla=libattn.MlaDesc(size, size, 0, size, topk=topk),
         extensions=(extensions.layer_caches([cache]), libattn.abi.attn_compressed_rows(),
                     *([libattn.abi.attn_output_rope(form=libattn.abi.Rope.GPTJ, rotary_dim=ROTARY)] if rotates else [])))
+
+
+class Compressor:
+    """A compressor over a paged cache of states."""
+
+    def __init__(self, runtime: libattn.Runtime, backend: str, dtype: str, ratio: int, x: Given, table: torch.Tensor) -> None:
+        heads = x.states.shape[1]
+        desc = libattn.LayerDesc("compressor", heads, heads, SIZE, kind="compressor", dtype=dtype, kv_dtype="f32", block_size=BLOCK,
+                                 extensions=(libattn.abi.attn_compressor_desc(tokens_per_row=ratio, overlaps=heads // 2 - 1,
+                                                                              rope=libattn.abi.Rope.GPTJ, rotary_dim=ROTARY),))
+        self.model, self.x, self.table = runtime.bind(runtime.select([desc], backend=backend)), x, table
+        self.layer, blocks = self.model.layers[0], table.numel()
+        spec = self.layer.caches[0]
+        assert (spec.page_bytes, spec.sliding_window) == (BLOCK * heads * SIZE * 4, heads // 2 * ratio), spec
+        self.memory = libattn.allocate(blocks * spec.page_bytes)
+        self.layer.bind_memory(self.memory, blocks)
+
+    def rows(self, states: torch.Tensor, places: list[list[int]]) -> torch.Tensor:
+        """Those that a step of tokens at `places` of each request finishes, [T, 1, D]; NaN where a token finishes none."""
+        starts = [0, len(places[0]), len(places[0]) + len(places[1])]
+        plan = planned(self.model, libattn.Batch(
+            starts, [at[-1] + 1 if at else 0 for at in places], self.table,
+            torch.tensor([s for r in range(2) for s in slots(self.table, r, places[r], BLOCK)])))
+        out = torch.full((len(states), 1, SIZE), float("nan"), dtype=states.dtype)
+        plan.run(self.layer, None, states, None, out, extensions=[libattn.abi.attn_io_compressor(
+            position_bias=self.x.bias, norm_weight=self.x.norm, cos_sin=self.x.cos_sin, norm_eps=1e-6)])
+        return out
 
 
 def stored(rows: torch.Tensor) -> torch.Tensor:
@@ -125,9 +175,11 @@ class Compressed(unittest.TestCase):
         requests = [given(kind, ratio, torch.randn(n, HIDDEN, generator=generator)) for n in LENGTHS]
         for x in requests:
             self.assertLess(worst(x.out, formula(x, ratio)[0]), 1e-4)
+            self.assertLess(worst(x.rows, pooled_rows(x, ratio)), 1e-4)
         for dtype in ("f32", "bf16"):
             kept = getattr(torch, {"f32": "float32", "bf16": "bfloat16"}[dtype])
-            rounded = [replace(x, q=x.q.to(kept), own=x.own.to(kept), rows=x.rows.to(kept)) for x in requests]
+            rounded = [replace(x, q=x.q.to(kept), own=x.own.to(kept), states=x.states.to(kept)) for x in requests]
+            rounded = [replace(x, rows=pooled_rows(x, ratio).to(kept)) for x in rounded]
             for backend in ("cpu_ref", "cpu_simd"):
                 with self.subTest(backend, dtype=dtype):
                     self.hold_backend(backend, dtype, rounded, ratio, topk)
@@ -143,14 +195,20 @@ class Compressed(unittest.TestCase):
                   for table, size in ((own, BLOCK), (rows, ROWS))]
         layer.bind_caches(caches)
         layer.bind_params(sinks=requests[0].sinks)
+        compressor = Compressor(runtime, backend, dtype, ratio, longest, own)
         lengths = [0, 0]
         for queries in STEPS:
             places = [list(range(n, n + m)) for n, m in zip(lengths, queries)]
             lengths = [n + m for n, m in zip(lengths, queries)]
             finished = [[(p + 1) // ratio - 1 if (p + 1) % ratio == 0 else -1 for p in each] for each in places]
             q, new = (torch.cat([getattr(x, name)[at] for x, at in zip(requests, places)]) for name in ("q", "own"))
-            pooled = torch.cat([torch.where(torch.tensor(at)[:, None] < 0, float("nan"), x.rows[at]) if at else x.rows[:0]
-                                for x, at in zip(requests, finished)])
+            drafted = [[n for n in range(at[0], at[0] + 5) if n < most] if at else [] for at, most in zip(places, LENGTHS)]
+            compressor.rows(torch.randn(len(sum(drafted, [])), *requests[0].states.shape[1:], dtype=kept), drafted)  # and rejected
+            pooled = compressor.rows(torch.cat([x.states[at] for x, at in zip(requests, places)]), places)
+            for x, at, got in zip(requests, finished, pooled[:, 0].split(queries)):
+                self.assertEqual([row < 0 for row in at], got.isnan().all(dim=1).tolist())
+                at = [row for row in at if row >= 0]
+                self.assertLess(worst(got[~got.isnan().all(dim=1)], x.rows[at]) if at else 0, 1e-4 if dtype == "f32" else 2e-2)
             lists = torch.cat([x.lists[at] for x, at in zip(requests, places)]) if topk else None
             second = extensions.table(rows, torch.tensor([s for r in range(2) for s in slots(rows, r, finished[r], ROWS)]),
                                       seq_lens=torch.tensor([n // ratio for n in lengths], dtype=torch.int32))
@@ -160,7 +218,7 @@ class Compressed(unittest.TestCase):
             out = torch.full((sum(queries), HEADS, SIZE), float("nan"), dtype=kept)
             lse = torch.zeros(HEADS, sum(queries))
             plan.run(layer, None, None, None, out, lse=lse, extensions=[
-                extensions.mla_io(q, None, new, None, topk_indices=lists), extensions.caches_io([pooled[:, None].contiguous()]),
+                extensions.mla_io(q, None, new, None, topk_indices=lists), extensions.caches_io([pooled]),
                 libattn.abi.attn_io_output_rope(positions=torch.tensor(sum(places, [])), cos_sin=longest.cos_sin)])
             wanted = torch.cat([e[0][at] for e, at in zip(expected, places)])
             of_rms, of_itself = (4e-5, 2e-5) if dtype == "f32" else (2e-2, 1.2e-2)

@@ -487,6 +487,7 @@ static bool run_engines(struct run *run)
         idle_cases(&sink);
         blocks_cases(&sink);
         compressed_cases(&sink);
+        compressor_cases(&sink);
         engine_output_cases(&sink);
     }
     free(cases);

@@ -10,7 +10,8 @@
  * a request has, floor(L / tokens_per_row) or more, and slot_mapping places of the rows that a run
  * brings in attn_io_caches, negative where a token finishes none. With attn_mla_desc.topk, the
  * attn_io_mla.topk_indices of a run are rows of that cache; the layer's other terms (window, sinks,
- * soft cap) are what they are without it. Pooling, norms and rotations are the engine's.
+ * soft cap) are what they are without it. Norms and rotations are the engine's, and
+ * so is pooling, or a compressor's (compressor.h).
  *
  * What a kernel sees: attends of two plain MLA layers, and merge_states (ATTN_COMPOSE_COMPRESSED).
  */

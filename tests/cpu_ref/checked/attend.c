@@ -376,7 +376,7 @@ static attn_status check(const struct attn_attend_args *args, bool sparse, struc
 attn_status checked_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = cpu_ref_kernels->attend(args, error);
-    return status == ATTN_OK && !is_indexer(args->layer) ? check(args, false, error) : status;
+    return status == ATTN_OK && attends(args->layer) ? check(args, false, error) : status;
 }
 
 attn_status checked_attend_mla(const struct attn_attend_args *args, struct attn_error *error)

@@ -5,6 +5,7 @@
 #ifndef CPU_REF_CHECKED_H
 #define CPU_REF_CHECKED_H
 
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
@@ -12,10 +13,10 @@
 /* cpu_ref's own kernels */
 extern const struct attn_kernels *cpu_ref_kernels;
 
-/* attn-check itself holds lists and index keys to the formula. */
-static inline bool is_indexer(const struct attn_layer_desc *layer)
+/* Indexers' lists and compressors' rows are held to their formulas by attn-check's own cases. */
+static inline bool attends(const struct attn_layer_desc *layer)
 {
-    return layer->kind == ATTN_LAYER_DRAFT_INDEXER;
+    return layer->kind != ATTN_LAYER_DRAFT_INDEXER && layer->kind != ATTN_LAYER_DRAFT_COMPRESSOR;
 }
 
 /* What cpu_ref wrote is not what the formula says: fills *error (may be NULL) and returns its

@@ -90,6 +90,9 @@ int32_t tensor_dtype(const struct attn_tensor *tensor)
 void tensor_load(const struct attn_tensor *tensor, int64_t i, int64_t j, int64_t first,
                  int64_t count, double *row)
 {
+    if (count == 0) {
+        return; /* a latent row without rope has no such tensor */
+    }
     const int64_t index[] = {i, j, first};
     int64_t at = 0, dense = 1;
     int32_t dtype = tensor_dtype(tensor), last = tensor->ndim - 1;

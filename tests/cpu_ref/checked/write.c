@@ -60,5 +60,5 @@ attn_status checked_written(const struct attn_write_kv_args *args, struct attn_e
 attn_status checked_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     attn_status status = cpu_ref_kernels->write_kv(args, error);
-    return status == ATTN_OK && !is_indexer(args->layer) ? checked_written(args, error) : status;
+    return status == ATTN_OK && attends(args->layer) ? checked_written(args, error) : status;
 }

@@ -11,6 +11,7 @@
 void idle_cases(const struct kernel_sink *sink);          /* engine_idle.c */
 void blocks_cases(const struct kernel_sink *sink);        /* engine_blocks.c */
 void compressed_cases(const struct kernel_sink *sink);    /* engine_compressed.c */
+void compressor_cases(const struct kernel_sink *sink);    /* engine_compressor.c */
 void engine_output_cases(const struct kernel_sink *sink); /* engine_trial.c */
 void undeclared_cases(const struct kernel_sink *sink);    /* undeclared.c */
 

@@ -5,26 +5,21 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/output_rope.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "cases/kernel_test.h"
 #include "common/names.h"
 #include "core/core_cases.h"
 #include "core/engine.h"
+#include "core/steps.h"
 #include "support/client.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum { REQS = 3, STEPS = 4, TOKENS = 255, LONGEST = 149, BLOCK = 16 };
-enum { COLUMNS = 10, ROW_COLUMNS = 3, ROTARY = 64 };
-enum { BLOCKS = REQS * COLUMNS + 1, ROW_BLOCKS = REQS * ROW_COLUMNS + 1 }; /* block 0 is no one's */
+enum { REQS = STEPS_REQS, TOKENS = STEPS_TOKENS, LONGEST = STEPS_LONGEST, BLOCK = STEPS_BLOCK };
+enum { ROW_COLUMNS = 3, ROW_BLOCKS = REQS * ROW_COLUMNS + 1, ROTARY = 64 };
 enum { WINDOW = 24, MAX_TOPK = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576, V4_SCALES = 8 };
-
-/* Prompts, decodes, pieces that begin and end within a row, a request without queries. */
-static const int32_t queries[STEPS][REQS] = {{140, 3, 40}, {1, 1, 1}, {7, 30, 1}, {1, 0, 30}};
 
 struct compressed_variant {
     struct core *core;
@@ -32,49 +27,15 @@ struct compressed_variant {
     bool rotates; /* the output's last ROTARY dims */
 };
 
-enum { Q, OWN, POOLED, CACHE, ROW_CACHE, OUT, LSE, SINKS, STARTS, LENS, ROW_LENS };
-enum { TABLE = ROW_LENS + 1, ROW_TABLE, SLOTS, ROW_SLOTS, TOPK, POSITIONS, COS_SIN, NUM_OPERANDS };
+enum { Q = STEPS_OPERANDS, OWN, POOLED, CACHE, ROW_CACHE, OUT, LSE, SINKS, ROW_LENS };
+enum { ROW_TABLE = ROW_LENS + 1, ROW_SLOTS, TOPK, POSITIONS, COS_SIN, NUM_OPERANDS };
 
 struct compressed_case {
     const struct compressed_variant *v;
-    int32_t request[TOKENS], position[TOKENS]; /* each token, in the order of steps */
-    int32_t first[STEPS + 1], starts[STEPS][REQS + 1], lens[STEPS][REQS], row_lens[STEPS][REQS];
+    struct steps steps;
+    int32_t row_lens[STEPS][REQS];
     double scale;
 };
-
-static void lay_out(struct compressed_case *c)
-{
-    int32_t token = 0, length[REQS] = {0};
-    for (int32_t s = 0; s < STEPS; s++) {
-        c->first[s] = token;
-        for (int32_t r = 0; r < REQS; r++) {
-            c->starts[s][r] = token - c->first[s];
-            for (int32_t i = 0; i < queries[s][r]; i++, token++) {
-                c->request[token] = r;
-                c->position[token] = length[r]++;
-            }
-            c->lens[s][r] = length[r];
-            c->row_lens[s][r] = length[r] / c->v->ratio;
-        }
-        c->starts[s][REQS] = token - c->first[s];
-    }
-    c->first[STEPS] = token;
-    c->scale = 2 / sqrt(c->v->size);
-}
-
-static int64_t slot_of(const int32_t *table, int32_t columns, int32_t r, int32_t row)
-{
-    return (int64_t)table[r * columns + row / BLOCK] * BLOCK + row % BLOCK;
-}
-
-static void fill_table(int32_t *table, int32_t count, uint64_t *random)
-{
-    for (int32_t i = 0; i < count; i++) {
-        const int32_t other = random_below(random, i + 1);
-        table[i] = table[other];
-        table[other] = i + 1;
-    }
-}
 
 static double *values_of(const struct kernel_test *test, int32_t operand, int32_t dtype, int64_t at,
                          int32_t count, double *values)
@@ -99,31 +60,23 @@ static void add_needle(const struct compressed_case *c, struct kernel_test *test
     }
 }
 
-/* The token at a position of a request. */
-static int32_t token_at(const struct compressed_case *c, int32_t r, int32_t position)
-{
-    int32_t token = 0;
-    while (c->request[token] != r || c->position[token] != position) {
-        token++;
-    }
-    return token;
-}
-
 /* For the last query of each request: the row that it finishes or the last one that is finished, a
  * row that its list does not name, the last own row in the window and the first one outside. */
 static void add_needles(const struct compressed_case *c, struct kernel_test *test)
 {
     for (int32_t r = 0; r < REQS; r++) {
-        const int32_t end = c->lens[STEPS - 1][r], rows = end / c->v->ratio;
-        const int32_t last = token_at(c, r, end - 1);
+        const int32_t end = steps_end(&c->steps, r), rows = end / c->v->ratio;
+        const int32_t last = steps_token(&c->steps, r, end - 1);
         if (rows > 0) {
-            add_needle(c, test, POOLED, token_at(c, r, rows * c->v->ratio - 1), last, 0, 12);
+            add_needle(c, test, POOLED, steps_token(&c->steps, r, rows * c->v->ratio - 1), last, 0,
+                       12);
         }
         if (c->v->topk > 0) {
-            add_needle(c, test, POOLED, token_at(c, r, rows / 2 * c->v->ratio - 1), last, 1, 24);
+            add_needle(c, test, POOLED, steps_token(&c->steps, r, rows / 2 * c->v->ratio - 1), last,
+                       1, 24);
         }
-        add_needle(c, test, OWN, token_at(c, r, end - WINDOW), last, 2, 12);
-        add_needle(c, test, OWN, token_at(c, r, end - WINDOW - 1), last, 3, 24);
+        add_needle(c, test, OWN, steps_token(&c->steps, r, end - WINDOW), last, 2, 12);
+        add_needle(c, test, OWN, steps_token(&c->steps, r, end - WINDOW - 1), last, 3, 24);
     }
 }
 
@@ -132,9 +85,9 @@ static void add_needles(const struct compressed_case *c, struct kernel_test *tes
 static void fill_list(const struct compressed_case *c, int32_t token, int32_t *list,
                       uint64_t *random)
 {
-    const int32_t rows = (c->position[token] + 1) / c->v->ratio, r = c->request[token];
+    const int32_t rows = (c->steps.position[token] + 1) / c->v->ratio, r = c->steps.request[token];
     const int32_t first = rows > 0 ? random_below(random, rows) : 0;
-    const bool last = c->position[token] == c->lens[STEPS - 1][r] - 1;
+    const bool last = c->steps.position[token] == steps_end(&c->steps, r) - 1;
     for (int32_t i = 0; i < c->v->topk; i++) {
         const int32_t row = i < rows ? (first + 5 * i) % rows : -1;
         const bool again = i > 0 && rows % 5 == 0; /* steps of 5 then meet rows twice */
@@ -149,19 +102,19 @@ static void fill_list(const struct compressed_case *c, int32_t token, int32_t *l
 static void fill(const struct compressed_case *c, struct kernel_test *test, uint64_t *random)
 {
     const struct compressed_variant *v = c->v;
-    int32_t *tables[] = {test_input(test, TABLE), test_input(test, ROW_TABLE)};
-    fill_table(tables[0], REQS * COLUMNS, random);
-    fill_table(tables[1], REQS * ROW_COLUMNS, random);
+    int32_t *table = test_input(test, ROW_TABLE);
+    steps_fill(&c->steps, test, random);
+    steps_fill_table(table, REQS * ROW_COLUMNS, random);
+    steps_fill_angles(test_input(test, COS_SIN), ROTARY);
     for (int32_t h = 0; h < v->heads; h++) {
         ((float *)test_input(test, SINKS))[h] = (float)(1 + 2 * random_normal(random));
     }
     for (int32_t t = 0; t < TOKENS; t++) {
-        const int32_t row = (c->position[t] + 1) / v->ratio - 1, r = c->request[t];
-        const bool finishes = (c->position[t] + 1) % v->ratio == 0;
+        const int32_t row = (c->steps.position[t] + 1) / v->ratio - 1, r = c->steps.request[t];
+        const bool finishes = (c->steps.position[t] + 1) % v->ratio == 0;
         int64_t *row_slot = (int64_t *)test_input(test, ROW_SLOTS) + t;
-        ((int64_t *)test_input(test, SLOTS))[t] = slot_of(tables[0], COLUMNS, r, c->position[t]);
-        ((int64_t *)test_input(test, POSITIONS))[t] = c->position[t];
-        *row_slot = finishes ? slot_of(tables[1], ROW_COLUMNS, r, row) : -1;
+        ((int64_t *)test_input(test, POSITIONS))[t] = c->steps.position[t];
+        *row_slot = finishes ? steps_slot(table, ROW_COLUMNS, r, row) : -1;
         for (int32_t d = 0; d < v->size; d++) { /* tiles of other magnitudes */
             const double x = ldexp(random_normal(random), -(d / 64 % 3));
             const int64_t at = (int64_t)t * v->size + d;
@@ -169,13 +122,6 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
             if (finishes) {
                 number_store(test_input(test, POOLED), at, v->dtype, x);
             }
-        }
-    }
-    for (int32_t p = 0; p < LONGEST; p++) {
-        for (int32_t d = 0; d < ROTARY / 2; d++) {
-            float *row = (float *)test_input(test, COS_SIN) + p * ROTARY + d;
-            row[0] = (float)cos(p * pow(1e4, -2.0 * d / ROTARY));
-            row[ROTARY / 2] = (float)sin(p * pow(1e4, -2.0 * d / ROTARY));
         }
     }
     add_needles(c, test);
@@ -249,16 +195,11 @@ static attn_status open_engine(struct engine *e, const struct compressed_case *c
                                              .sinks = call_array(call, SINKS)};
     const struct attn_cache_memory memory = {.struct_size = sizeof memory,
                                              .base = call_array(call, CACHE),
-                                             .num_blocks = BLOCKS,
+                                             .num_blocks = STEPS_BLOCKS,
                                              .further = &rows,
                                              .further_num_blocks = &row_blocks,
                                              .num_further = 1};
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = REQS,
-                                       .max_num_tokens = c->first[1],
-                                       .max_query_len = queries[0][0],
-                                       .max_seq_len = LONGEST,
-                                       .max_blocks_per_req = COLUMNS};
+    const struct attn_limits limits = steps_limits(&c->steps);
     const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
     attn_status status = client_model(api, e->core->runtime, &options, layers, 1, &e->model, error);
     if (status != ATTN_OK) {
@@ -270,51 +211,30 @@ static attn_status open_engine(struct engine *e, const struct compressed_case *c
     return status == ATTN_OK ? engine_make_plan(e, 0, &plan, error) : status;
 }
 
-static struct attn_batch batch_of_step(const struct compressed_case *c, struct kernel_call *call,
-                                       int32_t s, struct attn_batch_table *rows)
-{
-    const int32_t first = c->first[s], tokens = c->first[s + 1] - first;
-    *rows =
-        (struct attn_batch_table){.block_table = call_array(call, ROW_TABLE),
-                                  .block_table_stride = ROW_COLUMNS,
-                                  .slot_mapping = (int64_t *)call_array(call, ROW_SLOTS) + first,
-                                  .num_slots = tokens,
-                                  .seq_lens = (int32_t *)call_array(call, ROW_LENS) + s * REQS,
-                                  .seq_lens_host = c->row_lens[s]};
-    return (struct attn_batch){.struct_size = sizeof(struct attn_batch),
-                               .num_reqs = REQS,
-                               .num_tokens = tokens,
-                               .num_actual_tokens = tokens,
-                               .query_start_loc =
-                                   (int32_t *)call_array(call, STARTS) + s * (REQS + 1),
-                               .query_start_loc_host = c->starts[s],
-                               .seq_lens = (int32_t *)call_array(call, LENS) + s * REQS,
-                               .seq_lens_host = c->lens[s],
-                               .block_table = call_array(call, TABLE),
-                               .block_table_stride = COLUMNS,
-                               .slot_mapping = (int64_t *)call_array(call, SLOTS) + first,
-                               .num_slots = tokens,
-                               .tables = rows,
-                               .num_tables = 1,
-                               .table_stride = sizeof *rows};
-}
-
 static attn_status run_step(struct engine *e, const struct compressed_case *c,
                             struct kernel_call *call, int32_t s, struct attn_error *error)
 {
     static const int32_t by_token[] = {Q, OWN, POOLED, OUT, LSE};
-    const struct attn_api *api = e->core->api;
     struct kernel_call now;
-    struct attn_batch_table rows;
-    const struct attn_batch batch = batch_of_step(c, call, s, &rows);
+    struct attn_batch batch = steps_batch(&c->steps, call, s);
+    const struct attn_batch_table rows = {
+        .block_table = call_array(call, ROW_TABLE),
+        .block_table_stride = ROW_COLUMNS,
+        .slot_mapping = (int64_t *)call_array(call, ROW_SLOTS) + c->steps.first[s],
+        .num_slots = batch.num_slots,
+        .seq_lens = (int32_t *)call_array(call, ROW_LENS) + s * REQS,
+        .seq_lens_host = c->row_lens[s]};
+    batch.tables = &rows;
+    batch.num_tables = 1;
+    batch.table_stride = sizeof rows;
     call_bind(&now, call->test, call->backend, call->device, call->base);
     for (int32_t i = 0; i < 5; i++) {
-        call_narrow(&now, by_token[i], by_token[i] == LSE, c->first[s], batch.num_tokens);
+        call_narrow(&now, by_token[i], by_token[i] == LSE, c->steps.first[s], batch.num_tokens);
     }
     const struct attn_tensor *const pooled[] = {&now.tensors[POOLED]};
     const struct attn_io_output_rope rope = {
         .ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof rope, NULL},
-        .positions = (int64_t *)call_array(call, POSITIONS) + c->first[s],
+        .positions = (int64_t *)call_array(call, POSITIONS) + c->steps.first[s],
         .cos_sin = &now.tensors[COS_SIN]};
     const struct attn_io_caches caches = {
         .ext = {ATTN_EXT_IO_CACHES, 0, sizeof caches, c->v->rotates ? &rope.ext : NULL},
@@ -324,7 +244,8 @@ static attn_status run_step(struct engine *e, const struct compressed_case *c,
                               .q_nope = &now.tensors[Q],
                               .kv_c = &now.tensors[OWN]};
     if (c->v->topk > 0) {
-        mla.topk_indices = (int32_t *)call_array(call, TOPK) + (int64_t)c->first[s] * c->v->topk;
+        mla.topk_indices =
+            (int32_t *)call_array(call, TOPK) + (int64_t)c->steps.first[s] * c->v->topk;
         mla.topk_stride = c->v->topk;
     }
     const struct attn_step_io io = {.struct_size = sizeof io,
@@ -332,14 +253,7 @@ static attn_status run_step(struct engine *e, const struct compressed_case *c,
                                     .stream = call->stream,
                                     .out = &now.tensors[OUT],
                                     .lse = &now.tensors[LSE]};
-    watch_begin(&call->watch);
-    attn_status status = api->plan_batch(e->plans[0].plan, &batch, call->stream, error);
-    status = status == ATTN_OK ? api->run(e->plans[0].plan, e->layer, &io, error) : status;
-    if (s > 0 && status == ATTN_OK &&
-        watch_allocated(&call->watch, call->backend, error->message, sizeof error->message)) {
-        status = error->status = ATTN_ERROR_PLUGIN;
-    }
-    return status;
+    return steps_run(e, call, s, &batch, &io, error);
 }
 
 static attn_status run_steps(struct kernel_call *call, const void *context,
@@ -351,13 +265,7 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
         status = run_step(&e, c, call, s, error);
     }
-    device_wait(call->device);
-    if (status == ATTN_OK && !engine_guards_whole(&e)) {
-        status = error->status = ATTN_ERROR_PLUGIN;
-        snprintf(error->message, sizeof error->message, "the workspace was written past its size");
-    }
-    engine_finish(&e);
-    return status;
+    return steps_close(&e, status, error);
 }
 
 /* A row of a cache as its true values, `given` being what was written there; false: it is not what
@@ -401,13 +309,13 @@ static bool load_row(const struct compressed_case *c, const struct kernel_test *
 static enum trial_result load_rows(const struct compressed_case *c, struct kernel_test *test,
                                    int32_t r, double *keys)
 {
-    const int32_t size = c->v->size, end = c->lens[STEPS - 1][r];
+    const int32_t size = c->v->size, end = steps_end(&c->steps, r);
     double given[MAX_SIZE] = {0};
     for (int32_t i = 0; i < end + end / c->v->ratio; i++) {
         const bool own = i < end;
         const int32_t row = own ? i : i - end;
-        const int32_t token = token_at(c, r, own ? row : (row + 1) * c->v->ratio - 1);
-        const int64_t slot = ((int64_t *)test_input(test, own ? SLOTS : ROW_SLOTS))[token];
+        const int32_t token = steps_token(&c->steps, r, own ? row : (row + 1) * c->v->ratio - 1);
+        const int64_t slot = ((int64_t *)test_input(test, own ? STEPS_SLOTS : ROW_SLOTS))[token];
         values_of(test, own ? OWN : POOLED, c->v->dtype, (int64_t)token * size, size, given);
         if (!load_row(c, test, own ? CACHE : ROW_CACHE, slot, given, keys + (int64_t)i * size)) {
             return trial_say(test->trial, TRIAL_FAILED,
@@ -422,7 +330,7 @@ static enum trial_result load_rows(const struct compressed_case *c, struct kerne
 static int32_t visible_rows(const struct compressed_case *c, const struct kernel_test *test,
                             int32_t token, int32_t *visible)
 {
-    const int32_t p = c->position[token], end = c->lens[STEPS - 1][c->request[token]];
+    const int32_t p = c->steps.position[token], end = steps_end(&c->steps, c->steps.request[token]);
     const int32_t rows = (p + 1) / c->v->ratio, topk = c->v->topk;
     const int32_t *list = (const int32_t *)test_input(test, TOPK) + (int64_t)token * topk;
     int32_t count = 0;
@@ -438,20 +346,6 @@ static int32_t visible_rows(const struct compressed_case *c, const struct kernel
     return count;
 }
 
-/* By the negative angle, pairs as the layer's form has them. */
-static void rotate_back(const struct compressed_case *c, int32_t position, double *x)
-{
-    const int32_t half = ROTARY / 2;
-    double rotated[ROTARY];
-    for (int32_t d = 0; d < half; d++) {
-        const int32_t i = c->v->ratio == 4 ? 2 * d : d, j = c->v->ratio == 4 ? i + 1 : d + half;
-        const double angle = position * pow(1e4, -2.0 * d / ROTARY);
-        rotated[i] = x[i] * cos(angle) + x[j] * sin(angle);
-        rotated[j] = x[j] * cos(angle) - x[i] * sin(angle);
-    }
-    memcpy(x, rotated, sizeof rotated);
-}
-
 /* The formula's out and log-sum-exp of a request's tokens, where the reference's would stand. */
 static void expect(const struct compressed_case *c, struct kernel_test *test, int32_t r,
                    const double *keys)
@@ -460,8 +354,8 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
     double q[MAX_SIZE] = {0}, out[MAX_SIZE], scores[LONGEST];
     int32_t visible[LONGEST];
     for (int32_t t = 0; t < TOKENS; t++) {
-        const int32_t count = c->request[t] == r ? visible_rows(c, test, t, visible) : 0;
-        for (int32_t h = 0; h < heads && c->request[t] == r; h++) {
+        const int32_t count = c->steps.request[t] == r ? visible_rows(c, test, t, visible) : 0;
+        for (int32_t h = 0; h < heads && c->steps.request[t] == r; h++) {
             const int64_t at = ((int64_t)t * heads + h) * size;
             const double sink = (double)((const float *)test_input(test, SINKS))[h];
             const struct oracle_mla head = {
@@ -469,7 +363,7 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
             values_of(test, Q, c->v->dtype, at, size, q);
             const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
             if (c->v->rotates) {
-                rotate_back(c, c->position[t], out + size - ROTARY);
+                steps_rotate(out, size, ROTARY, c->v->ratio != 4, c->steps.position[t], -1);
             }
             for (int32_t d = 0; d < size; d++) {
                 number_store(test_expected(test, OUT), at + d, c->v->dtype, out[d]);
@@ -510,27 +404,28 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
                                                         : (size_t)size * number_bytes(v->dtype);
     const size_t topk = (size_t)v->topk;
     struct kernel_test test;
-    lay_out(&c);
-    const struct operand operands[NUM_OPERANDS] = {
+    steps_init(&c.steps);
+    c.scale = 2 / sqrt(v->size);
+    for (int32_t i = 0; i < STEPS * REQS; i++) {
+        c.row_lens[i / REQS][i % REQS] = c.steps.lens[i / REQS][i % REQS] / v->ratio;
+    }
+    struct operand operands[NUM_OPERANDS] = {
         [Q] = {"q_nope", v->dtype, 3, {TOKENS, v->heads, size}, .deviation = 2},
         [OWN] = {"kv_c", v->dtype, 2, {TOKENS, size}},
         [POOLED] = {"rows", v->dtype, 3, {TOKENS, 1, size}},
-        [CACHE] = {"the layer's cache", .bytes = BLOCKS * BLOCK * row, .written = true},
+        [CACHE] = {"the layer's cache", .bytes = STEPS_BLOCKS * BLOCK * row, .written = true},
         [ROW_CACHE] = {"the further cache", .bytes = ROW_BLOCKS * BLOCK * row, .written = true},
         [OUT] = {"out", v->dtype, 3, {TOKENS, v->heads, size}, .written = true},
         [LSE] = {"lse", ATTN_DTYPE_F32, 2, {v->heads, TOKENS}, .written = true},
         [SINKS] = {"sinks", .bytes = (size_t)v->heads * sizeof(float)},
-        [STARTS] = {"query_start_loc", .bytes = sizeof c.starts, .from = c.starts},
-        [LENS] = {"seq_lens", .bytes = sizeof c.lens, .from = c.lens},
         [ROW_LENS] = {"seq_lens of the rows", .bytes = sizeof c.row_lens, .from = c.row_lens},
-        [TABLE] = {"block_table", .bytes = REQS * COLUMNS * sizeof(int32_t)},
         [ROW_TABLE] = {"block_table of the rows", .bytes = REQS * ROW_COLUMNS * sizeof(int32_t)},
-        [SLOTS] = {"slot_mapping", .bytes = TOKENS * sizeof(int64_t)},
         [ROW_SLOTS] = {"slot_mapping of the rows", .bytes = TOKENS * sizeof(int64_t)},
         [TOPK] = {"topk_indices", .bytes = TOKENS * topk * sizeof(int32_t)},
         [POSITIONS] = {"positions", .bytes = TOKENS * sizeof(int64_t)},
         [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {LONGEST, ROTARY}}};
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    steps_operands(&c.steps, operands);
     if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
         fill(&c, &test, &seed);
         result = kernel_test_run_tested(&test, run_steps, &c);

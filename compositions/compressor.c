@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compressors: layers whose output are rows for others' caches. A step writes its tokens' states
+ * and is one call of `attend`, which pools the rows that they finish. */
+#include <attn/draft/compressor.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "compositions.h"
+#include "select/layer.h"
+#include "select/match.h"
+#include "select/names.h"
+#include "step/plan_state.h"
+#include "util/structs.h"
+#include "util/tensor.h"
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    const struct attn_compressor_desc *x = layer->compressor;
+    struct attn_layer_desc *l = &layer->desc;
+    if ((l->kind == ATTN_LAYER_DRAFT_COMPRESSOR) != (x != NULL)) {
+        return layer_refuse_extension(layer, "attn_compressor_desc", x == NULL, error);
+    }
+    if (x == NULL) {
+        return ATTN_OK;
+    }
+    if (layer->cp != NULL) {
+        return layer_refuse_extension(layer, "attn_context_parallel", false, error);
+    }
+    const int32_t heads = 2 * (1 + x->overlaps);
+    if (l->num_kv_heads != heads || l->num_q_heads != heads ||
+        (l->head_size_v != 0 && l->head_size_v != l->head_size)) {
+        return BAD("num_kv_heads",
+                   "layer '%s': num_q_heads %d, num_kv_heads %d, head_size_v %d; a compressor with "
+                   "overlaps %d has %d, %d, and 0 or head_size",
+                   l->name, l->num_q_heads, l->num_kv_heads, l->head_size_v, x->overlaps, heads,
+                   heads);
+    }
+    l->kv_dtype = l->kv_dtype == ATTN_KV_AUTO ? ATTN_KV_F32 : l->kv_dtype;
+    if (l->kv_dtype != ATTN_KV_F32) {
+        return BAD("kv_dtype",
+                   "layer '%s': kv_dtype is %s; a compressor's states are f32 (auto: the same)",
+                   l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
+    }
+    if ((x->rope == ATTN_ROPE_NONE) != (x->rotary_dim == 0) || x->rotary_dim % 2 != 0 ||
+        x->rotary_dim > l->head_size) {
+        return BAD("rotary_dim",
+                   "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even "
+                   "number from 2 to head_size %d",
+                   l->name, x->rotary_dim, x->rope, l->head_size);
+    }
+    layer->reads |= ABI_READS(DRAFT_IO_COMPRESSOR);
+    layer->is_latent = layer->writes_apart = true;
+    l->has_window = 1; /* later rows are pooled of no older states */
+    l->window_left = x->tokens_per_row * (1 + x->overlaps) - 1;
+    l->window_right = 0;
+    const int32_t key[] = {ATTN_LAYER_DRAFT_COMPRESSOR, x->tokens_per_row, x->overlaps};
+    memcpy(layer->batch_key, key, sizeof key);
+    return ATTN_OK;
+}
+
+/* [rows or more, columns] of floats. */
+static attn_status check_table(const char *name, const struct attn_tensor *t, int64_t rows,
+                               int64_t columns, struct attn_error *error)
+{
+    char wanted[80];
+    if (tensor_is_floats(t, 2) && tensor_is_contiguous(t) && t->shape[0] >= rows &&
+        t->shape[1] == columns) {
+        return ATTN_OK;
+    }
+    snprintf(wanted, sizeof wanted, "[%lld or more, %lld] of f16, bf16 or f32", (long long)rows,
+             (long long)columns);
+    return refuse_tensor(name, t, error, wanted);
+}
+
+static attn_status check_io(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, bool writes, bool attends,
+                            struct attn_error *error)
+{
+    const struct attn_io_compressor *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
+    const struct attn_compressor_desc *x = step->layer->selected->compressor;
+    const int64_t size = step->layer->desc->head_size;
+    if (io->q != NULL || io->v != NULL || io->lse != NULL) {
+        return FAIL(io->q != NULL   ? "q"
+                    : io->v != NULL ? "v"
+                                    : "lse",
+                    "is given; a compressor has neither q nor v nor lse");
+    }
+    if (step_leaves_keys(step, io)) {
+        return refuse_unwritten(error);
+    }
+    TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
+    TRY(writes && plan->validate ? validate_tensor(plan, io->k, "k", step->layer->desc->name, error)
+                                 : ATTN_OK);
+    if (!attends) {
+        return ATTN_OK;
+    }
+    TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
+    if (given == NULL || !(given->norm_eps >= 0)) {
+        return FAIL("attn_io_compressor", "is missing, or its norm_eps is negative or NaN");
+    }
+    if (given->norm_weight != NULL &&
+        (!tensor_is_floats(given->norm_weight, 1) || given->norm_weight->shape[0] != size)) {
+        return refuse_tensor("norm_weight", given->norm_weight, error,
+                             "[head_size] of f16, bf16 or f32");
+    }
+    TRY(given->position_bias != NULL
+            ? check_table("position_bias", given->position_bias, x->tokens_per_row,
+                          (1 + x->overlaps) * size, error)
+            : ATTN_OK);
+    return x->rope != ATTN_ROPE_NONE ? check_table("cos_sin", given->cos_sin,
+                                                   plan->given.max_seq_len, x->rotary_dim, error)
+                                     : ATTN_OK;
+}
+
+static attn_status build(attn_plan *plan, struct attn_error *error)
+{
+    FOR_SERVED(step, plan, COMPOSITION_COMPRESSOR) {
+        step->plain_checks = step->fused_write = step->fused_decode = false;
+        step->check_io = check_io;
+        step->out.heads = 1;
+    }
+    return ATTN_OK;
+}
+
+const struct composition composition_compressor = {
+    .resolve = resolve,
+    .kinds = 1u << ATTN_LAYER_DRAFT_COMPRESSOR,
+    .build = build,
+};

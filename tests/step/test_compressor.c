@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compressors: states in blocks and in a ring give the same rows; and what is refused. Results are
+ * attn-check's. */
+#include <attn/draft/compressor.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/client.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
+
+enum { HEADS = 4, D = 16, RATIO = 4, ROTARY = 8, BLOCK = 16, BLOCKS = 4, TOKENS = 60 };
+
+struct compressor {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    void *cache, *workspace;
+    struct attn_compressor_desc desc;
+    struct attn_layer_desc described;
+    float k[TOKENS][HEADS][D], out[TOKENS][D], bias[RATIO][HEADS / 2 * D], norm[D];
+    float cos_sin[TOKENS][ROTARY];
+    int32_t table[BLOCKS], starts[2], length;
+    int64_t slots[TOKENS];
+    struct shaped tensors[5];
+    struct attn_io_compressor io_compressor;
+    struct attn_step_io io;
+    struct attn_batch batch;
+    struct attn_error error;
+};
+
+static void describe(struct compressor *c)
+{
+    c->desc = (struct attn_compressor_desc){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof c->desc, NULL},
+        .tokens_per_row = RATIO,
+        .overlaps = 1,
+        .rope = ATTN_ROPE_GPTJ,
+        .rotary_dim = ROTARY};
+    c->described = (struct attn_layer_desc){.struct_size = sizeof c->described,
+                                            .next = &c->desc.ext,
+                                            .name = "rows",
+                                            .kind = ATTN_LAYER_DRAFT_COMPRESSOR,
+                                            .dtype = ATTN_DTYPE_F32,
+                                            .num_q_heads = HEADS,
+                                            .num_kv_heads = HEADS,
+                                            .head_size = D,
+                                            .scale = 1,
+                                            .block_size = BLOCK};
+}
+
+/* `ring`: all of a request's tokens in one block. */
+static struct compressor *open_model(bool ring)
+{
+    struct compressor *c = calloc(1, sizeof *c);
+    const struct attn_layer_desc *layers[] = {&c->described};
+    struct attn_runtime_options options = client_options(PLUGINS);
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    uint64_t random = 3;
+    options.validate = 1;
+    options.isolation = -1;
+    c->error = (struct attn_error)ATTN_ERROR_INIT;
+    describe(c);
+    for (size_t i = 0; i < sizeof c->k / sizeof(float); i++) {
+        (&c->k[0][0][0])[i] = (float)random_normal(&random);
+    }
+    for (int32_t i = 0; i < TOKENS; i++) {
+        c->table[i % BLOCKS] = ring ? 2 : i % BLOCKS;
+        c->cos_sin[i][0] = 1;
+    }
+    CHECK(c, client_open(CORE_FILE, &options, &c->api, &c->runtime, &c->error));
+    CHECK(c, client_model(c->api, c->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &c->model,
+                          &c->error));
+    c->layer = c->api->model_layer(c->model, 0);
+    CHECK(c, client_cache(c->api, c->layer, BLOCKS, &spec, &c->cache, &c->error));
+    assert_int_equal(spec.page_bytes, BLOCK * HEADS * D * sizeof(float));
+    assert_int_equal(spec.sliding_window, 2 * RATIO);
+    assert_int_equal(spec.role, ATTN_CACHE_EXTRA);
+    CHECK(c, client_plan(c->api, c->model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS), &c->plan,
+                         &c->workspace, &c->error));
+    return c;
+}
+
+static void close_model(struct compressor *c)
+{
+    c->api->plan_destroy(c->plan);
+    c->api->model_destroy(c->model);
+    c->api->runtime_destroy(c->runtime);
+    free(c->cache);
+    free(c->workspace);
+    free(c);
+}
+
+static const struct attn_tensor *tensor(struct compressor *c, int32_t which, void *data, int64_t a,
+                                        int64_t b, int64_t d)
+{
+    const int32_t ndim = d > 0 ? 3 : b > 0 ? 2 : 1;
+    return shaped_set(&c->tensors[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, d}, NULL);
+}
+
+/* The next `count` tokens, planned. */
+static void plan(struct compressor *c, int32_t count)
+{
+    const int32_t first = c->length;
+    c->length += count;
+    c->starts[1] = count;
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t at = first + i;
+        c->slots[i] = (int64_t)c->table[at / BLOCK] * BLOCK + at % BLOCK;
+    }
+    c->batch = client_batch(1, c->starts, &c->length);
+    client_blocks(&c->batch, c->table, BLOCKS, c->slots);
+    c->io_compressor = (struct attn_io_compressor){
+        .ext = {ATTN_EXT_DRAFT_IO_COMPRESSOR, 0, sizeof c->io_compressor, NULL},
+        .position_bias = tensor(c, 0, c->bias, RATIO, HEADS / 2 * D, 0),
+        .norm_weight = NULL,
+        .cos_sin = tensor(c, 1, c->cos_sin, TOKENS, ROTARY, 0)};
+    c->io = (struct attn_step_io){.struct_size = sizeof c->io,
+                                  .next = &c->io_compressor.ext,
+                                  .k = tensor(c, 2, c->k[first], count, HEADS, D),
+                                  .out = tensor(c, 3, c->out[first], count, 1, D)};
+    CHECK(c, c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
+}
+
+static void run(struct compressor *c)
+{
+    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+}
+
+TEST(test_ring)
+{
+    static const int32_t steps[] = {5, 3, 1, 8, 7, 8, 8, 1, 1, 8, 6};
+    struct compressor *paged = open_model(false), *ring = open_model(true);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        plan(paged, steps[i]);
+        plan(ring, steps[i]);
+        run(paged);
+        run(ring);
+        if (i == 2) { /* two drafts, which are rejected */
+            plan(ring, 2);
+            ring->io.k = tensor(ring, 2, ring->k[40], 2, HEADS, D);
+            run(ring);
+            ring->length -= 2;
+        }
+    }
+    assert_memory_equal(paged->out, ring->out, sizeof ring->out);
+    for (int32_t t = 0; t < paged->length; t++) {
+        assert_true((paged->out[t][0] != 0) == ((t + 1) % RATIO == 0));
+    }
+    close_model(paged);
+    close_model(ring);
+}
+
+static void refuse(struct compressor *c, const char *field, const char *text)
+{
+    REFUSED(&c->error, field, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    if (strstr(c->error.message, text) == NULL) {
+        fail_msg("no '%s' in: %s", text, c->error.message);
+    }
+    c->length = 0;
+    plan(c, 8);
+}
+
+TEST(test_runs)
+{
+    struct compressor *c = open_model(false);
+    plan(c, 8);
+    c->io.next = NULL;
+    refuse(c, "attn_io_compressor", "is missing");
+    c->io_compressor.norm_eps = -1;
+    refuse(c, "attn_io_compressor", "norm_eps is negative");
+    c->io.q = c->io.k;
+    refuse(c, "q", "has neither q nor v nor lse");
+    c->io.k = tensor(c, 2, c->k, 8, HEADS - 1, D);
+    refuse(c, "k", "");
+    c->io.out = tensor(c, 3, c->out, 8, HEADS, D);
+    refuse(c, "out", "");
+    c->io_compressor.position_bias = tensor(c, 0, c->bias, RATIO - 1, HEADS / 2 * D, 0);
+    refuse(c, "position_bias", "[4 or more, 32]");
+    c->io_compressor.cos_sin = tensor(c, 1, c->cos_sin, 7, ROTARY, 0);
+    refuse(c, "cos_sin", "[8 or more, 8]");
+    c->io_compressor.cos_sin = NULL;
+    refuse(c, "cos_sin", "[8 or more, 8]");
+    c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0);
+    refuse(c, "norm_weight", "[head_size]");
+    c->k[3][1][2] = NAN;
+    refuse(c, "k", "");
+    close_model(c);
+}
+
+static void refuse_layer(struct compressor *c, const char *field)
+{
+    const struct attn_layer_desc *layers[] = {&c->described};
+    attn_assignment *made = NULL;
+    REFUSED(&c->error, field,
+            c->api->select(c->runtime, CLIENT_ORDER(""), layers, 1, &made, &c->error));
+    describe(c);
+}
+
+TEST(test_descriptions)
+{
+    struct compressor *c = open_model(false);
+    c->described.num_kv_heads = c->described.num_q_heads = 2;
+    refuse_layer(c, "num_kv_heads");
+    c->desc.overlaps = 0;
+    refuse_layer(c, "num_kv_heads");
+    c->described.kv_dtype = ATTN_KV_BF16;
+    refuse_layer(c, "kv_dtype");
+    c->desc.rotary_dim = 0;
+    refuse_layer(c, "rotary_dim");
+    c->desc.rope = ATTN_ROPE_NONE;
+    refuse_layer(c, "rotary_dim");
+    c->desc.rotary_dim = 7;
+    refuse_layer(c, "rotary_dim");
+    c->desc.rotary_dim = D + 2;
+    refuse_layer(c, "rotary_dim");
+    c->desc.tokens_per_row = 0;
+    refuse_layer(c, "tokens_per_row");
+    c->described.next = NULL;
+    refuse_layer(c, "attn_compressor_desc");
+    c->described.kind = ATTN_LAYER_DECODER;
+    refuse_layer(c, "attn_compressor_desc");
+    c->described.has_window = 1;
+    refuse_layer(c, "has_window");
+    c->described.causal = ATTN_CAUSAL_NO;
+    refuse_layer(c, "causal");
+    close_model(c);
+}

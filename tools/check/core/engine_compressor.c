@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compressors, as an engine runs them: steps whose tokens finish rows, held to the formula in
+ * float64. Each step comes twice, at first with states that are NaN, as of drafts that are
+ * rejected. */
+#include <attn/draft/compressor.h>
+#include <math.h>
+
+#include "common/names.h"
+#include "core/core_cases.h"
+#include "core/engine.h"
+#include "core/steps.h"
+#include "support/client.h"
+#include "support/number.h"
+
+enum { MAX_SIZE = 512, ROTARY = 64 };
+
+struct compressor_variant {
+    struct core *core;
+    int32_t ratio, overlaps, size, dtype, rope; /* without rope, nor a norm nor a bias */
+};
+
+enum { STATES = STEPS_OPERANDS, REJECTED, CACHE, OUT, BIAS, NORM, COS_SIN, NUM_OPERANDS };
+
+struct compressor_case {
+    const struct compressor_variant *v;
+    struct steps steps;
+};
+
+struct described {
+    struct attn_layer_desc layer;
+    struct attn_compressor_desc compressor;
+};
+
+static void describe(const struct compressor_variant *v, struct described *x)
+{
+    const bool rotates = v->rope != ATTN_ROPE_NONE;
+    x->compressor = (struct attn_compressor_desc){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof x->compressor, NULL},
+        .tokens_per_row = v->ratio,
+        .overlaps = v->overlaps,
+        .rope = v->rope,
+        .rotary_dim = rotates ? ROTARY : 0};
+    x->layer = (struct attn_layer_desc){.struct_size = sizeof x->layer,
+                                        .next = &x->compressor.ext,
+                                        .name = "compressor",
+                                        .kind = ATTN_LAYER_DRAFT_COMPRESSOR,
+                                        .dtype = v->dtype,
+                                        .kv_dtype = ATTN_KV_F32,
+                                        .num_q_heads = 2 * (1 + v->overlaps),
+                                        .num_kv_heads = 2 * (1 + v->overlaps),
+                                        .head_size = v->size,
+                                        .scale = 1,
+                                        .block_size = STEPS_BLOCK};
+}
+
+static attn_status open_engine(struct engine *e, const struct compressor_case *c,
+                               const struct kernel_call *call, struct attn_error *error)
+{
+    const struct attn_api *api = e->core->api;
+    const struct attn_select_options options = core_options(e->core);
+    struct described x;
+    describe(c->v, &x);
+    const struct attn_layer_desc *layers[] = {&x.layer};
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS};
+    const struct attn_limits limits = steps_limits(&c->steps);
+    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
+    attn_status status = client_model(api, e->core->runtime, &options, layers, 1, &e->model, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    e->layer = api->model_layer(e->model, 0);
+    status = api->layer_bind_memory(e->layer, &memory, error);
+    return status == ATTN_OK ? engine_make_plan(e, 0, &plan, error) : status;
+}
+
+static attn_status run_step(struct engine *e, const struct compressor_case *c,
+                            struct kernel_call *call, int32_t s, int32_t states,
+                            struct attn_error *error)
+{
+    const bool plain = c->v->rope == ATTN_ROPE_NONE;
+    struct kernel_call now;
+    const struct attn_batch batch = steps_batch(&c->steps, call, s);
+    call_bind(&now, call->test, call->backend, call->device, call->base);
+    call_narrow(&now, states, 0, c->steps.first[s], batch.num_tokens);
+    call_narrow(&now, OUT, 0, c->steps.first[s], batch.num_tokens);
+    const struct attn_io_compressor compressor = {
+        .ext = {ATTN_EXT_DRAFT_IO_COMPRESSOR, 0, sizeof compressor, NULL},
+        .position_bias = plain ? NULL : &now.tensors[BIAS],
+        .norm_weight = plain ? NULL : &now.tensors[NORM],
+        .cos_sin = plain ? NULL : &now.tensors[COS_SIN],
+        .norm_eps = 0.125f};
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .next = &compressor.ext,
+                                    .stream = call->stream,
+                                    .k = &now.tensors[states],
+                                    .out = &now.tensors[OUT]};
+    return steps_run(e, call, s, &batch, &io, error);
+}
+
+static attn_status run_steps(struct kernel_call *call, const void *context,
+                             struct attn_error *error)
+{
+    const struct compressor_case *c = context;
+    struct engine e = {.core = c->v->core, .device = call->device};
+    attn_status status = open_engine(&e, c, call, error);
+    for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
+        status = run_step(&e, c, call, s, REJECTED, error);
+        status = status == ATTN_OK ? run_step(&e, c, call, s, STATES, error) : status;
+    }
+    return steps_close(&e, status, error);
+}
+
+static double load(const struct kernel_test *test, int32_t operand, int32_t dtype, int64_t at)
+{
+    return number_load(test_input(test, operand), at, dtype);
+}
+
+/* One channel of the row that ends with a position, from the states as they came. */
+static double pool(const struct compressor_case *c, const struct kernel_test *test, int32_t r,
+                   int32_t position, int32_t d)
+{
+    const struct compressor_variant *v = c->v;
+    const int32_t parts = 1 + v->overlaps, own = position + 1 - v->ratio;
+    const int32_t before = v->overlaps ? own - v->ratio : own;
+    double weighted = 0, sum = 0;
+    for (int32_t p = before > 0 ? before : 0; p <= position; p++) {
+        const int32_t part = p >= own ? parts - 1 : 0;
+        const int64_t token = (int64_t)steps_token(&c->steps, r, p) * 2 * parts;
+        const int64_t bias = ((int64_t)(p % v->ratio) * parts + part) * v->size + d;
+        double gate = load(test, STATES, v->dtype, (token + parts + part) * v->size + d);
+        gate += v->rope != ATTN_ROPE_NONE ? load(test, BIAS, ATTN_DTYPE_F32, bias) : 0;
+        sum += exp(gate);
+        weighted += exp(gate) * load(test, STATES, v->dtype, (token + part) * v->size + d);
+    }
+    return weighted / sum;
+}
+
+static enum trial_result verify(const struct compressor_case *c, struct kernel_test *test)
+{
+    const struct compressor_variant *v = c->v;
+    struct factor_value factors[FACTOR_COUNT] = {{0, 0}};
+    uint8_t finishes[STEPS_TOKENS];
+    double row[MAX_SIZE];
+    for (int32_t t = 0; t < STEPS_TOKENS; t++) {
+        const int32_t p = c->steps.position[t];
+        double square = 0;
+        finishes[t] = (p + 1) % v->ratio == 0;
+        for (int32_t d = 0; d < v->size && finishes[t]; d++) {
+            row[d] = pool(c, test, c->steps.request[t], p, d);
+            square += row[d] * row[d] / v->size;
+        }
+        for (int32_t d = 0; d < v->size && finishes[t] && v->rope != ATTN_ROPE_NONE; d++) {
+            row[d] *= load(test, NORM, v->dtype, d) / sqrt(square + 0.125);
+        }
+        if (finishes[t] && v->rope != ATTN_ROPE_NONE) {
+            steps_rotate(row, v->size, ROTARY, v->rope == ATTN_ROPE_NEOX, p + 1 - v->ratio, 1);
+        }
+        for (int32_t d = 0; d < v->size && finishes[t]; d++) {
+            number_store(test_expected(test, OUT), (int64_t)t * v->size + d, v->dtype, row[d]);
+        }
+    }
+    factors[FACTOR_DTYPE].a = v->dtype;
+    factors[FACTOR_KV_DTYPE].a = v->dtype;
+    return kernel_test_compare(test, OUT, finishes, bound_of_case(factors));
+}
+
+static enum trial_result run_compressor(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct compressor_case c = {.v = variant};
+    const struct compressor_variant *v = c.v;
+    const int64_t heads = 2 * (1 + v->overlaps), size = v->size;
+    const size_t bytes = (size_t)(STEPS_BLOCKS * STEPS_BLOCK * heads * size) * sizeof(float);
+    struct operand operands[NUM_OPERANDS] = {
+        [STATES] = {"k", v->dtype, 3, {STEPS_TOKENS, heads, size}, .deviation = 2},
+        [REJECTED] = {"k of drafts", v->dtype, 3, {STEPS_TOKENS, heads, size}},
+        [CACHE] = {"k_cache", .bytes = bytes, .written = true},
+        [OUT] = {"out", v->dtype, 3, {STEPS_TOKENS, 1, size}, .written = true},
+        [BIAS] = {"position_bias", ATTN_DTYPE_F32, 2, {v->ratio, heads / 2 * size}, .deviation = 1},
+        [NORM] = {"norm_weight", v->dtype, 1, {size}, .deviation = 1},
+        [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {STEPS_LONGEST, ROTARY}}};
+    struct kernel_test test;
+    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    steps_init(&c.steps);
+    steps_operands(&c.steps, operands);
+    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
+        steps_fill(&c.steps, &test, &seed);
+        steps_fill_angles(test_input(&test, COS_SIN), ROTARY);
+        result = kernel_test_run_tested(&test, run_steps, &c);
+        result = result == TRIAL_PASSED ? verify(&c, &test) : result;
+    }
+    kernel_test_finish(&test);
+    return result;
+}
+
+void compressor_cases(const struct kernel_sink *sink)
+{
+    static const struct {
+        int32_t ratio, overlaps, size, rope;
+        const char *name;
+    } forms[] = {{4, 1, MAX_SIZE, ATTN_ROPE_GPTJ, "4_overlapping"},
+                 {128, 0, 128, ATTN_ROPE_NEOX, "128"},
+                 {3, 1, 72, ATTN_ROPE_NONE, "3_overlapping"}};
+    for (int32_t i = 0; i < 3 * 3; i++) {
+        const struct compressor_variant v = {.core = sink->core,
+                                             .ratio = forms[i / 3].ratio,
+                                             .overlaps = forms[i / 3].overlaps,
+                                             .size = forms[i / 3].size,
+                                             .rope = forms[i / 3].rope,
+                                             .dtype = ATTN_DTYPE_F16 + i % 3};
+        if (sink->caps->layer_kinds >> ATTN_LAYER_DRAFT_COMPRESSOR & 1 &&
+            sink->caps->dtypes >> v.dtype & 1) {
+            kernel_try(sink, run_compressor, &v, "compressor.%s.%s", forms[i / 3].name,
+                       dtype_name(v.dtype));
+        }
+    }
+}

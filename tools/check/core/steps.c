@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/steps.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "support/random.h"
+
+static const int32_t queries[STEPS][STEPS_REQS] = {
+    {STEPS_PROMPT, 3, 40}, {1, 1, 1}, {7, 30, 1}, {1, 0, 30}};
+
+void steps_init(struct steps *steps)
+{
+    int32_t token = 0, length[STEPS_REQS] = {0};
+    for (int32_t s = 0; s < STEPS; s++) {
+        steps->first[s] = token;
+        for (int32_t r = 0; r < STEPS_REQS; r++) {
+            steps->starts[s][r] = token - steps->first[s];
+            for (int32_t i = 0; i < queries[s][r]; i++, token++) {
+                steps->request[token] = r;
+                steps->position[token] = length[r]++;
+            }
+            steps->lens[s][r] = length[r];
+        }
+        steps->starts[s][STEPS_REQS] = token - steps->first[s];
+    }
+    steps->first[STEPS] = token;
+}
+
+void steps_operands(const struct steps *steps, struct operand *o)
+{
+    o[STEPS_STARTS] =
+        (struct operand){"query_start_loc", .bytes = sizeof steps->starts, .from = steps->starts};
+    o[STEPS_LENS] = (struct operand){"seq_lens", .bytes = sizeof steps->lens, .from = steps->lens};
+    o[STEPS_TABLE] =
+        (struct operand){"block_table", .bytes = STEPS_REQS * STEPS_COLUMNS * sizeof(int32_t)};
+    o[STEPS_SLOTS] = (struct operand){"slot_mapping", .bytes = STEPS_TOKENS * sizeof(int64_t)};
+}
+
+void steps_fill_table(int32_t *table, int32_t count, uint64_t *random)
+{
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t other = random_below(random, i + 1);
+        table[i] = table[other];
+        table[other] = i + 1;
+    }
+}
+
+void steps_fill(const struct steps *steps, struct kernel_test *test, uint64_t *random)
+{
+    int32_t *table = test_input(test, STEPS_TABLE);
+    steps_fill_table(table, STEPS_REQS * STEPS_COLUMNS, random);
+    for (int32_t t = 0; t < STEPS_TOKENS; t++) {
+        ((int64_t *)test_input(test, STEPS_SLOTS))[t] =
+            steps_slot(table, STEPS_COLUMNS, steps->request[t], steps->position[t]);
+    }
+}
+
+int32_t steps_token(const struct steps *steps, int32_t r, int32_t position)
+{
+    int32_t token = 0;
+    while (steps->request[token] != r || steps->position[token] != position) {
+        token++;
+    }
+    return token;
+}
+
+struct attn_batch steps_batch(const struct steps *steps, const struct kernel_call *call, int32_t s)
+{
+    const int32_t tokens = steps->first[s + 1] - steps->first[s];
+    return (struct attn_batch){
+        .struct_size = sizeof(struct attn_batch),
+        .num_reqs = STEPS_REQS,
+        .num_tokens = tokens,
+        .num_actual_tokens = tokens,
+        .query_start_loc = (int32_t *)call_array(call, STEPS_STARTS) + s * (STEPS_REQS + 1),
+        .query_start_loc_host = steps->starts[s],
+        .seq_lens = (int32_t *)call_array(call, STEPS_LENS) + s * STEPS_REQS,
+        .seq_lens_host = steps->lens[s],
+        .block_table = call_array(call, STEPS_TABLE),
+        .block_table_stride = STEPS_COLUMNS,
+        .slot_mapping = (int64_t *)call_array(call, STEPS_SLOTS) + steps->first[s],
+        .num_slots = tokens};
+}
+
+attn_status steps_run(struct engine *e, struct kernel_call *call, int32_t s,
+                      const struct attn_batch *batch, const struct attn_step_io *io,
+                      struct attn_error *error)
+{
+    const struct attn_api *api = e->core->api;
+    attn_plan *plan = e->plans[0].plan;
+    watch_begin(&call->watch);
+    attn_status status = api->plan_batch(plan, batch, call->stream, error);
+    status = status == ATTN_OK ? api->run(plan, e->layer, io, error) : status;
+    if (s > 0 && status == ATTN_OK &&
+        watch_allocated(&call->watch, call->backend, error->message, sizeof error->message)) {
+        status = error->status = ATTN_ERROR_PLUGIN;
+    }
+    return status;
+}
+
+attn_status steps_close(struct engine *e, attn_status status, struct attn_error *error)
+{
+    device_wait(e->device);
+    if (status == ATTN_OK && !engine_guards_whole(e)) {
+        status = error->status = ATTN_ERROR_PLUGIN;
+        snprintf(error->message, sizeof error->message, "the workspace was written past its size");
+    }
+    engine_finish(e);
+    return status;
+}
+
+struct attn_limits steps_limits(const struct steps *steps)
+{
+    return (struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                .max_num_reqs = STEPS_REQS,
+                                .max_num_tokens = steps->first[1],
+                                .max_query_len = STEPS_PROMPT,
+                                .max_seq_len = STEPS_LONGEST,
+                                .max_blocks_per_req = STEPS_COLUMNS};
+}
+
+static double angle_of(int32_t position, int32_t d, int32_t rotary)
+{
+    return position * pow(1e4, -2.0 * d / rotary);
+}
+
+void steps_fill_angles(float *cos_sin, int32_t rotary)
+{
+    for (int32_t p = 0; p < STEPS_LONGEST; p++) {
+        for (int32_t d = 0; d < rotary / 2; d++) {
+            float *row = cos_sin + p * rotary + d;
+            row[0] = (float)cos(angle_of(p, d, rotary));
+            row[rotary / 2] = (float)sin(angle_of(p, d, rotary));
+        }
+    }
+}
+
+void steps_rotate(double *row, int32_t size, int32_t rotary, bool neox, int32_t position,
+                  double sign)
+{
+    double *x = row + size - rotary;
+    for (int32_t d = 0; d < rotary / 2; d++) {
+        const int32_t i = neox ? d : 2 * d, j = neox ? d + rotary / 2 : 2 * d + 1;
+        const double c = cos(angle_of(position, d, rotary)), a = x[i], b = x[j];
+        const double s = sign * sin(angle_of(position, d, rotary));
+        x[i] = a * c - b * s;
+        x[j] = b * c + a * s;
+    }
+}
