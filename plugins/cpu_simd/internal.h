@@ -30,7 +30,7 @@ struct attn_instance {
     const struct variant *variant;
 };
 
-/* Rows of codes that only staging can read; see codes.c. Up to nvfp4 they are exact in bf16. */
+/* Rows of codes that only staging can read; see codes.c. Those of nvfp4 are exact in bf16. */
 enum row_coding {
     CODING_NONE = 0,
     CODING_NVFP4 = 1,
@@ -38,7 +38,8 @@ enum row_coding {
     CODING_STEPS = 3,  /* and its values */
     /* q8_0 and q4_0, ggml's blocks of 32 elements. Their steps lie inside the rows, so that rows
      * are staged in float32; a code times its step has more bits than bf16. */
-    CODING_BLOCKS = 4
+    CODING_BLOCKS = 4,
+    CODING_DS_V4 = 5 /* fp8_ds_v4's latent rows, exact in bf16, too */
 };
 
 /* How the rows of a cache's keys, or of its values, are stored. */
@@ -276,7 +277,7 @@ void stage_rows(const struct stage *stage);
 /* whether its rows' scales are float32 next to them */
 bool has_float_scales(const struct row_source *source);
 
-/* codes.c: rows of nvfp4, TurboQuant and fp8_ds_mla */
+/* codes.c: rows of nvfp4, TurboQuant, fp8_ds_mla and fp8_ds_v4 */
 struct coded_row {
     int32_t coding;
     int32_t bits;
@@ -300,6 +301,10 @@ int32_t code_row_bytes(const struct row_form *form, int32_t n);
 /* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
 void ds_mla_store(const struct variant *variant, char *memory, const float *row);
+/* a whole row of fp8_ds_v4, and its scales */
+void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t *scales,
+                float *row);
+void ds_v4_store(const struct variant *variant, char *memory, uint8_t *scales, const float *row);
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */

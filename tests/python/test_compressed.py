@@ -229,6 +229,11 @@ class Compressed(unittest.TestCase):
 
     def test_published_rows(self) -> None:
         """Rows of 584 bytes in both caches."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            with self.subTest(backend):
+                self.hold_published(backend)
+
+    def hold_published(self, backend: str) -> None:
         ratio, size, length = 4, 512, 37
         generator = torch.Generator().manual_seed(4)
         q, own, rows = (torch.randn(n, size, generator=generator) * 2**torch.randint(-3, 3, (n, 1), generator=generator)
@@ -236,7 +241,7 @@ class Compressed(unittest.TestCase):
         q = q.view(length, HEADS, size) * 0.5
         runtime = libattn.Runtime(ignore_environment=True)
         model = runtime.bind(runtime.select([desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size, rotates=False)],
-                                            backend="cpu_ref"))
+                                            backend=backend))
         layer, blocks = model.layers[0], length // BLOCK + 1
         pages = [spec.page_bytes for spec in layer.caches]
         self.assertEqual(pages, [BLOCK * 584, ROWS * 584])

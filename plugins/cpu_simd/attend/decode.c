@@ -228,6 +228,7 @@ static int32_t find_tile(const struct decode *decode, int32_t first, int32_t n)
         n = find_listed_rows(problem, &problem->keys, item, first, n, decode->keys.next,
                              decode->keys.next_scales);
         memcpy(decode->values.next, decode->keys.next, (size_t)n * sizeof(void *));
+        memcpy(decode->values.next_scales, decode->keys.next_scales, (size_t)n * sizeof(void *));
         return n;
     }
     int32_t seen = n;

@@ -22,6 +22,12 @@ static int32_t query_element(const struct attn_layer_desc *layer)
     return element_of_dtype(quantized ? layer->q_dtype : layer->dtype);
 }
 
+/* A row of these codes is exact in bf16. */
+static bool is_short(int32_t coding)
+{
+    return coding <= CODING_NVFP4 || coding == CODING_DS_V4;
+}
+
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error)
 {
@@ -34,10 +40,12 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->values = row_form_of(layer_kv_dtype(layer, true), shape->activation, true);
     if (shape->keys.element < 0 || shape->values.element < 0) {
         const bool is_v = shape->keys.element >= 0;
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, is_v ? "kv_dtype_v" : "kv_dtype",
-                            "%d; 1 to 18 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per token "
-                            "and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, q8_0, q4_0)",
-                            layer_kv_dtype(layer, is_v));
+        return plugin_error(
+            error, ATTN_ERROR_UNSUPPORTED, is_v ? "kv_dtype_v" : "kv_dtype",
+            "%d; 1 to 19 and 21 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per "
+            "token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, "
+            "q8_0, q4_0, fp8_ds_v4)",
+            layer_kv_dtype(layer, is_v));
     }
     if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype",
@@ -69,7 +77,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
      * computed in float32, as are probabilities that are to be rounded once */
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla &&
-                      shape->keys.coding <= CODING_NVFP4 && shape->values.coding <= CODING_NVFP4;
+                      is_short(shape->keys.coding) && is_short(shape->values.coding);
     shape->any_prefix = layer->batch_invariant >= 2;
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =

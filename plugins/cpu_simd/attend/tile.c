@@ -92,8 +92,9 @@ static void find_tile(struct tile *tile)
     if (problem->latent != NULL && problem->shape.topk > 0) {
         tile->skip = 0;
         tile->n = find_listed_rows(problem, &problem->keys, item, tile->first + skip, count,
-                                   tile->at.key_rows, NULL);
+                                   tile->at.key_rows, tile->at.scale_rows);
         memcpy(tile->at.value_rows, tile->at.key_rows, (size_t)tile->n * sizeof(void *));
+        memcpy(value_scales, tile->at.scale_rows, (size_t)tile->n * sizeof(void *));
         return;
     }
     if (problem->shape.topk > 0) {

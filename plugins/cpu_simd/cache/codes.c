@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of nvfp4, TurboQuant and fp8_ds_mla. A value of nvfp4, 2 bits times the 4 of its block's
- * scale, is exact in bf16. TurboQuant's rows are computed in float32: a key stays rotated by
- * Hadamard's matrix H, as its query is, and equals levels times norm / sqrt(D sum of their
+/* Rows of nvfp4, TurboQuant, fp8_ds_mla and fp8_ds_v4. A value of nvfp4, 2 bits times the 4 of its
+ * block's scale, is exact in bf16. TurboQuant's rows are computed in float32: a key stays rotated
+ * by Hadamard's matrix H, as its query is, and equals levels times norm / sqrt(D sum of their
  * squares); a value is code step + zero. */
 #include <float.h>
+#include <math.h>
 
 #include "common/turboquant.h"
 #include "cpu_simd/internal.h"
@@ -14,6 +15,9 @@
 #define DS_TILE 128
 #define DS_ROPE 64
 #define DS_ROPE_AT 528
+#define V4_LATENT 448 /* fp8_ds_v4: e4m3 in tiles of 64, bf16; scales of e8m0 apart */
+#define V4_TILE 64
+#define V4_LEAST 1e-4
 
 #define LEVELS_OF(...)                                                                             \
     {                                                                                              \
@@ -43,6 +47,8 @@ int32_t code_row_bytes(const struct row_form *form, int32_t n)
         return n / 2;
     case CODING_BLOCKS:
         return n / BLOCK_ELEMENTS * (form->bits == 8 ? BLOCK_BYTES_8 : BLOCK_BYTES_4);
+    case CODING_DS_V4:
+        return V4_LATENT + 2 * DS_ROPE;
     default:
         return form->nibbles ? (n + 1) / 2 : n * element_bytes[form->element];
     }
@@ -254,4 +260,41 @@ void ds_mla_store(const struct variant *variant, char *memory, const float *row)
         variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, scale, NULL, DS_TILE);
     }
     variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
+}
+
+void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t *scales,
+                float *row)
+{
+    for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
+        const uint8_t code = scales[d / V4_TILE];
+        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, V4_TILE);
+        variant->scale_row(row + d, code == 255 ? NAN : ldexpf(1, code - 127), V4_TILE);
+    }
+    variant->f32->unpack[ELEMENT_BF16](row + V4_LATENT, memory + V4_LATENT, DS_ROPE);
+}
+
+/* The least power of two with magnitudes up to 448; 255 where one is NaN. */
+static uint8_t v4_scale(const float *row, double largest)
+{
+    int exponent;
+    const double mantissa =
+        frexp((largest < V4_LEAST ? V4_LEAST : largest) / E4M3_LARGEST, &exponent);
+    for (int32_t d = 0; d < V4_TILE; d++) {
+        if (isnan(row[d])) {
+            return 255;
+        }
+    }
+    return isinf(largest) ? 254 : (uint8_t)(exponent - (mantissa == 0.5) + 127);
+}
+
+void ds_v4_store(const struct variant *variant, char *memory, uint8_t *scales, const float *row)
+{
+    scales[V4_LATENT / V4_TILE] = 0;
+    for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
+        const uint8_t code = v4_scale(row + d, variant->codes->largest(row + d, V4_TILE));
+        scales[d / V4_TILE] = code;
+        variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, ldexpf(1, code - 127), NULL,
+                                             V4_TILE);
+    }
+    variant->store[ELEMENT_BF16](memory + V4_LATENT, row + V4_LATENT, 1.0f, DS_ROPE);
 }

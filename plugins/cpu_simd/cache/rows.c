@@ -47,6 +47,8 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
                     : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
     case ATTN_KV_FP8_DS_MLA:
         return (struct row_form){.element = ELEMENT_E4M3};
+    case ATTN_KV_FP8_DS_V4:
+        return (struct row_form){.element = ELEMENT_E4M3, .coding = CODING_DS_V4};
     case ATTN_KV_NVFP4:
         return (struct row_form){
             .element = ELEMENT_INT8, .coding = CODING_NVFP4, .head_scale = true};
@@ -265,6 +267,14 @@ static void stage_blocks(const struct stage *stage, int32_t i, char *out)
                                             source->row_elements);
 }
 
+static void stage_ds_v4(const struct stage *stage, int32_t i, char *out)
+{
+    float row[MAX_HEAD_SIZE];
+    ds_v4_load(stage->problem->instance->variant, stage->rows[i],
+               (const uint8_t *)stage->scale_rows[i] + stage->scale_offset, row);
+    stage->problem->shape.kernels->unpack[ELEMENT_F32](out, row, stage->source->row_elements);
+}
+
 static void stage_plain(const struct stage *stage, int32_t i, char *out)
 {
     const struct tile_kernels *kernels = stage->problem->shape.kernels;
@@ -289,12 +299,9 @@ void stage_rows(const struct stage *stage)
     size_t row_bytes = (size_t)stage->padded * (size_t)kernels->element_bytes;
     size_t part_bytes = row_bytes / (size_t)source->copies;
     size_t used_bytes = (size_t)source->row_elements * (size_t)kernels->element_bytes;
-    static void (*const of_coding[])(const struct stage *, int32_t,
-                                     char *) = {[CODING_NONE] = stage_plain,
-                                                [CODING_NVFP4] = stage_coded,
-                                                [CODING_LEVELS] = stage_coded,
-                                                [CODING_STEPS] = stage_coded,
-                                                [CODING_BLOCKS] = stage_blocks};
+    static void (*const of_coding[])(const struct stage *, int32_t, char *) = {
+        [CODING_NONE] = stage_plain,  [CODING_NVFP4] = stage_coded,   [CODING_LEVELS] = stage_coded,
+        [CODING_STEPS] = stage_coded, [CODING_BLOCKS] = stage_blocks, [CODING_DS_V4] = stage_ds_v4};
     void (*stage_row)(const struct stage *, int32_t, char *) = source->ds_mla ? stage_ds_mla
                                                                : source->nibbles
                                                                    ? stage_nibbles

@@ -64,6 +64,11 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
             ds_mla_store(variant, memory, row);
             continue;
         }
+        if (args->layer->kv_dtype == ATTN_KV_FP8_DS_V4) {
+            void *scales = view_scale(view, slot / view->block_size, slot % view->block_size, 0);
+            ds_v4_store(variant, memory, scales, row);
+            continue;
+        }
         for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
             store_elements(loop, memory, row + d, min_i32(pack, size - d));
         }
@@ -109,9 +114,15 @@ static void gather_row(const struct gather_loop *loop, int64_t block, int64_t sl
 {
     const struct attn_gather_kv_args *args = loop->args;
     const struct variant *variant = args->instance->variant;
-    if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
+    const bool ds_v4 = args->layer->kv_dtype == ATTN_KV_FP8_DS_V4;
+    if (ds_v4 || args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
+        const char *memory = view_row(args->cache, block, slot, head);
         float row[MAX_ROW];
-        ds_mla_load(variant, view_row(args->cache, block, slot, head), row, args->cache->head_size);
+        if (ds_v4) {
+            ds_v4_load(variant, memory, (void *)view_scale(args->cache, block, slot, head), row);
+        } else {
+            ds_mla_load(variant, memory, row, args->cache->head_size);
+        }
         variant->store[loop->out_element](out, row, 1.0f, args->cache->head_size);
         return;
     }
