@@ -84,10 +84,11 @@ static void match(struct check *check, int32_t phase)
     check_need_kernel(check, ATTN_KERNEL_MERGE_STATES, " (own and compressed rows)");
     CHECK_NEEDS(
         check, "attn_compressed_rows",
+        {caps->features & ATTN_FEATURE_DRAFT_COMPRESSED_ROWS,
+         "requests of some rows: compressed_rows"},
         {caps->features & ATTN_FEATURE_LSE, "log-sum-exp of both parts"},
         {caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW, "virtual requests: block_table_row"},
         {caps->terms & ATTN_TERM_BIDIRECTIONAL, "all rows of a virtual request"},
-        {caps->device.type == ATTN_DEVICE_CPU, "on this device", "CPUs"},
         {range_holds(caps->block_sizes, caps->num_block_sizes, rows), "blocks of so many rows"},
         {l->causal == ATTN_CAUSAL_YES && !l->causal_per_request, "not causal", "causal"},
         {l->chunk_size == 0 && !l->alibi && !l->prefix_lm && !l->tree_mask && l->sink_len == 0,

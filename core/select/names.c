@@ -37,7 +37,8 @@ static const char *const features[] = {"paged_kv",
                                        "host_bounds",
                                        "step_allocates",
                                        "kv_dtype_v",
-                                       "amax_history"};
+                                       "amax_history",
+                                       "compressed_rows"};
 static const char *const view_forms[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const dtypes[] = {"default",      "f16",      "bf16",
                                      "f32",          "fp8_e4m3", "fp8_e5m2",

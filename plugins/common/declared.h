@@ -4,6 +4,7 @@
 #ifndef PLUGINS_COMMON_DECLARED_H
 #define PLUGINS_COMMON_DECLARED_H
 
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 
 #include "common/entry.h"
@@ -38,7 +39,8 @@
      ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_HOST_BOUNDS | ATTN_FEATURE_FUSED_ROPE |           \
      ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY |  \
      ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_MXFP4_WEIGHTS | ATTN_FEATURE_FP8_INPUTS |            \
-     ATTN_FEATURE_AMAX_HISTORY | ATTN_FEATURE_BATCH_INVARIANT_PREFIX)
+     ATTN_FEATURE_AMAX_HISTORY | ATTN_FEATURE_BATCH_INVARIANT_PREFIX |                             \
+     ATTN_FEATURE_DRAFT_COMPRESSED_ROWS)
 
 #define COMMON_LAYER_KINDS                                                                         \
     (BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS) |                   \

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_flash: NVIDIA GPUs of compute capability 8.0 and later. The plugin's entry, probe and
  * instances. */
+#include <attn/draft/compressed.h>
+
 #include "common/entry.h"
 #include "cuda_flash/decode/sm80_attend.h"
 #include "gpu/cuda/probe.h"
@@ -29,6 +31,7 @@ static attn_status cuda_flash_probe(const struct attn_host *host,
     struct attn_backend_caps caps = gpu_caps;
     (void)host;
     caps.output_forms = OUTPUT_FORMS;
+    caps.features &= ~ATTN_FEATURE_DRAFT_COMPRESSED_ROWS; /* no GPU has run them */
     return cuda_probe(sink, &caps, error);
 }
 

@@ -22,6 +22,10 @@
 
 #define ATTN_EXT_DRAFT_COMPRESSED_ROWS 0x80cu /* struct attn_compressed_rows, of a layer */
 
+/* A further ATTN_FEATURE_*, which backends declare whose attend_mla and attend_mla_sparse take
+ * requests that see some rows of a cache or none, and blocks that others have, too. */
+#define ATTN_FEATURE_DRAFT_COMPRESSED_ROWS (1ull << 20)
+
 struct attn_compressed_rows { /* on attn_layer_desc, with attn_layer_caches */
     struct attn_ext ext;      /* id ATTN_EXT_DRAFT_COMPRESSED_ROWS */
     int32_t reserved;         /* 0 */
