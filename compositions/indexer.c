@@ -126,10 +126,8 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
         return w == NULL ? ATTN_OK
                          : FAIL("weights", "is given, and the layer does not say has_weights");
     }
-    return tensor_is_floats(w, 2) && tensor_is_contiguous(w) && w->shape[0] >= plan->num_tokens &&
-                   w->shape[1] == step->q.heads
-               ? ATTN_OK
-               : refuse_tensor("weights", w, error, "[num_tokens or more, num_q_heads] of floats");
+    const struct tensor_need need = {"weights", 2, {plan->num_tokens, step->q.heads}, 1};
+    return tensor_check(w, &need, NULL, error);
 }
 
 /* The tensors of a run; under validation also NaN in what is read. */

@@ -180,13 +180,9 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     const struct attn_mla_desc *m = layer->selected->mla;
     int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
-    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->data == NULL || kv_b->shape[0] != rows ||
-        kv_b->shape[1] != rank) {
-        return BAD("kv_b_proj",
-                   "layer '%s': kv_b_proj has no data, %d dimensions or another shape than [%lld, "
-                   "%lld]",
-                   layer->desc->name, kv_b->ndim, (long long)rows, (long long)rank);
-    }
+    TRY(tensor_check(kv_b,
+                     &(struct tensor_need){"kv_b_proj", 2, {rows, rank}, 0, TENSOR_BYTES, true},
+                     layer->desc->name, error));
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
     uint8_t *data = (uint8_t *)kv_b->data + kv_b->byte_offset;
     tensor_set(&own->uk.own, kv_b, data, heads, nope, rank, head, row, column);
@@ -206,14 +202,10 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                                 const struct attn_tensor *source, const char *name, int64_t rows,
                                 int64_t columns, struct attn_error *error)
 {
-    int64_t heads = layer->desc->num_q_heads;
-    if (source == NULL || source->ndim != 3 || source->shape == NULL || source->data == NULL ||
-        source->shape[0] != heads || source->shape[1] != rows || source->shape[2] != columns) {
-        return BAD(name,
-                   "layer '%s': %s is NULL, without data or not [%lld, %lld, %lld], and there is "
-                   "no kv_b_proj",
-                   layer->desc->name, name, (long long)heads, (long long)rows, (long long)columns);
-    }
+    const int64_t heads = layer->desc->num_q_heads;
+    TRY(tensor_check(source,
+                     &(struct tensor_need){name, 3, {heads, rows, columns}, 0, TENSOR_BYTES, true},
+                     layer->desc->name, error));
     own_copy(&w->own, source);
     return ATTN_OK;
 }
@@ -258,11 +250,10 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     if (scale == NULL) {
         return ATTN_OK;
     }
-    if (!tensor_is_numbers(scale, 1) || dtype_id_of(scale->dtype) != ATTN_DTYPE_F32 ||
-        (scale->shape[0] != 1 && scale->shape[0] != heads)) {
-        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld], one behind the other",
-                   layer->desc->name, name, (long long)heads);
-    }
+    const bool one = scale->shape != NULL && scale->ndim == 1 && scale->shape[0] == 1;
+    TRY(tensor_check(
+        scale, &(struct tensor_need){name, 1, {one ? 1 : heads}, 0, dtype_of_id(ATTN_DTYPE_F32)},
+        layer->desc->name, error));
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
     return ATTN_OK;

@@ -344,20 +344,6 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
     return mla_per_head(step->layer) ? run_per_head(&run) : run_latent(&run, step->main[1]);
 }
 
-/* Rows of a latent cache or of rope parts, without heads. */
-static attn_status check_flat(const char *field, const struct attn_tensor *t,
-                              const struct attn_layer_desc *layer, int64_t rows, int64_t size,
-                              struct attn_error *error)
-{
-    return tensor_is(t, 2, dtype_of_id(layer->dtype)) && t->data != NULL && t->shape[0] >= rows &&
-                   t->shape[1] == size && tensor_is_contiguous(t)
-               ? ATTN_OK
-               : refuse_tensor(field, t, error,
-                               "[%lld or more, %lld] of the layer's dtype with a contiguous last "
-                               "dimension and a row per slot and token",
-                               (long long)rows, (long long)size);
-}
-
 static attn_status check_attend(const attn_plan *plan, const struct step *step,
                                 const struct attn_step_io *io, const struct attn_io_mla *mla,
                                 struct attn_error *error)
@@ -403,9 +389,11 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
         const char *name = tensors[i].name;
         const struct tensor_form query = {step->q.kind, mla_padded_heads(step->layer),
                                           tensors[i].size};
+        const struct tensor_need flat = {
+            name, 2, {rows, tensors[i].size}, 1, dtype_of_id(l->dtype)};
         if (tensors[i].size > 0 && (is_query ? attends : writes || projects)) {
             TRY(is_query ? check_rows(name, tensors[i].tensor, &query, plan->num_tokens, error)
-                         : check_flat(name, tensors[i].tensor, l, rows, tensors[i].size, error));
+                         : tensor_check(tensors[i].tensor, &flat, NULL, error));
             TRY(plan->validate ? validate_tensor(plan, tensors[i].tensor, name, l->name, error)
                                : ATTN_OK);
         }

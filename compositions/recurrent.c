@@ -193,11 +193,6 @@ static void match(struct check *check, int32_t phase)
         {"num_speculative_tokens", gdn->num_speculative_tokens, caps->max_speculative_tokens});
 }
 
-static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
-{
-    return tensor_is_floats(t, 2) && t->shape[0] >= rows && t->shape[1] == columns;
-}
-
 /* Weights are borrowed, and handed to kernels as they came. */
 static attn_status bind(attn_layer *layer, struct attn_error *error)
 {
@@ -233,27 +228,17 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
         ext_find(given, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
     const int64_t scales =
         (int64_t)g->head_size_v * (norm != NULL && norm->num_groups > 0 ? g->num_v_heads : 1);
-    if (norm != NULL &&
-        (scaled == NULL || !tensor_is_floats(scaled->weight, 1) ||
-         scaled->weight->shape[0] != scales || !tensor_is_contiguous(scaled->weight))) {
-        return BAD("attn_recurrent_norm_weight",
-                   "layer '%s': the parameters bring no weight of the norm, or not [%lld] of "
-                   "floats, contiguous",
-                   name, (long long)scales);
-    }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
-    if (g->conv_width > 0 &&
-        (!is_flat(conv, channels, g->conv_width) || conv->shape[0] != channels ||
-         dtype_id_of(conv->dtype) != layer->desc->dtype)) {
-        return BAD("conv_weight",
-                   "layer '%s': conv_weight is NULL or not [%lld, %d] of the layer's dtype", name,
-                   (long long)channels, g->conv_width);
-    }
-    if (g->conv_width > 0 && bias != NULL &&
-        (!tensor_is_floats(bias, 1) || bias->shape[0] != channels)) {
-        return BAD("conv_bias", "layer '%s': conv_bias is not [%lld] of floats", name,
-                   (long long)channels);
-    }
+    const struct attn_dtype dtype = dtype_of_id(layer->desc->dtype);
+    const struct tensor_need norm_weight = {"attn_recurrent_norm_weight", 1, {scales}};
+    const struct tensor_need conv_weight = {"conv_weight", 2,   {channels, g->conv_width}, 0,
+                                            dtype,         true};
+    const struct tensor_need conv_bias = {"conv_bias", 1, {channels}, .strided = true};
+    TRY(norm != NULL
+            ? tensor_check(scaled != NULL ? scaled->weight : NULL, &norm_weight, name, error)
+            : ATTN_OK);
+    TRY(g->conv_width > 0 ? tensor_check(conv, &conv_weight, name, error) : ATTN_OK);
+    TRY(g->conv_width > 0 && bias != NULL ? tensor_check(bias, &conv_bias, name, error) : ATTN_OK);
     return ATTN_OK;
 }
 
@@ -508,35 +493,28 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     const struct attn_recurrent_rule *r =
         step->layer->selected->rule != NULL ? step->layer->selected->rule : &gated_delta;
     int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
-    if (r->gate == ATTN_GATE_CONSTANT ? gdn->a != NULL : !is_flat(gdn->a, rows, gates)) {
-        return FAIL("a",
-                    "a is not [num_tokens or more, num_v_heads] of floats (a gate per channel: "
-                    "num_v_heads head_size_k), or, of a constant gate, not NULL");
+    const bool a = r->gate != ATTN_GATE_CONSTANT, b = r->write_gate == ATTN_WRITE_GATE_SIGMOID;
+    if ((!a && gdn->a != NULL) || (!b && gdn->b != NULL)) {
+        return FAIL(a ? "b" : "a", "is not NULL; a constant gate has no a, and without a sigmoid "
+                                   "write gate there is no b");
     }
-    if (r->write_gate != ATTN_WRITE_GATE_SIGMOID ? gdn->b != NULL
-                                                 : !is_flat(gdn->b, rows, g->num_v_heads)) {
-        return FAIL("b", "b is not [num_tokens or more, num_v_heads] of floats, or, without a "
-                         "sigmoid write gate, not NULL");
-    }
-    if (g->conv_width > 0 && (!is_flat(gdn->mixed_qkv, rows, num_channels(g)) ||
-                              !tensor_is_contiguous(gdn->mixed_qkv))) {
-        return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv] "
-                                 "of floats with a contiguous last dimension");
-    }
+    const struct tensor_need need_a = {"a", 2, {rows, gates}, 1, .strided = true},
+                             need_b = {"b", 2, {rows, g->num_v_heads}, 1, .strided = true},
+                             qkv = {"mixed_qkv", 2, {rows, num_channels(g)}, 1};
+    TRY(a ? tensor_check(gdn->a, &need_a, NULL, error) : ATTN_OK);
+    TRY(b ? tensor_check(gdn->b, &need_b, NULL, error) : ATTN_OK);
+    TRY(g->conv_width > 0 ? tensor_check(gdn->mixed_qkv, &qkv, NULL, error) : ATTN_OK);
     if (g->conv_width == 0) {
         TRY(check_rows("q", io->q, &step->q, rows, error));
         TRY(step_check_keys(step, io, rows, error));
     }
     const struct attn_io_recurrent_gate *gate =
         ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
-    if (step->layer->selected->norm != NULL &&
-        (gate == NULL || !tensor_is_floats(gate->gate, 3) || gate->gate->shape[0] < rows ||
-         gate->gate->shape[1] != g->num_v_heads || gate->gate->shape[2] != g->head_size_v ||
-         !tensor_is_contiguous(gate->gate))) {
-        return FAIL("attn_io_recurrent_gate",
-                    "gate is NULL or not [num_tokens or more, num_v_heads, head_size_v] of floats "
-                    "with a contiguous last dimension");
-    }
+    const struct tensor_need need_gate = {
+        "attn_io_recurrent_gate", 3, {rows, g->num_v_heads, g->head_size_v}, 1};
+    TRY(step->layer->selected->norm != NULL
+            ? tensor_check(gate != NULL ? gate->gate : NULL, &need_gate, NULL, error)
+            : ATTN_OK);
     return step_check_out(plan, step, io, error);
 }
 

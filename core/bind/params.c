@@ -73,22 +73,6 @@ attn_status layer_params_copy_take(struct layer_params_copy *own,
     return ATTN_OK;
 }
 
-static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
-                              struct attn_error *error)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    int32_t head_size = value ? l->head_size_v : l->head_size;
-    if (!tensor_is_numbers(tensor, 3) || dtype_id_of(tensor->dtype) != l->dtype ||
-        tensor->shape[0] != l->sink_len || tensor->shape[1] != l->num_kv_heads ||
-        tensor->shape[2] != head_size) {
-        return BAD(value ? "sink_v" : "sink_k",
-                   "layer '%s': the static sink's %s must be [%d, %d, %d] of the layer's dtype "
-                   "with a contiguous last dimension",
-                   l->name, value ? "values" : "keys", l->sink_len, l->num_kv_heads, head_size);
-    }
-    return ATTN_OK;
-}
-
 /* A scale on the host that is not 1. */
 static bool is_scale(float host)
 {
@@ -159,8 +143,13 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     TRY(check_given(l, &read, error));
     TRY(ext_check_readers(read.next, ABI_LAYER_PARAMS, layer->selected->reads, l->name, error));
     if (l->sink_len > 0) {
-        TRY(check_sink(layer, read.sink_k, false, error));
-        TRY(check_sink(layer, read.sink_v, true, error));
+        const struct attn_dtype dtype = dtype_of_id(l->dtype);
+        const struct tensor_need k = {
+            "sink_k", 3, {l->sink_len, l->num_kv_heads, l->head_size}, 0, dtype};
+        const struct tensor_need v = {
+            "sink_v", 3, {l->sink_len, l->num_kv_heads, l->head_size_v}, 0, dtype};
+        TRY(tensor_check(read.sink_k, &k, l->name, error));
+        TRY(tensor_check(read.sink_v, &v, l->name, error));
     }
     TRY(layer_check_unplanned(layer, "layer_bind_params", error));
     TRY(address_check_device(layer->model, read.device, "attn_layer_params", error));
@@ -192,13 +181,8 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
                    "NULL",
                    (const void *)layer, (const void *)read.out, (const void *)read.instance);
     }
-
-    if (!tensor_is_numbers(read.x, 3)) {
-        return BAD("x",
-                   "layer '%s': x is NULL or not [rows, heads, size] of numbers with a "
-                   "contiguous last dimension",
-                   layer->desc->name);
-    }
+    const struct tensor_need x = {"x", 3, {TENSOR_ANY, TENSOR_ANY, TENSOR_ANY}, 0, TENSOR_NUMBERS};
+    TRY(tensor_check(read.x, &x, layer->desc->name, error));
     if (read.history_len != 0) {
         return BAD("history_len",
                    "layer '%s': history_len is %d; 0, since the steps of a quantized "

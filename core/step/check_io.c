@@ -20,11 +20,8 @@ int32_t output_group(int32_t form)
 attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                            struct attn_error *error)
 {
-    return lse == NULL || (tensor_is(lse, 2, float32) && lse->shape[0] == heads &&
-                           lse->shape[1] >= rows && (lse->data != NULL || rows == 0))
-               ? ATTN_OK
-               : refuse_tensor("lse", lse, error, "[%lld, %lld or more] float32", (long long)heads,
-                               (long long)rows);
+    const struct tensor_need need = {"lse", 2, {heads, rows}, 2, float32, true};
+    return lse == NULL ? ATTN_OK : tensor_check(lse, &need, NULL, error);
 }
 
 /* Where the scales of a quantized output are read or written. */
@@ -42,37 +39,32 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     if (given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4)) {
         return FAIL("attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
     }
-    /* [rows or more, groups], the groups of nvfp4 bytes in one piece, or turned */
-    const struct attn_tensor *scales = given->block_scales;
+    /* the groups of nvfp4 are bytes in one piece */
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
-    const int32_t row = !nvfp4 && layer->output_scale_column_major;
+    const bool turned = !nvfp4 && layer->output_scale_column_major;
     const int64_t rows = plan->num_tokens;
-    if (form == ATTN_OUTPUT_FP8_STATIC ||
-        (tensor_is(scales, 2, nvfp4 ? e4m3 : float32) && scales->shape[row] >= rows &&
-         scales->shape[1 - row] == groups && (scales->data != NULL || rows == 0) &&
-         (!nvfp4 || scales->strides == NULL || scales->strides[1] == 1))) {
-        return ATTN_OK;
-    }
-    return refuse_tensor("block_scales", scales, error, "[%lld%s, %lld%s] %s",
-                         (long long)(row ? groups : rows), row ? "" : " or more",
-                         (long long)(row ? rows : groups), row ? " or more" : "",
-                         nvfp4 ? "float8_e4m3fn with a last stride of 1" : "float32");
+    const struct tensor_need need = {"block_scales",
+                                     2,
+                                     {turned ? groups : rows, turned ? rows : groups},
+                                     turned ? 2 : 1,
+                                     nvfp4 ? e4m3 : float32,
+                                     !nvfp4};
+    return form == ATTN_OUTPUT_FP8_STATIC ? ATTN_OK
+                                          : tensor_check(given->block_scales, &need, NULL, error);
 }
 
 /* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes, each row in one piece. */
-static bool is_nvfp4_rows(const struct attn_tensor *out, const struct tensor_form *wanted,
-                          int64_t rows)
+static attn_status check_pairs(const struct attn_tensor *out, const struct tensor_form *wanted,
+                               int64_t rows, struct attn_error *error)
 {
-    const int64_t half = wanted->head_size / 2;
-    if (!(tensor_is(out, 2, uint8) || tensor_is(out, 3, uint8)) || out->shape[0] < rows ||
-        (out->data == NULL && rows > 0)) {
-        return false;
-    }
-    const int64_t *strides = out->strides;
-    return out->ndim == 2
-               ? out->shape[1] == wanted->heads * half && (strides == NULL || strides[1] == 1)
-               : out->shape[1] == wanted->heads && out->shape[2] == half &&
-                     (strides == NULL || (strides[2] == 1 && strides[1] == half));
+    const int64_t half = wanted->head_size / 2, columns = wanted->heads * half;
+    const struct tensor_need flat = {"out", 2, {rows, columns}, 1, uint8};
+    const struct tensor_need heads = {"out", 3, {rows, wanted->heads, half}, 1, uint8};
+    TRY(tensor_check(out, out != NULL && out->ndim == 2 ? &flat : &heads, NULL, error));
+    return out->ndim == 2 || tensor_stride(out, 1) == half
+               ? ATTN_OK
+               : BAD("out", "heads of out are %lld bytes apart; %lld, a row is in one piece",
+                     (long long)tensor_stride(out, 1), (long long)half);
 }
 
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
@@ -85,14 +77,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
         TRY(check_output_scales(plan, step, io, error));
     }
     if (form == ATTN_OUTPUT_NVFP4) {
-        const long long half = wanted.head_size / 2, columns = wanted.heads * half;
-        return is_nvfp4_rows(out, &wanted, plan->num_tokens)
-                   ? ATTN_OK
-                   : refuse_tensor("out", out, error,
-                                   "[%d or more, %lld, %lld] or [%d or more, %lld] uint8, two "
-                                   "values a byte, each row in one piece",
-                                   plan->num_tokens, (long long)wanted.heads, half,
-                                   plan->num_tokens, columns);
+        return check_pairs(out, &wanted, plan->num_tokens, error);
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = e4m3};
@@ -114,12 +99,6 @@ attn_status step_check_keys(const struct step *step, const struct attn_step_io *
 {
     TRY(check_rows("k", io->k, &step->k, rows, error));
     return check_rows("v", io->v, &step->v, rows, error);
-}
-
-/* f16, bf16 or f32 in whole rows. */
-static bool is_floats(const struct attn_tensor *t, int32_t ndim)
-{
-    return tensor_is_floats(t, ndim) && tensor_is_contiguous(t);
 }
 
 /* On a CPU, under validation: each position is a row of the table. */
@@ -153,19 +132,14 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     if (rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size) {
         return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
     }
-    if (!is_floats(rope->cos_sin, 2) || rope->cos_sin->shape[1] != rotary) {
-        return refuse_tensor("cos_sin", rope->cos_sin, error,
-                             "[max position, rotary_dim (0: head_size)] of f16, bf16 or f32");
-    }
+    TRY(tensor_check(rope->cos_sin, &(struct tensor_need){"cos_sin", 2, {TENSOR_ANY, rotary}}, NULL,
+                     error));
     for (int32_t i = 0; i < 2; i++) {
         if (norms[i].weight != NULL && !layer->qk_norm) {
             return FAIL(norms[i].field, "is given, and the layer does not say qk_norm");
         }
-        if (norms[i].weight != NULL &&
-            (!is_floats(norms[i].weight, 1) || norms[i].weight->shape[0] != layer->head_size)) {
-            return refuse_tensor(norms[i].field, norms[i].weight, error,
-                                 "[head_size] of f16, bf16 or f32");
-        }
+        const struct tensor_need need = {norms[i].field, 1, {layer->head_size}};
+        TRY(norms[i].weight != NULL ? tensor_check(norms[i].weight, &need, NULL, error) : ATTN_OK);
     }
     if (!(rope->norm_eps >= 0)) {
         return FAIL("norm_eps", "is negative or NaN");

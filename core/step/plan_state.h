@@ -244,22 +244,10 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
     return step->no_slots && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
-/* run_errors.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
-attn_status refuse_rows(const char *field, const struct attn_tensor *found,
-                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
-static inline attn_status check_rows(const char *field, const struct attn_tensor *found,
-                                     const struct tensor_form *wanted, int64_t rows,
-                                     struct attn_error *error)
-{
-    return found != NULL && tensor_is_rows(found, wanted, rows)
-               ? ATTN_OK
-               : refuse_rows(field, found, wanted, rows, error);
-}
+/* run_errors.c: [rows or more, heads, head_size] of that form. */
+attn_status check_rows(const char *field, const struct attn_tensor *found,
+                       const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
-/* Any other: says what it is next to what is wanted, in words. */
-attn_status refuse_tensor(const char *field, const struct attn_tensor *found,
-                          struct attn_error *error, const char *format, ...) CORE_PRINTF(4, 5);
-
 /* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
  * backends'. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);

@@ -141,14 +141,10 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
         const int32_t table = layer->caches[i].table;
         const int64_t slots =
             table == 0 ? plan->given.num_slots : plan->tables[0][table - 1].num_slots;
-        if (t != NULL && (!tensor_is_numbers(t, 3) || t->shape[0] < slots ||
-                          t->shape[1] != layer->further[i].num_heads ||
-                          t->shape[2] != layer->further[i].head_size)) {
-            return FAIL("attn_io_caches",
-                        "rows of a cache are not [num_slots of its table or more, num_heads, "
-                        "head_size] of a dtype of enum attn_dtype_id with a contiguous last "
-                        "dimension");
-        }
+        const struct attn_kv_view *view = &layer->further[i];
+        const struct tensor_need rows = {
+            "attn_io_caches", 3, {slots, view->num_heads, view->head_size}, 1, TENSOR_NUMBERS};
+        TRY(t != NULL ? tensor_check(t, &rows, NULL, error) : ATTN_OK);
         TRY(address_check_tensor(plan->model, t, "attn_io_caches", plan->validate, error));
     }
     return ATTN_OK;

@@ -4,7 +4,10 @@
 
 #include <attn/types.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "util/error.h"
 
 static const struct attn_dtype dtypes[NUM_DTYPES] = {
     [ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
@@ -31,24 +34,82 @@ int32_t dtype_id_of(struct attn_dtype dtype)
     return -1;
 }
 
-bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype dtype)
+/* "float32", "bfloat16", or code and bits of one without a name here. */
+static void dtype_text(struct attn_dtype dtype, char *text, size_t size)
 {
-    return tensor != NULL && tensor->shape != NULL && tensor->ndim == ndim &&
-           memcmp(&tensor->dtype, &dtype, sizeof dtype) == 0;
+    static const char *const names[] = {[ATTN_CODE_INT] = "int",
+                                        [ATTN_CODE_UINT] = "uint",
+                                        [ATTN_CODE_FLOAT] = "float",
+                                        [ATTN_CODE_BFLOAT] = "bfloat"};
+    if (dtype.bits == 0) {
+        snprintf(text, size, "%s", dtype.code == 0 ? "f16, bf16 or f32" : "any dtype");
+    } else if (dtype.code == ATTN_CODE_FLOAT8_E4M3FN || dtype.code == ATTN_CODE_FLOAT8_E5M2) {
+        snprintf(text, size, "float8_%s", dtype.code == ATTN_CODE_FLOAT8_E5M2 ? "e5m2" : "e4m3fn");
+    } else if (dtype.code < sizeof names / sizeof *names && names[dtype.code] != NULL) {
+        snprintf(text, size, "%s%d", names[dtype.code], dtype.bits);
+    } else {
+        snprintf(text, size, "dtype code %d of %d bits", dtype.code, dtype.bits);
+    }
+    if (dtype.bits > 0 && dtype.lanes != 1) {
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, " in %d lanes", dtype.lanes);
+    }
 }
 
-bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim)
+static void shape_text(const int64_t *shape, int32_t ndim, int32_t more, char *text, size_t size)
 {
-    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL &&
-           tensor->ndim == ndim && tensor_is_contiguous(tensor) && dtype_id_of(tensor->dtype) > 0;
+    size_t used = (size_t)snprintf(text, size, "[");
+    for (int32_t i = 0; i < ndim && i < TENSOR_MAX_DIMS; i++) {
+        char number[24];
+        snprintf(number, sizeof number, "%lld", (long long)shape[i]);
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s", i > 0 ? ", " : "",
+                                 shape[i] == TENSOR_ANY ? "any" : number,
+                                 more == i + 1 ? " or more" : "");
+    }
+    snprintf(text + used, size - used, ndim > TENSOR_MAX_DIMS ? ", ...]" : "]");
 }
 
-bool tensor_is_floats(const struct attn_tensor *tensor, int32_t ndim)
+static attn_status refuse(const struct attn_tensor *t, const struct tensor_need *need,
+                          const char *layer, struct attn_error *error)
 {
-    const bool there =
-        tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == ndim;
-    const int32_t dtype = there ? dtype_id_of(tensor->dtype) : -1;
-    return dtype >= ATTN_DTYPE_F16 && dtype <= ATTN_DTYPE_F32;
+    char found[240] = "NULL", stride[48] = "", shape[140], have[48], dtype[48];
+    if (t != NULL && t->shape != NULL) {
+        const int64_t last = t->ndim > 0 && t->strides != NULL ? t->strides[t->ndim - 1] : 1;
+        if (last != 1) {
+            snprintf(stride, sizeof stride, " with a last stride of %lld", (long long)last);
+        }
+        shape_text(t->shape, t->ndim, 0, shape, sizeof shape);
+        dtype_text(t->dtype, have, sizeof have);
+        snprintf(found, sizeof found, "%s %s%s%s", shape, have, stride,
+                 t->data == NULL ? " without data" : "");
+    } else if (t != NULL) {
+        snprintf(found, sizeof found, "without a shape of its %d dimensions", t->ndim);
+    }
+    shape_text(need->shape, need->ndim, need->more, shape, sizeof shape);
+    dtype_text(need->dtype, dtype, sizeof dtype);
+    return BAD(need->name, "%s%s%s%s is %s; %s %s%s is needed", layer != NULL ? "layer '" : "",
+               layer != NULL ? layer : "", layer != NULL ? "': " : "", need->name, found, shape,
+               dtype, need->strided ? "" : ", the last dimension contiguous,");
+}
+
+attn_status tensor_check(const struct attn_tensor *t, const struct tensor_need *need,
+                         const char *layer, struct attn_error *error)
+{
+    bool good = t != NULL && t->shape != NULL && t->ndim == need->ndim, empty = false;
+    if (good && need->dtype.bits > 0) {
+        good = memcmp(&t->dtype, &need->dtype, sizeof t->dtype) == 0;
+    } else if (good && need->dtype.code < 2) {
+        const int32_t dtype = dtype_id_of(t->dtype);
+        good = dtype > 0 && (dtype <= ATTN_DTYPE_F32 || need->dtype.code == 1);
+    }
+    good = good && (need->strided || t->strides == NULL || t->strides[t->ndim - 1] == 1);
+    for (int32_t i = 0; good && i < need->ndim; i++) {
+        const int64_t size = need->shape[i];
+        const bool more = need->more == i + 1;
+        good = size == TENSOR_ANY || t->shape[i] == size || (more && t->shape[i] > size);
+        empty |= more && size == 0;
+    }
+    return good && (t->data != NULL || empty) ? ATTN_OK : refuse(t, need, layer, error);
 }
 
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim)

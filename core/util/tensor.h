@@ -2,6 +2,7 @@
 #ifndef CORE_UTIL_TENSOR_H
 #define CORE_UTIL_TENSOR_H
 
+#include <attn/status.h>
 #include <attn/tensor.h>
 #include <stdbool.h>
 
@@ -11,24 +12,30 @@ int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 /* From an enum attn_dtype_id or a vendor's code, and back: -1 for what is not in that enum. */
 struct attn_dtype dtype_of_id(int32_t id);
 int32_t dtype_id_of(struct attn_dtype dtype);
-/* Is it there, with a shape of `ndim` dimensions, and of that dtype? */
-bool tensor_is(const struct attn_tensor *tensor, int32_t ndim, struct attn_dtype dtype);
-/* Is it there, of `ndim` dimensions whose last one is contiguous, and of one of those dtypes? */
-bool tensor_is_numbers(const struct attn_tensor *tensor, int32_t ndim);
-/* Is it there, of `ndim` dimensions in any strides, and of f16, bf16 or f32? */
-bool tensor_is_floats(const struct attn_tensor *tensor, int32_t ndim);
-/* Has it strides of 1 in its last dimension? */
-static inline bool tensor_is_contiguous(const struct attn_tensor *tensor)
-{
-    return tensor->strides == NULL || tensor->strides[tensor->ndim - 1] == 1;
-}
-
 /* A tensor with a shape and strides (elements) of its own. It must not move while it is used. */
 #define TENSOR_MAX_DIMS 4
 struct own_tensor {
     struct attn_tensor tensor;
     int64_t shape[TENSOR_MAX_DIMS], strides[TENSOR_MAX_DIMS];
 };
+
+/* What a tensor has to be; `name` is its field's. */
+struct tensor_need {
+    const char *name;
+    int32_t ndim;
+    int64_t shape[TENSOR_MAX_DIMS]; /* TENSOR_ANY: whatever it is */
+    int32_t more;                   /* the dimension, from 1, that may be larger; 0: none */
+    struct attn_dtype dtype;        /* zeroed: f16, bf16 or f32 */
+    bool strided;                   /* the last dimension need not be contiguous */
+};
+#define TENSOR_ANY INT64_MIN
+#define TENSOR_NUMBERS ((struct attn_dtype){1, 0, 0}) /* one of enum attn_dtype_id */
+#define TENSOR_BYTES ((struct attn_dtype){2, 0, 0})   /* any */
+
+/* Is it there and all of that, with data unless it may be empty? Else says what was found and what
+ * is needed. `layer` names whose it is, NULL: nobody. */
+attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_need *need,
+                         const char *layer, struct attn_error *error);
 
 /* [a, b, c] at `data`, of the dtype and on the device of `like`. */
 const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,

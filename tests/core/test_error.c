@@ -262,15 +262,34 @@ TEST(arrays_of_an_arena)
     arena_finish(&arena);
 }
 
-TEST(numbers_are_contiguous_in_the_last_dimension)
+TEST(what_a_tensor_has_to_be)
 {
     float data[16];
     int64_t shape[] = {2, 4}, strides[] = {8, 1};
+    struct attn_error error = ATTN_ERROR_INIT;
     struct attn_tensor tensor = {
         data, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, strides, 0};
-    assert_true(tensor_is_numbers(&tensor, 2));
+    struct tensor_need need = {"x", 2, {TENSOR_ANY, 4}};
+    assert_ok(tensor_check(&tensor, &need, NULL, &error));
     strides[1] = 2;
-    assert_false(tensor_is_numbers(&tensor, 2));
+    REFUSED(&error, "x", tensor_check(&tensor, &need, "a", &error));
+    assert_string_equal(
+        error.message,
+        "layer 'a': x is [2, 4] float32 with a last stride of 2; [any, 4] f16, bf16 or "
+        "f32, the last dimension contiguous, is needed");
+    need.strided = true;
+    need.shape[1] = 3;
+    REFUSED(&error, "x", tensor_check(&tensor, &need, NULL, &error));
+    need.more = 2;
+    assert_ok(tensor_check(&tensor, &need, NULL, &error));
+    tensor.data = NULL;
+    REFUSED(&error, "x", tensor_check(&tensor, &need, NULL, &error));
+    need.shape[1] = 0;
+    assert_ok(tensor_check(&tensor, &need, NULL, &error));
+    tensor.dtype.code = ATTN_CODE_INT;
+    REFUSED(&error, "x", tensor_check(&tensor, &need, NULL, &error));
+    need.dtype = TENSOR_BYTES;
+    assert_ok(tensor_check(&tensor, &need, NULL, &error));
 }
 
 TEST(devices_have_names)

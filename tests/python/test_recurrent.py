@@ -240,7 +240,7 @@ class Norm(unittest.TestCase):
         gdn, norm = libattn.GdnDesc(2, 2, 16, 16), libattn.RecurrentNorm(1e-6, num_groups=1)
         weights, weight = extensions.gdn_weights(torch.zeros(2), torch.zeros(2)), torch.ones(32)
         for given in ([weights], [weights, extensions.recurrent_norm_weight(weight[:16])]):
-            with self.assertRaisesRegex(libattn.AttnError, "attn_recurrent_norm_weight.*not .32. of floats"):
+            with self.assertRaisesRegex(libattn.AttnError, "attn_recurrent_norm_weight is .*; .32. f16, bf16 or f32"):
                 Served(gdn, None, given, 1.0, torch.zeros(5, 2, 16, 16), norm=norm)
         served = Served(gdn, None, [weights, extensions.recurrent_norm_weight(weight)], 1.0, torch.zeros(5, 2, 16, 16), norm=norm)
         rows, gates = [torch.zeros(2, 2, 16)] * 3, torch.zeros(2, 2)

@@ -56,24 +56,26 @@ TEST(test_values)
     struct attn_tensor bad = f.tensors[0];
     f.io.q = &bad;
     bad.shape = shape;
-    refuse_run(&f, "q", "q is [31, 3, 32]; [31 or more, 4, 32] is needed");
+    refuse_run(&f, "q",
+               "q is [31, 3, 32] float32; [31 or more, 4, 32] float32, the last dimension "
+               "contiguous, is needed");
     bad = f.tensors[0];
     bad.strides = strides;
-    refuse_run(&f, "q", "the last stride of q is 2");
+    refuse_run(&f, "q", "q is [31, 4, 32] float32 with a last stride of 2");
     bad = f.tensors[0];
     bad.dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
-    refuse_run(&f, "q", "q is bfloat16; the layer's is float32");
+    refuse_run(&f, "q", "q is [31, 4, 32] bfloat16; [31 or more, 4, 32] float32");
     bad.dtype = (struct attn_dtype){ATTN_CODE_FLOAT, 32, 2};
-    refuse_run(&f, "q", "q is float32 in 2 lanes; the layer's is float32");
+    refuse_run(&f, "q", "q is [31, 4, 32] float32 in 2 lanes; [31 or more, 4, 32] float32,");
     f.io.q = NULL;
     refuse_run(&f, "q", "q is NULL");
     f.io.q = &f.tensors[0];
     bad = f.tensors[1];
     bad.shape = few;
     f.io.k = &bad;
-    refuse_run(&f, "k", "k is [30, 2, 32]; [31 or more, 2, 32] is needed");
+    refuse_run(&f, "k", "k is [30, 2, 32] float32; [31 or more, 2, 32] float32");
     bad.shape = shape;
-    refuse_run(&f, "k", "k is [31, 3, 32]; [31 or more, 2, 32] is needed");
+    refuse_run(&f, "k", "k is [31, 3, 32] float32; [31 or more, 2, 32] float32");
 }
 
 /* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
@@ -214,7 +216,7 @@ TEST(test_sink_tensors)
         bad.dtype.bits = i == 2 ? 16 : 32;
         bad.data = i == 3 ? NULL : bad.data;
         refuse(&f, f.api->layer_bind_params(f.api->model_layer(f.model, 0), &params, &f.error),
-               "sink_k", i == 5 ? "layer '" : "must be [3, 2, 32] of the layer's dtype");
+               "sink_k", i == 5 ? "layer '" : "; [3, 2, 32] float32, the last");
     }
 }
 
