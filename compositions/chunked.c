@@ -48,42 +48,32 @@ static int64_t max_chunks(const attn_plan *plan)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     const int64_t most = max_chunks(plan);
-    plan->num_integers += 3 * (most + 1);
+    plan->num_integers += 3 * most + 1;
     for (int32_t part = 0; part < PART_COUNT; part++) { /* a static sink's, too */
         plan->part_limits[part].max_num_reqs = (int32_t)(most < INT32_MAX ? most : INT32_MAX);
     }
     return ATTN_OK;
 }
 
-/* Chunks that request r's queries lie in become requests over their own chunk and the
- * chunk_lookback ones before it. With a table stride of 1 a row is any place in the engine's table,
- * so that no table is copied. */
-struct chunks {
-    int32_t *start, *lens, *rows;
-    int32_t count;
-};
-
-static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *layer,
-                       int32_t row_begin, int32_t query_len, int32_t seq_len, int64_t table_place)
+/* Chunks that a request's queries, from row `row` on, lie in become requests over their own chunk
+ * and the chunk_lookback ones before it. With a table stride of 1 a row is any place in the
+ * engine's table, so that no table is copied. */
+static void add_chunks(struct view_requests *chunks, const struct attn_layer_desc *layer,
+                       int32_t row, int32_t query_len, int32_t seq_len, int64_t table_place)
 {
     int64_t size = layer->chunk_size, position = seq_len - query_len;
-    int32_t row = row_begin;
     /* an idle request stays one: its rows are still its own */
     if (position < 0 || query_len == 0) {
-        chunks->start[chunks->count] = row;
-        chunks->lens[chunks->count] = 0;
-        chunks->rows[chunks->count++] = (int32_t)table_place;
+        view_add(chunks, row + query_len, 0, (int32_t)table_place);
         return;
     }
     while (position < seq_len) {
         int64_t chunk = position / size;
         int64_t end = (chunk + 1) * size < seq_len ? (chunk + 1) * size : seq_len;
         int64_t from = chunk > layer->chunk_lookback ? (chunk - layer->chunk_lookback) * size : 0;
-        chunks->start[chunks->count] = row;
-        chunks->lens[chunks->count] = (int32_t)(end - from);
-        chunks->rows[chunks->count] = (int32_t)(table_place + from / layer->block_size);
-        chunks->count++;
         row += (int32_t)(end - position);
+        view_add(chunks, row, (int32_t)(end - from),
+                 (int32_t)(table_place + from / layer->block_size));
         position = end;
     }
 }
@@ -93,8 +83,8 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     const struct attn_layer_desc *layer = plan->steps[0].layer->desc;
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *cut = &plan->whole;
-    int64_t most = max_chunks(plan) + 1;
-    struct chunks chunks = {plan_take(plan, most), plan_take(plan, most), plan_take(plan, most), 0};
+    const int32_t *start = whole->query_start_loc_host;
+    struct view_requests chunks = view_begin(plan, max_chunks(plan), start[0]);
     if (whole->seq_lens_host == NULL) {
         return BAD("seq_lens_host", "chunks as virtual requests need the lengths on the host");
     }
@@ -106,22 +96,14 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
         return error_set(error, ATTN_ERROR_LIMIT, "block_table", "more than 2^31 entries");
     }
     for (int32_t r = 0; r < whole->num_reqs; r++) {
-        const int32_t *start = whole->query_start_loc_host;
         int64_t row = whole->block_table_row != NULL ? whole->block_table_row[r] : r;
         add_chunks(&chunks, layer, start[r], start[r + 1] - start[r], whole->seq_lens_host[r],
                    row * whole->block_table_stride);
     }
-    chunks.start[chunks.count] = whole->query_start_loc_host[whole->num_reqs];
     *cut = *whole;
-    cut->num_reqs = chunks.count;
-    view_starts(plan, cut, chunks.start);
-    cut->seq_lens_host = chunks.lens;
-    cut->seq_lens = plan_on_device(plan, chunks.lens);
-    cut->block_table_row = plan_on_device(plan, chunks.rows);
+    view_end(plan, &chunks, true, cut);
     cut->block_table_rows = whole->block_table_rows * whole->block_table_stride;
     cut->block_table_stride = 1;
-    int64_t longest = layer->chunk_size * ((int64_t)layer->chunk_lookback + 1);
-    cut->max_seq_len = cut->max_seq_len < longest ? cut->max_seq_len : (int32_t)longest;
     return ATTN_OK;
 }
 

@@ -142,7 +142,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     limits->max_seq_len =
         limits->max_seq_len / tokens + (limits->max_seq_len % tokens != 0); /* 0: unknown */
     limits->max_blocks_per_req = 0;
-    plan->num_integers += 3 * ((int64_t)limits->max_num_reqs + 1);
+    plan->num_integers += 3 * (int64_t)limits->max_num_reqs + 1;
     FOR_SERVED(step, plan, COMPOSITION_COMPRESSED) {
         const struct attn_kernels *kernels = &step_instance(step)->kernels;
         struct launch *rows = &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED];
@@ -159,13 +159,9 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Virtual requests of which each has the queries of one request that see as many rows. */
-struct virtual_requests {
-    int32_t *start, *lens, *table_rows;
-    int32_t count;
-};
-
-static int32_t add_request(struct virtual_requests *to, const struct attn_batch *b, int32_t r,
+/* Virtual requests of which each has the queries of one request that see as many rows. Gives the
+ * most. */
+static int32_t add_request(struct view_requests *to, const struct attn_batch *b, int32_t r,
                            int32_t tokens, int32_t table_row)
 {
     int32_t row = b->query_start_loc_host[r], rows = 0;
@@ -174,11 +170,9 @@ static int32_t add_request(struct virtual_requests *to, const struct attn_batch 
         const int64_t position = (int64_t)length - (end - row);
         rows = position >= 0 ? (int32_t)((position + 1) / tokens) : 0; /* idle: no rows */
         const int64_t next = ((int64_t)rows + 1) * tokens - 1;         /* which sees a row more */
-        to->start[to->count] = row;
-        to->lens[to->count] = rows;
-        to->table_rows[to->count++] = table_row;
         const int64_t count = position >= 0 ? next - position : tokens;
         row = count < end - row ? row + (int32_t)count : end;
+        view_add(to, row, rows, table_row);
     }
     return rows;
 }
@@ -189,16 +183,13 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     const struct attn_cache_desc *cache = cache_of_plan(plan);
     const struct attn_batch_table *table = &plan->tables[0][cache->table - 1];
     struct attn_batch *cut = &((struct compressed *)plan->data[COMPOSITION_COMPRESSED])->view;
-    const int64_t most = (int64_t)most_requests(plan) + 1;
-    struct virtual_requests to = {plan_take(plan, most), plan_take(plan, most),
-                                  plan_take(plan, most), 0};
+    struct view_requests to = view_begin(plan, most_requests(plan), whole->query_start_loc_host[0]);
     const int32_t *rows_of = table->seq_lens_host;
     rows_of =
         rows_of == NULL && plan->model->device.type == ATTN_DEVICE_CPU ? table->seq_lens : rows_of;
     if (whole->seq_lens_host == NULL || rows_of == NULL) {
         return BAD("seq_lens_host", "compressed rows need the lengths of both tables on the host");
     }
-    int32_t longest = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         const int32_t rows =
             add_request(&to, whole, r, cache->tokens_per_row,
@@ -210,18 +201,10 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
                        cache->table, r, rows_of[r], whole->seq_lens_host[r], rows,
                        cache->tokens_per_row);
         }
-        longest = rows > longest ? rows : longest;
     }
-    to.start[to.count] = whole->query_start_loc_host[whole->num_reqs];
     *cut = *whole;
     own_table_put(cut, table);
-    cut->num_reqs = to.count;
-    cut->query_start_loc_host = to.start;
-    cut->query_start_loc = plan_on_device(plan, to.start);
-    cut->seq_lens_host = to.lens;
-    cut->seq_lens = plan_on_device(plan, to.lens);
-    cut->block_table_row = plan_on_device(plan, to.table_rows);
-    cut->max_seq_len = longest;
+    view_end(plan, &to, true, cut);
     cut->max_query_len =
         cut->max_query_len < cache->tokens_per_row ? cut->max_query_len : cache->tokens_per_row;
     cut->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not */

@@ -301,26 +301,19 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
     const attn_layer *layer = plan->steps[0].layer;
     const int32_t *lens = plan->all_query_lens;
     int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
-    int32_t count = ranks * (num_reqs + 1), at = 0;
-    int32_t *start = plan_take(plan, count + 1), *length = plan_take(plan, count);
-    int32_t *row = plan_take(plan, count);
-    start[0] = 0;
+    struct view_requests of_all = view_begin(plan, (int64_t)ranks * (num_reqs + 1), 0);
     for (int32_t rank = 0; rank < ranks; rank++) {
-        for (int32_t r = 0; r < num_reqs; r++, at++) {
-            start[at + 1] = start[at] + queries_of(layer, lens[r], rank);
-            length[at] = local_length(layer, plan->received.seq_lens_host[r] - lens[r]);
-            row[at] = r;
+        int32_t end = rank * p->widest;
+        for (int32_t r = 0; r < num_reqs; r++) {
+            end += queries_of(layer, lens[r], rank);
+            view_add(&of_all, end, local_length(layer, plan->received.seq_lens_host[r] - lens[r]),
+                     r);
         }
-        start[at + 1] = (rank + 1) * p->widest;
-        length[at] = row[at] = 0;
-        at++;
+        view_add(&of_all, (rank + 1) * p->widest, 0, 0);
     }
-    context->num_reqs = count;
     context->num_tokens = context->num_actual_tokens = ranks * p->widest;
     context->max_query_len = p->widest;
-    view_starts(plan, context, start);
-    view_lens(plan, context, length);
-    context->block_table_row = plan_on_device(plan, row);
+    view_end(plan, &of_all, true, context);
 }
 
 /* The engine's own counts of this rank's keys. What the host can see of them has to be a part of

@@ -188,18 +188,17 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
     TRY(check_batch(plan, lens, error));
     TRY(find_runs(plan, lens, error));
     int32_t each = queries_slices(layer), slices = each * b->num_reqs, at = 0;
-    int32_t *start = plan_take(plan, slices + 1), *length = plan_take(plan, slices);
-    int32_t *row = plan_take(plan, slices), *key_start = plan_take(plan, slices + 1);
+    struct view_requests own = view_begin(plan, slices, 0);
+    int32_t *key_start = plan_take(plan, slices + 1);
     struct row_run *runs = p->runs + p->num_runs;
     int64_t base = 0;
-    start[0] = key_start[0] = 0;
+    key_start[0] = 0;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         for (int32_t i = 0; i < each; i++, at++) {
             struct slice s = slice_of(layer, lens[r], layer->selected->cp->prefill->rank, i);
             bool any = s.end > s.first;
-            start[at + 1] = start[at] + s.end - s.first;
-            length[at] = any ? b->seq_lens_host[r] - lens[r] + s.end : 0;
-            row[at] = r;
+            view_add(&own, own.start[at] + s.end - s.first,
+                     any ? b->seq_lens_host[r] - lens[r] + s.end : 0, r);
             key_start[at + 1] = key_start[at] + (any ? s.end : 0);
             runs[at] = (struct row_run){base, key_start[at], any ? s.end : 0};
         }
@@ -208,13 +207,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
     p->num_slice_runs = slices;
     p->key_start = key_start;
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
-    b->num_reqs = slices;
-    view_starts(plan, b, start);
-    b->seq_lens_host = length;
-    b->seq_lens = plan_on_device(plan, length);
-    if (each > 1) {
-        b->block_table_row = plan_on_device(plan, row);
-    }
+    view_end(plan, &own, each > 1, b);
     plan->whole = *b;
     return ATTN_OK;
 }

@@ -100,6 +100,26 @@ void view_lens(const attn_plan *plan, struct attn_batch *view, const int32_t *le
     }
 }
 
+struct view_requests view_begin(attn_plan *plan, int64_t most, int32_t first_row)
+{
+    struct view_requests requests = {.start = plan_take(plan, most + 1)};
+    requests.lens = plan_take(plan, most);
+    requests.table_rows = plan_take(plan, most);
+    requests.start[0] = first_row;
+    return requests;
+}
+
+void view_end(const attn_plan *plan, const struct view_requests *requests, bool rows,
+              struct attn_batch *view)
+{
+    view->num_reqs = requests->count;
+    view_starts(plan, view, requests->start);
+    view_lens(plan, view, requests->lens);
+    if (rows) {
+        view->block_table_row = plan_on_device(plan, requests->table_rows);
+    }
+}
+
 void view_keys(const attn_plan *plan, struct attn_batch *view, const int32_t *start)
 {
     view->key_start_loc_host = start;

@@ -377,6 +377,24 @@ void view_starts(const attn_plan *plan, struct attn_batch *view, const int32_t *
 void view_lens(const attn_plan *plan, struct attn_batch *view, const int32_t *lens);
 /* Their keys are contiguous from `start` on, an array of plan_take; NULL: as the queries. */
 void view_keys(const attn_plan *plan, struct attn_batch *view, const int32_t *start);
+/* Requests of a view in the making, among the plan's integers. */
+struct view_requests {
+    int32_t *start, *lens, *table_rows;
+    int32_t count;
+};
+/* Room for `most`, 3 most + 1 integers; the first begins in row `first_row`. */
+struct view_requests view_begin(attn_plan *plan, int64_t most, int32_t first_row);
+/* One more: up to row `end_row`, over so many keys, in that row of the block table. */
+static inline void view_add(struct view_requests *requests, int32_t end_row, int32_t len,
+                            int32_t table_row)
+{
+    requests->lens[requests->count] = len;
+    requests->table_rows[requests->count++] = table_row;
+    requests->start[requests->count] = end_row;
+}
+/* They become the view's; `rows`: with rows of their own in the block table. */
+void view_end(const attn_plan *plan, const struct view_requests *requests, bool rows,
+              struct attn_batch *view);
 /* They see all of their keys, and write none: the layer of the part is not causal. */
 void view_sees_all(struct attn_batch *view);
 
