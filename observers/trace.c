@@ -177,8 +177,8 @@ static void add_tensor(struct span *span, const char *name, const struct attn_te
 static int64_t row_bytes(const struct attn_layer_desc *layer, const struct attn_kv_view *k,
                          const struct attn_kv_view *v)
 {
-    return layer->num_kv_heads * ((k != NULL ? layer_row_bytes(layer, false) : 0) +
-                                  (v != NULL ? layer_row_bytes(layer, true) : 0));
+    return layer->num_kv_heads * ((k != NULL ? layer_row(layer, false).bytes : 0) +
+                                  (v != NULL ? layer_row(layer, true).bytes : 0));
 }
 
 static void add_attend(struct span *span, const struct attn_attend_args *args)

@@ -38,49 +38,27 @@ static void add_plane(struct planes *all, struct plane plane)
     all->planes[all->count++] = plane;
 }
 
-/* `row`, `scale`: bytes of one head in a slot; `parts`: blocks of the view that one of the engine's
- * is. */
-static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_t parts,
-                     int64_t row, int64_t scale)
+static void add_cache(struct planes *all, const attn_layer *layer, const struct cache *cache)
 {
-    int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
-    if (view->pack > 0 && view->pack < view->head_size) {
+    const struct attn_kv_view *view = cache->view;
+    const int64_t parts = layer_parts(layer, cache->spec.table), last = parts - 1;
+    const int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
+    int64_t row = cache->row.data;
+    if (layer_has_vendor_pages(layer) && cache < layer->all + layer->num_own) {
+        row = layer->spec.page_bytes / parts; /* its strides of slots and heads are 0 */
+    } else if (view->pack > 0 && view->pack < view->head_size) {
         int64_t pieces = view->head_size / view->pack;
         row = (pieces - 1) * view->stride_pack + row / pieces;
     }
     add_plane(all, (struct plane){view->data, parts * view->stride_block,
-                                  (parts - 1) * view->stride_block + slots * view->stride_slot +
+                                  last * view->stride_block + slots * view->stride_slot +
                                       heads * view->stride_head + row});
-    if (scale > 0 && view->scale != NULL) {
-        add_plane(all, (struct plane){view->scale, parts * view->scale_stride_block,
-                                      (parts - 1) * view->scale_stride_block +
-                                          slots * view->scale_stride_slot +
-                                          heads * view->scale_stride_head + scale});
+    if (cache->row.scale > 0 && view->scale != NULL) {
+        add_plane(all,
+                  (struct plane){view->scale, parts * view->scale_stride_block,
+                                 last * view->scale_stride_block + slots * view->scale_stride_slot +
+                                     heads * view->scale_stride_head + cache->row.scale});
     }
-}
-
-static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
-                     bool value)
-{
-    const int64_t parts = layer_parts(layer, 0);
-    if (layer_has_vendor_pages(layer)) {
-        add_plane(
-            all, (struct plane){view->data, parts * view->stride_block,
-                                (parts - 1) * view->stride_block + layer->spec.page_bytes / parts});
-    } else {
-        add_rows(all, view, parts, layer->row_bytes[value], layer_scale_bytes(layer->desc, value));
-    }
-}
-
-/* A cache beyond those of the kind. */
-static void add_further(struct planes *all, const attn_layer *layer, int32_t index)
-{
-    const struct attn_kv_view *view = &layer->further[index];
-    const int32_t dtype = layer->selected->caches->caches[index].kv_dtype;
-    add_rows(all, view, layer_parts(layer, layer->caches[index].table),
-             dtype == ATTN_KV_NVFP4 ? view->head_size / 2
-                                    : kv_row_bytes(dtype, view->head_size, false),
-             kv_scale_bytes(dtype, view->head_size, false));
 }
 
 /* Copies of one layer's blocks in a table. In the other memory the planes of a block follow one
@@ -92,15 +70,9 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
     struct planes all = {.count = 0};
     int64_t bytes = 0, stride = layer->spec.padded_page_bytes;
     bool out = kind == ATTN_COPY_DEVICE_TO_HOST;
-    if (table == 0) {
-        add_view(&all, layer, &layer->k_cache, false);
-    }
-    if (table == 0 && layer->has_v_cache) {
-        add_view(&all, layer, &layer->v_cache, true);
-    }
-    for (int32_t i = 0; i < layer->num_further; i++) {
-        if (layer->caches[i].table == table) {
-            add_further(&all, layer, i);
+    for (int32_t i = 0; i < layer_num_caches(layer); i++) {
+        if (layer->all[i].spec.table == table) {
+            add_cache(&all, layer, &layer->all[i]);
         }
     }
     for (int32_t i = 0; i < all.count && table > 0; i++) {

@@ -69,6 +69,25 @@ struct served {
     bool is_prepared[PART_COUNT];
 };
 
+/* Bytes of one slot and head: of its row with the scales that stand in it, and without; of all its
+ * scales, and of those that stand apart, by default behind the rows of a block. */
+struct kv_row {
+    int64_t bytes, data, scale, apart;
+};
+/* Of opaque rows head_size counts bytes. Scales: float32, a byte per 16 dims of nvfp4, TurboQuant's
+ * one or two float16. */
+struct kv_row kv_row(int32_t kv_dtype, int32_t head_size, bool value);
+/* That of a layer's K or V, which may be opaque. */
+struct kv_row layer_row(const struct attn_layer_desc *l, bool value);
+
+/* One of a layer's caches. */
+struct cache {
+    struct attn_cache_spec spec;
+    struct kv_row row;
+    struct attn_kv_view *view; /* attn_layer's k_cache, v_cache or further; data NULL: not bound */
+    char name[16];             /* "k", "cache 3", in errors */
+};
+
 struct attn_layer {
     attn_model *model;
     int32_t index;
@@ -88,13 +107,12 @@ struct attn_layer {
     const char *needed_params; /* what it cannot run without, in words; NULL: nothing */
     /* K's, or the only cache of its kind: memory in the layout that its backend would like */
     struct attn_cache_spec spec;
-    struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
-    bool has_v_cache;
-    int32_t num_further;             /* caches of attn_layer_caches */
+    struct attn_kv_view k_cache, v_cache;
+    struct cache *all;               /* those of its kind, then those of attn_layer_caches */
+    int32_t num_own, num_further;    /* of both */
     int32_t num_tables;              /* how many of attn_batch.tables these need */
-    struct attn_kv_view *further;    /* their views; bound together with k_cache */
+    struct attn_kv_view *further;    /* their views */
     struct attn_layer_cache *caches; /* the same in the form that kernels get */
-    int64_t row_bytes[2];            /* one head's in k_cache and v_cache, scales not counted */
     /* tokens of one entry of the block table, over all ranks that share the cache */
     int64_t tokens_per_block;
     struct layer_params_copy params_copies[2]; /* one is in use, the other takes the next bind */
@@ -167,12 +185,6 @@ void instance_finish(struct instance *instance);
  * copies and fills where their backends have none. */
 extern const struct attn_kernels host_kernels;
 
-/* Bytes of a row, one slot's of one head, with the scales that stand in it (kv_scales_in_row). Of
- * opaque rows head_size counts bytes. */
-int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
-/* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, TurboQuant's one
- * or two float16. */
-int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 /* Whether reading the layer's cache needs arrays of attn_kv_quant_params. */
 static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
 {
@@ -180,48 +192,31 @@ static inline bool layer_needs_quant_params(const struct attn_layer_desc *l)
            (l->kv_dtype == ATTN_KV_INT8_KV || l->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
             l->kv_dtype_v == ATTN_KV_INT4_PER_TOKEN_HEAD);
 }
-/* Whether kv_row_bytes counts the scales, which by default stand behind each row. */
-bool kv_scales_in_row(int32_t kv_dtype);
-/* Bytes of the scales of one slot and head that kv_row_bytes does not count. */
-int64_t kv_scales_apart(int32_t kv_dtype, bool value);
-/* The same three of a layer's K or V, which may be opaque. */
-int64_t layer_row_bytes(const struct attn_layer_desc *l, bool value);
-int64_t layer_scale_bytes(const struct attn_layer_desc *l, bool value);
-int64_t layer_scales_apart(const struct attn_layer_desc *l, bool value);
-
 /* Are blocks of the layer's K and V pages of bytes, which only its backends can read? */
 static inline bool layer_has_vendor_pages(const attn_layer *layer)
 {
     return layer->spec.layout >= ATTN_VENDOR_CODE;
 }
 
-/* What a view must be: rows of one cache. */
-struct wanted_view {
-    const char *which; /* "k", "cache 3", in errors */
-    int32_t num_heads;
-    int32_t head_size;
-    int32_t block_size;
-    int64_t row_bytes; /* one head's, scales not counted */
-};
+/* cache.c: a view as the engine gave it, checked and cut into the kernel's blocks. */
+attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
+                            const struct attn_kv_view *given, struct attn_kv_view *view,
+                            struct attn_error *error);
+/* cache.c: K's and V's views, each read, next to each other */
+attn_status cache_check_pair(const attn_layer *layer, const struct attn_kv_view views[2],
+                             struct attn_error *error);
 
-/* cache.c: an address, the sizes, and strides under which no two rows share bytes. */
-attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
-                             const struct attn_kv_view *view, struct attn_error *error);
-/* cache.c: a view of the engine's blocks, of kernel x parts rows, as one of the kernel's: parts of
- * a block lie one behind the other where its slots do. Other views stay. */
-attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel, int32_t parts,
-                     struct attn_kv_view *view, struct attn_error *error);
-/* cache.c: K and V, or the latent rows, checked and kept; the layer may have more caches. */
-attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
-                           const struct attn_kv_view *v, struct attn_error *error);
-
+/* kv_spec.c: a view's scales, within its rows or, where these stand apart, at `apart` in blocks
+ * `stride` bytes from each other */
+void view_set_scales(struct attn_kv_view *view, const struct kv_row *row, uint8_t *apart,
+                     int64_t stride);
 /* kv_spec.c: views of num_blocks blocks at base, in the layout of the layer's page. Of latent rows
  * v is NULL. */
 attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
                            struct attn_kv_view *k, struct attn_kv_view *v,
                            struct attn_error *error);
 
-/* Makes room for the caches beyond the kind's, none of them bound. */
+/* Describes all caches of a layer with a spec, none of them bound. */
 attn_status layer_make_caches(attn_layer *layer, struct attn_error *error);
 
 #endif

@@ -37,49 +37,36 @@ static const struct kv_form *form_of(int32_t kv_dtype)
     return &forms[kv_dtype < NUM_KV_DTYPES ? kv_dtype : ATTN_KV_AUTO];
 }
 
-int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
+struct kv_row kv_row(int32_t kv_dtype, int32_t head_size, bool value)
 {
     const struct kv_form *form = form_of(kv_dtype);
     const int64_t element = form->element[value] > 0 ? form->element[value] : 32;
-    return kv_dtype == ATTN_KV_FP8_DS_MLA  ? 656
-           : kv_dtype == ATTN_KV_FP8_DS_V4 ? (int64_t)head_size + 64 /* the last 64 in bf16 */
-                                           : head_size * element / 32 + form->in_row[value];
+    const int64_t in_row = kv_dtype == ATTN_KV_NVFP4 ? head_size / 16 : form->in_row[value];
+    const int64_t bytes = kv_dtype == ATTN_KV_FP8_DS_MLA ? 656
+                          : kv_dtype == ATTN_KV_FP8_DS_V4
+                              ? (int64_t)head_size + 64 /* the last 64 in bf16 */
+                              : head_size * element / 32 + form->in_row[value];
+    const int64_t apart = form->apart[value];
+    return (struct kv_row){bytes, bytes - in_row, in_row + apart, apart};
 }
 
-int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value)
+struct kv_row layer_row(const struct attn_layer_desc *l, bool value)
 {
-    const struct kv_form *form = form_of(kv_dtype);
-    return kv_dtype == ATTN_KV_NVFP4 ? head_size / 16 : form->in_row[value] + form->apart[value];
-}
-
-bool kv_scales_in_row(int32_t kv_dtype)
-{
-    return kv_dtype == ATTN_KV_NVFP4 || form_of(kv_dtype)->in_row[1] > 0;
-}
-
-int64_t kv_scales_apart(int32_t kv_dtype, bool value)
-{
-    return form_of(kv_dtype)->apart[value];
-}
-
-int64_t layer_row_bytes(const struct attn_layer_desc *l, bool value)
-{
+    const int64_t bytes = value ? l->kv_row_bytes_v : l->kv_row_bytes;
+    const int64_t scale = value ? l->kv_scale_bytes_v : l->kv_scale_bytes;
     return kv_is_opaque(kv_dtype_of(l, value))
-               ? (value ? l->kv_row_bytes_v : l->kv_row_bytes)
-               : kv_row_bytes(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size, value);
+               ? (struct kv_row){bytes, bytes, scale, scale}
+               : kv_row(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size, value);
 }
 
-int64_t layer_scale_bytes(const struct attn_layer_desc *l, bool value)
-{
-    return kv_is_opaque(kv_dtype_of(l, value))
-               ? (value ? l->kv_scale_bytes_v : l->kv_scale_bytes)
-               : kv_scale_bytes(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size,
-                                value);
-}
+/* Both of a layer. */
+struct rows {
+    struct kv_row k, v;
+};
 
-int64_t layer_scales_apart(const struct attn_layer_desc *l, bool value)
+static struct rows rows_of(const attn_layer *layer)
 {
-    return kv_scales_in_row(kv_dtype_of(l, value)) ? 0 : layer_scale_bytes(l, value);
+    return (struct rows){layer_row(layer->desc, false), layer_row(layer->desc, true)};
 }
 
 static int32_t spec_kind(const struct layer *layer)
@@ -120,9 +107,9 @@ static bool has_whole_pages(const attn_layer *layer)
 {
     const struct attn_layer_desc *l = layer->desc;
     const struct attn_cache_spec *spec = &layer->spec;
-    return has_two_dtypes(layer) || layer_row_bytes(l, false) != layer_row_bytes(l, true) ||
-           layer_scales_apart(l, false) > 0 || layer_scales_apart(l, true) > 0 ||
-           kv_rows_are_whole(l->kv_dtype) || kv_scales_in_row(l->kv_dtype) ||
+    const struct rows rows = rows_of(layer);
+    return has_two_dtypes(layer) || rows.k.bytes != rows.v.bytes || rows.k.scale > 0 ||
+           rows.v.scale > 0 || kv_rows_are_whole(l->kv_dtype) ||
            spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
@@ -143,7 +130,7 @@ static int64_t plane_bytes(const attn_layer *layer, bool value)
 {
     const struct attn_layer_desc *l = layer->desc;
     const int64_t bytes =
-        (int64_t)layer->spec.kernel_block_size * l->num_kv_heads * layer_row_bytes(l, value);
+        (int64_t)layer->spec.kernel_block_size * l->num_kv_heads * layer_row(l, value).bytes;
     if (value && layer->selected->is_latent) {
         return 0; /* it has no V */
     }
@@ -234,8 +221,9 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
         return ATTN_OK;
     }
     const int64_t slots = (int64_t)spec->block_size * spec->num_heads;
+    const struct rows bytes = rows_of(layer);
     if (selected->is_latent) {
-        spec->page_bytes = slots * (layer_row_bytes(l, false) + layer_scales_apart(l, false));
+        spec->page_bytes = slots * (bytes.k.bytes + bytes.k.apart);
     } else if (selected->has_states) { /* one page is all of a slot's state */
         spec->page_bytes = selected->state_bytes;
         spec->block_size = spec->kernel_block_size = 1;
@@ -245,7 +233,7 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
     } else {
         spec->page_bytes =
             (plane_bytes(layer, false) + plane_bytes(layer, true)) * num_parts(layer) +
-            slots * (layer_scales_apart(l, false) + layer_scales_apart(l, true));
+            slots * (bytes.k.apart + bytes.v.apart);
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
@@ -258,7 +246,8 @@ static struct attn_kv_view make_view(const attn_layer *layer, int32_t layout, bo
                                      uint8_t *base, int64_t num_blocks)
 {
     const struct attn_layer_desc *l = layer->desc;
-    const int64_t row[] = {layer_row_bytes(l, false), layer_row_bytes(l, true)};
+    const struct rows rows = rows_of(layer);
+    const int64_t row[] = {rows.k.bytes, rows.v.bytes};
     const int64_t b = layer->spec.kernel_block_size, h = l->num_kv_heads, mine = row[value];
     const int64_t plane = plane_bytes(layer, false); /* K of one block */
     const bool split = layout == ATTN_KV_LAYOUT_NHD || layout == ATTN_KV_LAYOUT_HND;
@@ -296,45 +285,42 @@ static struct attn_kv_view make_view(const attn_layer *layer, int32_t layout, bo
     return view;
 }
 
-/* Scales follow the rows of a page: K's, then V's, float32 each or as many bytes as the layer
- * says, [B, Hk] or, where a head's rows lie together, [Hk, B]. NVFP4's and TurboQuant's end each
- * row. */
+void view_set_scales(struct attn_kv_view *view, const struct kv_row *row, uint8_t *apart,
+                     int64_t stride)
+{
+    const bool in_row = row->apart == 0, by_head = view->stride_head > view->stride_slot;
+    if (row->scale > 0) {
+        view->scale = in_row ? (uint8_t *)view->data + row->data : apart;
+        view->scale_stride_block = in_row ? view->stride_block : stride;
+        view->scale_stride_slot = in_row    ? view->stride_slot
+                                  : by_head ? row->scale
+                                            : row->scale * view->num_heads;
+        view->scale_stride_head = in_row    ? view->stride_head
+                                  : by_head ? row->scale * view->block_size
+                                            : row->scale;
+    }
+}
+
+/* Scales that stand apart follow the rows of a page: K's, then V's. */
 static void add_scales(const attn_layer *layer, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
-    const struct attn_layer_desc *l = layer->desc;
-    const int64_t b = layer->spec.kernel_block_size, h = l->num_kv_heads;
-    const int64_t bytes = layer_scale_bytes(l, value);
-    if (bytes == 0 || layer_has_vendor_pages(layer)) {
-        return;
+    const struct rows rows = rows_of(layer);
+    const int64_t slots = (int64_t)layer->spec.kernel_block_size * layer->desc->num_kv_heads;
+    const int64_t page = plane_bytes(layer, false) + plane_bytes(layer, true);
+    if (!layer_has_vendor_pages(layer)) {
+        view_set_scales(view, value ? &rows.v : &rows.k,
+                        base + page + (value ? slots * rows.k.apart : 0), kernel_page(layer));
     }
-    if (kv_scales_in_row(kv_dtype_of(l, value))) {
-        view->scale = (uint8_t *)view->data + layer_row_bytes(l, value) - bytes;
-        view->scale_stride_block = view->stride_block;
-        view->scale_stride_slot = view->stride_slot;
-        view->scale_stride_head = view->stride_head;
-        return;
-    }
-    const bool by_head = view->stride_head > view->stride_slot;
-    const int64_t rows = plane_bytes(layer, false) + plane_bytes(layer, true);
-    view->scale = base + rows + (value ? b * h * layer_scales_apart(l, false) : 0);
-    view->scale_stride_block = kernel_page(layer);
-    view->scale_stride_slot = by_head ? bytes : bytes * h;
-    view->scale_stride_head = by_head ? bytes * b : bytes;
 }
 
 attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
                            struct attn_kv_view *k, struct attn_kv_view *v, struct attn_error *error)
 {
-    if (layer == NULL || base == NULL || k == NULL || num_blocks <= 0) {
-        return BAD("num_blocks",
-                   "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
-                   "least",
-                   (const void *)layer, base, (void *)k, (long long)num_blocks);
-    }
     const struct attn_cache_spec *spec = &layer->spec;
-    if (spec->kind == ATTN_KV_SPEC_NONE || spec->kind == ATTN_KV_SPEC_STATE) {
-        return BAD("layer", "layer '%s' has no cache of keys and values", layer->desc->name);
+    if (base == NULL || num_blocks <= 0) {
+        return BAD("num_blocks", "layer '%s': %lld blocks at %p; an address and at least 1",
+                   layer->desc->name, (long long)num_blocks, base);
     }
     if (num_blocks > MAX_CACHE / spec->padded_page_bytes) {
         return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",

@@ -42,8 +42,8 @@ static attn_status bind_layer(attn_model *model, int32_t index,
         TRY(model_make_instance(model, choice->backend, &served->instance, error));
     }
     TRY(find_compositions(layer, error));
-    TRY(layer_make_caches(layer, error));
     TRY(layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout, error));
+    TRY(layer_make_caches(layer, error));
     return layer_make_parts(layer, error);
 }
 

@@ -78,7 +78,7 @@ static void begin_launch(struct step *step, int32_t phase, int32_t part)
     args->flags = ATTN_RUN_NO_WRITE; /* but where plan_batch finds that it writes */
     if (owner->k_cache.data != NULL && part != PART_NEW) {
         args->k_cache = &owner->k_cache;
-        args->v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
+        args->v_cache = owner->num_own == 2 ? &owner->v_cache : NULL;
         args->caches = owner->caches;
         args->num_caches = owner->num_further;
         args->cache_stride = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
@@ -197,7 +197,7 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
                                     .layer = &layer->parts[PART_MAIN],
                                     .params = &layer->part_params[PART_MAIN],
                                     .k_cache = &layer->k_cache,
-                                    .v_cache = layer->has_v_cache ? &layer->v_cache : NULL};
+                                    .v_cache = layer->num_own == 2 ? &layer->v_cache : NULL};
     if (layer->num_further > 0) {
         step->write.caches = layer->caches;
         step->write.num_caches = layer->num_further;

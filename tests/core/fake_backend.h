@@ -43,6 +43,12 @@ attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *la
 /* The same, which has to succeed. */
 attn_model *fake_model_of(struct fixture *fixture, const struct attn_layer_desc *layers,
                           int32_t count);
+/* Binds K's and V's view. */
+static inline attn_status bind_kv(attn_layer *layer, const struct attn_kv_view *k,
+                                  const struct attn_kv_view *v, struct attn_error *error)
+{
+    return layer_bind_caches(layer, (const struct attn_kv_view *const[]){k, v}, 2, error);
+}
 static inline void model_end(attn_model **model)
 {
     model_destroy(*model);

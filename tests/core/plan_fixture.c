@@ -44,7 +44,7 @@ struct planned *planned_of(struct attn_layer_desc desc, bool validate,
         b->cache = aligned_alloc(256, bytes);
         memset(b->cache, 0xff, bytes); /* NaN where nothing is written */
         assert_ok(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error));
-        assert_ok(layer_bind_own(layer, &k, &v, &b->error));
+        assert_ok(bind_kv(layer, &k, &v, &b->error));
     }
     if (sink_params != NULL) {
         assert_ok(layer_bind_params(layer, sink_params, &b->error));

@@ -68,7 +68,7 @@ TEST(views_of_each_layout)
         assert_ok(layer_kv_views(model_layer(model, 0), cache, 3, &k, &v, &error));
         assert_int_equal(k.stride_head > k.stride_slot, layouts[i].heads_apart);
         assert_int_equal(v.stride_head > v.stride_slot, layouts[i].heads_apart);
-        if (layer_bind_own(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
+        if (bind_kv(model_layer(model, 0), &k, &v, &error) != ATTN_OK) {
             fail_msg("layout %d: %s", layouts[i].layout, error.message);
         }
     }
@@ -124,16 +124,16 @@ TEST(quantized_rows_need_scales)
         assert_ok(layer_kv_views(layer, cache, 3, &k, &v, &error));
         bad = k;
         bad.scale = NULL;
-        attn_status status = layer_bind_own(layer, &bad, &v, &error);
+        attn_status status = bind_kv(layer, &bad, &v, &error);
         assert_int_equal(status, rows[i].scales ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_OK);
         assert_string_equal(error.field, rows[i].scales ? "scale" : "");
         bad = k;
         bad.pack = k.head_size / 2;
         bad.stride_pack = 16; /* half of the codes */
         if (rows[i].whole) {
-            INVALID(&error, "pack", layer_bind_own(layer, &bad, &v, &error));
+            INVALID(&error, "pack", bind_kv(layer, &bad, &v, &error));
         }
-        assert_ok(layer_bind_own(layer, &k, &v, &error));
+        assert_ok(bind_kv(layer, &k, &v, &error));
         if (rows[i].field != NULL) {
             INVALID(&error, rows[i].field, bind_params_with(layer, NULL, NULL, NULL, &error));
         }
@@ -376,16 +376,16 @@ static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k
         struct attn_error error = ATTN_ERROR_INIT;
         struct attn_kv_view low = *v, high = *k;
         low.data = (uint8_t *)k->data + at[i];
-        INVALID(&error, "data", layer_bind_own(layer, k, &low, &error));
+        INVALID(&error, "data", bind_kv(layer, k, &low, &error));
         low.data = v->data;
         high.data = (uint8_t *)v->data + at[i];
-        assert_int_equal(layer_bind_own(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
+        assert_int_equal(bind_kv(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
     }
     /* One pool of pages, seen twice a page apart: the table says which are K's. */
     struct attn_kv_view shifted = *k;
     shifted.data = (uint8_t *)k->data + k->stride_block;
-    assert_ok(layer_bind_own(layer, k, &shifted, NULL));
-    assert_ok(layer_bind_own(layer, k, v, NULL));
+    assert_ok(bind_kv(layer, k, &shifted, NULL));
+    assert_ok(bind_kv(layer, k, v, NULL));
 }
 
 /* Strides and counts whose products leave 64 bits, or any machine's memory. */
@@ -401,7 +401,7 @@ static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
             views[j].stride_block = blocks[i] > 3 ? views[j].stride_block : INT64_MAX;
         }
         REFUSED_AS(ATTN_ERROR_LIMIT, &error, "num_blocks",
-                   layer_bind_own(layer, &views[0], &views[1], &error));
+                   bind_kv(layer, &views[0], &views[1], &error));
         if (blocks[i] > 3) {
             assert_int_equal(
                 layer_kv_views(layer, k->data, blocks[i], &views[0], &views[1], &error),
@@ -425,34 +425,32 @@ CASE(wrong_views_are_refused)
 
     bad = k;
     bad.stride_slot /= 2;
-    INVALID(&error, "stride_slot", layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "stride_slot", bind_kv(layer, &bad, &v, &error));
     bad = k;
     bad.head_size = 32;
-    INVALID(&error, "num_heads", layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "num_heads", bind_kv(layer, &bad, &v, &error));
     bad = k;
     bad.num_heads = 1;
-    INVALID(&error, "num_heads", layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "num_heads", bind_kv(layer, &bad, &v, &error));
     struct attn_kv_view odd[] = {k, v}; /* one block each: a stride that no block needs */
     odd[0].num_blocks = odd[1].num_blocks = 1;
     odd[0].stride_block += 2;
-    INVALID(&error, "data", layer_bind_own(layer, &odd[0], &odd[1], &error));
+    INVALID(&error, "data", bind_kv(layer, &odd[0], &odd[1], &error));
     bad = k;
     bad.pack = k.head_size - 1;
-    INVALID(&error, "pack", layer_bind_own(layer, &bad, &v, &error));
+    INVALID(&error, "pack", bind_kv(layer, &bad, &v, &error));
     bad = k; /* hnd, which the fake does not declare */
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
-    REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &error, "view_forms",
-               layer_bind_own(layer, &bad, &v, &error));
+    REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &error, "view_forms", bind_kv(layer, &bad, &v, &error));
     bad = v;
     bad.num_blocks = 3;
-    assert_int_equal(layer_bind_own(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(layer_bind_own(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
     views_share_no_bytes(layer, &k, &v);
     views_end_in_memory(layer, &k, &v);
-    assert_int_equal(layer_bind_own(model_layer(model, 1), &k, &v, &error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
-    assert_ok(layer_bind_own(layer, &k, &v, &error));
+    assert_int_equal(bind_kv(model_layer(model, 1), &k, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_ok(bind_kv(layer, &k, &v, &error));
 }
 
 /* K, V and scales that lie apart, their blocks further apart than they fill: into the host's memory
@@ -490,7 +488,7 @@ CASE(moves_every_plane_of_a_block)
                                          .scale_stride_slot = 8,
                                          .scale_stride_head = 4};
     }
-    assert_ok(layer_bind_own(model_layer(model, 0), &views[0], &views[1], &error));
+    assert_ok(bind_kv(model_layer(model, 0), &views[0], &views[1], &error));
     struct attn_block_memory other = {swap, BYTES - 1};
     struct attn_block_transfer move = {.struct_size = sizeof move,
                                        .kind = ATTN_COPY_DEVICE_TO_HOST,

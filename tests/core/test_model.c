@@ -168,7 +168,7 @@ CASE(layers_are_prepared_anew)
     OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *layer = model_layer(model, 0);
     assert_ok(layer_kv_views(layer, cache, 1, &k, &v, &error));
-    assert_ok(layer_bind_own(layer, &k, &v, &error));
+    assert_ok(bind_kv(layer, &k, &v, &error));
     assert_ok(plan_create(model, 0, options, &plan, &error));
     plan_destroy(plan);
     assert_int_equal(fake_calls.prepares, 2 * NUM_PHASES);
@@ -178,7 +178,7 @@ CASE(layers_are_prepared_anew)
             assert_ok(layer_bind_params(layer, &params, &error));
         }
         if (anew == CACHE) {
-            assert_ok(layer_bind_own(layer, &k, &v, &error));
+            assert_ok(bind_kv(layer, &k, &v, &error));
         }
         assert_ok(plan_create(model, 0, options, &plan, &error));
         plan_destroy(plan);

@@ -150,13 +150,12 @@ TEST(caches_stay_while_a_readers_plan_holds_them)
     OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
     attn_layer *owner = model_layer(model, 0);
     assert_ok(layer_kv_views(owner, cache, 1, &k, &v, &error));
-    assert_ok(layer_bind_own(owner, &k, &v, &error));
+    assert_ok(bind_kv(owner, &k, &v, &error));
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2);
     assert_ok(plan_create(model, 1, options, &plan, &error));
-    REFUSED_AS(ATTN_ERROR_ORDER, &error, "layer_bind_caches",
-               layer_bind_own(owner, &k, &v, &error));
+    REFUSED_AS(ATTN_ERROR_ORDER, &error, "layer_bind_caches", bind_kv(owner, &k, &v, &error));
     plan_destroy(plan);
-    assert_ok(layer_bind_own(owner, &k, &v, &error));
+    assert_ok(bind_kv(owner, &k, &v, &error));
 }
 
 /* Memory that is handed in again: a workspace needs a new plan of the batch, parameters no plan. */
@@ -227,7 +226,7 @@ TEST(areas_hold_the_widest_layer)
         attn_model *model = fake_model_of(&fixture, i == 0 ? &layers[1] : layers, i == 0 ? 1 : 3);
         for (int32_t layer = 0; layer < (i == 0 ? 1 : 3); layer++) {
             assert_ok(layer_kv_views(model_layer(model, layer), cache, 1, &k, &v, &error));
-            assert_ok(layer_bind_own(model_layer(model, layer), &k, &v, &error));
+            assert_ok(bind_kv(model_layer(model, layer), &k, &v, &error));
         }
         assert_ok(plan_create(model, 0, options, &plan, &error));
         assert_ok(plan_workspace(plan, &room, &error));

@@ -101,16 +101,16 @@ TEST(test_views_of_pages)
         assert_int_equal(own[i].stride_slot, 0);
     }
     CHECK(&f, client_bind(f.api, bound, &own[0], &own[1], &f.error));
-    for (int32_t i = 0; i < 6; i++) {
-        static const char *const fields[] = {"data",      "data",      "stride_slot",
-                                             "num_heads", "num_heads", "data"};
+    for (int32_t i = 0; i < 7; i++) {
+        static const char *const fields[] = {"data",      "num_blocks", "stride_slot", "num_heads",
+                                             "num_heads", "data",       "data"};
         struct attn_kv_view v = own[1];
         v.stride_block -= i == 0;
         v.num_blocks -= i == 1;
         v.stride_slot = i == 2 ? 256 : 0;
         v.head_size += 8 * (i == 3);
         v.block_size *= 1 + (i == 4);
-        v.data = i == 5 ? NULL : v.data;
+        v.data = i == 5 ? NULL : (uint8_t *)v.data + 256 * (i == 6);
         assert_int_equal(client_bind(f.api, bound, &own[0], &v, &f.error),
                          ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, fields[i]);
