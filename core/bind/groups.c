@@ -50,34 +50,27 @@ static bool same_indexer(const attn_layer *a, const attn_layer *b)
                : memcmp(&x->ext + 1, &y->ext + 1, sizeof *x - sizeof x->ext) == 0;
 }
 
-/* The form that attends write: kernels that write codes may have memory for them in a plan. */
-static int32_t own_form(const attn_layer *layer, int32_t phase)
+/* What may change a kernel's schedule: all that is described but names, and extensions that are
+ * compared by themselves. */
+static struct attn_layer_desc key_of(const attn_layer *layer, int32_t phase)
 {
-    bool composed = layer->served[phase].composed & ATTN_COMPOSE_OUTPUT_QUANT;
-    return composed ? ATTN_OUTPUT_PLAIN : layer->desc->output_form;
+    struct attn_layer_desc key = *layer->desc;
+    key.next = NULL;
+    key.name = key.kv_sharing_target = NULL;
+    key.needs_lse = 0; /* a run says it */
+    /* kernels that write codes may have memory for them in a plan */
+    key.output_form = layer->served[phase].composed & ATTN_COMPOSE_OUTPUT_QUANT ? ATTN_OUTPUT_PLAIN
+                                                                                : key.output_form;
+    return key;
 }
 
-/* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a
- * kernel's schedule. */
 static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
 {
-    const struct attn_layer_desc *x = a->desc, *y = b->desc;
+    const struct attn_layer_desc x = key_of(a, phase), y = key_of(b, phase);
     return a->group == b->group && a->served[phase].instance == b->served[phase].instance &&
-           a->served[phase].composed == b->served[phase].composed && x->dtype == y->dtype &&
-           x->num_q_heads == y->num_q_heads && x->num_kv_heads == y->num_kv_heads &&
-           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
-           x->has_window == y->has_window && x->window_left == y->window_left &&
-           x->window_right == y->window_right && x->chunk_size == y->chunk_size &&
-           x->chunk_lookback == y->chunk_lookback && x->soft_cap == y->soft_cap &&
-           x->scale == y->scale && x->has_sinks == y->has_sinks && x->sink_len == y->sink_len &&
-           x->causal == y->causal && x->causal_per_request == y->causal_per_request &&
-           x->alibi == y->alibi && x->prefix_lm == y->prefix_lm && x->tree_mask == y->tree_mask &&
-           x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
-           x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
-           x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
-           x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) && same_indexer(a, b) &&
-           lists_same(a->selected, b->selected) && own_form(a, phase) == own_form(b, phase) &&
-           same_vendors(x->next, y->next);
+           a->served[phase].composed == b->served[phase].composed &&
+           memcmp(&x, &y, sizeof x) == 0 && topk_of(a) == topk_of(b) && same_indexer(a, b) &&
+           lists_same(a->selected, b->selected) && same_vendors(a->desc->next, b->desc->next);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

@@ -130,6 +130,30 @@ static void compare_times(struct selection *selection, const struct layer *layer
     }
 }
 
+/* A layer that reads another's cache has to read what that one was given. */
+static void check_target(const struct selection *selection, const struct layer *layer,
+                         const struct attn_backend_caps *caps, struct match *match,
+                         struct reasons *reasons)
+{
+    const struct attn_choice *target =
+        &selection->assignment->layers[layer->sharing_target].phases[ATTN_PHASE_DECODE].choice;
+    if (target->backend < 0) {
+        return;
+    }
+    if (!declares_code(caps, ATTN_NAMES_KV_LAYOUT, caps->layouts, target->layout)) {
+        reasons_add(reasons, "kv_sharing_target",
+                    code_text(ATTN_NAMES_KV_LAYOUT, target->layout).text,
+                    "other layouts than the target's");
+    }
+    if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->kernel_block_size)) {
+        char asked[32];
+        snprintf(asked, sizeof asked, "blocks of %d", target->kernel_block_size);
+        reasons_add(reasons, "kv_sharing_target", asked, "other block sizes");
+    }
+    match->block_size = target->block_size;
+    match->kernel_block_size = target->kernel_block_size;
+}
+
 void candidates_judge(struct selection *selection, const struct layer *layer,
                       const struct rule *rule, int32_t phase, struct verdict *verdicts,
                       struct candidate *candidates)
@@ -147,6 +171,9 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
         } else {
             match_backend(&backend->caps, layer, phase, selection->options->block_sizes,
                           selection->options->num_block_sizes, &candidate->match, &reasons);
+            if (layer->sharing_target >= 0) {
+                check_target(selection, layer, &backend->caps, &candidate->match, &reasons);
+            }
             if (selection->options->flags & ATTN_SELECT_NO_STEP_ALLOCATION &&
                 backend->caps.features & ATTN_FEATURE_STEP_ALLOCATES) {
                 reasons_add(&reasons, "step_allocation", "none", "its steps may allocate");
@@ -349,40 +376,6 @@ static int32_t common_layout(const struct selection *selection, const int32_t *c
         }
     }
     return d->preferred_layout;
-}
-
-void settle_sharing(struct selection *selection, const struct layer *layer,
-                    struct verdict *verdicts, struct candidate *candidates)
-{
-    if (layer->sharing_target < 0) {
-        return;
-    }
-    const struct attn_choice *target =
-        &selection->assignment->layers[layer->sharing_target].phases[ATTN_PHASE_DECODE].choice;
-    for (int32_t b = 0; b < selection->runtime->num_backends && target->backend >= 0; b++) {
-        const struct attn_backend_caps *caps = &selection->runtime->backends[b].caps;
-        struct reasons reasons = {selection->arena, &selection->runtime->host, NULL, 0, 0, false};
-        if (!candidates[b].eligible) {
-            continue;
-        }
-        if (!declares_code(caps, ATTN_NAMES_KV_LAYOUT, caps->layouts, target->layout)) {
-            reasons_add(&reasons, "kv_sharing_target",
-                        code_text(ATTN_NAMES_KV_LAYOUT, target->layout).text,
-                        "other layouts than the target's");
-        }
-        if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->kernel_block_size)) {
-            char asked[32];
-            snprintf(asked, sizeof asked, "blocks of %d", target->kernel_block_size);
-            reasons_add(&reasons, "kv_sharing_target", asked, "other block sizes");
-        }
-        candidates[b].match.block_size = target->block_size;
-        candidates[b].match.kernel_block_size = target->kernel_block_size;
-        selection->failed |= reasons.failed;
-        if (reasons.count > 0) {
-            candidates[b].eligible = false;
-            verdicts[b] = (struct verdict){ATTN_VERDICT_UNSUPPORTED, reasons.count, reasons.items};
-        }
-    }
 }
 
 void settle_layer(struct selection *selection, struct assignment_layer *out,

@@ -47,11 +47,6 @@ int32_t candidates_kernel_block(const struct selection *selection, const struct 
                                 struct candidate *const candidates[NUM_PHASES],
                                 const int32_t chosen[NUM_PHASES]);
 
-/* A layer that reads another's cache has to read what that one was given: candidates that cannot
- * are no longer eligible, and their verdicts say why. */
-void settle_sharing(struct selection *selection, const struct layer *layer,
-                    struct verdict *verdicts, struct candidate *candidates);
-
 /* Chooses for both phases of the layer and fills its choices. */
 void settle_layer(struct selection *selection, struct assignment_layer *out,
                   const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],

@@ -14,7 +14,6 @@
 #include "util/structs.h"
 
 #define MAX_LAYERS 100000
-#define LONGEST_PERIOD 8
 
 #define MAX_NAME 63
 #define CLOSE 3 /* largest edit distance that still is a likely slip */
@@ -186,45 +185,14 @@ static attn_status take_device(const attn_runtime *runtime,
     return status == ATTN_ERROR_NOT_FOUND && device.type == ATTN_DEVICE_CPU ? ATTN_OK : status;
 }
 
-static bool same_question(const struct selection *selection, const struct assignment_layer *a,
-                          const struct assignment_layer *b, int32_t index_a, int32_t index_b,
-                          const int32_t *asked_block_sizes)
-{
-    const size_t from = offsetof(struct attn_layer_desc, kind);
-    struct attn_layer_desc x = a->layer.desc, y = b->layer.desc;
-    x.block_size = asked_block_sizes[index_a];
-    y.block_size = asked_block_sizes[index_b];
-    if (a->layer.sharing_target >= 0 || b->layer.sharing_target >= 0 || !ext_same(x.next, y.next) ||
-        memcmp((const char *)&x + from, (const char *)&y + from, sizeof x - from) != 0) {
-        return false;
-    }
-    for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-        if (rules_find(&selection->rules, index_a, &x, phase) !=
-            rules_find(&selection->rules, index_b, &y, phase)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static attn_status select_layer(struct selection *selection, int32_t index,
-                                const int32_t *asked_block_sizes, struct attn_error *error)
+                                struct attn_error *error)
 {
     struct assignment_layer *out = &selection->assignment->layers[index];
     size_t count = (size_t)selection->runtime->num_backends;
     struct candidate *candidates[NUM_PHASES];
     struct verdict *verdicts[NUM_PHASES];
     const struct rule *rules[NUM_PHASES];
-    /* Models repeat their layers with short periods. */
-    for (int32_t i = index - 1; i >= 0 && i >= index - LONGEST_PERIOD; i--) {
-        const struct assignment_layer *other = &selection->assignment->layers[i];
-        if (same_question(selection, other, out, i, index, asked_block_sizes)) {
-            memcpy(out->phases, other->phases, sizeof out->phases);
-            out->layer.desc.block_size = other->layer.desc.block_size;
-            out->layer.blocks_per_entry = other->layer.blocks_per_entry;
-            return ATTN_OK;
-        }
-    }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         candidates[phase] = arena_array(selection->arena, count + 1, sizeof **candidates);
         verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
@@ -236,7 +204,6 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         rules[phase] = rules_find(&selection->rules, index, &out->layer.desc, asked);
         candidates_judge(selection, &out->layer, rules[phase], asked, verdicts[phase],
                          candidates[phase]);
-        settle_sharing(selection, &out->layer, verdicts[phase], candidates[phase]);
     }
     settle_layer(selection, out, rules, candidates, verdicts);
     return selection->failed ? NO_MEMORY("assignment", "the assignment") : ATTN_OK;
@@ -322,11 +289,9 @@ static attn_status select_all(struct selection *selection,
                               const struct attn_layer_desc *const *layers, struct attn_error *error)
 {
     struct attn_assignment *assignment = selection->assignment;
-    int32_t *asked_block_sizes = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
-                                             sizeof *asked_block_sizes);
     assignment->layers = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
                                      sizeof *assignment->layers);
-    if (assignment->layers == NULL || asked_block_sizes == NULL) {
+    if (assignment->layers == NULL) {
         return NO_MEMORY("assignment", "the assignment");
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
@@ -336,8 +301,7 @@ static attn_status select_all(struct selection *selection,
         }
         TRY(layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
                           error));
-        asked_block_sizes[i] = layer->layer.desc.block_size;
-        TRY(select_layer(selection, i, asked_block_sizes, error));
+        TRY(select_layer(selection, i, error));
     }
     return ATTN_OK;
 }
