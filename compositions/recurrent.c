@@ -262,66 +262,11 @@ static int32_t num_checkpoints(const struct attn_batch *b,
                : b->seq_lens[r] / interval - (b->seq_lens[r] - queries) / interval;
 }
 
-/* Every slot that a kernel will follow, where the host can read them. */
-static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
-                                  struct attn_error *error)
-{
-    const struct attn_batch *b = &plan->given;
-    const attn_layer *layer = plan->steps[0].layer;
-    int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0),
-            stride = states->state_slots_stride;
-    int32_t drafted = layer->selected->gdn->num_speculative_tokens;
-    for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-        int32_t accepted = states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
-        const int32_t *row = states->state_slots + r * (stride > 0 ? stride : 1);
-        if (queries == 0 || row[0] < 0) {
-            continue;
-        }
-        if (accepted < 1 || accepted > 1 + drafted) {
-            return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
-        }
-        const bool reads = states->has_initial_state == NULL || states->has_initial_state[r] != 0;
-        const int32_t *from = initial_row(states, r);
-        if (from[accepted - 1] < 0 && reads && states->initial_slots == NULL) {
-            return BAD("num_accepted_tokens",
-                       "request %d: it goes on from state %d, whose slot is %d", r, accepted - 1,
-                       from[accepted - 1]);
-        }
-        for (int32_t i = 0; i < (states->num_accepted_tokens != NULL ? 1 + drafted : 1); i++) {
-            if (row[i] >= slots) {
-                return BAD("state_slots",
-                           "request %d, state %d: slot %d; the layer has slots 0 to %lld", r, i,
-                           row[i], (long long)slots - 1);
-            }
-        }
-        for (int32_t i = 0; i < 2 && states->initial_slots != NULL; i++) { /* window and state */
-            const int32_t first = from[i == 0 ? 0 : accepted - 1];
-            if (first < 0 || first >= slots) {
-                return BAD("initial_slots", "request %d: slot %d; the layer has slots 0 to %lld", r,
-                           first, (long long)slots - 1);
-            }
-        }
-        int32_t interval = layer->selected->gdn->checkpoint_interval;
-        for (int32_t i = 0; i < num_checkpoints(b, states, interval, r); i++) {
-            int32_t slot = states->checkpoint_slots[r * states->checkpoint_slots_stride + i];
-            if (i >= states->checkpoint_slots_stride || slot >= slots) {
-                return BAD("checkpoint_slots",
-                           "request %d, checkpoint %d: slot %d in a row of %lld; the layer has "
-                           "slots 0 to %lld",
-                           r, i, slot, (long long)states->checkpoint_slots_stride,
-                           (long long)slots - 1);
-            }
-        }
-    }
-    return ATTN_OK;
-}
-
-/* A slot that a request reads or writes in a batch; negative: none. */
+/* A slot that a request reads or writes in a batch; neither: it is not followed. */
 struct slot_use {
     const char *array;
     int32_t slot;
-    bool writes;
+    bool reads, writes;
 };
 
 /* The n-th of request r: what its state is read from, where its states go, its checkpoints. false:
@@ -345,20 +290,19 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
                                                              : b->seq_lens[r] > queries;
         const int32_t at = n == 1 && accepted != NULL ? accepted[r] - 1 : 0;
         *use = (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
-                                 reads ? initial_row(states, r)[at] : -1, false};
+                                 initial_row(states, r)[at], reads, false};
         return true;
     }
     if (n < 2 + kept) {
-        *use = (struct slot_use){"state_slots", row[n - 2], true};
+        *use = (struct slot_use){"state_slots", row[n - 2], false, row[n - 2] >= 0};
         return true;
     }
     const int64_t checkpoint = n - 2 - kept;
     if (checkpoint >= num_checkpoints(b, states, g->checkpoint_interval, r)) {
         return false;
     }
-    *use = (struct slot_use){
-        "checkpoint_slots",
-        states->checkpoint_slots[r * states->checkpoint_slots_stride + checkpoint], true};
+    const int32_t slot = states->checkpoint_slots[r * states->checkpoint_slots_stride + checkpoint];
+    *use = (struct slot_use){"checkpoint_slots", slot, false, slot >= 0};
     return true;
 }
 
@@ -367,17 +311,46 @@ static bool share_slot(const struct slot_use *a, const struct slot_use *b, bool 
 {
     const bool to_its_own = one_request && a->writes != b->writes &&
                             strcmp(a->writes ? a->array : b->array, "state_slots") == 0;
-    return a->slot < 0 || a->slot != b->slot || (!a->writes && !b->writes) || to_its_own;
+    const bool followed = (a->reads || a->writes) && (b->reads || b->writes);
+    return !followed || a->slot != b->slot || (!a->writes && !b->writes) || to_its_own;
 }
 
-/* Requests of a batch run at once: what one writes, no other may read or write. */
-static attn_status validate_aliases(const attn_plan *plan,
-                                    const struct attn_batch_recurrent *states,
-                                    struct attn_error *error)
+/* Counts by which a request's slots are found. */
+static attn_status check_counts(const attn_plan *plan, const struct attn_batch_recurrent *states,
+                                int32_t r, struct attn_error *error)
 {
+    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
+    const int32_t drafted = g->num_speculative_tokens;
+    const int32_t accepted =
+        states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
+    const int32_t checkpoints = num_checkpoints(&plan->given, states, g->checkpoint_interval, r);
+    if (accepted < 1 || accepted > 1 + drafted) {
+        return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
+    }
+    return checkpoints <= states->checkpoint_slots_stride
+               ? ATTN_OK
+               : BAD("checkpoint_slots", "request %d has %d checkpoints in a row of %lld", r,
+                     checkpoints, (long long)states->checkpoint_slots_stride);
+}
+
+/* Every slot that a kernel will follow, where the host can read them: it is the layer's, and, since
+ * requests of a batch run at once, no other's where one writes it. */
+static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
+                                  struct attn_error *error)
+{
+    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0);
+    const int32_t *start = plan->given.query_start_loc_host;
     struct slot_use use, other;
     for (int32_t r = 0; r < plan->given.num_reqs; r++) {
+        if (start[r + 1] > start[r] && states->state_slots[r * stride] >= 0) {
+            TRY(check_counts(plan, states, r, error));
+        }
         for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
+            if ((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots)) {
+                return BAD(use.array, "request %d %s slot %d; the layer has slots 0 to %lld", r,
+                           use.writes ? "writes" : "reads", use.slot, (long long)slots - 1);
+            }
             for (int32_t s = 0; s <= r; s++) {
                 for (int64_t m = 0; (s < r || m < n) && slot_use_of(plan, states, s, m, &other);
                      m++) {
@@ -466,7 +439,6 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     }
     if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
         TRY(validate_slots(plan, states, error));
-        TRY(validate_aliases(plan, states, error));
     }
     plan->whole.next = &states->ext;
     cut_states(states, 0, &parts->decode, &plan->decode);

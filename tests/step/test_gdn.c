@@ -475,7 +475,7 @@ TEST(test_bad_steps)
         g->accepted[r] = 2;
     }
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    PLAN_REFUSED("num_accepted_tokens", g->slots[1][1] = -1);
+    PLAN_REFUSED("state_slots", g->slots[1][1] = -1);
     gdn_destroy(g);
 }
 
