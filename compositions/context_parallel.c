@@ -62,7 +62,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (l->dtype != ATTN_DTYPE_F32) {
         layer->cp->reduce = ATTN_CP_ALL_TO_ALL; /* sums over ranks are of float32 */
     }
-    layer->out_apart |= context_is_spread(layer->cp);
+    layer->out_apart |= context_cache_ranks(layer->cp) > 1;
     const struct {
         const void *ranks[2];
         int32_t interleave, order;
@@ -134,7 +134,7 @@ static void match(struct check *check, int32_t phase)
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     bool splits = cp != NULL && ranks_count(cp->prefill) > 1;
-    if (!context_is_spread(check->whole->cp) && !splits) {
+    if (context_cache_ranks(check->whole->cp) == 1 && !splits) {
         return;
     }
     bool mla = check->whole->mla != NULL && check->whole->mla->topk == 0 && !splits;
@@ -146,7 +146,7 @@ static void match(struct check *check, int32_t phase)
                  "exact host lengths"},
                 {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
                  "copy_blocks, which orders rows and heads by rank"});
-    if (context_is_spread(check->whole->cp)) {
+    if (context_cache_ranks(check->whole->cp) > 1) {
         check_spread_cache(check);
     }
     if (splits) {

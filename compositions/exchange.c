@@ -406,30 +406,10 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     return merge_ranks(run, received, x->rows->world_size, error);
 }
 
-int32_t ranks_count(const struct attn_collectives *ranks)
-{
-    return ranks != NULL ? ranks->world_size : 1;
-}
-
-bool layer_splits_queries(const attn_layer *layer)
-{
-    return layer->selected->cp != NULL && ranks_count(layer->selected->cp->prefill) > 1;
-}
-
 int32_t context_cache_ranks(const struct attn_context_parallel *cp)
 {
     return cp != NULL && cp->decode != NULL ? ranks_count(cp->decode) * ranks_count(cp->prefill)
                                             : 1;
-}
-
-bool context_is_spread(const struct attn_context_parallel *cp)
-{
-    return context_cache_ranks(cp) > 1;
-}
-
-int32_t layer_cache_ranks(const attn_layer *layer)
-{
-    return context_cache_ranks(layer->selected->cp);
 }
 
 int32_t layer_cache_rank(const attn_layer *layer)
@@ -437,11 +417,6 @@ int32_t layer_cache_rank(const attn_layer *layer)
     const struct attn_context_parallel *cp = layer->selected->cp;
     return (cp->prefill != NULL ? cp->prefill->rank : 0) * ranks_count(cp->decode) +
            cp->decode->rank;
-}
-
-bool layer_is_spread(const attn_layer *layer)
-{
-    return context_is_spread(layer->selected->cp);
 }
 
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)

@@ -113,17 +113,13 @@ static int64_t integers(const attn_plan *plan)
            identity_integers(plan);
 }
 
-/* Tokens that go the latent way. What counts as a decode is the first layer's to say, for the whole
- * group. */
+/* Tokens that go the latent way. */
 static int64_t latent_tokens(const attn_plan *plan, const struct step *step)
 {
-    const attn_layer *first = plan->steps[0].layer;
-    const struct attn_layer_desc *l = first->desc;
-    int64_t declared = first->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
-    int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
-    int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
-    bool all = !mla_per_head(step->layer) || tokens > plan->limits.max_num_tokens;
-    return all ? plan->limits.max_num_tokens : tokens;
+    const int64_t tokens = (int64_t)plan->decode_threshold * plan->limits.max_num_reqs;
+    return mla_per_head(step->layer) && tokens < plan->limits.max_num_tokens
+               ? tokens
+               : plan->limits.max_num_tokens;
 }
 
 static void add_areas(attn_plan *plan, const struct step *step)
@@ -246,33 +242,35 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
 {
     struct mla_plan *p = mla_plan(plan);
     struct context_chunk *chunk = &p->chunks[p->num_chunks++];
-    int32_t count = 0, left = p->gather_rows, end = *r;
-    for (; end < view->num_reqs && left > 0; end++) {
-        int32_t missing = context_of(plan, view, end) - (end == *r ? *done : 0);
-        int32_t rows = rows_for_chunk(plan, missing, left, end != *r);
-        left = rows < missing ? 0 : left - rows;
-        count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
-    }
-    int32_t *first_key = plan_take(plan, count), *start = plan_take(plan, count + 1);
-    *chunk = (struct context_chunk){
-        .first_req = *r, .num_reqs = count, .first_key = first_key, .start = start};
-    chunk->first_row = view->query_start_loc_host[*r];
-    chunk->end_row = view->query_start_loc_host[*r + count];
+    int32_t *start = plan_take(plan, 1), count = 0, left = p->gather_rows, from = *done, last = 0;
     start[0] = 0;
-    for (int32_t i = 0; i < count; i++) {
-        int32_t space = p->gather_rows - start[i];
-        first_key[i] = i == 0 ? *done : 0;
-        int32_t missing = context_of(plan, view, chunk->first_req + i) - first_key[i];
-        int32_t rows = rows_for_chunk(plan, missing, space, i > 0);
+    for (int32_t i = 0; *r + i < view->num_reqs && left > 0; i++, from = 0) {
+        const int32_t missing = context_of(plan, view, *r + i) - from;
+        const int32_t rows = rows_for_chunk(plan, missing, left, i > 0);
         start[i + 1] = start[i] + rows;
-        *done = first_key[i] + rows;
+        left = rows < missing ? 0 : left - rows;
+        if (rows > 0) { /* requests without context end no chunk */
+            count = i + 1;
+            last = from + rows;
+        }
     }
-    chunk->num_rows = start[count];
-    chunk->key_start = start;
+    plan_take(plan, count); /* the rest of start */
+    int32_t *first_key = plan_take(plan, count);
+    memset(first_key, 0, (size_t)count * sizeof *first_key);
+    first_key[0] = *done;
+    *chunk = (struct context_chunk){.first_req = *r,
+                                    .num_reqs = count,
+                                    .num_rows = start[count],
+                                    .first_row = view->query_start_loc_host[*r],
+                                    .end_row = view->query_start_loc_host[*r + count],
+                                    .first_key = first_key,
+                                    .start = start,
+                                    .key_start = start};
     if (layer_is_spread(plan->steps[0].layer)) {
         count_rank_rows(plan, view, chunk);
     }
     *r += count - 1;
+    *done = last;
     if (*done == context_of(plan, view, *r)) {
         ++*r;
         *done = 0;

@@ -121,7 +121,7 @@ static void hold_spread(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_mla_desc *mla = check->whole->mla;
-    if (!context_is_spread(check->whole->cp) || mla->topk > 0) {
+    if (context_cache_ranks(check->whole->cp) == 1 || mla->topk > 0) {
         return;
     }
     CHECK_NEEDS(check, "context_parallel",

@@ -69,17 +69,28 @@ static inline struct parallel_plan *parallel_plan(const attn_plan *plan)
 }
 
 /* 1 where there are none. */
-int32_t ranks_count(const struct attn_collectives *ranks);
-/* Ranks that hold a part of the cache each. */
+static inline int32_t ranks_count(const struct attn_collectives *ranks)
+{
+    return ranks != NULL ? ranks->world_size : 1;
+}
+/* Ranks that hold a part of the cache each: of several a block of the table holds so many tokens
+ * over all of them. */
 int32_t context_cache_ranks(const struct attn_context_parallel *cp);
-/* Is the cache spread over ranks? Then a block of the table holds so many tokens over all of them.
- */
-bool layer_is_spread(const attn_layer *layer);
-bool context_is_spread(const struct attn_context_parallel *cp);
-int32_t layer_cache_ranks(const attn_layer *layer); /* n */
-int32_t layer_cache_rank(const attn_layer *layer);  /* for a spread one */
+static inline int32_t layer_cache_ranks(const attn_layer *layer)
+{
+    return context_cache_ranks(layer->selected->cp);
+}
+static inline bool layer_is_spread(const attn_layer *layer)
+{
+    return layer_cache_ranks(layer) > 1;
+}
+/* This one, among those of a spread cache. */
+int32_t layer_cache_rank(const attn_layer *layer);
 /* Have the ranks of `prefill` a slice each of a request's queries? */
-bool layer_splits_queries(const attn_layer *layer);
+static inline bool layer_splits_queries(const attn_layer *layer)
+{
+    return layer->selected->cp != NULL && ranks_count(layer->selected->cp->prefill) > 1;
+}
 /* Keys of `context` on a rank of those that spread the cache. */
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank);
 
