@@ -7,28 +7,18 @@
 
 #include <attn/api.h>
 
-attn_status observed_runtime_create(const struct attn_runtime_options *options,
-                                    attn_runtime **runtime, struct attn_error *error);
-void observed_runtime_destroy(attn_runtime *runtime);
-attn_status observed_select(attn_runtime *runtime, const struct attn_select_options *options,
-                            const struct attn_layer_desc *const *layers, int32_t num_layers,
-                            attn_assignment **assignment, struct attn_error *error);
-attn_status observed_model_create(attn_runtime *runtime, const attn_assignment *assignment,
-                                  const struct attn_model_options *options, attn_model **model,
-                                  struct attn_error *error);
-void observed_model_destroy(attn_model *model);
-attn_status observed_plan_create(attn_model *model, int32_t group,
-                                 const struct attn_plan_options *options, attn_plan **plan,
-                                 struct attn_error *error);
-attn_status observed_plan_batch(attn_plan *plan, const struct attn_batch *batch, void *stream,
-                                struct attn_error *error);
-attn_status observed_plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
-                                void *stream, struct attn_error *error);
-attn_status observed_plan_update_block_table(attn_plan *plan, const attn_plan *source,
-                                             const struct attn_batch *tables, void *stream,
-                                             struct attn_error *error);
-attn_status observed_graph_launch(attn_open_device *opened, void *graph, void *stream,
-                                  struct attn_error *error);
+#include "util/slots.h"
+
+SLOT_OF(attn_api, runtime_create, observed_runtime_create);
+SLOT_OF(attn_api, runtime_destroy, observed_runtime_destroy);
+SLOT_OF(attn_api, select, observed_select);
+SLOT_OF(attn_api, model_create, observed_model_create);
+SLOT_OF(attn_api, model_destroy, observed_model_destroy);
+SLOT_OF(attn_api, plan_create, observed_plan_create);
+SLOT_OF(attn_api, plan_batch, observed_plan_batch);
+SLOT_OF(attn_api, plan_graph, observed_plan_graph);
+SLOT_OF(attn_api, plan_update_block_table, observed_plan_update_block_table);
+SLOT_OF(attn_device_services, launch_graph, observed_graph_launch);
 
 /* Around a step's operation that is no kernel of an instance. 0: this thread is in no step that is
  * watched. */

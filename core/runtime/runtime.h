@@ -12,6 +12,7 @@
 #include "host/host.h"
 #include "util/arena.h"
 #include "util/lock.h"
+#include "util/slots.h"
 
 /* A file as it was when it was probed; zeroed: not known. */
 struct file_id {
@@ -62,16 +63,14 @@ struct settings {
 };
 
 /* Slots of struct attn_api; meanings stand in attn/api.h. */
-attn_status runtime_create(const struct attn_runtime_options *options, attn_runtime **runtime,
-                           struct attn_error *error);
-void runtime_destroy(attn_runtime *runtime);
-int32_t plugin_count(const attn_runtime *runtime);
-attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_plugin_info *info);
-int32_t device_count(const attn_runtime *runtime);
-attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info);
-int32_t backend_count(const attn_runtime *runtime);
-attn_status backend_info(const attn_runtime *runtime, int32_t index,
-                         struct attn_backend_info *info);
+SLOT(runtime_create);
+SLOT(runtime_destroy);
+SLOT(plugin_count);
+SLOT(plugin_info);
+SLOT(device_count);
+SLOT(device_info);
+SLOT(backend_count);
+SLOT(backend_info);
 
 struct found;
 

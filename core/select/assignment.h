@@ -19,6 +19,7 @@
 #include "runtime/runtime.h"
 #include "util/arena.h"
 #include "util/counts.h"
+#include "util/slots.h"
 
 #define MAX_BATCH_KEY 128
 
@@ -95,14 +96,11 @@ struct attn_assignment {
 attn_assignment *assignment_keep(const attn_assignment *assignment);
 
 /* Slots of struct attn_api. */
-void assignment_destroy(attn_assignment *assignment);
-int32_t assignment_num_layers(const attn_assignment *assignment);
-attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, int32_t phase,
-                              struct attn_choice *choice);
-attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
-                               int32_t backend, int32_t *verdict, int32_t *num_reasons);
-attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, int32_t phase,
-                              int32_t backend, int32_t index, struct attn_reason *reason);
+SLOT(assignment_destroy);
+SLOT(assignment_num_layers);
+SLOT(assignment_choice);
+SLOT(assignment_verdict);
+SLOT(assignment_reason);
 
 /* The dtype of a layer's K or V in its cache. */
 static inline int32_t kv_dtype_of(const struct attn_layer_desc *l, bool value)

@@ -8,9 +8,10 @@
 #include <stdbool.h>
 
 #include "util/text.h"
+#include "util/slots.h"
 
 /* attn_api.code_name. */
-const char *code_name(int32_t list, int32_t code);
+SLOT(code_name);
 
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);

@@ -6,11 +6,9 @@
 #define CORE_SELECT_SELECT_H
 
 #include "select/assignment.h"
+#include "util/slots.h"
 
-attn_status select_layers(attn_runtime *runtime, const struct attn_select_options *options,
-                          const struct attn_layer_desc *const *layers, int32_t num_layers,
-                          attn_assignment **assignment, struct attn_error *error);
-attn_status best_device(const attn_runtime *runtime, const char *backend,
-                        struct attn_device *device, struct attn_error *error);
+SLOT_OF(attn_api, select, select_layers);
+SLOT(best_device);
 
 #endif

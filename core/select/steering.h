@@ -7,6 +7,7 @@
 
 #include "select/assignment.h"
 #include "select/grammar.h"
+#include "util/slots.h"
 
 /* What is on file of a backend for a layer and phase. */
 struct rank {
@@ -45,7 +46,6 @@ struct steering {
 extern const struct steering steering;
 
 /* A slot of struct attn_api. */
-attn_status assignment_export(const attn_assignment *assignment, char *text, size_t size,
-                              size_t *needed, struct attn_error *error);
+SLOT(assignment_export);
 
 #endif
