@@ -59,7 +59,7 @@ static void log_group(const struct attn_assignment *a, int32_t first, int32_t la
         add_choice(&text, a->runtime, decode);
     }
     runtime_log(a->runtime, ATTN_LOG_INFO, "%d %s layers, '%.60s' to '%.60s': %s", count,
-                name_of_kind(layer->layer.desc.kind), layer->layer.desc.name,
+                name_of(ATTN_NAMES_LAYER_KIND, layer->layer.desc.kind), layer->layer.desc.name,
                 a->layers[last].layer.desc.name, text_get(&text));
     text_finish(&text);
 }

@@ -158,11 +158,12 @@ struct rank known_rank(struct known *known, const struct attn_layer_desc *layer,
     if (known->count == 0) {
         return rank;
     }
-    measurement_shape(layer, name_of_dtype(layer->dtype),
+    measurement_shape(layer, name_of(ATTN_NAMES_DTYPE, layer->dtype),
                       kv_dtypes_text(layer->kv_dtype, layer->kv_dtype_v).text, shape);
     for (int32_t i = 0; i < known->count; i++) {
         const struct measurement *m = &known->items[i];
-        if (measurement_is_of(m, known->device, shape, name_of_phase(phase), backend->full_name) &&
+        if (measurement_is_of(m, known->device, shape, name_of(ATTN_NAMES_PHASE, phase),
+                              backend->full_name) &&
             !is_repeated(known, i)) {
             const char *stale =
                 measurement_stale(m, hash_of(known, backend->plugin), known->drivers);

@@ -167,7 +167,7 @@ static attn_status check_form(const attn_layer *layer, const struct cache *cache
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "view_forms",
                              "layer '%s', %s: the view is %s%s, and %s for %s does not read it",
                              name, which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
-                             name_of_phase(phase));
+                             name_of(ATTN_NAMES_PHASE, phase));
         }
     }
     return ATTN_OK;

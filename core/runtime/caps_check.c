@@ -136,9 +136,14 @@ static attn_status check_faults(const struct attn_backend_caps *c, const struct 
     return ATTN_OK;
 }
 
-static bool range_is_good(const struct attn_range *range)
+static attn_status check_range(const struct attn_backend_caps *c, const char *field, int32_t at,
+                               const char *of, const struct attn_range *range,
+                               struct attn_error *error)
 {
-    return range->min >= 1 && range->max >= range->min && range->multiple >= 0;
+    return range->min >= 1 && range->max >= range->min && range->multiple >= 0
+               ? ATTN_OK
+               : REFUSE(field, "%s: %s[%d]%s is %d..%d in steps of %d", c->name, field, at, of,
+                        range->min, range->max, range->multiple);
 }
 
 static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
@@ -155,9 +160,8 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
         return REFUSE("refused", "%s: refused[%d] is empty and would refuse every layer", c->name,
                       at);
     }
-    if (row.head_size.max != 0 && !range_is_good(&row.head_size)) {
-        return REFUSE("refused", "%s: refused[%d].head_size is %d..%d in steps of %d", c->name, at,
-                      row.head_size.min, row.head_size.max, row.head_size.multiple);
+    if (row.head_size.max != 0) {
+        TRY(check_range(c, "refused", at, ".head_size", &row.head_size, error));
     }
     if (row.why != NULL && !text_is_clean(row.why, MAX_LABEL)) {
         return REFUSE("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
@@ -203,21 +207,15 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         }
     }
     for (int32_t i = 0; i < c->num_block_sizes; i++) {
-        const struct attn_range *range = &c->block_sizes[i];
-        if (!range_is_good(range)) {
-            return REFUSE("block_sizes", "%s: block_sizes[%d] is %d..%d in steps of %d", c->name, i,
-                          range->min, range->max, range->multiple);
-        }
+        TRY(check_range(c, "block_sizes", i, "", &c->block_sizes[i], error));
     }
     for (int32_t i = 0; i < c->num_head_sizes; i++) {
         const struct attn_head_size_range *heads = &c->head_sizes[i];
-        if (!range_is_good(&heads->qk) || heads->same < 0 || heads->same > 1 ||
-            (heads->same == 0 && !range_is_good(&heads->v))) {
-            return REFUSE(
-                "head_sizes",
-                "%s: head_sizes[%d] is %d..%d in steps of %d, v %d..%d in steps of %d, same %d",
-                c->name, i, heads->qk.min, heads->qk.max, heads->qk.multiple, heads->v.min,
-                heads->v.max, heads->v.multiple, heads->same);
+        TRY(check_range(c, "head_sizes", i, ".qk", &heads->qk, error));
+        TRY(heads->same == 0 ? check_range(c, "head_sizes", i, ".v", &heads->v, error) : ATTN_OK);
+        if (heads->same < 0 || heads->same > 1) {
+            return REFUSE("head_sizes", "%s: head_sizes[%d].same is %d; 0 or 1", c->name, i,
+                          heads->same);
         }
     }
     if (c->num_refused > 0 && !element_stride_is_good(ABI_REFUSED_COMBINATION, c->refused_stride)) {

@@ -104,25 +104,6 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
     return left_out(found, status, &error, why);
 }
 
-/* Plain data that the core knows; an optional extension of others may point into the plugin, and is
- * left to it. */
-static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_ext *next,
-                                        bool *failed)
-{
-    struct attn_ext *first = NULL, **last = &first;
-    for (; next != NULL; next = next->next) {
-        const struct abi_struct *row = abi_find(next->id, ABI_BACKEND_CAPS);
-        struct attn_ext *copy = row != NULL ? arena_alloc(arena, row->size) : NULL;
-        *failed |= row != NULL && copy == NULL;
-        if (copy != NULL) {
-            ext_copy(copy, next, row->size);
-            *last = copy;
-            last = (struct attn_ext **)(uintptr_t)&copy->next;
-        }
-    }
-    return first;
-}
-
 static attn_status copy_caps(struct found *found, const struct attn_backend_caps *source,
                              struct backend *backend, struct attn_error *error)
 {
@@ -155,8 +136,9 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
     caps->refused_stride = (int32_t)sizeof *refused;
     caps->vendor_codes = codes;
     caps->vendor_code_stride = (int32_t)sizeof *codes;
-    caps->next = copy_extensions(found->arena, source->next, &failed);
-    return failed ? no_memory(error) : ATTN_OK;
+    /* plain data that the core knows; an optional extension of others may point into the plugin */
+    caps->next = ext_copy_chain(found->arena, source->next, ABI_BACKEND_CAPS, false);
+    return failed || found->arena->failed ? no_memory(error) : ATTN_OK;
 }
 
 /* The first row of `refused` that the core does not take; -1: it takes all. */

@@ -125,8 +125,8 @@ static void compare_times(struct selection *selection, const struct layer *layer
         runtime_log(runtime, ATTN_LOG_WARN,
                     "layer '%s', %s: the times of %s on file were measured with %s and are stale; "
                     "declared ranks decide until attn-bench --tune measures again",
-                    layer->desc.name, name_of_phase(phase), runtime->backends[stale].full_name,
-                    candidates[stale].rank.stale);
+                    layer->desc.name, name_of(ATTN_NAMES_PHASE, phase),
+                    runtime->backends[stale].full_name, candidates[stale].rank.stale);
     }
 }
 
@@ -309,7 +309,7 @@ static void add_cache_reason(struct selection *selection, int32_t phase,
         return;
     }
     snprintf(asked, sizeof asked, "one with %s for %s",
-             runtime->backends[chosen[1 - phase]].full_name, name_of_phase(1 - phase));
+             runtime->backends[chosen[1 - phase]].full_name, name_of(ATTN_NAMES_PHASE, 1 - phase));
     reasons_add(&reasons, "cache", asked, "other layouts or block sizes");
     selection->failed |= reasons.failed;
     verdict->num_reasons = reasons.count;

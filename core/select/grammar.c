@@ -107,7 +107,7 @@ static attn_status parse_where(const struct source *source, struct rule *rule, c
         return parse_layers(source, rule, where + 7);
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
-        if (strcmp(where, name_of_phase(phase)) == 0) {
+        if (strcmp(where, name_of(ATTN_NAMES_PHASE, phase)) == 0) {
             rule->where = WHERE_PHASE;
             rule->first = phase;
             return ATTN_OK;

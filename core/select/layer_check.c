@@ -90,7 +90,8 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
     if (!has_rows && l->kv_dtype != ATTN_KV_AUTO && l->kv_dtype != l->dtype) {
         return BAD("kv_dtype",
                    "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
-                   code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text, name_of_kind(l->kind));
+                   code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
+                   name_of(ATTN_NAMES_LAYER_KIND, l->kind));
     }
     /* skip_kv_quantization: all of it is of the model's other layers */
     for (int32_t is_v = 0; is_v < 2 && !l->skip_kv_quantization; is_v++) {
@@ -113,7 +114,7 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
                        "and opaque ones have scales of any form, nvfp4 one per tensor, v of "
                        "int8_kv one per head "
                        "and channel, the others none",
-                       l->name, field, name_of_scale_form(form),
+                       l->name, field, name_of(ATTN_NAMES_SCALE_FORM, form),
                        code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
         }
     }
@@ -131,7 +132,7 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
     for (const struct abi_field *f = abi_structs[ABI_LAYER_DESC].fields; f->name != NULL; f++) {
         if (value_of(layer, f, value, sizeof value) && !(f->layer_kinds >> layer->kind & 1)) {
             return BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none", layer->name,
-                       f->name, value, name_of_kind(layer->kind));
+                       f->name, value, name_of(ATTN_NAMES_LAYER_KIND, layer->kind));
         }
     }
     return check_cache_dtype(layer, error);
@@ -152,7 +153,8 @@ static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *e
     return (l->causal == ATTN_CAUSAL_YES ? can : can_not)
                ? ATTN_OK
                : BAD("causal", "layer '%s': causal is %d; a layer of kind %s is %s", l->name,
-                     l->causal, name_of_kind(l->kind), can ? "causal" : "not causal");
+                     l->causal, name_of(ATTN_NAMES_LAYER_KIND, l->kind),
+                     can ? "causal" : "not causal");
 }
 
 /* Values next to others that do not allow them, as what they belong to is off. */

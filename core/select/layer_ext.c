@@ -24,31 +24,6 @@ int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t ids[MAX_VENDOR_EX
     return count;
 }
 
-/* The core's, in the order of the table, then vendors' in theirs. */
-static attn_status copy_chain(struct arena *arena, const struct attn_ext *given,
-                              const struct attn_ext **last)
-{
-    *last = NULL;
-    for (int32_t i = ABI_FIRST_EXT; i <= NUM_ABI; i++) {
-        const struct abi_struct *row = i < NUM_ABI ? &abi_structs[i] : NULL;
-        for (const struct attn_ext *ext = given; ext != NULL; ext = ext->next) {
-            if (row != NULL ? ext->id != row->ext_id || row->on != ABI_LAYER_DESC
-                            : !ext_is_handed_on(ext->id)) {
-                continue;
-            }
-            const size_t size = row != NULL ? row->size : ext->struct_size;
-            struct attn_ext *copy = arena_alloc(arena, size);
-            if (copy == NULL) {
-                return ATTN_ERROR_OUT_OF_MEMORY;
-            }
-            ext_copy(copy, ext, size);
-            *last = copy;
-            last = &copy->next;
-        }
-    }
-    return ATTN_OK;
-}
-
 bool declares_extension(const struct attn_backend_caps *caps, uint32_t id)
 {
     for (int32_t i = 0; i < caps->num_extensions; i++) {
@@ -115,7 +90,7 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
         return BAD("caches",
                    "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or "
                    "states or index keys instead, takes none",
-                   name, name_of_kind(layer->desc.kind), given->num_caches);
+                   name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), given->num_caches);
     }
     struct attn_cache_desc *caches = arena_array(arena, (size_t)given->num_caches, sizeof *caches);
     if (caches == NULL) {
@@ -137,7 +112,8 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     uint32_t vendors[MAX_VENDOR_EXTENSIONS];
     const int32_t num_vendors = layer_vendor_ids(next, vendors);
     TRY(ext_check(next, ABI_LAYER_DESC, vendors, num_vendors, error));
-    if (copy_chain(arena, next, &layer->desc.next) != ATTN_OK) {
+    layer->desc.next = ext_copy_chain(arena, next, ABI_LAYER_DESC, true);
+    if (arena->failed) {
         return NO_MEMORY("layers", "a layer");
     }
     const struct {
@@ -189,7 +165,8 @@ attn_status layer_refuse_extension(const struct layer *layer, const char *extens
                                    struct attn_error *error)
 {
     return BAD(extension, "layer '%s' of kind %s %s %s", layer->desc.name,
-               name_of_kind(layer->desc.kind), needed ? "needs" : "takes no", extension);
+               name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), needed ? "needs" : "takes no",
+               extension);
 }
 
 int32_t layer_num_tables(const struct layer *layer)

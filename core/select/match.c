@@ -130,7 +130,7 @@ static void hold_quantization(struct check *check)
     }
     if (l->q_scale_form != ATTN_SCALE_NONE) {
         check_need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
-                           name_of_scale_form(l->q_scale_form));
+                           name_of(ATTN_NAMES_SCALE_FORM, l->q_scale_form));
         check_code(check, "q_dtype", ATTN_NAMES_DTYPE, l->q_dtype, caps->q_dtypes);
     }
 }

@@ -115,7 +115,7 @@ const char *code_name(int32_t list, int32_t code)
     return known ? lists[list].names[code] : NULL;
 }
 
-static const char *known_name(int32_t list, int32_t code)
+const char *name_of(int32_t list, int32_t code)
 {
     const char *name = code_name(list, code);
     return name != NULL ? name : "unknown";
@@ -127,7 +127,7 @@ struct code_text code_text(int32_t list, int32_t code)
     if (code >= ATTN_VENDOR_CODE) {
         snprintf(text.text, sizeof text.text, "%#x", (unsigned)code);
     } else {
-        snprintf(text.text, sizeof text.text, "%s", known_name(list, code));
+        snprintf(text.text, sizeof text.text, "%s", name_of(list, code));
     }
     return text;
 }
@@ -153,18 +153,6 @@ bool declares_code(const struct attn_backend_caps *caps, int32_t list, uint64_t 
     }
     return false;
 }
-
-#define NAME_OF(what, list)                                                                        \
-    const char *name_of_##what(int32_t code)                                                       \
-    {                                                                                              \
-        return known_name(list, code);                                                             \
-    }
-NAME_OF(dtype, ATTN_NAMES_DTYPE)
-NAME_OF(kind, ATTN_NAMES_LAYER_KIND)
-NAME_OF(phase, ATTN_NAMES_PHASE)
-NAME_OF(scale_form, ATTN_NAMES_SCALE_FORM)
-
-NAME_OF(output_form, ATTN_NAMES_OUTPUT_FORM)
 
 static const struct {
     int32_t level;
@@ -205,7 +193,7 @@ const char *name_of_layer(const struct attn_layer_desc *layer)
         return mla != NULL && mla->topk > 0 ? "mla_sparse" : "mla";
     }
     if (layer->kind != ATTN_LAYER_DECODER) {
-        return name_of_kind(layer->kind);
+        return name_of(ATTN_NAMES_LAYER_KIND, layer->kind);
     }
     return layer->sink_len > 0     ? "static_sink"
            : layer->chunk_size > 0 ? "chunked"
@@ -218,7 +206,7 @@ void name_codes(struct text *text, const struct attn_backend_caps *caps, int32_t
 {
     for (int32_t i = 0; i < lists[list].count; i++) {
         if (mask >> i & 1) {
-            text_add(text, "%s%s", text->length > 0 ? ", " : "", known_name(list, i));
+            text_add(text, "%s%s", text->length > 0 ? ", " : "", name_of(list, i));
         }
     }
     for (int32_t i = 0; i < caps->num_vendor_codes; i++) {

@@ -13,13 +13,8 @@
 /* attn_api.code_name. */
 SLOT(code_name);
 
-/* Constant text; "unknown" for codes that are none. */
-const char *name_of_dtype(int32_t dtype);
-const char *name_of_kind(int32_t kind);
-const char *name_of_phase(int32_t phase);
-const char *name_of_scale_form(int32_t form);
-
-const char *name_of_output_form(int32_t form);
+/* Constant text of a list (enum attn_name_list); "unknown" for codes that are none. */
+const char *name_of(int32_t list, int32_t code);
 const char *name_of_graph_level(int32_t level);
 /* The highest known level that is not above this one; a negative one stays. */
 int32_t graph_level_known(int32_t level);

@@ -223,7 +223,7 @@ static attn_status tell_unserved(const struct attn_assignment *assignment, struc
             }
             text_init(&text, &runtime->host);
             text_add(&text, "layer '%s', %s: ", assignment->layers[i].layer.desc.name,
-                     name_of_phase(phase));
+                     name_of(ATTN_NAMES_PHASE, phase));
             text_add(&text,
                      status == ATTN_ERROR_REFUSED ? "the order '%s' cannot be met"
                                                   : "%sno backend can serve it",

@@ -178,8 +178,8 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
     if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
         return BAD("output_form",
                    "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld",
-                   l->name, name_of_output_form(l->output_form), group, (long long)step->out.heads,
-                   (long long)step->out.head_size);
+                   l->name, name_of(ATTN_NAMES_OUTPUT_FORM, l->output_form), group,
+                   (long long)step->out.heads, (long long)step->out.head_size);
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         for (int32_t part = 0; part < PART_COUNT; part++) {

@@ -177,6 +177,30 @@ void ext_copy(struct attn_ext *copy, const struct attn_ext *ext, size_t size)
     copy->next = NULL;
 }
 
+const struct attn_ext *ext_copy_chain(struct arena *arena, const struct attn_ext *given,
+                                      enum abi_id on, bool all)
+{
+    const struct attn_ext *first = NULL, **last = &first;
+    for (int32_t i = ABI_FIRST_EXT; i < NUM_ABI + all; i++) {
+        const struct abi_struct *row = i < NUM_ABI ? &abi_structs[i] : NULL;
+        for (const struct attn_ext *ext = given; ext != NULL; ext = ext->next) {
+            if (row != NULL ? ext->id != row->ext_id || row->on != on
+                            : !ext_is_handed_on(ext->id)) {
+                continue;
+            }
+            const size_t size = row != NULL ? row->size : ext->struct_size;
+            struct attn_ext *copy = arena_alloc(arena, size);
+            if (copy == NULL) {
+                return NULL;
+            }
+            ext_copy(copy, ext, size);
+            *last = copy;
+            last = &copy->next;
+        }
+    }
+    return first;
+}
+
 /* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
  * is not known here. `row` NULL: the core does not know the extension. */
 static attn_status check_size(const struct attn_ext *ext, const struct abi_struct *row,

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "util/abi_table.h"
+#include "util/arena.h"
 #include "util/error.h"
 
 /* Copies a caller's struct: a missing tail becomes zero, an unknown tail of zeros is ignored, any
@@ -54,6 +55,11 @@ bool ext_same(const struct attn_ext *a, const struct attn_ext *b);
 
 /* Copies an extension to `copy` of `size` bytes, a missing tail zero, and unchains it. */
 void ext_copy(struct attn_ext *copy, const struct attn_ext *ext, size_t size);
+
+/* Copies the core's extensions of a chain of `on`, each of today's size, in the order of the table,
+ * then, `all`, those that are handed on, as they are. NULL, with arena->failed, without memory. */
+const struct attn_ext *ext_copy_chain(struct arena *arena, const struct attn_ext *given,
+                                      enum abi_id on, bool all);
 
 /* Refuses extensions that are neither the core's in a chain of `on`, nor in `vendors`, nor
  * optional, a second one of an id, unknown flags, chains longer than 64, sizes under those of ABI

@@ -173,7 +173,7 @@ TEST(test_fields_of_other_kinds)
             }
             assert_int_equal(layer_check_fields(&desc, &error), ATTN_ERROR_INVALID_ARGUMENT);
             assert_string_equal(error.field, f->name);
-            assert_non_null(strstr(error.message, name_of_kind(kind)));
+            assert_non_null(strstr(error.message, name_of(ATTN_NAMES_LAYER_KIND, kind)));
             refused[kind]++;
         }
     }

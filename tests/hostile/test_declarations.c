@@ -78,14 +78,10 @@ static const struct {
      "block_sizes: declares: paged keys without block_sizes, layouts, view_forms or kv_dtypes"},
     {"attend_without_heads", ATTN_ERROR_PLUGIN, "head_sizes: declares: attend without head_sizes"},
     {"heads_run_backwards", ATTN_ERROR_PLUGIN,
-     "head_sizes: declares: head_sizes[0] is 64..32 in steps of 64, v 64..256 in steps of "
-     "64, same 1"},
+     "head_sizes: declares: head_sizes[0].qk is 64..32 in steps of 64"},
     {"head_size_v_is_zero", ATTN_ERROR_PLUGIN,
-     "head_sizes: declares: head_sizes[0] is 64..256 in steps of 64, v 0..256 in steps of "
-     "64, same 0"},
-    {"same_is_seven", ATTN_ERROR_PLUGIN,
-     "head_sizes: declares: head_sizes[0] is 64..256 in steps of 64, v 64..256 in steps "
-     "of 64, same 7"},
+     "head_sizes: declares: head_sizes[0].v is 0..256 in steps of 64"},
+    {"same_is_seven", ATTN_ERROR_PLUGIN, "head_sizes: declares: head_sizes[0].same is 7; 0 or 1"},
     {"block_size_is_zero", ATTN_ERROR_PLUGIN,
      "block_sizes: declares: block_sizes[1] is 0..256 in steps of 16"},
     {"step_is_negative", ATTN_ERROR_PLUGIN,
