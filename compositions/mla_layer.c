@@ -172,6 +172,16 @@ void mla_match(struct check *check, int32_t phase)
     check_multiple(check, "padded_num_q_heads", heads, caps->num_q_heads_multiple);
 }
 
+/* As the description says. */
+static struct attn_dtype weight_dtype(const attn_layer *layer)
+{
+    static const struct attn_dtype mxfp4 = {ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
+    const int32_t declared = layer->selected->mla->weight_dtype;
+    return declared == ATTN_DTYPE_MXFP4
+               ? mxfp4
+               : dtype_of_id(declared != ATTN_DTYPE_DEFAULT ? declared : layer->desc->dtype);
+}
+
 /* Rows of one head in kv_b_proj: nope of W_UK^T, then v of W_UV^T. Nothing is copied: both are
  * views. */
 static attn_status split_projection(const attn_layer *layer, const struct attn_tensor *kv_b,
@@ -180,9 +190,9 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     const struct attn_mla_desc *m = layer->selected->mla;
     int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
-    TRY(tensor_check(kv_b,
-                     &(struct tensor_need){"kv_b_proj", 2, {rows, rank}, 0, TENSOR_BYTES, true},
-                     layer->desc->name, error));
+    TRY(tensor_check(
+        kv_b, &(struct tensor_need){"kv_b_proj", 2, {rows, rank}, 0, weight_dtype(layer), true},
+        layer->desc->name, error));
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
     uint8_t *data = (uint8_t *)kv_b->data + kv_b->byte_offset;
     tensor_set(&own->uk.own, kv_b, data, heads, nope, rank, head, row, column);
@@ -203,11 +213,16 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                                 int64_t columns, struct attn_error *error)
 {
     const int64_t heads = layer->desc->num_q_heads;
-    TRY(tensor_check(source,
-                     &(struct tensor_need){name, 3, {heads, rows, columns}, 0, TENSOR_BYTES, true},
-                     layer->desc->name, error));
+    const struct tensor_need need = {name, 3, {heads, rows, columns}, 0, weight_dtype(layer), true};
+    TRY(tensor_check(source, &need, layer->desc->name, error));
     own_copy(&w->own, source);
     return ATTN_OK;
+}
+
+/* -1, which no tensor has, of what does not divide. */
+static int64_t blocks_of(int64_t size)
+{
+    return size % MX_BLOCK == 0 ? size / MX_BLOCK : -1;
 }
 
 /* One e8m0 for each 32 elements along one of the last two dimensions. */
@@ -216,27 +231,19 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
                                     struct attn_error *error)
 {
     const int64_t *shape = w->own.shape;
-    bool whole =
-        scale != NULL && scale->ndim == 3 && scale->shape != NULL && scale->data != NULL &&
-        scale->shape[0] == shape[0] && scale->dtype.bits == 8 && scale->dtype.lanes == 1 &&
-        (scale->dtype.code == ATTN_CODE_FLOAT8_E8M0FNU || scale->dtype.code == ATTN_CODE_UINT);
-    bool rows = whole && scale->shape[1] * MX_BLOCK == shape[1] && scale->shape[2] == shape[2];
-    bool columns = whole && scale->shape[1] == shape[1] && scale->shape[2] * MX_BLOCK == shape[2];
-    if (!rows && !columns) {
-        return BAD(name,
-                   "layer '%s': %s is NULL or not e8m0 of the weights' [%lld, %lld, %lld], one of "
-                   "the last two divided by %d",
-                   layer->desc->name, name, (long long)shape[0], (long long)shape[1],
-                   (long long)shape[2], MX_BLOCK);
-    }
+    const bool rows =
+        scale != NULL && scale->ndim == 3 && scale->shape != NULL && scale->shape[2] == shape[2];
+    const bool bytes = scale != NULL && scale->dtype.code == ATTN_CODE_UINT;
+    const struct tensor_need need = {
+        name,
+        3,
+        {shape[0], rows ? blocks_of(shape[1]) : shape[1], rows ? shape[2] : blocks_of(shape[2])},
+        0,
+        {bytes ? ATTN_CODE_UINT : ATTN_CODE_FLOAT8_E8M0FNU, 8, 1},
+        true};
+    TRY(tensor_check(scale, &need, layer->desc->name, error));
     own_copy(&w->block_scale, scale);
     return ATTN_OK;
-}
-
-static bool is_mxfp4(const struct attn_tensor *weights)
-{
-    return weights != NULL && weights->dtype.code == ATTN_CODE_FLOAT4_E2M1FN &&
-           weights->dtype.bits == 4 && weights->dtype.lanes == 1;
 }
 
 static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
@@ -244,7 +251,7 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
                               struct attn_error *error)
 {
     int64_t heads = layer->desc->num_q_heads;
-    if (is_mxfp4(&w->own.tensor)) {
+    if (layer->selected->mla->weight_dtype == ATTN_DTYPE_MXFP4) {
         return take_block_scale(layer, w, scale, name, error);
     }
     if (scale == NULL) {
@@ -256,40 +263,6 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
         layer->desc->name, error));
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
-    return ATTN_OK;
-}
-
-/* As the description says: mxfp4 lies in w_uk and w_uv alone. */
-static bool is_declared(const attn_layer *layer, const struct attn_tensor *weights, bool joined)
-{
-    const int32_t declared = layer->selected->mla->weight_dtype;
-    if (declared == ATTN_DTYPE_MXFP4) {
-        return !joined && is_mxfp4(weights);
-    }
-    return dtype_id_of(weights->dtype) ==
-           (declared != ATTN_DTYPE_DEFAULT ? declared : layer->desc->dtype);
-}
-
-static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_weights *weights,
-                                struct attn_error *error)
-{
-    const bool joined = weights->kv_b_proj != NULL;
-    const struct {
-        const struct attn_tensor *tensor;
-        const char *name;
-    } given[] = {{weights->kv_b_proj, "kv_b_proj"},
-                 {joined ? NULL : weights->w_uk, "w_uk"},
-                 {joined ? NULL : weights->w_uv, "w_uv"}};
-    for (int32_t i = 0; i < 3; i++) {
-        if (given[i].tensor != NULL && !is_declared(layer, given[i].tensor, joined)) {
-            return BAD(given[i].name,
-                       "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d (0: the "
-                       "activations', %d); mxfp4 (%d) is of w_uk and w_uv in e2m1 (code %d)",
-                       layer->desc->name, given[i].name, given[i].tensor->dtype.code,
-                       given[i].tensor->dtype.bits, layer->selected->mla->weight_dtype,
-                       layer->desc->dtype, ATTN_DTYPE_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
-        }
-    }
     return ATTN_OK;
 }
 
@@ -305,7 +278,12 @@ static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
     }
     struct mla_weights *own = layer->data[COMPOSITION_MLA];
     *own = (struct mla_weights){.uk = {.scale = NULL}};
-    TRY(check_dtypes(layer, weights, error));
+    if (weights->kv_b_proj != NULL && m->weight_dtype == ATTN_DTYPE_MXFP4) {
+        return BAD("kv_b_proj",
+                   "layer '%s': kv_b_proj is given, and weight_dtype is %d (mxfp4), "
+                   "of which w_uk and w_uv alone are",
+                   layer->desc->name, m->weight_dtype);
+    }
     if (weights->kv_b_proj != NULL) {
         TRY(split_projection(layer, weights->kv_b_proj, own, error));
     } else {

@@ -227,15 +227,13 @@ static attn_status gather(const struct mla_call *run, const struct context_chunk
 {
     attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    struct attn_gather_kv_args args = {.struct_size = sizeof args,
-                                       .instance = instance->handle,
+    struct attn_gather_kv_args args = {KERNEL_ARGS(instance, run->io->stream),
                                        .layer = &layer->parts[PART_MAIN],
                                        .params = &layer->part_params[PART_MAIN],
                                        .cache = &layer->owner->k_cache,
                                        .batch = view,
                                        .first_key = plan_on_device(run->plan, chunk->first_key),
                                        .out_start_loc = plan_on_device(run->plan, chunk->start),
-                                       .stream = run->io->stream,
                                        .out = rows};
     return operation("gather", instance->kernels.gather_kv(&args, run->error), run->error);
 }
