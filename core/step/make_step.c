@@ -24,7 +24,9 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     *schedule = (struct schedule){.schedule_group = served->schedule_group,
                                   .part = part,
                                   .args = &launch->args,
-                                  .instance = served->instance};
+                                  .instance = served->instance,
+                                  .size = {.struct_size = sizeof schedule->size}};
+    struct attn_schedule_size *size = &schedule->size;
     plan->num_schedules++; /* from here on plan_destroy drops what it has */
     struct attn_schedule_size_args args = {.struct_size = sizeof args,
                                            .instance = served->instance->handle,
@@ -41,25 +43,19 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
         args.plan_state = schedule->state;
     }
     if (served->instance->kernels.schedule_size != NULL) {
-        struct attn_schedule_size size = {.struct_size = sizeof size};
-        TRY(error_relay(error, served->instance->kernels.schedule_size(&args, &size, &why), &why));
-        if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE ||
-            size.scratch_bytes > MAX_SCHEDULE) {
+        TRY(error_relay(error, served->instance->kernels.schedule_size(&args, size, &why), &why));
+        if (size->host_bytes > MAX_SCHEDULE || size->device_bytes > MAX_SCHEDULE ||
+            size->scratch_bytes > MAX_SCHEDULE) {
             return error_set(error, ATTN_ERROR_PLUGIN, "schedule_size",
                              "%s asks for %zu bytes on the host, %zu on the device and %zu of "
                              "scratch; %zu are the most",
-                             served->instance->caps->name, size.host_bytes, size.device_bytes,
-                             size.scratch_bytes, MAX_SCHEDULE);
+                             served->instance->caps->name, size->host_bytes, size->device_bytes,
+                             size->scratch_bytes, MAX_SCHEDULE);
         }
-        schedule->scratch_bytes = size.scratch_bytes;
-        schedule->host_bytes = size.host_bytes;
-        schedule->device_bytes = size.device_bytes;
     }
-    if (schedule->host_bytes > 0) {
-        schedule->host = runtime_alloc(plan->model->runtime, schedule->host_bytes);
-        if (schedule->host == NULL) {
-            return NO_MEMORY("plan", "%zu bytes of schedule", schedule->host_bytes);
-        }
+    schedule->host = runtime_alloc(plan->model->runtime, size->host_bytes);
+    if (schedule->host == NULL && size->host_bytes > 0) {
+        return NO_MEMORY("plan", "%zu bytes of schedule", size->host_bytes);
     }
     launch->schedule = schedule;
     return ATTN_OK;
@@ -97,10 +93,10 @@ static attn_status finish_launch(attn_plan *plan, struct step *step, int32_t pha
     TRY(find_schedule(plan, layer, phase, part, launch, error));
     launch->args.schedule_host = launch->schedule->host;
     launch->args.limits = &plan->part_limits[part];
-    launch->args.schedule_host_bytes = launch->schedule->host_bytes;
-    launch->args.workspace_bytes = launch->schedule->device_bytes;
+    launch->args.schedule_host_bytes = launch->schedule->size.host_bytes;
+    launch->args.workspace_bytes = launch->schedule->size.device_bytes;
     launch->args.plan_state = launch->schedule->state;
-    launch->args.scratch_bytes = launch->schedule->scratch_bytes;
+    launch->args.scratch_bytes = launch->schedule->size.scratch_bytes;
     return ATTN_OK;
 }
 

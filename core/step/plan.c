@@ -93,8 +93,8 @@ static void lay_out(attn_plan *plan)
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         const struct schedule *s = &plan->schedules[i];
         plan->schedules[i].device_offset = own;
-        own += (size_t)plan_aligned((int64_t)s->device_bytes);
-        most_scratch = s->scratch_bytes > most_scratch ? s->scratch_bytes : most_scratch;
+        own += (size_t)plan_aligned((int64_t)s->size.device_bytes);
+        most_scratch = s->size.scratch_bytes > most_scratch ? s->size.scratch_bytes : most_scratch;
     }
     plan->layout.of_kernels = place_areas(plan);
     plan->layout.own_bytes = own;
@@ -275,7 +275,7 @@ void plan_destroy(attn_plan *plan)
     }
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
         const struct schedule *s = &plan->schedules[i];
-        runtime_free(runtime, s->host, s->host != NULL ? s->host_bytes : 0);
+        runtime_free(runtime, s->host, s->host != NULL ? s->size.host_bytes : 0);
         if (s->state != NULL) {
             s->instance->kernels.destroy_plan_state(s->instance->handle, s->state);
         }

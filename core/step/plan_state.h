@@ -21,9 +21,7 @@ struct schedule {
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
     const struct instance *instance;
-    size_t host_bytes;
-    size_t device_bytes;
-    size_t scratch_bytes;
+    struct attn_schedule_size size; /* as the vendor says */
     void *host;
     attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
     size_t device_offset;   /* in the workspace */

@@ -202,24 +202,12 @@ __attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
 attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                      struct attn_error *error)
 {
-    if (layer == NULL) {
-        return refuse_run(plan, layer, io, error);
-    }
-    const attn_layer *table = layer->table; /* each load stands between two tests: branches alone */
-    if (plan == NULL) {
-        return refuse_run(plan, layer, io, error);
-    }
-    const attn_layer *ready = plan->ready;
-    if (io == NULL) {
-        return refuse_run(plan, layer, io, error);
-    }
-    const size_t size = io->struct_size;
-    if (table != ready) {
+    if (plan == NULL || layer == NULL || io == NULL || layer->table != plan->ready) {
         return refuse_run(plan, layer, io, error);
     }
     struct step *step = plan->step_of_slot[layer->slot];
-    return size == sizeof *io ? step->enter(plan, step, io, error)
-                              : run_foreign(plan, step, io, error);
+    return io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
+                                         : run_foreign(plan, step, io, error);
 }
 
 /* The hot path of run(): one attend of a plain run, with or without a write. plan_batch chooses it,
