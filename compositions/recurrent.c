@@ -79,14 +79,12 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if ((layer->desc.kind == ATTN_LAYER_RECURRENT) != layer->has_states) {
         return layer_refuse_extension(layer, "attn_recurrent_desc", !layer->has_states, error);
     }
-    if (layer->rule != NULL && !layer->has_states) {
-        return layer_refuse_extension(layer, "attn_recurrent_rule", false, error);
-    }
-    if (layer->norm != NULL && !layer->has_states) {
-        return layer_refuse_extension(layer, "attn_recurrent_norm", false, error);
-    }
     if (!layer->has_states) {
-        return ATTN_OK;
+        return layer->rule == NULL && layer->norm == NULL
+                   ? ATTN_OK
+                   : layer_refuse_extension(
+                         layer, layer->rule != NULL ? "attn_recurrent_rule" : "attn_recurrent_norm",
+                         false, error);
     }
     layer->kernel = ATTN_KERNEL_RECURRENT;
     layer->reads |=
@@ -129,6 +127,13 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* A layer without the draft extension has the gated delta rule. */
+static const struct attn_recurrent_rule *rule_of(const struct layer *layer)
+{
+    static const struct attn_recurrent_rule gated_delta;
+    return layer->rule != NULL ? layer->rule : &gated_delta;
+}
+
 static void need_switch(struct check *check, const char *field, int32_t asked, int32_t declared)
 {
     if (asked && !declared) {
@@ -136,13 +141,12 @@ static void need_switch(struct check *check, const char *field, int32_t asked, i
     }
 }
 
-/* A mask that says nothing is of code 0. A layer or a backend without the draft extension has the
- * gated delta rule alone. */
+/* A mask that says nothing is of code 0: a backend without the draft extension has the gated delta
+ * rule alone. */
 static void match_rule(struct check *check, const struct layer *layer)
 {
-    static const struct attn_recurrent_rule gated_delta;
     static const struct attn_recurrent_rule_caps none;
-    const struct attn_recurrent_rule *r = layer->rule != NULL ? layer->rule : &gated_delta;
+    const struct attn_recurrent_rule *r = rule_of(layer);
     const struct attn_recurrent_rule_caps *caps =
         ext_find(check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     caps = caps != NULL ? caps : &none;
@@ -201,14 +205,14 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     const struct attn_recurrent_weights *weights = ext_find(given, ATTN_EXT_RECURRENT_WEIGHTS);
     const char *name = layer->desc->name;
     const int64_t channels = num_channels(g);
-    const int32_t gate = layer->selected->rule != NULL ? layer->selected->rule->gate : 0;
+    const int32_t gate = rule_of(layer->selected)->gate;
     const bool a_log = gate != ATTN_GATE_GIVEN, dt_bias = a_log && gate != ATTN_GATE_CONSTANT;
     layer->needed_params = "weights";
     if (layer->params == NULL) {
         return ATTN_OK;
     }
     const struct attn_recurrent_skip *skip = ext_find(given, ATTN_EXT_DRAFT_RECURRENT_SKIP);
-    const bool has_skip = layer->selected->rule != NULL && layer->selected->rule->has_skip;
+    const bool has_skip = rule_of(layer->selected)->has_skip;
     if (weights == NULL || (weights->a_log != NULL) != a_log ||
         (weights->dt_bias != NULL) != dt_bias) {
         return BAD(
@@ -461,9 +465,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return FAIL("attn_io_recurrent",
                     "a run of a recurrent layer needs attn_io_recurrent and has no lse");
     }
-    static const struct attn_recurrent_rule gated_delta;
-    const struct attn_recurrent_rule *r =
-        step->layer->selected->rule != NULL ? step->layer->selected->rule : &gated_delta;
+    const struct attn_recurrent_rule *r = rule_of(step->layer->selected);
     int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
     const bool a = r->gate != ATTN_GATE_CONSTANT, b = r->write_gate == ATTN_WRITE_GATE_SIGMOID;
     if ((!a && gdn->a != NULL) || (!b && gdn->b != NULL)) {

@@ -98,10 +98,8 @@ struct attn_layer {
     const struct attn_layer_desc *desc; /* selected's, completed */
     attn_layer *owner; /* whose cache this one reads: itself, or its sharing target */
     struct served served[NUM_PHASES];
-    const struct composition
-        *compositions[MAX_COMPOSITIONS + 1]; /* those that serve the layer; ends with NULL */
-    uint32_t composed_by;                    /* the same by id, a bit each */
-    void *data[MAX_COMPOSITIONS]; /* by composition id: layer_bytes of memory of its own */
+    uint32_t composed_by;         /* compositions that serve the layer, a bit each by id */
+    void *data[MAX_COMPOSITIONS]; /* by id: layer_bytes of memory of its own */
     struct attn_layer_desc parts[PART_COUNT];         /* the layer as kernels see each part */
     struct attn_layer_params part_params[PART_COUNT]; /* and its parameters */
     const char *needed_params; /* what it cannot run without, in words; NULL: nothing */

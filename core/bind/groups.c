@@ -25,33 +25,7 @@ static bool same_table(attn_layer *a, attn_layer *b)
            a->owner->tokens_per_block == b->owner->tokens_per_block && layer_same_cache(x, y);
 }
 
-/* A vendor's kernels may plan by what its extensions say. */
-static bool same_vendors(const struct attn_ext *a, const struct attn_ext *b)
-{
-    while (a != NULL && !ext_is_handed_on(a->id)) {
-        a = a->next;
-    }
-    while (b != NULL && !ext_is_handed_on(b->id)) {
-        b = b->next;
-    }
-    return ext_same(a, b);
-}
-
-static int32_t topk_of(const attn_layer *layer)
-{
-    return layer->selected->mla != NULL ? layer->selected->mla->topk : 0;
-}
-
-static bool same_indexer(const attn_layer *a, const attn_layer *b)
-{
-    const struct attn_indexer_desc *x = a->selected->indexer, *y = b->selected->indexer;
-    return x == NULL || y == NULL
-               ? x == y
-               : memcmp(&x->ext + 1, &y->ext + 1, sizeof *x - sizeof x->ext) == 0;
-}
-
-/* What may change a kernel's schedule: all that is described but names, and extensions that are
- * compared by themselves. */
+/* What may change a kernel's schedule: all that is described but names. */
 static struct attn_layer_desc key_of(const attn_layer *layer, int32_t phase)
 {
     struct attn_layer_desc key = *layer->desc;
@@ -69,8 +43,9 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
     const struct attn_layer_desc x = key_of(a, phase), y = key_of(b, phase);
     return a->group == b->group && a->served[phase].instance == b->served[phase].instance &&
            a->served[phase].composed == b->served[phase].composed &&
-           memcmp(&x, &y, sizeof x) == 0 && topk_of(a) == topk_of(b) && same_indexer(a, b) &&
-           lists_same(a->selected, b->selected) && same_vendors(a->desc->next, b->desc->next);
+           memcmp(&x, &y, sizeof x) == 0 &&
+           /* those of one table have the same further caches */
+           ext_same(a->desc->next, b->desc->next, ATTN_EXT_LAYER_CACHES);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

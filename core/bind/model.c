@@ -10,12 +10,10 @@
 
 static attn_status find_compositions(attn_layer *layer, struct attn_error *error)
 {
-    int32_t count = 0;
+    const uint32_t composed = layer->served[0].composed | layer->served[1].composed;
     for (int32_t i = 0; compositions[i] != NULL; i++) {
         const struct composition *c = compositions[i];
-        const uint32_t composed = layer->served[0].composed | layer->served[1].composed;
         if (composed & c->composed || c->kinds >> layer->desc->kind & 1) {
-            layer->compositions[count++] = c;
             layer->composed_by |= 1u << i;
             layer->data[i] = arena_alloc(&layer->model->arena, c->layer_bytes);
         }

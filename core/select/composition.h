@@ -67,4 +67,17 @@ struct composition {
 /* By id, which is the order in which they are called; ends with NULL. */
 extern const struct composition *const compositions[MAX_COMPOSITIONS + 1];
 
+/* The first from `at` on that `by` has, a bit for each by id; NULL ends the list. */
+static inline const struct composition *const *composed_from(uint32_t by,
+                                                             const struct composition *const *at)
+{
+    while (*at != NULL && !(by >> (at - compositions) & 1)) {
+        at++;
+    }
+    return at;
+}
+#define FOR_COMPOSED(c, by)                                                                        \
+    for (const struct composition *const *c = composed_from(by, compositions); *c != NULL;         \
+         c = composed_from(by, c + 1))
+
 #endif

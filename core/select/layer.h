@@ -55,9 +55,6 @@ bool lists_are_plain(const struct layer *layer);
 /* How many lists a token has. */
 int32_t lists_per_token(const struct layer *layer);
 
-/* Do both layers have equal lists, or none? */
-bool lists_same(const struct layer *a, const struct layer *b);
-
 /* After compositions are decided: what the backend declares of lists, and steps that the core
  * composes. */
 void check_lists(struct check *check);

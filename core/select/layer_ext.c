@@ -256,15 +256,6 @@ int32_t lists_per_token(const struct layer *layer)
                                                             : layer->desc.num_q_heads;
 }
 
-bool lists_same(const struct layer *a, const struct layer *b)
-{
-    const struct attn_index_lists *x = a->lists, *y = b->lists;
-    if (x == NULL || y == NULL) {
-        return x == y;
-    }
-    return memcmp(&x->max_entries, &y->max_entries, sizeof *x - sizeof x->ext) == 0;
-}
-
 /* Takes an extension out of a chain of copies that has it. */
 static void unchain(const struct attn_ext **at, const struct attn_ext *ext)
 {

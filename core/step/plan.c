@@ -147,23 +147,6 @@ static bool is_in(const attn_plan *plan, const attn_layer *layer)
     return layer->group == plan->group;
 }
 
-/* Those that serve any layer of the group, in the order of the table. */
-static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
-{
-    uint32_t composed_by = 0;
-    for (int32_t l = 0; l < plan->model->num_layers; l++) {
-        const attn_layer *layer = &plan->model->layers[l];
-        composed_by |= is_in(plan, layer) ? layer->composed_by : 0;
-    }
-    for (int32_t i = 0; compositions[i] != NULL; i++) {
-        if (composed_by >> i & 1) {
-            plan->compositions[plan->num_compositions++] = compositions[i];
-            plan->data[i] = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
-        }
-    }
-    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
-}
-
 /* What batches may bring of vendors' extensions: every layer's backends read them, then. */
 static void find_vendor_ids(attn_plan *plan)
 {
@@ -182,16 +165,21 @@ static void find_vendor_ids(attn_plan *plan)
 
 static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 {
-    TRY(find_compositions(plan, error));
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
-        plan->num_steps += is_in(plan, &plan->model->layers[i]);
+        const attn_layer *layer = &plan->model->layers[i];
+        plan->num_steps += is_in(plan, layer);
+        plan->composed_by |= is_in(plan, layer) ? layer->composed_by : 0;
+    }
+    FOR_COMPOSED(c, plan->composed_by)
+    {
+        plan->data[c - compositions] = arena_alloc(&plan->arena, (*c)->plan_bytes);
     }
     size_t calls = (size_t)plan->num_steps * NUM_PHASES * PART_COUNT;
     plan->steps = arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->steps);
     plan->schedules = arena_array(&plan->arena, calls, sizeof *plan->schedules);
     plan->step_of_slot =
         arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->step_of_slot);
-    if (plan->steps == NULL || plan->schedules == NULL || plan->step_of_slot == NULL) {
+    if (plan->arena.failed) {
         return NO_MEMORY("plan", "the plan");
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {
@@ -208,9 +196,9 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t part = 0; part < PART_COUNT; part++) {
         plan->part_limits[part] = plan->limits;
     }
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        TRY(c->build != NULL ? c->build(plan, error) : ATTN_OK);
+    FOR_COMPOSED(c, plan->composed_by)
+    {
+        TRY((*c)->build != NULL ? (*c)->build(plan, error) : ATTN_OK);
     }
     TRY(check_sizes(plan, error));
     for (int32_t i = 0; i < plan->num_steps; i++) {

@@ -52,7 +52,8 @@ static void choose_calls(attn_plan *plan, struct step *step)
     step->main[0] = step->main[1] = NULL;
     step->bring_keys = NULL;
     step->program = rows ? NULL : run_nothing;
-    for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
+    FOR_COMPOSED(c, step->layer->composed_by)
+    {
         if ((*c)->choose != NULL) {
             (*c)->choose(plan, step);
         }
@@ -162,14 +163,14 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     plan->used_integers = 0;
     TRY(block_tables_make(plan, stream, error));
     plan->whole = plan->given;
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        TRY(c->view != NULL ? c->view(plan, error) : ATTN_OK);
+    FOR_COMPOSED(c, plan->composed_by)
+    {
+        TRY((*c)->view != NULL ? (*c)->view(plan, error) : ATTN_OK);
     }
     batch_split(plan);
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i];
-        TRY(c->view_split != NULL ? c->view_split(plan, error) : ATTN_OK);
+    FOR_COMPOSED(c, plan->composed_by)
+    {
+        TRY((*c)->view_split != NULL ? (*c)->view_split(plan, error) : ATTN_OK);
     }
     return send_integers(plan, stream, error);
 }

@@ -164,13 +164,11 @@ struct attn_plan {
     bool counted; /* its layers' num_plans count this plan */
     struct schedule *schedules;
     int32_t num_schedules;
-    int32_t num_compositions;
-    /* those that serve a layer of the plan; by composition id, plan_bytes of their own */
-    const struct composition *compositions[MAX_COMPOSITIONS];
-    void *data[MAX_COMPOSITIONS];
-    struct attn_batch received; /* the engine's batch, zero-extended */
-    struct attn_batch given;    /* `received` with bounds and encoder lengths filled in */
-    struct attn_batch whole;    /* `given` as compositions have cut its requests */
+    uint32_t composed_by;         /* compositions that serve a layer of it, a bit each by id */
+    void *data[MAX_COMPOSITIONS]; /* by id: plan_bytes of memory of its own */
+    struct attn_batch received;   /* the engine's batch, zero-extended */
+    struct attn_batch given;      /* `received` with bounds and encoder lengths filled in */
+    struct attn_batch whole;      /* `given` as compositions have cut its requests */
     /* the leading requests of `whole` with up to decode_threshold queries, and the rest */
     struct attn_batch decode, prefill;
     /* attn_batch.tables of `whole`, `decode` and `prefill` */

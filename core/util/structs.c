@@ -159,14 +159,19 @@ const void *ext_find(const struct attn_ext *next, uint32_t id)
     return NULL;
 }
 
-bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
+bool ext_same(const struct attn_ext *a, const struct attn_ext *b, uint32_t but)
 {
-    while (a != NULL && b != NULL && a->id == b->id && a->struct_size == b->struct_size &&
-           memcmp(a + 1, b + 1, a->struct_size - sizeof *a) == 0) {
-        a = a->next;
-        b = b->next;
+    for (;; a = a->next, b = b->next) {
+        a = a != NULL && a->id == but ? a->next : a;
+        b = b != NULL && b->id == but ? b->next : b;
+        if (a == NULL || b == NULL) {
+            return a == b;
+        }
+        if (a->id != b->id || a->struct_size != b->struct_size ||
+            memcmp(a + 1, b + 1, a->struct_size - sizeof *a) != 0) {
+            return false;
+        }
     }
-    return a == NULL && b == NULL;
 }
 
 void ext_copy(struct attn_ext *copy, const struct attn_ext *ext, size_t size)

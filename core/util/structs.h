@@ -50,8 +50,9 @@ static inline bool ext_is_handed_on(uint32_t id)
  * the header. */
 const void *ext_find(const struct attn_ext *next, uint32_t id);
 
-/* Do both chains have the same extensions in one order, by every byte behind the header? */
-bool ext_same(const struct attn_ext *a, const struct attn_ext *b);
+/* Do both chains have the same extensions in one order, by every byte behind the header, but for
+ * one of id `but`? */
+bool ext_same(const struct attn_ext *a, const struct attn_ext *b, uint32_t but);
 
 /* Copies an extension to `copy` of `size` bytes, a missing tail zero, and unchains it. */
 void ext_copy(struct attn_ext *copy, const struct attn_ext *ext, size_t size);

@@ -31,10 +31,11 @@ CASE(spec_of_further_caches)
         .caches = caches,
         .num_caches = 2,
         .cache_stride = sizeof *caches};
-    struct attn_layer_desc layer = fake_layer("a");
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
-    layer.next = &described.ext;
-    OWNED(model_end) attn_model *model = fake_model_of(&fixture, &layer, 1);
+    layers[0].next = layers[1].next = &described.ext;
+    OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), NUM_PHASES); /* of both */
     for (int32_t i = 0; i < 2; i++) {
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
         assert_ok(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error));

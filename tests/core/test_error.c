@@ -225,10 +225,10 @@ TEST(extensions_are_compared_by_content)
         struct attn_ext ext;
         int64_t value;
     } a = {{0x10007, 0, sizeof a, NULL}, 7}, b = a;
-    assert_true(ext_same(&a.ext, &b.ext));
-    assert_false(ext_same(&a.ext, NULL));
+    assert_true(ext_same(&a.ext, &b.ext, 0));
+    assert_false(ext_same(&a.ext, NULL, 0));
     b.value = 8;
-    assert_false(ext_same(&a.ext, &b.ext));
+    assert_false(ext_same(&a.ext, &b.ext, 0));
 }
 
 /* Elements that are longer than known here, each with its own tail. */
