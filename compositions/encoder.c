@@ -15,11 +15,6 @@
 #define MAX_HISTORY 1024
 #define INPUTS 3 /* q, k, v */
 
-/* One of q, k and v: rows first .. end-1 of it, and where they lie quantized. */
-struct input {
-    struct own_tensor x, out, padded;
-};
-
 static bool is_quantized(const struct layer *layer)
 {
     return layer->mm_quant != NULL && layer->mm_quant->fp8;
@@ -142,68 +137,55 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static void input_init(struct input *in, const attn_plan *plan, const struct step *step, int32_t i,
-                       const struct attn_tensor *given)
+/* One of q, k and v: its largest, and with it the history and the scale, on the device; then rows
+ * first .. end-1 of it quantized, to those of `padded`. */
+static attn_status quantize(const attn_plan *plan, const struct step *step, int32_t i,
+                            const struct attn_tensor *given, void *stream,
+                            struct own_tensor *padded, struct attn_error *error)
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct places *places = plan->data[COMPOSITION_ENCODER];
+    const struct instance *instance = step_instance(step);
     const int32_t *keys = plan->given.key_start_loc_host;
+    const int32_t length = step->layer->selected->mm_quant->amax_history_len;
     const struct attn_tensor e4m3 = {.device = plan->model->device,
                                      .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
     bool own_rows = i > 0 && plan->given.key_start_loc != NULL && keys != NULL;
     int64_t first = own_rows ? keys[0] : plan->first_row;
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
     int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
-    int64_t padded = i == 2 ? part->head_size_v : part->head_size;
+    int64_t width = i == 2 ? part->head_size_v : part->head_size;
     uint8_t *from = (uint8_t *)given->data + given->byte_offset,
             *to = plan->scratch + places->inputs[i];
-    tensor_set(&in->x, given, from + first * row * (given->dtype.bits / 8), end - first, heads,
-               size, row, tensor_stride(given, 1), tensor_stride(given, 2));
-    tensor_set_rows(&in->padded, &e4m3, to, end, heads, padded);
-    tensor_set(&in->out, &e4m3, to + first * heads * padded, end - first, heads, size,
-               heads * padded, padded, 1);
-}
-
-/* The input's largest, and with it the history and the scale, on the device. */
-static attn_status follow(const attn_plan *plan, const struct step *step, const struct input *in,
-                          int32_t i, void *stream, struct attn_error *error)
-{
-    const struct instance *instance = step_instance(step);
-    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
-    const struct places *places = plan->data[COMPOSITION_ENCODER];
-    const int32_t length = step->layer->selected->mm_quant->amax_history_len;
-    const struct attn_amax_args args = {KERNEL_ARGS(instance, stream),
-                                        .x = &in->x.tensor,
-                                        .out = (float *)(void *)(plan->scratch + places->largest),
-                                        .history = state->amax_history + (size_t)i * (size_t)length,
-                                        .scale = &state->scales[i],
-                                        .history_len = length};
-    return operation("amax", instance->kernels.amax(&args, error), error);
-}
-
-static attn_status clear_padding(const struct step *step, const struct input *in, void *stream,
-                                 struct attn_error *error)
-{
-    const struct instance *instance = step_instance(step);
-    const size_t size = (size_t)in->out.shape[2], padded = (size_t)in->padded.shape[2];
-    const struct attn_fill_args args = {
-        KERNEL_ARGS(instance, stream), .destination = (uint8_t *)in->out.tensor.data + size,
-        .row_bytes = padded - size, .stride = padded, .rows = in->out.shape[0] * in->out.shape[1]};
-    return size < padded ? operation("fill", instance->kernels.fill(&args, error), error) : ATTN_OK;
-}
-
-static attn_status quantize(const struct step *step, const struct input *in, int32_t i,
-                            void *stream, struct attn_error *error)
-{
-    const struct instance *instance = step_instance(step);
-    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
+    struct own_tensor x, out;
+    tensor_set(&x, given, from + first * row * (given->dtype.bits / 8), end - first, heads, size,
+               row, tensor_stride(given, 1), tensor_stride(given, 2));
+    tensor_set_rows(padded, &e4m3, to, end, heads, width);
+    to += first * heads * width;
+    tensor_set(&out, &e4m3, to, end - first, heads, size, heads * width, width, 1);
+    if (length > 0) {
+        const struct attn_amax_args args = {
+            KERNEL_ARGS(instance, stream),
+            .x = &x.tensor,
+            .out = (float *)(void *)(plan->scratch + places->largest),
+            .history = state->amax_history + (size_t)i * (size_t)length,
+            .scale = &state->scales[i],
+            .history_len = length};
+        TRY(operation("amax", instance->kernels.amax(&args, error), error));
+    }
+    if (size < width) {
+        const struct attn_fill_args args = {KERNEL_ARGS(instance, stream), .destination = to + size,
+                                            .row_bytes = (size_t)(width - size),
+                                            .stride = (size_t)width, .rows = (end - first) * heads};
+        TRY(operation("fill", instance->kernels.fill(&args, error), error));
+    }
     const struct attn_quantize_args args = {KERNEL_ARGS(instance, stream),
                                             .form = ATTN_OUTPUT_FP8_STATIC,
                                             .scale_form = ATTN_SCALE_PER_TENSOR,
-                                            .x = &in->x.tensor,
-                                            .out = &in->out.tensor,
+                                            .x = &x.tensor,
+                                            .out = &out.tensor,
                                             .scale = &state->scales[i]};
-    TRY(clear_padding(step, in, stream, error));
     return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 
@@ -211,8 +193,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                        struct attn_error *error)
 {
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
-    bool follows = step->layer->selected->mm_quant->amax_history_len > 0;
-    struct input inputs[INPUTS];
+    struct own_tensor inputs[INPUTS];
     struct attn_step_io quantized = *io;
     if (plan->num_key_rows > plan->limits.max_num_tokens) {
         return error_set(
@@ -222,13 +203,11 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
             plan->num_key_rows, plan->limits.max_num_tokens);
     }
     for (int32_t i = 0; i < INPUTS; i++) {
-        input_init(&inputs[i], plan, step, i, given[i]);
-        TRY(follows ? follow(plan, step, &inputs[i], i, io->stream, error) : ATTN_OK);
-        TRY(quantize(step, &inputs[i], i, io->stream, error));
+        TRY(quantize(plan, step, i, given[i], io->stream, &inputs[i], error));
     }
-    quantized.q = &inputs[0].padded.tensor;
-    quantized.k = &inputs[1].padded.tensor;
-    quantized.v = &inputs[2].padded.tensor;
+    quantized.q = &inputs[0].tensor;
+    quantized.k = &inputs[1].tensor;
+    quantized.v = &inputs[2].tensor;
     return run_attends(plan, step, &quantized, error);
 }
 

@@ -13,24 +13,20 @@ static attn_status check_groups(const struct attn_kernels *k, const char *name,
 {
     const struct {
         const char *slots;
-        bool some, all;
+        int32_t count, there;
     } groups[] = {
-        {"allocate_memory, free_memory", k->allocate_memory || k->free_memory,
-         k->allocate_memory && k->free_memory},
-        {"create_stream, destroy_stream, synchronize",
-         k->create_stream || k->destroy_stream || k->synchronize,
-         k->create_stream && k->destroy_stream && k->synchronize},
-        {"create_event, record_event, elapsed, destroy_event",
-         k->create_event || k->record_event || k->elapsed || k->destroy_event,
-         k->create_event && k->record_event && k->elapsed && k->destroy_event},
-        {"create_plan_state, destroy_plan_state", k->create_plan_state || k->destroy_plan_state,
-         k->create_plan_state && k->destroy_plan_state},
-        {"begin_capture, end_capture, launch_graph, destroy_graph",
-         k->begin_capture || k->end_capture || k->launch_graph || k->destroy_graph,
-         k->begin_capture && k->end_capture && k->launch_graph && k->destroy_graph},
+        {"allocate_memory, free_memory", 2, !!k->allocate_memory + !!k->free_memory},
+        {"create_stream, destroy_stream, synchronize", 3,
+         !!k->create_stream + !!k->destroy_stream + !!k->synchronize},
+        {"create_event, record_event, elapsed, destroy_event", 4,
+         !!k->create_event + !!k->record_event + !!k->elapsed + !!k->destroy_event},
+        {"create_plan_state, destroy_plan_state", 2,
+         !!k->create_plan_state + !!k->destroy_plan_state},
+        {"begin_capture, end_capture, launch_graph, destroy_graph", 4,
+         !!k->begin_capture + !!k->end_capture + !!k->launch_graph + !!k->destroy_graph},
     };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        if (groups[i].some && !groups[i].all) {
+        if (groups[i].there != 0 && groups[i].there != groups[i].count) {
             return error_set(error, ATTN_ERROR_PLUGIN, "attn_kernels",
                              "%s has some of the slots %s; all are there or none", name,
                              groups[i].slots);

@@ -104,8 +104,9 @@ static attn_status take_device(void *user, const struct attn_device_info *info,
     return left_out(found, status, &error, why);
 }
 
+/* *dropped: the first row of `refused` that the core does not take; -1: it takes all. */
 static attn_status copy_caps(struct found *found, const struct attn_backend_caps *source,
-                             struct backend *backend, struct attn_error *error)
+                             struct backend *backend, int32_t *dropped, struct attn_error *error)
 {
     struct attn_backend_caps *caps = &backend->caps;
     char full_name[400];
@@ -126,6 +127,8 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
         if (refused_read(source, i, row)) {
             failed = !copy_pointed(found->arena, row, ABI_REFUSED_COMBINATION);
             caps->num_refused++;
+        } else if (*dropped < 0) {
+            *dropped = i;
         }
     }
     for (int32_t i = 0; i < source->num_vendor_codes && !failed; i++) {
@@ -141,22 +144,9 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
     return failed || found->arena->failed ? no_memory(error) : ATTN_OK;
 }
 
-/* The first row of `refused` that the core does not take; -1: it takes all. */
-static int32_t first_dropped(const struct attn_backend_caps *caps)
-{
-    struct attn_refused_combination row;
-    for (int32_t i = 0; i < caps->num_refused; i++) {
-        if (!refused_read(caps, i, &row)) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 static attn_status take_backend(void *user, const struct attn_backend_caps *given,
                                 struct attn_error *why)
 {
-
     struct found *found = user;
     struct attn_backend_caps caps;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -175,11 +165,11 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
                 REFUSE("name", "%s is reported twice for one device", found->backends[i].full_name);
         }
     }
+    int32_t row = -1;
     if (status == ATTN_OK) {
-        status = copy_caps(found, &caps, &found->backends[found->num_backends], &error);
+        status = copy_caps(found, &caps, &found->backends[found->num_backends], &row, &error);
     }
     found->num_backends += status == ATTN_OK;
-    const int32_t row = status == ATTN_OK ? first_dropped(&caps) : -1;
     if (row >= 0) { /* it is served without, so that nobody else is told */
         (void)error_set(
             why, ATTN_ERROR_PLUGIN, "refused",

@@ -113,15 +113,13 @@ static void hold_quantization(struct check *check)
                            caps->kv_dtypes);
             }
         }
-        if (kv_is_fp8(l->kv_dtype) ||
-            (kv_is_opaque(l->kv_dtype) && l->k_scale_form != ATTN_SCALE_NONE)) {
-            check_code(check, "k_scale_form", ATTN_NAMES_SCALE_FORM, l->k_scale_form,
-                       caps->k_scale_forms);
-        }
-        if (kv_is_fp8(kv_dtype_of(l, true)) ||
-            (kv_is_opaque(kv_dtype_of(l, true)) && l->v_scale_form != ATTN_SCALE_NONE)) {
-            check_code(check, "v_scale_form", ATTN_NAMES_SCALE_FORM, l->v_scale_form,
-                       caps->v_scale_forms);
+        for (int32_t is_v = 0; is_v < 2; is_v++) {
+            const int32_t dtype = kv_dtype_of(l, is_v);
+            const int32_t form = is_v ? l->v_scale_form : l->k_scale_form;
+            if (kv_is_fp8(dtype) || (kv_is_opaque(dtype) && form != ATTN_SCALE_NONE)) {
+                check_code(check, is_v ? "v_scale_form" : "k_scale_form", ATTN_NAMES_SCALE_FORM,
+                           form, is_v ? caps->v_scale_forms : caps->k_scale_forms);
+            }
         }
     }
     if (l->p_scale_form != ATTN_SCALE_NONE) {
