@@ -152,21 +152,12 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status merge(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                         struct attn_error *error)
-{
-    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
-    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &whole, 1,
-                      run_attends, io, error);
-}
-
-static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                       struct attn_error *error)
+/* Merged numbers become codes. */
+static attn_status run_codes(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                             struct attn_error *error)
 {
     const struct views *views = plan->data[COMPOSITION_CASCADE];
-    return writes_codes(step->layer)
-               ? output_quantized(plan, step, io, views->numbers, merge, error)
-               : merge(plan, step, io, error);
+    return output_quantized(plan, step, io, views->numbers, merged_run, error);
 }
 
 static void choose(attn_plan *plan, struct step *step)
@@ -177,9 +168,9 @@ static void choose(attn_plan *plan, struct step *step)
     }
     int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
     int32_t rest = writes_codes(step->layer) ? PART_REST : PART_MAIN;
-    step->program = run;
+    merged_use(step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix, run_attends);
     step->main[0] = launch_use(&step->launches[phase][rest], &views->suffix);
-    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
+    step->program = writes_codes(step->layer) ? run_codes : step->program;
 }
 
 const struct composition composition_cascade = {

@@ -236,21 +236,12 @@ static attn_status write_rows(attn_plan *plan, struct step *step, const struct a
                      error);
 }
 
-static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                       struct attn_error *error)
-{
-    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
-    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &whole, 1,
-                      mla_run, io, error);
-}
-
 static void choose(attn_plan *plan, struct step *step)
 {
     struct compressed *own = plan->data[COMPOSITION_COMPRESSED];
     step->bring_keys = write_rows;
     if (step->program == mla_run) {
-        step->program = run;
-        launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &own->view);
+        merged_use(step, &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &own->view, mla_run);
     }
 }
 

@@ -137,7 +137,6 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 {
     const struct attn_io_indexer *given =
         (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
-    const char *name = step->layer->desc->name;
     if (io->v != NULL || io->lse != NULL) {
         return FAIL(io->v != NULL ? "v" : "lse", "is given; an indexer has neither v nor lse");
     }
@@ -146,18 +145,15 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     }
     TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
     /* where a row has several tokens, only the key of the last one is read */
-    const bool looks = writes && plan->validate && step->layer->selected->tokens_per_row == 1;
-    TRY(looks ? validate_tensor(plan, io->k, "k", name, error) : ATTN_OK);
+    const bool looks = writes && step->layer->selected->tokens_per_row == 1;
+    TRY(looks ? validate_tensor(plan, io->k, "k", error) : ATTN_OK);
     if (!attends) {
         return ATTN_OK;
     }
-    TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
+    TRY(check_input(plan, "q", io->q, &step->q, plan->num_tokens, error));
     TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
     TRY(check_weights(plan, step, given, error));
-    TRY(plan->validate ? validate_tensor(plan, io->q, "q", name, error) : ATTN_OK);
-    return plan->validate && given != NULL
-               ? validate_tensor(plan, given->weights, "weights", name, error)
-               : ATTN_OK;
+    return given != NULL ? validate_tensor(plan, given->weights, "weights", error) : ATTN_OK;
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)

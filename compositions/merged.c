@@ -21,10 +21,22 @@ void merged_limit(struct attn_limits *limits, int32_t tokens)
     limits->max_query_len = limits->max_num_tokens;
 }
 
-attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
-                       const struct merge_run *runs, int32_t num_runs, step_program *rest,
-                       const struct attn_step_io *io, struct attn_error *error)
+void merged_use(struct step *step, struct launch *part, const struct attn_batch *view,
+                step_program *rest)
 {
+    step->apart = launch_use(part, view);
+    step->rest = rest;
+    step->merges = NULL;
+    step->num_merges = 1;
+    step->program = merged_run;
+}
+
+attn_status merged_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
+    const struct merge_run *runs = step->merges != NULL ? step->merges : &whole;
+    struct launch *first = step->apart;
     const struct attn_tensor like = tensor_like(plan, &step->out);
     struct own_tensor out, lse[2];
     tensor_set_rows(&out, &like, plan->scratch + plan->layout.out, plan->num_tokens,
@@ -41,10 +53,10 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
     TRY(launch_run(first, &part, error));
     part = *io;
     part.lse = &lse[1].tensor;
-    TRY(rest(plan, step, &part, error));
+    TRY(step->rest(plan, step, &part, error));
     const struct part_result prefix = {&out.tensor, &lse[0].tensor};
     int64_t row = plan->first_row;
-    for (int32_t i = 0; i < num_runs; i++) {
+    for (int32_t i = 0; i < step->num_merges; i++) {
         const int64_t rows = runs[i].end_row - row;
         TRY(step_merge(step, prefix, (struct part_result){io->out, part.lse},
                        (struct part_result){io->out, io->lse},

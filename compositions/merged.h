@@ -6,23 +6,17 @@
 
 #include "step/plan_state.h"
 
-/* Rows up to end_row, from where the run before ended. */
-struct merge_run {
-    int32_t end_row;
-    int32_t with_prefix; /* 1: both parts; 0: what is left, as it is */
-};
-
 /* All tokens of the step as one request, not causal. Takes 2 integers of the plan. */
 void merged_view(attn_plan *plan, struct attn_batch *view);
 
 /* Limits of a part that sees up to `tokens` tokens of a step as one request. */
 void merged_limit(struct attn_limits *limits, int32_t tokens);
 
-/* `first` attends into the workspace, `rest`, of the step's main calls, into out; then both become
- * one. */
-attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
-                       const struct merge_run *runs, int32_t num_runs, step_program *rest,
-                       const struct attn_step_io *io, struct attn_error *error);
+/* step->apart attends into the workspace, step->rest into out; then both become one. */
+extern step_program merged_run;
+/* The step's program is merged_run of `part` over `view` and of `rest`, all rows having both. */
+void merged_use(struct step *step, struct launch *part, const struct attn_batch *view,
+                step_program *rest);
 
 /* Runs `inner` with an output of plain rows at `place` of the workspace, then quantizes these in
  * the layer's form to the run's own. */

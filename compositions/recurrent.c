@@ -479,8 +479,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     TRY(b ? tensor_check(gdn->b, &need_b, NULL, error) : ATTN_OK);
     TRY(g->conv_width > 0 ? tensor_check(gdn->mixed_qkv, &qkv, NULL, error) : ATTN_OK);
     if (g->conv_width == 0) {
-        TRY(check_rows("q", io->q, &step->q, rows, error));
-        TRY(step_check_keys(step, io, rows, error));
+        TRY(check_input(plan, "q", io->q, &step->q, rows, error));
+        TRY(step_check_keys(plan, step, io, rows, error));
     }
     const struct attn_io_recurrent_gate *gate =
         ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);

@@ -87,21 +87,14 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                       struct attn_error *error)
-{
-    const struct sink *sink = plan->data[COMPOSITION_SINK];
-    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], sink->runs,
-                      sink->num_runs, run_attends, io, error);
-}
-
 static void choose(attn_plan *plan, struct step *step)
 {
     struct sink *sink = plan->data[COMPOSITION_SINK];
     struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
     if (launch->kernel != NULL && step_attends(plan, step) == run_attends) {
-        launch_use(launch, &sink->view);
-        step->program = run;
+        merged_use(step, launch, &sink->view, run_attends);
+        step->merges = sink->runs;
+        step->num_merges = sink->num_runs;
     }
 }
 

@@ -89,16 +89,16 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
 attn_status step_check_attend(const attn_plan *plan, const struct step *step,
                               const struct attn_step_io *io, struct attn_error *error)
 {
-    TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
+    TRY(check_input(plan, "q", io->q, &step->q, plan->num_tokens, error));
     TRY(step_check_lse(io->lse, step->q.heads, plan->num_tokens, error));
     return step_check_out(plan, step, io, error);
 }
 
-attn_status step_check_keys(const struct step *step, const struct attn_step_io *io, int64_t rows,
-                            struct attn_error *error)
+attn_status step_check_keys(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, int64_t rows, struct attn_error *error)
 {
-    TRY(check_rows("k", io->k, &step->k, rows, error));
-    return check_rows("v", io->v, &step->v, rows, error);
+    TRY(check_input(plan, "k", io->k, &step->k, rows, error));
+    return check_input(plan, "v", io->v, &step->v, rows, error);
 }
 
 /* On a CPU, under validation: each position is a row of the table. */

@@ -70,11 +70,21 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tens
     return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
+/* Rows up to end_row, from where the run before ended. */
+struct merge_run {
+    int32_t end_row;
+    int32_t with_prefix; /* 1: both parts of a merge; 0: what is left, as it is */
+};
+
 /* One layer in a plan. "Chosen": by plan_batch, for the batch at hand. */
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
     step_program *program; /* chosen: the attends, which run_general enters behind its checks */
     step_program *inner;   /* chosen: the program that output_quant's calls before it quantizes */
+    struct launch *apart;  /* chosen: what merged_run attends before `rest` */
+    step_program *rest;    /* chosen: and what it merges that with */
+    const struct merge_run *merges; /* chosen: [num_merges]; NULL: all rows have both */
+    int32_t num_merges;
     attn_layer *layer;
     struct tensor_form q, k, v, out;
     bool writes;       /* runs fill this layer's own cache */
@@ -243,6 +253,9 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
 /* run_errors.c: [rows or more, heads, head_size] of that form. */
 attn_status check_rows(const char *field, const struct attn_tensor *found,
                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
+/* The same of what a run reads, and under validation no NaN. */
+attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,
+                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
 /* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
  * backends'. */
@@ -414,8 +427,8 @@ attn_status step_check_attend(const attn_plan *plan, const struct step *step,
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_step_io *io, struct attn_error *error);
 /* k and v with so many rows */
-attn_status step_check_keys(const struct step *step, const struct attn_step_io *io, int64_t rows,
-                            struct attn_error *error);
+attn_status step_check_keys(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, int64_t rows, struct attn_error *error);
 /* attn_io_rope, which the run brings */
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error);
@@ -474,7 +487,7 @@ const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
-                            const char *name, const char *layer, struct attn_error *error);
+                            const char *name, struct attn_error *error);
 /* On a CPU: each list's length, and that no entry stands in it twice. */
 attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
                                  const struct attn_io_index_lists *lists, struct attn_error *error);

@@ -59,17 +59,6 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     return operation("write keys", status, error);
 }
 
-/* Takes checked tensors: q if the run attends, k and v if it reads them. */
-static attn_status validate_inputs(const attn_plan *plan, const struct step *step,
-                                   const struct attn_step_io *io, bool attends, bool reads_keys,
-                                   struct attn_error *error)
-{
-    const char *layer = step->layer->desc->name;
-    TRY(attends ? validate_tensor(plan, io->q, "q", layer, error) : ATTN_OK);
-    TRY(reads_keys ? validate_tensor(plan, io->k, "k", layer, error) : ATTN_OK);
-    return reads_keys ? validate_tensor(plan, io->v, "v", layer, error) : ATTN_OK;
-}
-
 static attn_status validate_outputs(const struct attn_step_io *io, struct attn_error *error)
 {
     const struct attn_io_output_quant *quant = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
@@ -96,8 +85,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         const int64_t rows =
             writes && step->bring_keys == NULL ? plan->given.num_slots : plan->num_key_rows;
         TRY(attends ? step_check_attend(plan, step, io, error) : ATTN_OK);
-        TRY(reads_keys ? step_check_keys(step, io, rows, error) : ATTN_OK);
-        TRY(plan->validate ? validate_inputs(plan, step, io, attends, reads_keys, error) : ATTN_OK);
+        TRY(reads_keys ? step_check_keys(plan, step, io, rows, error) : ATTN_OK);
     }
     if (step->check_io != NULL && !idle) {
         TRY(step->check_io(plan, step, io, writes, attends, error));
@@ -119,8 +107,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         return ATTN_OK;
     }
     TRY(step->program(plan, step, io, error));
-    if (plan->validate && step->plain_checks && step->checks_out) {
-        TRY(validate_tensor(plan, io->out, "out", step->layer->desc->name, error));
+    if (step->plain_checks && step->checks_out) {
+        TRY(validate_tensor(plan, io->out, "out", error));
     }
     return plan->validate ? validate_workers(plan, error) : ATTN_OK;
 }

@@ -17,6 +17,13 @@ attn_status check_rows(const char *field, const struct attn_tensor *found,
         NULL, error);
 }
 
+attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,
+                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error)
+{
+    TRY(check_rows(field, found, wanted, rows, error));
+    return validate_tensor(plan, found, field, error);
+}
+
 attn_status refuse_unwritten(struct attn_error *error)
 {
     return BAD("slot_mapping",
@@ -26,7 +33,7 @@ attn_status refuse_unwritten(struct attn_error *error)
 }
 
 /* What a kernel has left becomes clean text after `words`, as far as it goes. */
-static attn_status put_before(const char *words, attn_status status, struct attn_error *error)
+attn_status operation_failed(const char *words, attn_status status, struct attn_error *error)
 {
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
     status = error_relay(error, status, error);
@@ -38,11 +45,6 @@ static attn_status put_before(const char *words, attn_status status, struct attn
     return error_set(error, status, field, "%s: %s", words, message);
 }
 
-attn_status operation_failed(const char *name, attn_status status, struct attn_error *error)
-{
-    return put_before(name, status, error);
-}
-
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
 {
     const char *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance->caps->name;
@@ -51,5 +53,5 @@ attn_status step_fail(const struct step *step, attn_status status, struct attn_e
     char words[ATTN_ERROR_MESSAGE_SIZE];
     snprintf(words, sizeof words, "layer '%s', %s%s%s", step->layer->desc->name, prefill,
              two ? " and " : "", two ? decode : "");
-    return put_before(words, status, error);
+    return operation_failed(words, status, error);
 }

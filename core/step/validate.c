@@ -355,13 +355,13 @@ static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
 }
 
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
-                            const char *name, const char *layer, struct attn_error *error)
+                            const char *name, struct attn_error *error)
 {
     int64_t rows = plan->given.num_actual_tokens;
     const int32_t mode = plan->given.mode;
-    if (mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 || tensor == NULL ||
-        tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim < 2 ||
-        tensor->ndim > 3) {
+    if (!plan->validate || mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 ||
+        tensor == NULL || tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU ||
+        tensor->ndim < 2 || tensor->ndim > 3) {
         return ATTN_OK;
     }
     const int32_t last = tensor->ndim - 1;
@@ -377,8 +377,7 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
         for (int64_t i = 0; i < heads * dims; i++) {
             if (is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes,
                        tensor->dtype)) {
-                return error_set(error, ATTN_ERROR_NAN, name,
-                                 "layer '%s': %s[%lld, %lld, %lld] is NaN", layer, name,
+                return error_set(error, ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name,
                                  (long long)t, (long long)(i / dims), (long long)(i % dims));
             }
         }

@@ -213,9 +213,9 @@ TEST(validation_knows_each_dtypes_nan)
         uint32_t bits = cases[i].number;
         const struct attn_tensor one = {&bits, {ATTN_DEVICE_CPU, 0}, 2, cases[i].dtype, shape, NULL,
                                         0};
-        assert_ok(validate_tensor(b->plan, &one, "one", "a", &b->error));
+        assert_ok(validate_tensor(b->plan, &one, "one", &b->error));
         bits = cases[i].nan;
-        assert_int_equal(validate_tensor(b->plan, &one, "one", "a", &b->error), ATTN_ERROR_NAN);
+        assert_int_equal(validate_tensor(b->plan, &one, "one", &b->error), ATTN_ERROR_NAN);
     }
 }
 
