@@ -495,7 +495,7 @@ static attn_status run_small(struct exchange_run *run, struct attn_error *error)
                                                .own_lse = apart ? &own_lse.tensor : NULL,
                                                .out = io->out,
                                                .lse = io->lse};
-    return heads_merge_small(run, &args, error);
+    return heads_merge_small(run, args, error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,

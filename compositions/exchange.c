@@ -340,18 +340,16 @@ attn_status heads_gather_small(const struct exchange_run *run, const struct attn
     return report(ranks->gather_heads(&args, &why), &why, error);
 }
 
-attn_status heads_merge_small(const struct exchange_run *run,
-                              const struct attn_merge_heads_args *tensors, struct attn_error *error)
+attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args,
+                              struct attn_error *error)
 {
-    const struct attn_collectives *ranks = run->x.ranks;
-    struct attn_merge_heads_args args = *tensors;
     struct attn_error why;
     args.struct_size = sizeof args;
-    args.user = ranks->user;
+    args.user = run->x.ranks->user;
     args.stream = run->io->stream;
     args.num_kv_heads = (int32_t)run->x.kv_heads;
     begin_error(&why);
-    return report(ranks->merge_heads(&args, &why), &why, error);
+    return report(run->x.ranks->merge_heads(&args, &why), &why, error);
 }
 
 /* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in

@@ -81,8 +81,8 @@ attn_status heads_gather_small(const struct exchange_run *run, const struct attn
                                const struct attn_tensor *const *all, int32_t count,
                                struct attn_error *error);
 /* `args` with its tensors. */
-attn_status heads_merge_small(const struct exchange_run *run,
-                              const struct attn_merge_heads_args *args, struct attn_error *error);
+attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args,
+                              struct attn_error *error);
 /* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
  * split, those of all ranks, each rank's in as many rows as the widest has. */
 attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error);

@@ -89,7 +89,7 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                                                     .all_lse = &heads.lse.tensor,
                                                     .out = &out->tensor,
                                                     .lse = io->lse};
-        return heads_merge_small(&run, &merge, error);
+        return heads_merge_small(&run, merge, error);
     }
     TRY(heads_reduce(&run, error));
     return io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error) : ATTN_OK;

@@ -351,7 +351,7 @@ static void count(struct capsule *c, int32_t tensor, const uint8_t *bytes)
 
 static void put(void *user, const char *line)
 {
-    text_add_string(user, line);
+    text_add(user, "%s", line);
 }
 
 /* What a file with the run is made of; the arena has it all. */

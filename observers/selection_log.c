@@ -53,9 +53,9 @@ static void log_group(const struct attn_assignment *a, int32_t first, int32_t la
     if (same_choice(prefill, decode)) {
         add_choice(&text, a->runtime, prefill);
     } else {
-        text_add_string(&text, "prefill by ");
+        text_add(&text, "prefill by ");
         add_choice(&text, a->runtime, prefill);
-        text_add_string(&text, "; decode by ");
+        text_add(&text, "; decode by ");
         add_choice(&text, a->runtime, decode);
     }
     runtime_log(a->runtime, ATTN_LOG_INFO, "%d %s layers, '%.60s' to '%.60s': %s", count,

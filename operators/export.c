@@ -43,7 +43,7 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
                          "an assignment with unserved layers cannot be exported");
     }
     text_init(&out, &assignment->runtime->host);
-    text_add_string(&out, EXPORT_HEAD "\n");
+    text_add(&out, EXPORT_HEAD "\n");
     assignment_add_layers(&out, assignment);
     if (out.failed) {
         status = NO_MEMORY("text", "the text");

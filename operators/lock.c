@@ -56,7 +56,7 @@ static void add_ranks(struct text *out, const attn_assignment *assignment)
         measured = assignment->layers[i / NUM_PHASES].phases[i % NUM_PHASES].choice.measured;
     }
     if (!measured) {
-        text_add_string(out, "ranks declared\n");
+        text_add(out, "ranks declared\n");
         return;
     }
     snprintf(path, sizeof path, "%s/%s", assignment->runtime->settings.cache_dir, RANKS_FILE);
@@ -68,7 +68,7 @@ static void add_record(struct text *out, const attn_assignment *assignment)
 {
     const struct attn_device_info *device = assignment->device;
     char core[PATH_MAX] = "";
-    text_add_string(out, LOCK_HEAD);
+    text_add(out, LOCK_HEAD);
     assignment_add_layers(out, assignment);
     (void)core_file(core);
     add_file(out, "core", ATTN_LIBRARY_VERSION, core);
@@ -78,7 +78,7 @@ static void add_record(struct text *out, const attn_assignment *assignment)
         text_add(out, "drivers versions=%016" PRIx64 "\n", drivers_hash(HASH_INIT));
     }
     add_ranks(out, assignment);
-    text_add_string(out, LOCK_END);
+    text_add(out, LOCK_END);
 }
 
 static attn_status fail(struct attn_error *error, const char *path, const char *why)

@@ -21,8 +21,7 @@ static const struct backend *find_backend(const attn_runtime *runtime,
     for (int32_t i = 0; i < runtime->num_backends; i++) {
         const struct backend *other = &runtime->backends[i];
         if (strcmp(other->full_name, backend->full_name) == 0 &&
-            other->caps.device.type == backend->caps.device.type &&
-            other->caps.device.id == backend->caps.device.id) {
+            device_same(other->caps.device, backend->caps.device)) {
             return other;
         }
     }
@@ -134,29 +133,23 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
     return keep_reason(runtime, plugin, &why, error);
 }
 
+static int compare_numbers(struct attn_device x, struct attn_device y)
+{
+    return x.type != y.type ? (x.type < y.type ? -1 : 1) : (x.id > y.id) - (x.id < y.id);
+}
+
 static int compare_backends(const void *a, const void *b)
 {
     const struct backend *x = a, *y = b;
-    int names = strcmp(x->full_name, y->full_name);
-    if (names != 0) {
-        return names;
-    }
-    if (x->caps.device.type != y->caps.device.type) {
-        return x->caps.device.type < y->caps.device.type ? -1 : 1;
-    }
-    return (x->caps.device.id > y->caps.device.id) - (x->caps.device.id < y->caps.device.id);
+    const int names = strcmp(x->full_name, y->full_name);
+    return names != 0 ? names : compare_numbers(x->caps.device, y->caps.device);
 }
 
 static int compare_devices(const void *a, const void *b)
 {
     const struct attn_device_info *x = a, *y = b;
-    if (x->device.type != y->device.type) {
-        return x->device.type < y->device.type ? -1 : 1;
-    }
-    if (x->device.id != y->device.id) {
-        return x->device.id < y->device.id ? -1 : 1;
-    }
-    return strcmp(x->device_namespace, y->device_namespace);
+    const int numbers = compare_numbers(x->device, y->device);
+    return numbers != 0 ? numbers : strcmp(x->device_namespace, y->device_namespace);
 }
 
 static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)

@@ -35,10 +35,10 @@ void check_head_size(struct check *check)
     }
     text_init(&supported, check->reasons->host);
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        text_add_string(&supported, i > 0 ? ", " : "");
+        text_add(&supported, "%s", i > 0 ? ", " : "");
         add_range(&supported, &caps->head_sizes[i].qk);
         if (!caps->head_sizes[i].same) {
-            text_add_string(&supported, " with head_size_v ");
+            text_add(&supported, " with head_size_v ");
             add_range(&supported, &caps->head_sizes[i].v);
         }
     }
@@ -182,7 +182,7 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
     text_init(&supported, check->reasons->host);
     text_init(&offered, check->reasons->host);
     for (int32_t i = 0; i < caps->num_block_sizes; i++) {
-        text_add_string(&supported, i > 0 ? ", " : "");
+        text_add(&supported, "%s", i > 0 ? ", " : "");
         add_range(&supported, &caps->block_sizes[i]);
     }
     const bool several = asked == 0 && count > 1;

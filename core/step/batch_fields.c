@@ -106,8 +106,10 @@ attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b
                        fields[i].field, plan->group, fields[i].needed);
         }
     }
-    if (b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL)) {
-        return BAD("spans", "%d spans at %p", b->num_spans, (const void *)b->spans);
+    if (b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL) ||
+        (b->spans != NULL && b->span_start_loc == NULL)) {
+        return BAD("spans", "%d spans at %p, span_start_loc %p; both are needed", b->num_spans,
+                   (const void *)b->spans, (const void *)b->span_start_loc);
     }
     if (b->num_logits_indices < 0 || (b->num_logits_indices > 0 && b->logits_indices == NULL)) {
         return BAD("logits_indices", "%d rows at %p", b->num_logits_indices,

@@ -50,13 +50,6 @@ static attn_status check_queries(struct attn_batch *b, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status check_spans(const struct attn_batch *b, struct attn_error *error)
-{
-    return b->spans == NULL || b->span_start_loc != NULL
-               ? ATTN_OK
-               : BAD("span_start_loc", "is NULL, and spans %p need it", (const void *)b->spans);
-}
-
 /* Contiguous keys: as queries, or with starts of their own. */
 static attn_status check_key_starts(const struct attn_batch *b, struct attn_error *error)
 {
@@ -121,7 +114,6 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     const bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
     if (checked) {
         TRY(check_queries(&read, error));
-        TRY(check_spans(&read, error));
         TRY(check_cache(plan, &read, error));
         TRY(tables_read(plan, &read, error));
     }

@@ -66,11 +66,6 @@ void text_add_bytes(struct text *text, const void *bytes, size_t size)
     text->data[text->length] = '\0';
 }
 
-void text_add_string(struct text *text, const char *string)
-{
-    text_add_bytes(text, string, strlen(string));
-}
-
 void text_add(struct text *text, const char *format, ...)
 {
     va_list arguments;

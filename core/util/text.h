@@ -22,7 +22,6 @@ struct text {
 void text_init(struct text *text, const struct attn_host *host);
 void text_finish(struct text *text);
 void text_add(struct text *text, const char *format, ...) CORE_PRINTF(2, 3);
-void text_add_string(struct text *text, const char *string);
 void text_add_bytes(struct text *text, const void *bytes, size_t size);
 /* "" if nothing was added. */
 const char *text_get(const struct text *text);

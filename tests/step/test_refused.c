@@ -227,7 +227,7 @@ TEST(test_spans)
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
-    refuse_plan(&f, "span_start_loc", "is NULL");
+    refuse_plan(&f, "spans", "span_start_loc (nil)");
     f.batch.span_start_loc = starts;
     f.batch.num_spans = 3;
     refuse_plan(&f, "span_start_loc", "ends at num_spans, 3");
