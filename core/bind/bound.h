@@ -74,8 +74,8 @@ struct served {
 struct kv_row {
     int64_t bytes, data, scale, apart;
 };
-/* Of opaque rows head_size counts bytes. Scales: float32, a byte per 16 dims of nvfp4, TurboQuant's
- * one or two float16. */
+/* head_size counts bytes where rows are opaque. Scales: float32, a byte per 16 dims of nvfp4,
+ * TurboQuant's one or two float16. */
 struct kv_row kv_row(int32_t kv_dtype, int32_t head_size, bool value);
 /* That of a layer's K or V, which may be opaque. */
 struct kv_row layer_row(const struct attn_layer_desc *l, bool value);
@@ -107,7 +107,7 @@ struct attn_layer {
     struct attn_cache_spec spec;
     struct attn_kv_view k_cache, v_cache;
     struct cache *all;               /* those of its kind, then those of attn_layer_caches */
-    int32_t num_own, num_further;    /* of both */
+    int32_t num_own, num_further;    /* how many of either */
     int32_t num_tables;              /* how many of attn_batch.tables these need */
     struct attn_kv_view *further;    /* their views */
     struct attn_layer_cache *caches; /* the same in the form that kernels get */

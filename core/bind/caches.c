@@ -135,7 +135,7 @@ attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn
     return struct_give(view, &known, ABI_KV_VIEW, error);
 }
 
-/* Of states: heads lie one behind the other, and the convolution's window next to them. */
+/* States lie head after head, and the convolution's window next to them. */
 static attn_status check_states(const attn_layer *layer, struct attn_kv_view read[2],
                                 struct attn_error *error)
 {

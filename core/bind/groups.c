@@ -43,7 +43,7 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
     const struct attn_layer_desc x = key_of(a, phase), y = key_of(b, phase);
     return a->group == b->group && a->served[phase].instance == b->served[phase].instance &&
            a->served[phase].composed == b->served[phase].composed &&
-           memcmp(&x, &y, sizeof x) == 0 &&
+           memcmp((const char *)&x, (const char *)&y, sizeof x) == 0 &&
            /* those of one table have the same further caches */
            ext_same(a->desc->next, b->desc->next, ATTN_EXT_LAYER_CACHES);
 }

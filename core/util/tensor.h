@@ -33,7 +33,7 @@ struct tensor_need {
 #define TENSOR_BYTES ((struct attn_dtype){2, 0, 0})   /* any */
 
 /* Is it there and all of that, with data unless it may be empty? Else says what was found and what
- * is needed. `layer` names whose it is, NULL: nobody. */
+ * is needed. `layer` names whose it is, NULL: the field alone. */
 attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_need *need,
                          const char *layer, struct attn_error *error);
 

@@ -35,7 +35,8 @@ CASE(spec_of_further_caches)
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     layers[0].next = layers[1].next = &described.ext;
     OWNED(model_end) attn_model *model = fake_model_of(&fixture, layers, 2);
-    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE), NUM_PHASES); /* of both */
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_SCHEDULE),
+                     NUM_PHASES); /* both share them */
     for (int32_t i = 0; i < 2; i++) {
         struct attn_cache_spec spec = {.struct_size = sizeof spec};
         assert_ok(layer_cache_spec(model_layer(model, 0), 2 + i, &spec, &error));
