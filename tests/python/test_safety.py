@@ -276,7 +276,7 @@ class Errors(unittest.TestCase):
             libattn.torch.attend(q, k, k, scale=1.0, causal=True)
         model, layer = bound_layer(desc(), "cpu_ref", 2)
         plan = planned(model, libattn.Batch([0, 1], [1], [[0]], [0]))
-        with self.assertRaisesRegex(Invalid, "^INVALID_ARGUMENT: q: .*q is float64; the layer's is float32$"):
+        with self.assertRaisesRegex(Invalid, r"^INVALID_ARGUMENT: q: .*q is \[1, 4, 32\] float64; \[1 or more, 4, 32\] float32, the last dimension contiguous, is needed$"):
             plan.run(layer, *(torch.zeros(1, n, D).double() for n in (HQ, HK, HK, HQ)))
         for what in ([1.0], object(), "q"):
             with self.assertRaisesRegex(Invalid, "tensor: .*DLPack"):
