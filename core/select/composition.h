@@ -3,9 +3,9 @@
  * attend. Each is one file with one constant table; the rest of the core walks the tables and knows
  * none by name; compositions/compositions.h does.
  *
- * A layer keeps a list of those that serve it (found when it is bound, after its backends are
- * chosen), a plan the list of those that serve any layer of its group. They are called in the order
- * of their ids: each changes what those before it have left. */
+ * A layer keeps the bits of those that serve it (found when it is bound, after its backends are
+ * chosen), a plan of those that serve any layer of its group. They are called in the order of their
+ * ids: each changes what those before it have left. */
 #ifndef CORE_SELECT_COMPOSITION_H
 #define CORE_SELECT_COMPOSITION_H
 
