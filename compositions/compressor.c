@@ -58,20 +58,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* [rows or more, columns] of floats. */
-static attn_status check_table(const char *name, const struct attn_tensor *t, int64_t rows,
-                               int64_t columns, struct attn_error *error)
-{
-    char wanted[80];
-    if (tensor_is_floats(t, 2) && tensor_is_contiguous(t) && t->shape[0] >= rows &&
-        t->shape[1] == columns) {
-        return ATTN_OK;
-    }
-    snprintf(wanted, sizeof wanted, "[%lld or more, %lld] of f16, bf16 or f32", (long long)rows,
-             (long long)columns);
-    return refuse_tensor(name, t, error, wanted);
-}
-
 static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
@@ -89,8 +75,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return refuse_unwritten(error);
     }
     TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
-    TRY(writes && plan->validate ? validate_tensor(plan, io->k, "k", step->layer->desc->name, error)
-                                 : ATTN_OK);
+    TRY(writes && plan->validate ? validate_tensor(plan, io->k, "k", error) : ATTN_OK);
     if (!attends) {
         return ATTN_OK;
     }
@@ -98,18 +83,16 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (given == NULL || !(given->norm_eps >= 0)) {
         return FAIL("attn_io_compressor", "is missing, or its norm_eps is negative or NaN");
     }
-    if (given->norm_weight != NULL &&
-        (!tensor_is_floats(given->norm_weight, 1) || given->norm_weight->shape[0] != size)) {
-        return refuse_tensor("norm_weight", given->norm_weight, error,
-                             "[head_size] of f16, bf16 or f32");
-    }
-    TRY(given->position_bias != NULL
-            ? check_table("position_bias", given->position_bias, x->tokens_per_row,
-                          (1 + x->overlaps) * size, error)
-            : ATTN_OK);
-    return x->rope != ATTN_ROPE_NONE ? check_table("cos_sin", given->cos_sin,
-                                                   plan->given.max_seq_len, x->rotary_dim, error)
-                                     : ATTN_OK;
+    const struct tensor_need weight = {"norm_weight", 1, {size}};
+    const struct tensor_need bias = {
+        "position_bias", 2, {x->tokens_per_row, (1 + x->overlaps) * size}, .more = 1};
+    const struct tensor_need table = {
+        "cos_sin", 2, {plan->given.max_seq_len, x->rotary_dim}, .more = 1};
+    TRY(given->norm_weight != NULL ? tensor_check(given->norm_weight, &weight, NULL, error)
+                                   : ATTN_OK);
+    TRY(given->position_bias != NULL ? tensor_check(given->position_bias, &bias, NULL, error)
+                                     : ATTN_OK);
+    return x->rope != ATTN_ROPE_NONE ? tensor_check(given->cos_sin, &table, NULL, error) : ATTN_OK;
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)

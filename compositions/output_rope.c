@@ -136,11 +136,8 @@ static void rotate_rows(void *argument, int64_t begin, int64_t end, int32_t work
 static attn_status check_io(const attn_plan *plan, const struct rotation *r,
                             struct attn_error *error)
 {
-    if (!tensor_is_floats(r->table, 2) || !tensor_is_contiguous(r->table) ||
-        r->table->shape[1] != r->rope->rotary_dim) {
-        return refuse_tensor("cos_sin", r->table, error,
-                             "[max position, rotary_dim] of f16, bf16 or f32");
-    }
+    const struct tensor_need table = {"cos_sin", 2, {TENSOR_ANY, r->rope->rotary_dim}};
+    TRY(tensor_check(r->table, &table, NULL, error));
     const int64_t end = plan->given.query_start_loc_host[plan->given.num_reqs];
     for (int64_t row = r->first_row; row < end; row++) {
         if (r->positions[row] < 0 || r->positions[row] >= r->table->shape[0]) {
