@@ -187,7 +187,7 @@ TEST(test_runs)
     c->io_compressor.cos_sin = NULL;
     refuse(c, "cos_sin", "[8 or more, 8]");
     c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0);
-    refuse(c, "norm_weight", "[head_size]");
+    refuse(c, "norm_weight", "[16] f16, bf16 or f32");
     c->k[3][1][2] = NAN;
     refuse(c, "k", "");
     close_model(c);

@@ -118,9 +118,9 @@ TEST(test_runs)
     CHECK(&t->f,
           t->f.api->run(t->f.plan, t->f.api->model_layer(t->f.model, 0), &t->f.io, &t->f.error));
     t->io.cos_sin = NULL;
-    refuse(t, "cos_sin", "[max position, rotary_dim] of f16, bf16 or f32");
+    refuse(t, "cos_sin", "[any, 8] f16, bf16 or f32");
     t->table.shape[1] = ROTARY - 2;
-    refuse(t, "cos_sin", "[max position, rotary_dim] of f16, bf16 or f32");
+    refuse(t, "cos_sin", "[any, 8] f16, bf16 or f32");
     t->f.io.next = NULL; /* what attends nothing rotates nothing */
     t->f.io.flags = ATTN_RUN_NO_ATTEND;
     fixture_step(&t->f);
