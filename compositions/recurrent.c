@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compositions.h"
+#include "recurrent.h"
 #include "bind/model.h"
 #include "select/layer.h"
 #include "select/match.h"
@@ -73,6 +74,45 @@ static int64_t state_bytes(const struct attn_layer_desc *l, const struct attn_re
     return state + num_channels(g) * width * (l->dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
 
+static int64_t round_up(int64_t count, int64_t multiple)
+{
+    return (count + multiple - 1) / multiple * multiple;
+}
+
+/* The ring of replay: rows of k, u and gates; see draft/recurrent.h. */
+static attn_status check_ring(const struct layer *layer, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->desc;
+    const struct attn_recurrent_desc *g = layer->gdn;
+    const struct attn_cache_desc *ring = layer->caches->caches;
+    const int64_t group = g->num_v_heads / g->num_k_heads;
+    const bool channels = layer->rule != NULL && layer->rule->gate_per_channel;
+    const int64_t gates = group * (channels ? g->head_size_k : 1);
+    const int64_t inputs = round_up(g->head_size_k + group * g->head_size_v, 2);
+    const int64_t row = round_up(inputs + gates * (l->dtype == ATTN_DTYPE_F32 ? 1 : 2), 8);
+    if (layer->caches->num_caches != 1 || ring->table != 0 || ring->kv_dtype != l->dtype ||
+        ring->num_heads != g->num_k_heads || ring->head_size != row || ring->tokens_per_row != 1 ||
+        ring->block_size <= 2 * g->num_speculative_tokens) {
+        return BAD("caches",
+                   "layer '%s': %d caches, table %d, kv_dtype %s, %d heads of %d, block_size %d, "
+                   "tokens_per_row %d; a ring for replay is the only one, table 0, kv_dtype %s, %d "
+                   "heads of %lld, block_size above 2 num_speculative_tokens (%d), tokens_per_row "
+                   "1",
+                   l->name, layer->caches->num_caches, ring->table,
+                   code_text(ATTN_NAMES_KV_DTYPE, ring->kv_dtype).text, ring->num_heads,
+                   ring->head_size, ring->block_size, ring->tokens_per_row,
+                   code_text(ATTN_NAMES_KV_DTYPE, l->dtype).text, g->num_k_heads, (long long)row,
+                   2 * g->num_speculative_tokens);
+    }
+    if (l->batch_invariant >= 2) {
+        return BAD("batch_invariant",
+                   "layer '%s': batch_invariant is %d with a ring for replay; 0 or 1, since tokens "
+                   "enter the state as the ring has rounded them",
+                   l->name, l->batch_invariant);
+    }
+    return ATTN_OK;
+}
+
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     layer->has_states = layer->gdn != NULL;
@@ -87,8 +127,10 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                          false, error);
     }
     layer->kernel = ATTN_KERNEL_RECURRENT;
+    layer->reads &= ~ABI_READS(IO_CACHES);
     layer->reads |=
-        ABI_READS(RECURRENT_WEIGHTS) | ABI_READS(BATCH_RECURRENT) | ABI_READS(IO_RECURRENT) |
+        (layer->caches != NULL ? ABI_READS(DRAFT_BATCH_REPLAY) : 0) | ABI_READS(RECURRENT_WEIGHTS) |
+        ABI_READS(BATCH_RECURRENT) | ABI_READS(IO_RECURRENT) |
         (layer->rule != NULL ? ABI_READS(DRAFT_RECURRENT_SKIP) : 0) |
         (layer->norm != NULL
              ? ABI_READS(DRAFT_RECURRENT_NORM_WEIGHT) | ABI_READS(DRAFT_IO_RECURRENT_GATE)
@@ -120,10 +162,16 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (layer->norm != NULL) {
         TRY(check_norm(l->name, layer->norm, g->num_v_heads, error));
     }
+    if (layer->caches != NULL) {
+        TRY(check_ring(layer, error));
+    }
     layer->state_bytes = state_bytes(l, g);
     /* what a batch brings, and what is checked of it, is one for all layers of a plan */
-    _Static_assert(sizeof *g - sizeof g->ext <= MAX_BATCH_KEY, "room for the description");
-    memcpy(layer->batch_key, (const char *)g + sizeof g->ext, sizeof *g - sizeof g->ext);
+    const int32_t rows = layer->caches != NULL ? layer->caches->caches->block_size : 0;
+    const size_t bytes = sizeof *g - sizeof g->ext;
+    _Static_assert(sizeof *g - sizeof g->ext + sizeof rows <= MAX_BATCH_KEY, "room for both");
+    memcpy(layer->batch_key, (const char *)g + sizeof g->ext, bytes);
+    memcpy(layer->batch_key + bytes, &rows, sizeof rows);
     return ATTN_OK;
 }
 
@@ -246,210 +294,6 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* The row that request r starts from. */
-static const int32_t *initial_row(const struct attn_batch_recurrent *states, int32_t r)
-{
-    const int64_t own = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int64_t other = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
-    return states->initial_slots != NULL ? states->initial_slots + r * other
-                                         : states->state_slots + r * own;
-}
-
-/* Multiples of the interval in (seq_len - query_len, seq_len]. */
-static int32_t num_checkpoints(const struct attn_batch *b,
-                               const struct attn_batch_recurrent *states, int32_t interval,
-                               int32_t r)
-{
-    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-    return states->checkpoint_slots == NULL
-               ? 0
-               : b->seq_lens[r] / interval - (b->seq_lens[r] - queries) / interval;
-}
-
-/* A slot that a request reads or writes in a batch; neither: it is not followed. */
-struct slot_use {
-    const char *array;
-    int32_t slot;
-    bool reads, writes;
-};
-
-/* The n-th of request r: what its state is read from, where its states go, its checkpoints. false:
- * it has no more. */
-static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent *states, int32_t r,
-                        int64_t n, struct slot_use *use)
-{
-    const struct attn_batch *b = &plan->given;
-    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
-    const int32_t *accepted = states->num_accepted_tokens;
-    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int32_t *row = states->state_slots + r * stride;
-    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-    const bool all = accepted != NULL && queries <= 1 + g->num_speculative_tokens;
-    const int32_t kept = all ? queries : 1;
-    if (queries == 0 || row[0] < 0 || (b->seq_lens != NULL && b->seq_lens[r] == 0)) {
-        return false;
-    }
-    if (n < 2) { /* the window's, the state's */
-        const bool reads = states->has_initial_state != NULL ? states->has_initial_state[r] != 0
-                                                             : b->seq_lens[r] > queries;
-        const int32_t at = n == 1 && accepted != NULL ? accepted[r] - 1 : 0;
-        *use = (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
-                                 initial_row(states, r)[at], reads, false};
-        return true;
-    }
-    if (n < 2 + kept) {
-        *use = (struct slot_use){"state_slots", row[n - 2], false, row[n - 2] >= 0};
-        return true;
-    }
-    const int64_t checkpoint = n - 2 - kept;
-    if (checkpoint >= num_checkpoints(b, states, g->checkpoint_interval, r)) {
-        return false;
-    }
-    const int32_t slot = states->checkpoint_slots[r * states->checkpoint_slots_stride + checkpoint];
-    *use = (struct slot_use){"checkpoint_slots", slot, false, slot >= 0};
-    return true;
-}
-
-/* May these two be one slot? Several may read it; a request's state goes to where it came from. */
-static bool share_slot(const struct slot_use *a, const struct slot_use *b, bool one_request)
-{
-    const bool to_its_own = one_request && a->writes != b->writes &&
-                            strcmp(a->writes ? a->array : b->array, "state_slots") == 0;
-    const bool followed = (a->reads || a->writes) && (b->reads || b->writes);
-    return !followed || a->slot != b->slot || (!a->writes && !b->writes) || to_its_own;
-}
-
-/* Counts by which a request's slots are found. */
-static attn_status check_counts(const attn_plan *plan, const struct attn_batch_recurrent *states,
-                                int32_t r, struct attn_error *error)
-{
-    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
-    const int32_t drafted = g->num_speculative_tokens;
-    const int32_t accepted =
-        states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
-    const int32_t checkpoints = num_checkpoints(&plan->given, states, g->checkpoint_interval, r);
-    if (accepted < 1 || accepted > 1 + drafted) {
-        return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
-    }
-    return checkpoints <= states->checkpoint_slots_stride
-               ? ATTN_OK
-               : BAD("checkpoint_slots", "request %d has %d checkpoints in a row of %lld", r,
-                     checkpoints, (long long)states->checkpoint_slots_stride);
-}
-
-/* Every slot that a kernel will follow, where the host can read them: it is the layer's, and, since
- * requests of a batch run at once, no other's where one writes it. */
-static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
-                                  struct attn_error *error)
-{
-    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0);
-    const int32_t *start = plan->given.query_start_loc_host;
-    struct slot_use use, other;
-    for (int32_t r = 0; r < plan->given.num_reqs; r++) {
-        if (start[r + 1] > start[r] && states->state_slots[r * stride] >= 0) {
-            TRY(check_counts(plan, states, r, error));
-        }
-        for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
-            if ((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots)) {
-                return BAD(use.array, "request %d %s slot %d; the layer has slots 0 to %lld", r,
-                           use.writes ? "writes" : "reads", use.slot, (long long)slots - 1);
-            }
-            for (int32_t s = 0; s <= r; s++) {
-                for (int64_t m = 0; (s < r || m < n) && slot_use_of(plan, states, s, m, &other);
-                     m++) {
-                    if (!share_slot(&use, &other, s == r)) {
-                        const bool state = strcmp(use.array, "state_slots") == 0;
-                        return BAD(state ? other.array : use.array,
-                                   "slot %d: request %d %s it (%s), and request %d %s it (%s) in "
-                                   "the same batch; a slot that one writes is no other's, and is "
-                                   "written once",
-                                   use.slot, s, other.writes ? "writes" : "reads", other.array, r,
-                                   use.writes ? "writes" : "reads", use.array);
-                    }
-                }
-            }
-        }
-    }
-    return ATTN_OK;
-}
-
-/* What the views carry. */
-struct states {
-    struct attn_batch_recurrent whole, decode, prefill;
-};
-
-/* The extension of a part of the batch: its arrays begin at the part's first request. */
-static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
-                       struct attn_batch_recurrent *part, struct attn_batch *view)
-{
-    *part = *whole;
-    part->state_slots += first * (whole->state_slots_stride > 0 ? whole->state_slots_stride : 1);
-    part->has_initial_state =
-        whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
-    part->num_accepted_tokens =
-        whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
-    part->initial_slots = whole->initial_slots != NULL ? initial_row(whole, first) : NULL;
-    part->checkpoint_slots = whole->checkpoint_slots != NULL
-                                 ? whole->checkpoint_slots + first * whole->checkpoint_slots_stride
-                                 : NULL;
-    view->next = &part->ext;
-}
-
-static attn_status view_split(attn_plan *plan, struct attn_error *error)
-{
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_RECURRENT);
-    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
-    if (ext == NULL) {
-        return BAD("attn_batch_recurrent", "is not on the batch; layer '%s' needs its state_slots",
-                   plan->steps[0].layer->desc->name);
-    }
-    struct states *parts = plan->data[COMPOSITION_RECURRENT];
-    struct attn_batch_recurrent *states = &parts->whole;
-    *states = *(const struct attn_batch_recurrent *)ext;
-    states->ext.struct_size = sizeof *states;
-    states->ext.next = NULL;
-    if (states->state_slots == NULL || states->state_slots_stride < 0 ||
-        (states->num_accepted_tokens != NULL &&
-         states->state_slots_stride < 1 + g->num_speculative_tokens)) {
-        return BAD(
-            "state_slots",
-            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
-            "drafted",
-            (const void *)states->state_slots, (long long)states->state_slots_stride,
-            1 + g->num_speculative_tokens);
-    }
-    if (states->initial_slots != NULL &&
-        (states->initial_slots_stride < 0 ||
-         (states->num_accepted_tokens != NULL &&
-          states->initial_slots_stride < 1 + g->num_speculative_tokens))) {
-        return BAD("initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
-                   (long long)states->initial_slots_stride, 1 + g->num_speculative_tokens);
-    }
-    if (states->checkpoint_slots != NULL && plan->given.seq_lens == NULL) {
-        return BAD("seq_lens", "is NULL; checkpoint_slots need the requests' lengths");
-    }
-    if ((states->initial_slots != NULL && !g->has_initial_slots) ||
-        (states->checkpoint_slots != NULL &&
-         (g->checkpoint_interval == 0 || states->checkpoint_slots_stride < 0))) {
-        return BAD("initial_slots",
-                   "%p, checkpoint_slots %p, rows %lld apart; a layer that brings them says "
-                   "has_initial_slots or checkpoint_interval",
-                   (const void *)states->initial_slots, (const void *)states->checkpoint_slots,
-                   (long long)states->checkpoint_slots_stride);
-    }
-    if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
-        return BAD("has_initial_state", "is NULL, and so is seq_lens, from which it would follow");
-    }
-    if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
-        TRY(validate_slots(plan, states, error));
-    }
-    plan->whole.next = &states->ext;
-    cut_states(states, 0, &parts->decode, &plan->decode);
-    cut_states(states, plan->split.num_decodes, &parts->prefill, &plan->prefill);
-    return ATTN_OK;
-}
-
 static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
@@ -515,7 +359,7 @@ const struct composition composition_recurrent = {
     .match = match,
     .kinds = 1u << ATTN_LAYER_RECURRENT,
     .bind = bind,
-    .plan_bytes = sizeof(struct states),
+    .plan_bytes = sizeof(struct recurrent_batch),
     .build = build,
-    .view_split = view_split,
+    .view_split = recurrent_view_split,
 };

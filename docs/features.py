@@ -157,6 +157,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("lightning: constant gates", has("recurrent", "additive", "gate_constant", "write_gate_none"), "",
          f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
         ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
+        ("a ring of the last tokens' inputs, the state written once in n tokens (replay)", has("recurrent", "replay"), "",
+         f"{FORMULAS}delta, {CHECK}, tests/python/test_replay"),
         ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
     ]),
     ("Indexers", [
@@ -174,10 +176,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 
 #: Rows of the features document that nothing serves yet.
 OPEN = [
-    "caches of a layer beyond K and V or latent rows, further tables of a batch: described, bound, planned and handed through "
-    "(tests/step/test_many_caches); no shipped backend declares them",
-    "recurrent layers: a ring of the last tokens' inputs in place of a state each step (replay), "
-    "stochastic rounding, states of 8 bits: no field says them",
+    "caches of a layer beyond K and V, latent rows or a ring, further tables of a batch: described, bound, planned and handed "
+    "through (tests/step/test_many_caches); no shipped backend declares them",
+    "recurrent layers: stochastic rounding, states of 8 bits: no field says them",
 ]
 
 

@@ -138,7 +138,8 @@ enum attn_cache_role {
     ATTN_CACHE_SCALE = 7,
     ATTN_CACHE_ZERO = 8,       /* likewise zero points */
     ATTN_CACHE_COMPRESSED = 9, /* rows that stand for several tokens each */
-    ATTN_CACHE_EXTRA = 10      /* what no other role says */
+    ATTN_CACHE_EXTRA = 10,     /* what no other role says */
+    ATTN_CACHE_REPLAY = 11     /* a recurrent layer's ring of inputs, see draft/recurrent.h */
 };
 
 #define ATTN_MAX_CACHES 16 /* of one layer */
@@ -148,7 +149,7 @@ enum attn_cache_role {
  * recurrent layer's state). An element of an array, whose owner says the element's size; all zero
  * by default. Caches of one table have one block_size and one tokens_per_row. */
 struct attn_cache_desc {
-    int32_t role;  /* enum attn_cache_role: INDEX_K or above, or a vendor's */
+    int32_t role;  /* enum attn_cache_role: INDEX_K or above, or a vendor's; REPLAY has rules */
     int32_t of;    /* SCALE, ZERO: the cache in the layer's list that they belong to; else 0 */
     int32_t table; /* which of the batch's: 0, its own fields, or n, tables[n - 1] */
     /* enum attn_kv_dtype of its rows: F16, BF16, F32, FP8_* or, bytes, INT8_*, OPAQUE, a vendor's

@@ -52,6 +52,12 @@ static attn_status check_cache(const struct layer *layer, const struct attn_cach
 {
     const struct attn_cache_desc *c = &caches[index];
     TRY(struct_check(c, ABI_CACHE_DESC, layer->desc.name, error));
+    if ((c->role == ATTN_CACHE_REPLAY) != (layer->gdn != NULL)) {
+        return BAD("role", "layer '%s' (%s): caches[%d] has role %s; replay (%d) %s",
+                   layer->desc.name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), index,
+                   code_text(ATTN_NAMES_CACHE_ROLE, c->role).text, ATTN_CACHE_REPLAY,
+                   layer->gdn != NULL ? "alone" : "is of recurrent layers");
+    }
     if (c->of < 0 || c->of > 1 + index) {
         return BAD("of", "layer '%s': of is %d; allowed are 0 to %d", layer->desc.name, c->of,
                    1 + index);
@@ -86,10 +92,10 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
                    ATTN_MAX_CACHES, abi_structs[ABI_CACHE_DESC].minimum, MAX_ELEMENT);
     }
     if (!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
-        layer->gdn != NULL || layer->indexer != NULL || layer->compressor != NULL) {
+        layer->indexer != NULL || layer->compressor != NULL) {
         return BAD("caches",
                    "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or "
-                   "states or index keys instead, takes none",
+                   "index keys or a compressor's states instead, takes none",
                    name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), given->num_caches);
     }
     struct attn_cache_desc *caches = arena_array(arena, (size_t)given->num_caches, sizeof *caches);
@@ -234,7 +240,9 @@ void check_caches(struct check *check)
             check_code(check, "caches", ATTN_NAMES_KV_DTYPE, own->caches[i].kv_dtype,
                        check->caps->kv_dtypes);
         }
-        check_own_blocks(check, &own->caches[i]);
+        if (!check->whole->has_states) { /* else blocks are slots */
+            check_own_blocks(check, &own->caches[i]);
+        }
     }
     CHECK_LIMITS(check, {"tables", layer_num_tables(check->whole), check->caps->max_tables});
     hold_alone(check, "caches");

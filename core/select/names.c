@@ -69,8 +69,9 @@ static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder", "cross",     "mla",
                                     "gdn",     "indexer", "compressor"};
-static const char *const cache_roles[] = {"unknown", "k",     "v",    "latent",     "state", "conv",
-                                          "index_k", "scale", "zero", "compressed", "extra"};
+static const char *const cache_roles[] = {"unknown", "k",          "v",       "latent",
+                                          "state",   "conv",       "index_k", "scale",
+                                          "zero",    "compressed", "extra",   "replay"};
 static const char *const phases[] = {"prefill", "decode"};
 static const char *const scale_forms[] = {"none", "per_tensor", "per_head", "per_head_channel"};
 static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",

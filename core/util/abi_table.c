@@ -176,6 +176,7 @@ FIELDS(batch_table, DEVICE(batch_table, block_table), DEVICE(batch_table, block_
 FIELDS(batch_recurrent, DEVICE(batch_recurrent, state_slots),
        DEVICE(batch_recurrent, has_initial_state), DEVICE(batch_recurrent, num_accepted_tokens),
        DEVICE(batch_recurrent, initial_slots), DEVICE(batch_recurrent, checkpoint_slots));
+FIELDS(batch_replay, DEVICE(batch_replay, ring_tokens));
 FIELDS(batch_context_parallel, DEVICE(batch_context_parallel, local_seq_lens),
        HOST(batch_context_parallel, local_seq_lens_host), ZERO(batch_context_parallel, reserved),
        HOST(batch_context_parallel, query_lens_host));

@@ -76,6 +76,7 @@
     X(DRAFT_RECURRENT_NORM_WEIGHT, attn_recurrent_norm_weight, 32, LAYER_PARAMS,                   \
       recurrent_norm_weight, "attn_recurrent_norm")                                                \
     X(BATCH_RECURRENT, attn_batch_recurrent, 88, BATCH, batch_recurrent, "kind recurrent")         \
+    X(DRAFT_BATCH_REPLAY, attn_batch_replay, 32, BATCH, batch_replay, "a cache of role replay")    \
     X(BATCH_CONTEXT, attn_batch_context_parallel, 56, BATCH, batch_context_parallel,               \
       "attn_context_parallel")                                                                     \
     X(IO_MLA, attn_io_mla, 72, STEP_IO, io_mla, "kind mla")                                        \

@@ -26,6 +26,8 @@ struct gdn {
     const struct attn_io_recurrent *io;
     const struct attn_recurrent_norm *norm; /* what follows the rule, or NULL; so the next two */
     const struct attn_tensor *norm_weight, *output_gate;
+    const struct attn_kv_view *ring; /* that replay reads, or NULL; so the next */
+    const int32_t *ring_tokens;
     int64_t num_channels;              /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* channels */
 };
@@ -41,7 +43,9 @@ struct gdn_request {
     int32_t state_from;   /* the slot of that state; negative: the request is left alone */
     int32_t window_from;  /* the slot of the window before the step */
     bool has_state;       /* else it starts from zeros */
-    bool keeps_all;       /* speculative: a state per token */
+    bool keeps_all;       /* speculative: a state per token, or, with a ring, a window */
+    int32_t replayed;     /* tokens of the ring that are not in the state that it starts from */
+    int64_t written; /* with a ring: tokens in the state that the step writes; 0: it writes none */
 };
 
 static inline struct gdn gdn_of(const struct attn_attend_args *args)
@@ -54,8 +58,12 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
                                                           ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
     const struct attn_io_recurrent_gate *gate =
         (const struct attn_io_recurrent_gate *)ext_of(args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+    const struct attn_batch_replay *replay =
+        (const struct attn_batch_replay *)ext_of(args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
     struct gdn gdn = {
         .args = args,
+        .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
+        .ring_tokens = replay != NULL ? replay->ring_tokens : NULL,
         .norm = (const struct attn_recurrent_norm *)ext_of(args->layer->next,
                                                            ATTN_EXT_DRAFT_RECURRENT_NORM),
         .norm_weight = weight != NULL ? weight->weight : NULL,
@@ -80,6 +88,25 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
         gdn.first_v = gdn.rule->values_first ? 0 : 2 * keys;
     }
     return gdn;
+}
+
+/* Gates of a token and value head. */
+static inline int32_t gdn_num_gates(const struct gdn *gdn)
+{
+    return gdn->rule->gate_per_channel ? gdn->desc->head_size_k : 1;
+}
+
+/* Tokens of a layer with a ring from one write of the state to the next. */
+static inline int32_t gdn_replay(const struct gdn *gdn)
+{
+    return gdn->ring->block_size - 2 * gdn->desc->num_speculative_tokens;
+}
+
+/* Elements of a ring's row before the gates, which are float32. */
+static inline int64_t gdn_ring_gates(const struct attn_recurrent_desc *desc)
+{
+    const int64_t group = desc->num_v_heads / desc->num_k_heads;
+    return (desc->head_size_k + group * desc->head_size_v + 1) / 2 * 2;
 }
 
 /* Heads of the output over which a norm has one mean. */
@@ -141,9 +168,29 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
         stride = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
         row = states->initial_slots + index * stride;
     }
-    request->state_from = is_one && row[0] >= 0 ? row[request->from] : -1;
+    request->state_from = is_one && row[0] >= 0 ? row[gdn->ring != NULL ? 0 : request->from] : -1;
     request->window_from = row[0];
+    if (gdn->ring != NULL) {
+        const int32_t drafted = accepted != NULL ? gdn->desc->num_speculative_tokens : 0;
+        request->replayed = request->has_state ? gdn->ring_tokens[index] : 0;
+        request->written = request->num_tokens > 1 + drafted ? request->num_tokens
+                           : !request->has_state || request->state_from != request->slots[0] ||
+                                   request->replayed >= gdn_replay(gdn) - 1
+                               ? 1
+                               : 0;
+    }
     return true;
+}
+
+/* The slot of the request that takes the state after token t of the step; negative: none. */
+static inline int32_t gdn_own_slot(const struct gdn *gdn, const struct gdn_request *request,
+                                   int64_t t)
+{
+    if (gdn->ring == NULL && request->keeps_all) {
+        return request->slots[t];
+    }
+    return t + 1 == (gdn->ring != NULL ? request->written : request->num_tokens) ? request->slots[0]
+                                                                                 : -1;
 }
 
 /* Tokens of the step up to its first checkpoint; more than it has, if it has no checkpoint. */
@@ -192,6 +239,7 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
 {
     const struct attn_batch *batch = gdn->args->batch;
     int32_t drafted = gdn->desc->num_speculative_tokens;
+    const int32_t in_ring = gdn->ring != NULL ? gdn->ring->block_size - drafted - 1 : 0;
     int64_t num_slots = gdn->args->k_cache->num_blocks;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         struct gdn_request request;
@@ -209,6 +257,11 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
                            r, request.from, request.state_from, request.window_from,
                            (long long)num_slots - 1);
         }
+        if (request.replayed < 0 || request.replayed > in_ring ||
+            request.replayed > request.context) {
+            return GDN_BAD("ring_tokens", "request %d: %d of %lld tokens; 0 to %d", r,
+                           request.replayed, (long long)request.context, in_ring);
+        }
         int32_t interval = gdn->desc->checkpoint_interval;
         for (int64_t i = gdn_first_checkpoint(gdn, &request); i <= request.num_tokens;
              i += interval) {
@@ -219,7 +272,7 @@ static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_err
                                (long long)i, slot, (long long)num_slots - 1);
             }
         }
-        int64_t used = request.keeps_all ? request.num_tokens : 1;
+        int64_t used = request.keeps_all && gdn->ring == NULL ? request.num_tokens : 1;
         for (int64_t i = 0; i < used; i++) {
             if (request.slots[i] >= num_slots) {
                 return GDN_BAD("state_slots",

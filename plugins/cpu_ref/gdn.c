@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers, a token at a time: S <- G S; r = beta (v - S k), or beta v; S <- S + r k^T;
  * o = S q + skip v. Rows of S do not depend on each other and are worked on in tiles, which fit in
- * a thread's stack. */
+ * a thread's stack. With a ring, the tokens in it come first. */
 #include "gdn.h"
 
 #include <math.h>
@@ -76,28 +76,107 @@ static void store_out(const struct tile *tile, int64_t t, const double *o)
                      number_dtype_name(out->dtype), tile->num_rows);
 }
 
-/* One token on the rows of the tile. */
+/* What a token does to the tile's rows: S <- e^g S + u k^T. */
+struct change {
+    double k[GDN_MAX_HEAD_SIZE], g[GDN_MAX_HEAD_SIZE], u[GDN_TILE];
+};
+
+static void decay_rows(struct tile *tile, const struct change *c)
+{
+    const int32_t dk = tile->gdn->desc->head_size_k, gates = gdn_num_gates(tile->gdn);
+    double decay = 1;
+    for (int32_t i = 0; i < dk; i++) {
+        decay = i < gates ? exp(c->g[i]) : decay;
+        for (int32_t d = 0; d < tile->num_rows; d++) {
+            tile->s[d][i] *= decay;
+        }
+    }
+}
+
+static void add_rows(struct tile *tile, const struct change *c)
+{
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        for (int32_t i = 0; i < tile->gdn->desc->head_size_k; i++) {
+            tile->s[d][i] += c->u[d] * c->k[i];
+        }
+    }
+}
+
+/* Where the ring holds the change of token t, below 0 of one before the step: k, the tile's part of
+ * u, the head's g. */
+struct ring_row {
+    uint8_t *k, *u, *g;
+};
+
+static struct ring_row ring_row_of(const struct tile *tile, int64_t slot, int64_t t)
+{
+    const struct attn_recurrent_desc *desc = tile->gdn->desc;
+    const struct attn_kv_view *ring = tile->gdn->ring;
+    const int32_t group = desc->num_v_heads / desc->num_k_heads, member = tile->head % group;
+    const int64_t bytes = (int64_t)number_bytes(tile->gdn->args->layer->dtype);
+    uint8_t *row =
+        view_row(ring, slot, (tile->request->context + t) % ring->block_size, tile->head / group);
+    return (struct ring_row){
+        row,
+        row + (desc->head_size_k + (int64_t)member * desc->head_size_v + tile->first_row) * bytes,
+        row + gdn_ring_gates(desc) * bytes +
+            (int64_t)member * gdn_num_gates(tile->gdn) * (int64_t)sizeof(float)};
+}
+
+/* The tokens that the state misses. */
+static void replay(struct tile *tile)
+{
+    const struct gdn *gdn = tile->gdn;
+    const int32_t dtype = gdn->args->layer->dtype;
+    struct change c;
+    for (int64_t t = -tile->request->replayed; t < 0; t++) {
+        const struct ring_row row = ring_row_of(tile, tile->request->state_from, t);
+        number_load_row(c.k, row.k, dtype, gdn->desc->head_size_k);
+        number_load_row(c.u, row.u, dtype, tile->num_rows);
+        number_load_row(c.g, row.g, ATTN_DTYPE_F32, gdn_num_gates(gdn));
+        decay_rows(tile, &c);
+        add_rows(tile, &c);
+    }
+}
+
+/* Stores `count` numbers and reads them back; `row` NULL: leaves them as they are. */
+static void keep(double *x, uint8_t *row, int32_t dtype, int64_t count)
+{
+    if (row != NULL) {
+        number_store_row(row, x, dtype, count);
+        number_load_row(x, row, dtype, count);
+    }
+}
+
+/* One token on the rows of the tile. What the ring takes is used as it is stored there. */
 static void run_token(struct tile *tile, int64_t t)
 {
-    double q[GDN_MAX_HEAD_SIZE], k[GDN_MAX_HEAD_SIZE], decay[GDN_MAX_HEAD_SIZE];
-    double v[GDN_TILE], o[GDN_TILE], beta;
+    double q[GDN_MAX_HEAD_SIZE], v[GDN_TILE], o[GDN_TILE], beta;
+    struct change c;
+    double others[GDN_MAX_HEAD_SIZE]; /* in place of k's row, which the first head stores */
+    struct ring_row row = {NULL, NULL, NULL};
     const struct gdn *gdn = tile->gdn;
     const bool delta = gdn->rule->rule == ATTN_RULE_GATED_DELTA;
     const double skip = gdn->skip != NULL ? gdn->skip[tile->head] : 0;
-    const int32_t dk = gdn->desc->head_size_k;
-    gdn_load_qk(gdn, tile->request, t, tile->head, q, k);
+    const int32_t dk = gdn->desc->head_size_k, dtype = gdn->args->layer->dtype;
+    const int32_t group = gdn->desc->num_v_heads / gdn->desc->num_k_heads;
+    if (gdn->ring != NULL && t >= tile->request->written) {
+        row = ring_row_of(tile, tile->request->slots[0], t);
+        row.k = tile->head % group == 0 ? row.k : (uint8_t *)others;
+    }
+    gdn_load_qk(gdn, tile->request, t, tile->head, q, c.k);
     gdn_load_v(gdn, tile->request, t, tile->head, tile->first_row, tile->num_rows, v);
-    gdn_load_gates(gdn, tile->request, t, tile->head, decay, &beta);
+    gdn_load_gates(gdn, tile->request, t, tile->head, c.g, &beta);
+    keep(c.k, row.k, dtype, dk);
+    keep(c.g, row.g, ATTN_DTYPE_F32, gdn_num_gates(gdn));
+    decay_rows(tile, &c);
     for (int32_t d = 0; d < tile->num_rows; d++) {
-        double *s = tile->s[d];
-        for (int32_t i = 0; i < dk; i++) {
-            s[i] *= decay[i];
-        }
-        const double r = beta * (delta ? v[d] - dot(s, k, dk) : v[d]);
-        for (int32_t i = 0; i < dk; i++) {
-            s[i] += r * k[i];
-        }
-        o[d] = dot(s, q, dk);
+        c.u[d] = beta * (delta ? v[d] - dot(tile->s[d], c.k, dk) : v[d]);
+    }
+    keep(c.u, row.u, dtype, tile->num_rows);
+    add_rows(tile, &c);
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        o[d] = dot(tile->s[d], q, dk);
         o[d] = gdn->skip != NULL ? o[d] + skip * v[d] : o[d];
     }
     store_out(tile, t, o);
@@ -108,9 +187,9 @@ static void run_steps(struct tile *tile)
     const struct gdn_request *request = tile->request;
     /* where no bit may tell a step's end, each token leaves the state as it is stored */
     const bool stored = tile->gdn->args->layer->batch_invariant >= 2;
+    replay(tile);
     for (int64_t t = 0; t < request->num_tokens; t++) {
-        const bool last = t + 1 == request->num_tokens;
-        const int32_t own = request->keeps_all ? request->slots[t] : last ? request->slots[0] : -1;
+        const int32_t own = gdn_own_slot(tile->gdn, request, t);
         const int32_t checkpoint = gdn_checkpoint_slot(tile->gdn, request, t + 1);
         run_token(tile, t);
         if (stored || own >= 0 || checkpoint >= 0) {

@@ -145,16 +145,13 @@ static double log_decay(const struct gdn *gdn, int64_t row, int32_t head, int64_
 }
 
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
-                    int32_t head, double *decay, double *beta)
+                    int32_t head, double *g, double *beta)
 {
     const int64_t row = request->first_row + t;
-    const int32_t dk = gdn->desc->head_size_k, count = gdn->rule->gate_per_channel ? dk : 1;
+    const int32_t count = gdn_num_gates(gdn);
     double step = 0;
     for (int32_t i = 0; i < count; i++) {
-        decay[i] = exp(log_decay(gdn, row, head, (int64_t)head * count + i, &step));
-    }
-    for (int32_t i = count; i < dk; i++) {
-        decay[i] = decay[0];
+        g[i] = log_decay(gdn, row, head, (int64_t)head * count + i, &step);
     }
     *beta = gdn->rule->write_gate == ATTN_WRITE_GATE_SIGMOID
                 ? sigmoid(tensor_element(gdn->io->b, row, head))

@@ -45,6 +45,7 @@ static const struct attn_backend_caps caps = {
     .preferred_layout = ATTN_KV_LAYOUT_NHD,
     .preferred_block_size = 16,
     .decode_write_kv_dtypes = REF_DECODE_WRITES,
+    .cache_roles = BIT(ATTN_CACHE_REPLAY),
 };
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)

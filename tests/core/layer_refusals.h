@@ -107,6 +107,17 @@ REFUSAL(norm_activation, "gate_activation", "2; allowed are 0 to 1", SET_NORM(.g
 REFUSAL(norm_groups, "num_groups", "num_groups 3 does not divide num_v_heads 8",
         SET_NORM(.num_groups = 3, .epsilon = 1))
 REFUSAL(norm_epsilon, "epsilon", "is 0; above 0", SET_NORM(.num_groups = 2))
+REFUSAL(ring_on_decoder, "role", "caches[0] has role replay; replay (11) is of recurrent layers",
+        SET_RING(ring.block_size = 8);
+        l->next = &caches.ext; l->kind = ATTN_LAYER_DECODER; l->block_size = 16)
+REFUSAL(ring_role, "role", "caches[0] has role extra; replay (11) alone",
+        SET_RING(ring.role = ATTN_CACHE_EXTRA))
+REFUSAL(ring_rows, "caches", "block_size 4, tokens_per_row 1; a ring for replay",
+        SET_RING(ring.block_size = 4);
+        gdn.num_speculative_tokens = 2)
+REFUSAL(ring_invariant, "batch_invariant", "batch_invariant is 2 with a ring",
+        SET_RING(ring.table = 0);
+        l->batch_invariant = 2)
 REFUSAL(lists_on_encoder, "attn_index_lists", "takes no", SET_LISTS(.max_entries = 8);
         l->kind = ATTN_LAYER_ENCODER; l->causal = l->block_size = 0)
 REFUSAL(lists_entries, "max_entries", "0; allowed are 1 to 1048576", SET_LISTS(.max_entries = 0))

@@ -90,6 +90,25 @@ static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent
     gdn.ext.next = &norm.ext;                                                                      \
     set_recurrent(l, &gdn)
 
+/* A recurrent layer with a ring, of which a field is set. */
+#define SET_RING(...)                                                                              \
+    static struct attn_recurrent_desc gdn;                                                         \
+    static struct attn_cache_desc ring;                                                            \
+    static struct attn_layer_caches caches = {                                                     \
+        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},                                    \
+        .caches = &ring,                                                                           \
+        .num_caches = 1,                                                                           \
+        .cache_stride = sizeof ring};                                                              \
+    gdn = gdn_whole;                                                                               \
+    ring = (struct attn_cache_desc){.role = ATTN_CACHE_REPLAY,                                     \
+                                    .kv_dtype = ATTN_KV_BF16,                                      \
+                                    .num_heads = 4,                                                \
+                                    .head_size = 200,                                              \
+                                    .block_size = 16};                                             \
+    __VA_ARGS__;                                                                                   \
+    gdn.ext.next = &caches.ext;                                                                    \
+    set_recurrent(l, &gdn)
+
 /* A layer with lists, and more of what they say. */
 #define SET_LISTS(...)                                                                             \
     static struct attn_index_lists lists;                                                          \

@@ -460,6 +460,20 @@ CASE(test_gdn)
     expect_reason(&s, "attn_recurrent_norm");
     rules.norm = 1;
     expect_reasons(&s, 2);
+    const struct attn_cache_desc ring = {.role = ATTN_CACHE_REPLAY,
+                                         .kv_dtype = s.layer.dtype,
+                                         .num_heads = 8,
+                                         .head_size = 128 + 2 * 128 + 8,
+                                         .block_size = 22};
+    const struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
+                                             .caches = &ring,
+                                             .num_caches = 1,
+                                             .cache_stride = sizeof ring};
+    gdn.ext.next = &caches.ext;
+    expect_reasons(&s, 3);
+    expect_reason(&s, "caches");
+    s.caps->cache_roles = 1u << ATTN_CACHE_REPLAY;
+    expect_reasons(&s, 2);
     gdn.ext.next = NULL;
     limits.ext.next = NULL;
     limits.head_size_k_max = limits.head_size_v_max = 64;

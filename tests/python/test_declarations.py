@@ -125,6 +125,7 @@ class Declarations(unittest.TestCase):
                 ("attn_runtime_options", libattn.Runtime.__init__, {"host", "isolation", "probe_deadline_ms"}),
                 ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
                 ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "initial_slots_stride", "checkpoint_slots_stride"}),
+                ("attn_batch_replay", ext.replay_batch, set()),
                 ("attn_recurrent_weights", ext.gdn_weights, set()),
                 ("attn_recurrent_skip", ext.recurrent_skip, set()), ("attn_io_recurrent", ext.gdn_io, set()),
                 ("attn_recurrent_norm", libattn.RecurrentNorm, set()),

@@ -2,6 +2,7 @@
 /* GDN layers through the public table: states by slot over several steps, drafts, one backend or
  * one a phase, against the recurrence in float64; refused batches, runs and weights. */
 #include <attn/api.h>
+#include <attn/draft/recurrent.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ enum {
     DRAFTS = 2,
     KEPT = 2
 };
+enum { REPLAY = 5, RING = REPLAY + 2 * DRAFTS, RING_ROW = DK + HV / HK * DV + 8 };
 enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFTS };
 
 struct gdn {
@@ -37,6 +39,7 @@ struct gdn {
     bool moves; /* each step leaves its states in other slots, and checkpoints */
     bool turned;
     bool trusted; /* the core does not look at what a step reads */
+    bool replays; /* with a ring of inputs, from which the state is written once in REPLAY tokens */
     bool paged;   /* a window lies after its state, in memory of this fixture's */
     void *memory;
     struct attn_layer_desc layer;
@@ -45,6 +48,11 @@ struct gdn {
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
     double state[REQS][HV][DV][DK];
     float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
+    float ring[SLOTS][RING][HK][RING_ROW];
+    int32_t ring_tokens[REQS];
+    struct attn_cache_desc cache;
+    struct attn_layer_caches caches;
+    struct attn_batch_replay replay;
     const int32_t *initial, *checkpoint; /* of the next steps: slots of each request, or NULL */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
     int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT];
@@ -93,6 +101,13 @@ static void describe(struct gdn *g)
                                         .window_left = -1,
                                         .window_right = -1,
                                         .num_speculative_tokens = g->drafted};
+    g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
+    g->caches =
+        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof g->caches, NULL},
+                                   .caches = &g->cache,
+                                   .num_caches = 1,
+                                   .cache_stride = sizeof g->cache};
+    g->desc.ext.next = g->replays ? &g->caches.ext : NULL;
     layer_set_recurrent(&g->layer, &g->desc);
 }
 
@@ -132,8 +147,10 @@ static void bind(struct gdn *g, const char *backend)
     apart.stride_head += 4;
     apart.stride_block *= 2;
     close.stride_block -= 4;
-    INVALID(&g->error, "stride_head", client_bind(g->api, layer, &apart, second, &g->error));
-    INVALID(&g->error, "stride_slot", client_bind(g->api, layer, &close, second, &g->error));
+    if (!g->replays) {
+        INVALID(&g->error, "stride_head", client_bind(g->api, layer, &apart, second, &g->error));
+        INVALID(&g->error, "stride_slot", client_bind(g->api, layer, &close, second, &g->error));
+    }
     if (g->paged) {
         const size_t bytes = ((size_t)spec.padded_page_bytes * SLOTS + 255) / 256 * 256;
         const struct attn_cache_memory pages = {.struct_size = sizeof pages,
@@ -141,6 +158,12 @@ static void bind(struct gdn *g, const char *backend)
                                                 .num_blocks = SLOTS};
         memset(g->memory, 0xff, bytes);
         CHECK(g, g->api->layer_bind_memory(layer, &pages, &g->error));
+    } else if (g->replays) {
+        struct attn_kv_view ring = layer_ring_view(&g->cache, SLOTS);
+        const struct attn_kv_view *views[] = {&state, &inputs, &ring};
+        assert_int_equal(sizeof g->ring[0], ring.stride_block);
+        ring.data = memset(g->ring, 0xff, sizeof g->ring);
+        CHECK(g, g->api->layer_bind_caches(layer, views, 3, &g->error));
     } else {
         CHECK(g, client_bind(g->api, layer, &state, second, &g->error));
     }
@@ -248,8 +271,17 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
         g->ext.checkpoint_slots = g->kept[0];
         g->ext.checkpoint_slots_stride = KEPT;
     }
+    for (int32_t r = 0; r < REQS && g->replays; r++) { /* one slot each, and no more is read */
+        for (int32_t i = 1; i <= DRAFTS; i++) {
+            g->slots[r][i] = g->from[r][i] = SLOTS;
+        }
+    }
     g->batch = client_batch(REQS, g->starts, g->lens);
     g->batch.next = &g->ext.ext;
+    g->replay =
+        (struct attn_batch_replay){.ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof g->replay, NULL},
+                                   .ring_tokens = g->ring_tokens};
+    g->ext.ext.next = g->replays ? &g->replay.ext : NULL;
     g->io_ext =
         (struct attn_io_recurrent){.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof g->io_ext, NULL}};
     g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};
@@ -312,6 +344,10 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
                 memcpy(g->state[r], ahead, sizeof ahead);
             }
         }
+        const bool writes = g->length[r] == 0 || g->moves || g->ring_tokens[r] >= REPLAY - 1;
+        g->ring_tokens[r] = queries[r] > 1 + g->drafted ? 0
+                            : writes                    ? accepted - 1
+                                                        : g->ring_tokens[r] + accepted;
         g->length[r] += skipped ? 0 : accepted;
         g->accepted[r] =
             g->drafted > 0 && queries[r] <= 1 + g->drafted && queries[r] > 0 ? accepted : 1;
@@ -368,6 +404,28 @@ TEST(test_drafts_that_move)
     REFUSED(&g->error, "seq_lens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
 }
 
+TEST(test_rings)
+{
+    for (int32_t moves = 0; moves < 2; moves++) {
+        const struct gdn given = {.width = WIDTH,
+                                  .drafted = DRAFTS,
+                                  .interval = moves ? 5 : 0,
+                                  .moves = moves,
+                                  .replays = true};
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
+        draft(g, moves ? 8 : 20);
+        for (int32_t i = 0; i < 8; i++) {
+            step(g, (const int32_t[]){3, 3, 3, 1, 2},
+                 (const int32_t[]){1 + i % 3, 1 + i / 2 % 3, 1, 1, 2 - i % 2}, true);
+        }
+        g->ring_tokens[3] = RING - DRAFTS;
+        REFUSED(&g->error, "ring_tokens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+        g->ext.ext.next = NULL;
+        REFUSED(&g->error, "attn_batch_replay",
+                g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    }
+}
+
 /* States that move to other slots, and one that is kept on the way. */
 static struct gdn *move_states(const char *backend)
 {
@@ -398,13 +456,17 @@ TEST(test_parts_of_every_array)
     }
     gdn_destroy(whole);
     gdn_destroy(cut);
-    cut = gdn_create("decode=cpu_ref;prefill=opaque", WIDTH, DRAFTS);
-    for (int32_t r = 0; r < REQS; r++) {
-        cut->accepted[r] = 1;
+    for (int32_t replays = 0; replays < 2; replays++) {
+        const struct gdn given = {.width = WIDTH, .drafted = DRAFTS, .replays = replays};
+        cut = gdn_open("decode=cpu_ref;prefill=opaque", &given);
+        for (int32_t r = 0; r < REQS; r++) {
+            cut->accepted[r] = 1;
+        }
+        step(cut, (const int32_t[]){3, 3, 20, 0, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+        step(cut, (const int32_t[]){3, 3, 3, 0, 2}, NULL, false);
+        step(cut, (const int32_t[]){3, 3, 9, 5, 3}, NULL, false); /* the last is no decode */
+        gdn_destroy(cut);
     }
-    step(cut, (const int32_t[]){3, 3, 20, 0, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
-    step(cut, (const int32_t[]){3, 3, 9, 5, 3}, NULL, false); /* of which one comes later */
-    gdn_destroy(cut);
 }
 
 /* Layers share a plan only where all that a batch brings is one for both. */

@@ -30,6 +30,38 @@ void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_de
     layer->scale = (float)(1 / sqrt(recurrent->head_size_k));
 }
 
+int32_t layer_ring_gates(const struct attn_recurrent_desc *recurrent)
+{
+    const int32_t group = recurrent->num_v_heads / recurrent->num_k_heads;
+    return (recurrent->head_size_k + group * recurrent->head_size_v + 1) / 2 * 2;
+}
+
+struct attn_cache_desc layer_ring(const struct attn_recurrent_desc *recurrent, int32_t dtype,
+                                  int32_t gates, int32_t replay)
+{
+    const int32_t in_floats = dtype == ATTN_DTYPE_F32 ? 1 : 2;
+    const int32_t row = layer_ring_gates(recurrent) + gates / recurrent->num_k_heads * in_floats;
+    return (struct attn_cache_desc){.role = ATTN_CACHE_REPLAY,
+                                    .kv_dtype = dtype,
+                                    .num_heads = recurrent->num_k_heads,
+                                    .head_size = (row + 7) / 8 * 8,
+                                    .block_size = replay + 2 * recurrent->num_speculative_tokens,
+                                    .tokens_per_row = 1};
+}
+
+struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t num_slots)
+{
+    const int64_t row = (int64_t)ring->head_size * (ring->kv_dtype == ATTN_DTYPE_F32 ? 4 : 2);
+    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
+                                 .num_blocks = num_slots,
+                                 .block_size = ring->block_size,
+                                 .num_heads = ring->num_heads,
+                                 .head_size = ring->head_size,
+                                 .stride_block = ring->block_size * ring->num_heads * row,
+                                 .stride_slot = ring->num_heads * row,
+                                 .stride_head = row};
+}
+
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
                        size_t state_element, size_t window_element, struct attn_kv_view *states,
                        struct attn_kv_view *windows)

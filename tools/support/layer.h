@@ -43,6 +43,13 @@ static inline int64_t layer_channels(const struct attn_recurrent_desc *recurrent
     return 2 * (int64_t)recurrent->num_k_heads * recurrent->head_size_k +
            (int64_t)recurrent->num_v_heads * recurrent->head_size_v;
 }
+/* The ring of `replay` tokens, and of drafts, that a layer of `dtype` with so many gates in all has
+ * as its further cache, and the element of a row from which its gates lie. */
+struct attn_cache_desc layer_ring(const struct attn_recurrent_desc *recurrent, int32_t dtype,
+                                  int32_t gates, int32_t replay);
+int32_t layer_ring_gates(const struct attn_recurrent_desc *recurrent);
+/* The view of compact rows of such a cache in so many slots; without data. */
+struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t num_slots);
 /* Views of compact states in `num_slots` slots and of their windows, of elements of those bytes;
  * without data. A layer without a convolution has windows of no width. */
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,

@@ -9,9 +9,11 @@
  *     lightning (a decay per head, constant)
  *                                rule ADDITIVE, gate CONSTANT, write_gate NONE
  *
- * A norm and a gate of the output (attn_recurrent_norm) go with any rule, gated delta included.
+ * A norm and a gate of the output (attn_recurrent_norm) and a ring of inputs (ATTN_CACHE_REPLAY) go
+ * with any rule, gated delta included.
  *
- * A backend declares what it takes (attn_recurrent_rule_caps), and the rest is refused by name. */
+ * A backend declares what it takes (attn_recurrent_rule_caps; a ring: cache_roles), and the rest is
+ * refused by name. */
 #ifndef ATTN_DRAFT_RECURRENT_H
 #define ATTN_DRAFT_RECURRENT_H
 
@@ -23,6 +25,7 @@
 #define ATTN_EXT_DRAFT_RECURRENT_NORM 0x809u /* struct attn_recurrent_norm, of a layer */
 #define ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT 0x80au /* struct attn_recurrent_norm_weight */
 #define ATTN_EXT_DRAFT_IO_RECURRENT_GATE 0x80bu     /* struct attn_io_recurrent_gate */
+#define ATTN_EXT_DRAFT_BATCH_REPLAY 0x814u          /* struct attn_batch_replay, of a batch */
 
 enum attn_recurrent_update {
     ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
@@ -93,6 +96,33 @@ struct attn_recurrent_norm_weight { /* on attn_layer_params */
 struct attn_io_recurrent_gate {     /* on attn_step_io */
     struct attn_ext ext;            /* id ATTN_EXT_DRAFT_IO_RECURRENT_GATE */
     const struct attn_tensor *gate; /* z, [T, Hv, Dv] of floats, the last dimension contiguous */
+};
+
+/* Replay: next to each state a ring of the inputs of the tokens since, so that a step reads state
+ * and ring and writes its tokens' inputs in place of the state. Any rule. The layer has the ring as
+ * its one further cache (attn_layer_caches): role ATTN_CACHE_REPLAY, table 0, whose blocks are the
+ * state's slots; kv_dtype the layer's dtype, of e bytes; num_heads Hk; block_size n +
+ * 2 num_speculative_tokens, n the tokens from one write of the state to the next. With G = Hv / Hk
+ * and gates 1 or, with gate_per_channel, Dk, the row of a key head is, in elements,
+ *
+ *     k [Dk], u [G, Dv], then, from an even element on, float32 g [G, gates]
+ *
+ * in head_size = that count rounded up to 8: S <- e^g S + u k^T is what the token did, k after the
+ * norm, u the rule's r (additive rules: beta v). The token at position p is row p % block_size.
+ *
+ * state_slots and initial_slots have one slot for each request, whatever was drafted. A request of
+ * up to 1 + num_speculative_tokens tokens leaves its state and adds all of its tokens to the ring
+ * unless it starts from zeros or from another slot than state_slots', or has n - 1 or more in the
+ * ring: then the slot gets the state after its first token, and the ring the tokens after that. A
+ * longer request leaves the state after all of its tokens, and nothing in the ring. Checkpoints
+ * are whole states, to be started from with an empty ring.
+ *
+ * The slots are the engine's and are copied whole, ring included; so is the cursor ring_tokens,
+ * which goes where the request goes. After a step that accepted a tokens of the request it is
+ * ring_tokens + a if the state was left, a - 1 if it was written after the first token, else 0. */
+struct attn_batch_replay {      /* on attn_batch, which has seq_lens */
+    struct attn_ext ext;        /* id ATTN_EXT_DRAFT_BATCH_REPLAY */
+    const int32_t *ring_tokens; /* device [R]: of the initial slot; of no matter without a state */
 };
 
 struct attn_recurrent_rule_caps { /* on attn_backend_caps, next to attn_recurrent_caps */

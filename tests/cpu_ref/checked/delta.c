@@ -23,6 +23,8 @@ struct sequence {
     int64_t first, channels;
     const int32_t *slots;
     bool keeps_all;
+    const struct attn_kv_view *ring;        /* that replay reads, or NULL */
+    int32_t written;                        /* with a ring: tokens in the state that it leaves */
     double *state;                          /* [Hv, Dv, Dk] before the call */
     double *window;                         /* [channels, conv_width - 1] */
     const struct attn_recurrent_norm *norm; /* or NULL */
@@ -48,6 +50,7 @@ static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct s
         .states = (const void *)extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
         .io = (const void *)extension(args->next, ATTN_EXT_IO_RECURRENT),
         .norm = (const void *)extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
+        .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
         .request = r,
         .first = batch->query_start_loc[r],
         .tokens = batch->query_start_loc[r + 1] - batch->query_start_loc[r]};
@@ -66,6 +69,75 @@ static double state_element(const struct sequence *s, int32_t slot, int64_t head
     return number_load(view_element(s->args->k_cache, slot, 0, head, i, dtype), 0, dtype);
 }
 
+/* Element `i` of what the ring has of a token, by its position: k, then u of the heads over k's, or
+ * a gate, which is float32. */
+static double ring_element(const struct sequence *s, int32_t slot, int64_t position, int32_t head,
+                           int64_t i, bool gate)
+{
+    const struct attn_recurrent_desc *desc = s->desc;
+    const int32_t group = desc->num_v_heads / desc->num_k_heads, dtype = s->args->layer->dtype;
+    const int64_t inputs = desc->head_size_k + (int64_t)group * desc->head_size_v;
+    const uint8_t *row = view_element(s->ring, slot, position % s->ring->block_size, head / group,
+                                      gate ? inputs + inputs % 2 : 0, dtype);
+    return number_load(row, i, gate ? ATTN_DTYPE_F32 : dtype);
+}
+
+/* k, u and e^g of a token as the ring has them. */
+static void take_change(const struct sequence *s, int32_t slot, int64_t position, int32_t head,
+                        double *k, double *u, double *decay)
+{
+    const struct attn_recurrent_desc *desc = s->desc;
+    const int32_t member = head % (desc->num_v_heads / desc->num_k_heads);
+    const bool channels = s->rule != NULL && s->rule->gate_per_channel;
+    for (int32_t i = 0; i < desc->head_size_k; i++) {
+        k[i] = ring_element(s, slot, position, head, i, false);
+        decay[i] =
+            exp(ring_element(s, slot, position, head,
+                             channels ? member * (int64_t)desc->head_size_k + i : member, true));
+    }
+    for (int32_t d = 0; d < desc->head_size_v; d++) {
+        u[d] = ring_element(s, slot, position, head,
+                            desc->head_size_k + (int64_t)member * desc->head_size_v + d, false);
+    }
+}
+
+/* S <- e^g S + u k^T */
+static void change_state(const struct sequence *s, const double *k, const double *u,
+                         const double *decay, double *state)
+{
+    const int32_t dk = s->desc->head_size_k;
+    for (int64_t i = 0; i < (int64_t)s->desc->head_size_v * dk; i++) {
+        state[i] = decay[i % dk] * state[i] + u[i / dk] * k[i % dk];
+    }
+}
+
+/* How much of the request is in the state that the step leaves; the ring's tokens enter the state
+ * from which it starts. */
+static void take_ring(struct sequence *s, bool past, int32_t slot)
+{
+    static double k[MAX_HEAD_SIZE], u[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
+    const struct attn_batch_replay *replay =
+        (const void *)extension(s->args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
+    const int32_t count = past ? replay->ring_tokens[s->request] : 0;
+    const int32_t drafted = s->states->num_accepted_tokens ? s->desc->num_speculative_tokens : 0;
+    const int32_t most = s->ring->block_size - 2 * s->desc->num_speculative_tokens;
+    const int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
+    s->written = 0;
+    if (!past || slot != s->slots[0] || count + 1 >= most) {
+        s->written = 1;
+    }
+    if (s->tokens > 1 + drafted) {
+        s->written = s->tokens;
+    }
+    for (int32_t i = count; i > 0; i--) {
+        const int64_t position = s->args->batch->seq_lens[s->request] - s->tokens - i;
+        for (int32_t h = 0; h < s->desc->num_v_heads; h++) {
+            take_change(s, slot, position, h, k, u, decay);
+            change_state(s, k, u, decay, s->state + h * size);
+        }
+    }
+}
+
 /* What the request starts from; a request without a past starts from zeros. */
 static bool take_past(struct sequence *s)
 {
@@ -81,12 +153,15 @@ static bool take_past(struct sequence *s)
     int64_t stride = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
     const int32_t *row =
         states->initial_slots ? states->initial_slots + s->request * stride : s->slots;
-    int32_t slot = row[from], window_slot = row[0];
+    int32_t slot = row[s->ring != NULL ? 0 : from], window_slot = row[0];
     s->state = checked_memory(desc->num_v_heads * size);
     s->window = checked_memory(history > 0 ? s->channels * history : 0);
     s->o = checked_memory(s->norm ? s->tokens * (int64_t)desc->num_v_heads * desc->head_size_v : 0);
     for (int64_t i = 0; i < desc->num_v_heads * size && past && slot >= 0; i++) {
         s->state[i] = state_element(s, slot, i / size, i % size);
+    }
+    if (s->ring != NULL && slot >= 0) {
+        take_ring(s, past, slot);
     }
     for (int64_t i = 0; i < s->channels * history && past && slot >= 0; i++) {
         int32_t dtype = s->args->layer->dtype;
@@ -151,7 +226,48 @@ static void take_gates(const struct sequence *s, const struct oracle_rule *rule,
     oracle_gates(rule, w->a_log != NULL ? w->a_log[head] : 0, a, dt_bias, b, decay, beta);
 }
 
-static void step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o)
+/* A token that the ring takes: what it holds, and the recurrence goes on from that. */
+static attn_status verify_change(const struct sequence *s, int64_t t, int32_t head, bool additive,
+                                 const struct oracle_token *token, double *state, double *o,
+                                 struct attn_error *error)
+{
+    static double k[MAX_HEAD_SIZE], u[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
+    const int32_t dk = token->head_size_k, dtype = s->args->layer->dtype;
+    const int64_t position = s->args->batch->seq_lens[s->request] - s->tokens + t;
+    take_change(s, s->slots[0], position, head, k, u, decay);
+    const double rms = checked_rms(token->k, dk);
+    for (int32_t i = 0; i < dk; i++) {
+        if (!checked_near(k[i], token->k[i], BOUND * (fabs(token->k[i]) + rms), dtype)) {
+            return checked_wrong(error, "ring's k", position, head, i, k[i], token->k[i]);
+        }
+        if (!checked_near(decay[i], token->decay[i], BOUND, ATTN_DTYPE_F32)) {
+            return checked_wrong(error, "ring's gate", position, head, i, decay[i],
+                                 token->decay[i]);
+        }
+    }
+    for (int32_t d = 0; d < token->head_size_v; d++) {
+        double sk = 0, kk = 0;
+        for (int32_t i = 0; i < dk && !additive; i++) {
+            sk += decay[i] * state[d * (int64_t)dk + i] * k[i];
+            kk += fabs(decay[i] * state[d * (int64_t)dk + i] * k[i]);
+        }
+        const double wanted = token->beta * (token->v[d] - sk);
+        if (!checked_near(u[d], wanted, BOUND * (fabs(token->v[d]) + kk), dtype)) {
+            return checked_wrong(error, "ring's u", position, head, d, u[d], wanted);
+        }
+    }
+    change_state(s, k, u, decay, state);
+    for (int32_t d = 0; d < token->head_size_v; d++) {
+        o[d] = token->skip * token->v[d];
+        for (int32_t i = 0; i < dk; i++) {
+            o[d] += token->scale * state[d * (int64_t)dk + i] * token->q[i];
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status step(const struct sequence *s, int64_t t, int32_t head, double *state, double *o,
+                        struct attn_error *error)
 {
     static double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE], v[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
     const struct attn_recurrent_desc *desc = s->desc;
@@ -186,7 +302,14 @@ static void step(const struct sequence *s, int64_t t, int32_t head, double *stat
     normalize(s, q);
     normalize(s, k);
     take_gates(s, &rule, t, head, decay, &token.beta);
+    for (int32_t i = rule.num_gates; i < dk; i++) {
+        decay[i] = decay[0];
+    }
+    if (s->ring != NULL && t >= s->written) {
+        return verify_change(s, t, head, rule.additive, &token, state, o, error);
+    }
     oracle_token(&rule, &token, state, o);
+    return ATTN_OK;
 }
 
 /* The recurrence goes on from what was written. */
@@ -277,14 +400,15 @@ static attn_status verify_head(const struct sequence *s, int32_t head, struct at
     double *state = s->state + head * size;
     attn_status status = ATTN_OK;
     for (int32_t t = 0; t < s->tokens && status == ATTN_OK; t++) {
-        bool last = !s->keeps_all && t + 1 == s->tokens;
-        int32_t slot = s->keeps_all ? s->slots[t] : last ? s->slots[0] : -1;
-        step(s, t, head, state, o);
+        bool all = s->keeps_all && s->ring == NULL;
+        bool last = !all && t + 1 == (s->ring != NULL ? s->written : s->tokens);
+        int32_t slot = all ? s->slots[t] : last ? s->slots[0] : -1;
+        status = step(s, t, head, state, o, error);
         for (int32_t d = 0; d < s->desc->head_size_v && s->norm != NULL; d++) {
             s->o[(t * (int64_t)s->desc->num_v_heads + head) * s->desc->head_size_v + d] =
                 number_round(o[d], tensor_dtype(s->args->out));
         }
-        status = s->norm != NULL ? ATTN_OK : verify_out(s, t, head, o, error);
+        status = status != ATTN_OK || s->norm != NULL ? status : verify_out(s, t, head, o, error);
         for (int64_t i = 0; i < size && s->args->layer->batch_invariant >= 2; i++) {
             state[i] = number_round(state[i], s->desc->state_dtype);
         }

@@ -12,7 +12,7 @@
 #include "harness/watch.h"
 
 #define OPERAND_DIMS 3
-#define MAX_OPERANDS 24
+#define MAX_OPERANDS 26
 
 /* A tensor or an array that a kernel is handed. */
 struct operand {

@@ -26,6 +26,7 @@ static void narrow(struct gdn_step *s, const struct gdn_case *c, int32_t r)
         s->states.initial_slots != NULL ? r * s->states.initial_slots_stride : 0;
     s->states.checkpoint_slots +=
         s->states.checkpoint_slots != NULL ? r * s->states.checkpoint_slots_stride : 0;
+    s->replay.ring_tokens += r;
 }
 
 /* What a part of a request changes of what lies in the device's memory, and what was there. */
@@ -181,7 +182,10 @@ static void find_owners(const struct gdn_case *c, bool all_states, int32_t *owne
 {
     memset(owner, -1, GDN_MAX_SLOTS * sizeof *owner);
     for (int32_t r = 0; r < GDN_REQS; r++) {
-        const int32_t states = all_states && gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
+        const bool ring = c->v.replay > 0, left = ring && gdn_case_written(c, r) == 0;
+        const int32_t states = !all_states                         ? 1
+                               : ring || !gdn_case_keeps_all(c, r) ? !left
+                                                                   : c->tokens[r];
         for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
             if (c->slots[r][i] >= 0) {
                 owner[c->slots[r][i]] = r;
@@ -273,6 +277,46 @@ static enum trial_result verify_windows(struct kernel_test *test, const struct g
     return TRIAL_PASSED;
 }
 
+/* Rows of the ring that the step leaves are held to the reference's; every other byte stays. */
+static enum trial_result verify_ring(struct kernel_test *test, const struct gdn_case *c)
+{
+    const struct gdn_variant *v = &c->v;
+    const size_t e = number_bytes(v->dtype);
+    const int64_t inputs = v->head_size_k + v->num_v_heads / v->num_k_heads * v->head_size_v;
+    uint8_t *kept = test->image.bytes + test->at[GDN_RING]; /* takes what the rows may hold */
+    uint8_t left = 1;
+    for (int32_t r = 0; r < GDN_REQS && v->replay > 0; r++) {
+        for (int32_t t = gdn_case_written(c, r); t < c->tokens[r] && gdn_case_active(c, r); t++) {
+            for (int32_t h = 0; h < v->num_k_heads; h++) {
+                const int64_t at = gdn_case_ring_row(c, c->slots[r][0], r, t, h);
+                const size_t row = (size_t)at * e, gates = row + (size_t)c->ring_gates * e;
+                const size_t num_gates = (size_t)(c->gates / v->num_k_heads);
+                uint8_t *expected = test_expected(test, GDN_RING);
+                uint8_t *found = test_found(test, GDN_RING);
+                const struct compared numbers = {"ring", v->dtype, 1, inputs,
+                                                 inputs, inputs,   1, &left};
+                const struct compared floats = {"gates of the ring", ATTN_DTYPE_F32, 1, num_gates,
+                                                num_gates,           num_gates,      1, &left};
+                enum trial_result result =
+                    compare_rows(test->trial, &numbers, expected + row, found + row, bound_of(c));
+                result = result == TRIAL_PASSED
+                             ? compare_rows(test->trial, &floats, expected + gates, found + gates,
+                                            bound_of(c))
+                             : result;
+                if (result != TRIAL_PASSED) {
+                    return result;
+                }
+                memcpy(kept + row, found + row, (size_t)inputs * e);
+                memcpy(kept + gates, found + gates, num_gates * sizeof(float));
+            }
+        }
+    }
+    return memcmp(kept, test_found(test, GDN_RING), c->operands[GDN_RING].bytes) == 0
+               ? TRIAL_PASSED
+               : trial_say(test->trial, TRIAL_FAILED,
+                           "bytes of the ring that are not the step's were written");
+}
+
 static enum trial_result run_gdn(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct gdn_case c;
@@ -289,6 +333,7 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     result = result == TRIAL_PASSED ? verify_out(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
+    result = result == TRIAL_PASSED ? verify_ring(&test, &c) : result;
     if (result == TRIAL_PASSED && c.v.invariant > 0) {
         result =
             kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
@@ -324,6 +369,17 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
     {GDN_MIXED, 0, 1, 2, 16, 24, 0, 0, 0, false, false, norm, .rule = code, .state_dtype = dtype}, \
     {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .kept = 4, .rule = code,             \
      .state_dtype = dtype}
+#define REPLAY(code, dtype, norm)                                                                  \
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code,         \
+     .state_dtype = dtype, .replay = 16},                                                          \
+    {GDN_MIXED, 0, 1, 3, 24, 16, 0, 0, 0, false, false, norm, .by_length = true, .rule = code,     \
+     .state_dtype = dtype, .replay = 8},                                                           \
+    {GDN_CHUNKS, 0, 1, 2, 16, 24, 4, 64, 0, true, false, norm, .initial = true, .kept = 24,        \
+     .rule = code, .state_dtype = dtype, .replay = 16},                                            \
+    {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .kept = 3, .rule = code,             \
+     .state_dtype = dtype, .replay = 7},                                                           \
+    {GDN_DRAFTS, 0, 1, 2, 24, 16, 4, 0, 5, true, false, norm, .strided = true, .initial = true,    \
+     .rule = code, .state_dtype = dtype, .replay = 16}
 static const struct gdn_variant variants[] = {
     /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided,
      * initial, kept, nan */
@@ -369,6 +425,17 @@ static const struct gdn_variant variants[] = {
     {GDN_CHUNKS, 0, 1, 4, 24, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA, .norm = 2},
     {GDN_MIXED, 0, 2, 6, 16, 40, 4, 0, 0, true, true, false, .strided = true, .rule = GDN_MAMBA2, .norm = 3},
     {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, true, .norm = 2},
+    /* a ring of inputs: steps; requests of many tokens; drafts; forks; checkpoints between writes */
+    REPLAY(GDN_GATED_DELTA, 0, true),
+    REPLAY(GDN_KDA, ATTN_DTYPE_BF16, true),
+    REPLAY(GDN_KDA_BOUNDED, 0, true),
+    REPLAY(GDN_KDA_GIVEN, ATTN_DTYPE_F16, true),
+    REPLAY(GDN_MAMBA2, 0, false),
+    REPLAY(GDN_LIGHTNING, ATTN_DTYPE_BF16, false),
+    {GDN_STEPS, 0, 1, 2, 24, 16, 4, 0, 0, true, true, true, .replay = 1},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .nan = true},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .norm = 1},
+    {GDN_STEPS, 0, 1, 3, 200, 33, 0, 0, 0, false, false, true, .strided = true, .replay = 4},
     /* heads for which backends have other kernels */
     {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
     {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, false, 0, GDN_MAMBA2},
@@ -430,8 +497,9 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "";
-    if (!(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
+    char kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "", replay[24] = "";
+    if ((v->replay > 0 && !(sink->caps->cache_roles >> ATTN_CACHE_REPLAY & 1)) ||
+        !(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
         return;
     }
     if (v->kept > 0) {
@@ -446,12 +514,16 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
     if (v->norm > 0) {
         snprintf(norm, sizeof norm, ".norm%d", v->norm);
     }
-    kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s",
+    if (v->replay > 0) {
+        snprintf(replay, sizeof replay, ".replay%d", v->replay);
+    }
+    kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s%s",
                gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
                v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
                v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
                v->strong ? ".strong" : "", v->strided ? ".strided" : "",
-               v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "", invariant, state, norm);
+               v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "", invariant, state, norm,
+               replay);
 }
 
 void gdn_cases(const struct kernel_sink *sink)
@@ -469,7 +541,7 @@ void gdn_cases(const struct kernel_sink *sink)
         for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
             struct gdn_variant v = variants[i];
             v.dtype = dtype;
-            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0 || v.norm != 0) &&
+            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0 || v.norm != 0 || v.replay != 0) &&
                 dtype != ATTN_DTYPE_F16 + (int32_t)i % 3) {
                 continue; /* one dtype each */
             }
@@ -478,7 +550,8 @@ void gdn_cases(const struct kernel_sink *sink)
             for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && !v.nan; v.invariant++) {
                 const uint64_t needed = v.invariant == 1 ? ATTN_FEATURE_BATCH_INVARIANT
                                                          : ATTN_FEATURE_BATCH_INVARIANT_PREFIX;
-                bool cut = v.shape != GDN_STEPS && v.drafted == 0 && !v.initial && v.kept == 0;
+                bool cut = v.shape != GDN_STEPS && v.drafted == 0 && !v.initial && v.kept == 0 &&
+                           v.replay == 0;
                 if (sink->caps->features & needed && (cut || v.invariant == 1)) {
                     try_gdn(sink, caps, &v);
                 }

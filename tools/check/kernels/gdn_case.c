@@ -62,6 +62,19 @@ bool gdn_case_keeps_all(const struct gdn_case *c, int32_t r)
     return c->v.drafted > 0 && c->tokens[r] <= 1 + c->v.drafted;
 }
 
+int32_t gdn_case_written(const struct gdn_case *c, int32_t r)
+{
+    const bool moves = c->v.initial || !c->has_state[r] || c->ring_tokens[r] >= c->v.replay - 1;
+    return c->tokens[r] > 1 + c->v.drafted ? c->tokens[r] : moves;
+}
+
+int64_t gdn_case_ring_row(const struct gdn_case *c, int32_t slot, int32_t r, int32_t t,
+                          int32_t head)
+{
+    const int32_t row = (c->lengths[r] - c->tokens[r] + t) % c->ring.block_size;
+    return slot * c->ring_stride + (int64_t)(row * c->ring.num_heads + head) * c->ring.head_size;
+}
+
 int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t r, int32_t *slots)
 {
     const int32_t n = c->v.kept, before = c->lengths[r] - c->tokens[r];
@@ -124,7 +137,13 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
                                                        {1, 63, 64, 65, 130, 0},
                                                        {1, 7, 33, 1, 2, 70},
                                                        {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n}};
-    *c = (struct gdn_case){.v = *v, .num_states = 1 + n};
+    const int32_t in_ring[GDN_REQS] = {v->replay - 1 + random_below(random, 1 + n),
+                                       -9,
+                                       v->replay > 1 ? v->replay - 2 : 0,
+                                       0,
+                                       v->replay / 2,
+                                       99};
+    *c = (struct gdn_case){.v = *v, .num_states = v->replay > 0 ? 1 : 1 + n};
     c->channels = 2 * v->num_k_heads * v->head_size_k + v->num_v_heads * v->head_size_v;
     const int64_t keys = (int64_t)v->num_k_heads * v->head_size_k;
     const int64_t values = (int64_t)v->num_v_heads * v->head_size_v;
@@ -139,6 +158,16 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
     c->state_stride =
         (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
     c->channel_stride = c->window + (v->strided ? 3 : 0);
+    const struct attn_recurrent_desc sizes = {.num_k_heads = v->num_k_heads,
+                                              .num_v_heads = v->num_v_heads,
+                                              .head_size_k = v->head_size_k,
+                                              .head_size_v = v->head_size_v,
+                                              .num_speculative_tokens = n};
+    c->ring = layer_ring(&sizes, v->dtype, c->gates, v->replay);
+    c->ring_stride =
+        (int64_t)c->ring.block_size * c->ring.num_heads * c->ring.head_size + (v->strided ? 24 : 0);
+    c->ring_gates = layer_ring_gates(&sizes);
+    memcpy(c->ring_tokens, in_ring, sizeof in_ring);
     draw_slots(c, random);
     c->starts[0] = GDN_FIRST_ROW;
     for (int32_t r = 0; r < GDN_REQS; r++) {
@@ -146,7 +175,9 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
         c->starts[r + 1] = c->starts[r] + c->tokens[r];
         c->has_state[r] = r != 1 && r != 5;
         /* checkpoints within chunks, and, of every other request, after whole ones */
-        const int32_t past = v->kept % 64 == 0 && v->kept > 0 && r % 2 == 0 ? 128 : 17 + r;
+        const int32_t past = v->kept % 64 == 0 && v->kept > 0 && r % 2 == 0
+                                 ? 128
+                                 : (v->replay > 0 ? v->replay + n : 17) + r;
         c->lengths[r] = c->tokens[r] + (c->has_state[r] ? past : 0);
         /* what the step before accepted; a request of more than 1 + n tokens had left one state */
         c->accepted[r] = c->has_state[r] && r != 3 ? 1 + random_below(random, 1 + n) : 1;
@@ -154,7 +185,7 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
     if (v->shape == GDN_STEPS) {
         c->lengths[5] = 0;
     }
-    if (v->shape == GDN_DRAFTS && n > 1) {
+    if (v->shape == GDN_DRAFTS && n > 1 && v->replay == 0) {
         c->slots[0][n] = -3; /* that state is not kept */
         c->accepted[0] = c->accepted[0] < n ? c->accepted[0] : n;
     }
@@ -193,18 +224,40 @@ static void fill_rows(const struct gdn_case *c, struct kernel_test *test, uint64
     }
 }
 
+/* What an earlier token has left in the ring; gates are at most 0. */
+static void fill_ring(const struct gdn_case *c, struct kernel_test *test, int32_t slot, int32_t r,
+                      int32_t t, uint64_t *random)
+{
+    const struct gdn_variant *v = &c->v;
+    const int32_t group = v->num_v_heads / v->num_k_heads, gates = c->gates / v->num_k_heads;
+    for (int32_t h = 0; h < v->num_k_heads; h++) {
+        const int64_t at = gdn_case_ring_row(c, slot, r, t, h);
+        uint8_t *ring = test_input(test, GDN_RING);
+        number_fill_normal(ring, at, v->head_size_k, v->dtype, 1 / sqrt(v->head_size_k), random);
+        number_fill_normal(ring, at + v->head_size_k, group * v->head_size_v, v->dtype, 0.5,
+                           random);
+        float *g = (float *)(ring + (size_t)(at + c->ring_gates) * number_bytes(v->dtype));
+        for (int32_t i = 0; i < gates; i++) {
+            g[i] = (float)(-0.3 * fabs(random_normal(random)));
+        }
+    }
+}
+
 /* What the step before has left: the state that is started from, and the whole window. */
 static void fill_past(const struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     int64_t size = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
     for (int32_t r = 0; r < GDN_REQS; r++) {
         const int32_t *row = c->v.initial ? c->initial[r] : c->slots[r];
-        int32_t from = row[c->accepted[r] - 1], window = row[0];
+        int32_t from = row[c->v.replay > 0 ? 0 : c->accepted[r] - 1], window = row[0];
         if (!gdn_case_active(c, r) || !c->has_state[r]) {
             continue;
         }
         number_fill_normal(test_input(test, GDN_STATE), from * c->state_stride, size,
                            c->v.state_dtype, 0.5, random);
+        for (int32_t t = -c->ring_tokens[r]; t < 0 && c->v.replay > 0; t++) {
+            fill_ring(c, test, from, r, t, random);
+        }
         for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
             int64_t row = (window * (int64_t)c->channels + i) * c->channel_stride;
             number_fill_normal(test_input(test, GDN_WINDOW), row, c->window, c->v.dtype, 0.5,
@@ -290,7 +343,10 @@ static void describe_operands(struct gdn_case *c)
                             slots * (size_t)c->state_stride * number_bytes(v->state_dtype), NULL);
     o[GDN_WINDOW] = array_of("v_cache, the convolution's windows",
                              slots * (size_t)(c->channels * c->channel_stride) * e, NULL);
-    o[GDN_OUT].written = o[GDN_STATE].written = o[GDN_WINDOW].written = true;
+    o[GDN_RING] =
+        array_of("the ring", v->replay > 0 ? slots * (size_t)c->ring_stride * e : 0, NULL);
+    o[GDN_RING_TOKENS] = array_of("ring_tokens", sizeof c->ring_tokens, c->ring_tokens);
+    o[GDN_OUT].written = o[GDN_STATE].written = o[GDN_WINDOW].written = o[GDN_RING].written = true;
     o[GDN_STARTS] = array_of("query_start_loc", sizeof c->starts, c->starts);
     o[GDN_LENGTHS] = array_of("seq_lens", sizeof c->lengths, c->lengths);
     o[GDN_SLOTS] = array_of("state_slots", sizeof c->slots, c->slots);
@@ -336,6 +392,12 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     s->norm.ext = (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof s->norm, NULL};
     s->rule.ext.next = v->norm > 0 ? &s->norm.ext : NULL;
     s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : s->rule.ext.next;
+    s->caches = (struct attn_layer_caches){
+        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof s->caches, s->desc.ext.next},
+        .caches = &c->ring,
+        .num_caches = 1,
+        .cache_stride = sizeof c->ring};
+    s->desc.ext.next = v->replay > 0 ? &s->caches.ext : s->desc.ext.next;
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .name = "gdn",
                                         .dtype = v->dtype,
@@ -352,8 +414,12 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s,
         longest = c->tokens[r] > longest ? c->tokens[r] : longest;
         longest_seq = c->lengths[r] > longest_seq ? c->lengths[r] : longest_seq;
     }
+    s->replay =
+        (struct attn_batch_replay){.ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof s->replay, NULL},
+                                   .ring_tokens = call_array(call, GDN_RING_TOKENS)};
     s->states = (struct attn_batch_recurrent){
-        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states, NULL},
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states,
+                c->v.replay > 0 ? &s->replay.ext : NULL},
         .state_slots = call_array(call, GDN_SLOTS),
         .state_slots_stride = GDN_MAX_STATES,
         .has_initial_state = c->v.by_length ? NULL : call_array(call, GDN_HAS_STATE),
@@ -382,6 +448,10 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s,
     layer_state_views(&s->desc, c->num_slots, of_state, e, &s->state, &s->window);
     s->state.data = call_array(call, GDN_STATE);
     s->state.stride_block = s->state.stride_slot = c->state_stride * (int64_t)of_state;
+    s->ring = layer_ring_view(&c->ring, c->num_slots);
+    s->ring.data = call_array(call, GDN_RING);
+    s->ring.stride_block = c->ring_stride * (int64_t)e;
+    s->cache = (struct attn_layer_cache){ATTN_CACHE_REPLAY, 0, 0, 1, &s->ring};
     s->window.data = call_array(call, GDN_WINDOW);
     s->window.head_size = c->window; /* drafts' inputs, too */
     s->window.stride_head = c->channel_stride * (int64_t)e;
@@ -431,6 +501,9 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, struct kernel_c
         .batch = &s->batch,
         .k_cache = &s->state,
         .v_cache = convolves ? &s->window : NULL,
+        .caches = &s->cache,
+        .num_caches = v->replay > 0,
+        .cache_stride = sizeof s->cache,
         .stream = call->stream,
         .flags = ATTN_RUN_NO_WRITE,
         .phase = s->batch.max_query_len <= 1 + v->drafted ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,

@@ -57,6 +57,7 @@ struct gdn_variant {
     int32_t rule;        /* enum gdn_rule_code */
     int32_t state_dtype; /* 0: F32 */
     int32_t norm;        /* the row of gdn_norms for the output; 0: none */
+    int32_t replay;      /* tokens from one write of the state to the next, by a ring; 0: no ring */
 };
 
 #define GDN_NUM_NORMS 4
@@ -79,6 +80,7 @@ enum gdn_operand {
     GDN_OUTPUT_GATE,
     GDN_STATE,
     GDN_WINDOW,
+    GDN_RING,
     GDN_STARTS,
     GDN_LENGTHS,
     GDN_SLOTS,
@@ -86,6 +88,7 @@ enum gdn_operand {
     GDN_ACCEPTED,
     GDN_INITIAL,
     GDN_KEPT,
+    GDN_RING_TOKENS,
     GDN_OPERANDS
 };
 
@@ -107,7 +110,10 @@ struct gdn_case {
     int32_t num_states;                /* of a request */
     int32_t num_slots;
     int32_t num_rows, num_actual_rows;
-    int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
+    int64_t row_stride, gate_stride, state_stride, channel_stride, ring_stride; /* elements */
+    struct attn_cache_desc ring;
+    int32_t ring_gates; /* element of its row */
+    int32_t ring_tokens[GDN_REQS];
     int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
     int32_t initial[GDN_REQS][GDN_MAX_STATES], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
@@ -129,7 +135,10 @@ struct gdn_step {
     struct attn_layer_params params;
     struct attn_batch_recurrent states;
     struct attn_batch batch;
-    struct attn_kv_view state, window;
+    struct attn_kv_view state, window, ring;
+    struct attn_layer_caches caches;
+    struct attn_layer_cache cache;
+    struct attn_batch_replay replay;
     struct attn_io_recurrent io;
     struct attn_attend_args attend;
 };
@@ -145,7 +154,13 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, struct kerne
 bool gdn_case_active(const struct gdn_case *c, int32_t request);
 /* The slots of checkpoints that the step writes; their number. */
 int32_t gdn_case_checkpoints(const struct gdn_case *c, int32_t request, int32_t *slots);
-/* Whether a state after every token is kept. */
+/* Tokens of the request in the state that the step leaves in its slot, where the layer has a ring;
+ * 0: that state stays as it is. */
+int32_t gdn_case_written(const struct gdn_case *c, int32_t request);
+/* Element of the ring with the row of a key head, of token t of the step; negative: before it. */
+int64_t gdn_case_ring_row(const struct gdn_case *c, int32_t slot, int32_t request, int32_t t,
+                          int32_t head);
+/* Whether a state after every token is kept, or, with a ring, a window. */
 bool gdn_case_keeps_all(const struct gdn_case *c, int32_t request);
 
 #endif

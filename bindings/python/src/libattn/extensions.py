@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._declarations import (Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_table, attn_cache_desc,
+from ._declarations import (CacheRole, DtypeId, Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_replay, attn_batch_table, attn_cache_desc,
                             attn_io_caches, attn_io_index_lists, attn_io_indexer, attn_io_mla, attn_io_output_quant,
                             attn_io_recurrent, attn_io_recurrent_gate, attn_io_rope, attn_kv_quant_params, attn_layer_caches, attn_mla_weights,
                             attn_mm_encoder_state, attn_recurrent_norm_weight, attn_recurrent_skip, attn_recurrent_weights)
-from .layers import code_of
+from .layers import GdnDesc, code_of
 from .structs import Struct, refused
 from .tensors import as_tensor, as_writable
 
@@ -40,6 +40,23 @@ def recurrent_norm_weight(weight: Any) -> Struct:
 def recurrent_gate(gate: Any) -> Struct:
     """For `Plan.run` of a layer with a norm: [T, Hv, Dv], next to `gdn_io`."""
     return attn_io_recurrent_gate(gate=gate)
+
+
+def replay_batch(ring_tokens: Any) -> Struct:
+    """For `Batch` of layers with a ring of inputs (`replay_cache`), next to `gdn_batch`: int32 [R], how many of the ring's
+    tokens each request's state has not seen."""
+    return attn_batch_replay(ring_tokens=ring_tokens)
+
+
+def replay_cache(gdn: GdnDesc, dtype: str | int, replay: int, gate_per_channel: bool = False) -> Struct:
+    """For `LayerDesc.extensions` of a recurrent layer of `dtype`, whose state is then written once in `replay` tokens: its
+    ring, a draft, see ``attn/draft/recurrent.h``."""
+    code, group = code_of("dtype", dtype, DtypeId), gdn.num_v_heads // gdn.num_k_heads
+    inputs = gdn.head_size_k + group * gdn.head_size_v
+    gates = group * (gdn.head_size_k if gate_per_channel else 1) * (1 if code == DtypeId.F32 else 2)
+    row = -(-(inputs + inputs % 2 + gates) // 8) * 8
+    return layer_caches([attn_cache_desc(role=CacheRole.REPLAY, kv_dtype=code, num_heads=gdn.num_k_heads, head_size=row,
+                                         block_size=replay + 2 * gdn.num_speculative_tokens)])
 
 
 def gdn_batch(state_slots: Any, has_initial_state: Any | None = None, num_accepted_tokens: Any | None = None,

@@ -191,8 +191,9 @@ class Layer(Unique):
         """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]`` or `KvView`; `v` None: MLA."""
         self.bind_caches([k] if v is None else [k, v])
 
-    def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
-        """Hand a recurrent layer's state in: [slots, Hv, Dv, Dk] of its state_dtype, and the convolution's window."""
+    def bind_state(self, state: Any, conv_state: Any | None = None, ring: Any | None = None) -> None:
+        """Hand a recurrent layer's state in: [slots, Hv, Dv, Dk] of its state_dtype, the convolution's window, and the ring
+        of replay, [slots, *rows, heads, row] as its spec says."""
         t = as_writable("state", state)
         code = code_of("state_dtype", self.desc.gdn.state_dtype, DtypeId) if self.desc.gdn else DtypeId.DEFAULT
         dtype = DtypeId(code or DtypeId.F32).name.lower()
@@ -206,7 +207,7 @@ class Layer(Unique):
                               "needed")
             views.append(self._slots(c, c.shape[2]))
             kept.append(c)
-        self._bind_views([(view, kept) for view in views])
+        self._bind_views([(view, kept) for view in views] + ([] if ring is None else [view_of(ring)]))
 
     @staticmethod
     def _slots(t: Tensor, row: int) -> attn_kv_view:
