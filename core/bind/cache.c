@@ -178,11 +178,16 @@ static attn_status check_alignment(const attn_layer *layer, const struct cache *
                                    const struct attn_kv_view *view, struct attn_error *error)
 {
     const int32_t dtype = cache->spec.kv_dtype;
-    const int32_t element = !rows || dtype > ATTN_KV_F32 ? 1 : dtype == ATTN_KV_F32 ? 4 : 2;
+    const bool ring = cache->spec.role == ATTN_CACHE_REPLAY; /* has gates in float32 */
+    const int32_t element = ring                           ? 4
+                            : !rows || dtype > ATTN_KV_F32 ? 1
+                            : dtype == ATTN_KV_F32         ? 4
+                                                           : 2;
+    const int64_t strides = view->stride_block | view->stride_slot | view->stride_head;
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
         const int32_t alignment = caps->kv_alignment > element ? caps->kv_alignment : element;
-        if ((uintptr_t)view->data % (uintptr_t)alignment != 0 ||
+        if ((uintptr_t)view->data % (uintptr_t)alignment != 0 || (ring && strides % element != 0) ||
             (rows && (view->stride_block % alignment != 0 || view->stride_slot % alignment != 0 ||
                       view->stride_head % alignment != 0))) {
             return BAD("data",
@@ -257,7 +262,8 @@ attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
                             const struct attn_kv_view *given, struct attn_kv_view *view,
                             struct attn_error *error)
 {
-    const bool own = cache < layer->all + layer->num_own, states = layer->selected->has_states;
+    const bool own = cache < layer->all + layer->num_own,
+               states = own && layer->selected->has_states;
     TRY(struct_read(view, ABI_KV_VIEW, given, error));
     if (own && layer_has_vendor_pages(layer)) {
         TRY(check_pages(layer, cache, view, error));

@@ -141,17 +141,20 @@ static attn_status check_states(const attn_layer *layer, struct attn_kv_view rea
 {
     const struct cache *state = &layer->all[0];
     const int64_t element = kv_row(layer->desc->dtype, 1, false).bytes;
+    const bool window = layer->num_own == 2;
     if (read[0].stride_head != state->row.bytes ||
         read[0].stride_block % kv_row(state->spec.kv_dtype, 1, false).bytes != 0 ||
-        read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
-        (layer->num_own == 2 && read[0].num_blocks != read[1].num_blocks)) {
+        (window && (read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
+                    read[0].num_blocks != read[1].num_blocks))) {
         return BAD("stride_head",
                    "layer '%s': states lie head after head in whole elements, with as many slots "
                    "as windows",
                    layer->desc->name);
     }
     read[0].stride_slot = read[0].stride_head * read[0].num_heads;
-    read[1].stride_slot = read[1].stride_block;
+    if (window) {
+        read[1].stride_slot = read[1].stride_block;
+    }
     return ATTN_OK;
 }
 

@@ -102,13 +102,6 @@ static inline int32_t gdn_replay(const struct gdn *gdn)
     return gdn->ring->block_size - 2 * gdn->desc->num_speculative_tokens;
 }
 
-/* Elements of a ring's row before the gates, which are float32. */
-static inline int64_t gdn_ring_gates(const struct attn_recurrent_desc *desc)
-{
-    const int64_t group = desc->num_v_heads / desc->num_k_heads;
-    return (desc->head_size_k + group * desc->head_size_v + 1) / 2 * 2;
-}
-
 /* Heads of the output over which a norm has one mean. */
 static inline int32_t gdn_norm_size(const struct gdn *gdn)
 {
@@ -180,6 +173,28 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
                                : 0;
     }
     return true;
+}
+
+/* A value head's part of a row of a ring: k and u in the layer's dtype, g float32. */
+struct gdn_ring_row {
+    uint8_t *k, *u, *g;
+};
+
+/* The row of token t of the step; t below 0: of a token before it. */
+static inline struct gdn_ring_row gdn_ring_row(const struct gdn *gdn,
+                                               const struct gdn_request *request, int64_t slot,
+                                               int64_t t, int32_t head)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t group = desc->num_v_heads / desc->num_k_heads, member = head % group;
+    const int64_t bytes = gdn->args->layer->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    const int64_t inputs = desc->head_size_k + (int64_t)group * desc->head_size_v;
+    uint8_t *row = (uint8_t *)view_row(
+        gdn->ring, slot, (request->context + t) % gdn->ring->block_size, head / group);
+    return (struct gdn_ring_row){
+        row, row + (desc->head_size_k + (int64_t)member * desc->head_size_v) * bytes,
+        row + (inputs + inputs % 2) * bytes +
+            (int64_t)member * gdn_num_gates(gdn) * (int64_t)sizeof(float)};
 }
 
 /* The slot of the request that takes the state after token t of the step; negative: none. */

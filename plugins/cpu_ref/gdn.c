@@ -102,37 +102,18 @@ static void add_rows(struct tile *tile, const struct change *c)
     }
 }
 
-/* Where the ring holds the change of token t, below 0 of one before the step: k, the tile's part of
- * u, the head's g. */
-struct ring_row {
-    uint8_t *k, *u, *g;
-};
-
-static struct ring_row ring_row_of(const struct tile *tile, int64_t slot, int64_t t)
-{
-    const struct attn_recurrent_desc *desc = tile->gdn->desc;
-    const struct attn_kv_view *ring = tile->gdn->ring;
-    const int32_t group = desc->num_v_heads / desc->num_k_heads, member = tile->head % group;
-    const int64_t bytes = (int64_t)number_bytes(tile->gdn->args->layer->dtype);
-    uint8_t *row =
-        view_row(ring, slot, (tile->request->context + t) % ring->block_size, tile->head / group);
-    return (struct ring_row){
-        row,
-        row + (desc->head_size_k + (int64_t)member * desc->head_size_v + tile->first_row) * bytes,
-        row + gdn_ring_gates(desc) * bytes +
-            (int64_t)member * gdn_num_gates(tile->gdn) * (int64_t)sizeof(float)};
-}
-
 /* The tokens that the state misses. */
 static void replay(struct tile *tile)
 {
     const struct gdn *gdn = tile->gdn;
     const int32_t dtype = gdn->args->layer->dtype;
+    const int64_t bytes = (int64_t)number_bytes(dtype);
     struct change c;
     for (int64_t t = -tile->request->replayed; t < 0; t++) {
-        const struct ring_row row = ring_row_of(tile, tile->request->state_from, t);
+        const struct gdn_ring_row row =
+            gdn_ring_row(gdn, tile->request, tile->request->state_from, t, tile->head);
         number_load_row(c.k, row.k, dtype, gdn->desc->head_size_k);
-        number_load_row(c.u, row.u, dtype, tile->num_rows);
+        number_load_row(c.u, row.u + tile->first_row * bytes, dtype, tile->num_rows);
         number_load_row(c.g, row.g, ATTN_DTYPE_F32, gdn_num_gates(gdn));
         decay_rows(tile, &c);
         add_rows(tile, &c);
@@ -154,14 +135,15 @@ static void run_token(struct tile *tile, int64_t t)
     double q[GDN_MAX_HEAD_SIZE], v[GDN_TILE], o[GDN_TILE], beta;
     struct change c;
     double others[GDN_MAX_HEAD_SIZE]; /* in place of k's row, which the first head stores */
-    struct ring_row row = {NULL, NULL, NULL};
+    struct gdn_ring_row row = {NULL, NULL, NULL};
     const struct gdn *gdn = tile->gdn;
     const bool delta = gdn->rule->rule == ATTN_RULE_GATED_DELTA;
     const double skip = gdn->skip != NULL ? gdn->skip[tile->head] : 0;
     const int32_t dk = gdn->desc->head_size_k, dtype = gdn->args->layer->dtype;
     const int32_t group = gdn->desc->num_v_heads / gdn->desc->num_k_heads;
     if (gdn->ring != NULL && t >= tile->request->written) {
-        row = ring_row_of(tile, tile->request->slots[0], t);
+        row = gdn_ring_row(gdn, tile->request, tile->request->slots[0], t, tile->head);
+        row.u += (int64_t)tile->first_row * (int64_t)number_bytes(dtype);
         row.k = tile->head % group == 0 ? row.k : (uint8_t *)others;
     }
     gdn_load_qk(gdn, tile->request, t, tile->head, q, c.k);

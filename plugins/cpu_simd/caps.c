@@ -40,6 +40,7 @@ static const struct attn_backend_caps common_caps = {
     .preferred_layout = ATTN_KV_LAYOUT_HND,
     .preferred_block_size = 64,
     .decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K),
+    .cache_roles = BIT(ATTN_CACHE_REPLAY),
 };
 
 attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

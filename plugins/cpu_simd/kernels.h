@@ -192,6 +192,7 @@ struct delta_args {
     const float *decays; /* [depth]: e^g of each column, in place of decay */
     bool additive;       /* S <- G S + beta v k^T */
     float skip;          /* o <- o + skip v */
+    float *changes;      /* NULL, or r [rows] */
 };
 
 /* Rows of a causal convolution; those of floats are `stride` apart. */

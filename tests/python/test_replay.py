@@ -20,7 +20,7 @@ BOUNDED = libattn.RecurrentRule(gate="bounded", gate_per_channel=True, gate_boun
 GIVEN = libattn.RecurrentRule(gate="given")
 RULES = {"gated delta": GATED_DELTA, "kda": KDA, "bounded": BOUNDED, "given": GIVEN, "mamba2": MAMBA2, "lightning": LIGHTNING}
 #: Those that declare a ring.
-BACKENDS = ("cpu_ref",)
+BACKENDS = ("cpu_ref", "cpu_simd")
 
 
 class Tokens:

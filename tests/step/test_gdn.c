@@ -163,6 +163,12 @@ static void bind(struct gdn *g, const char *backend)
         const struct attn_kv_view *views[] = {&state, &inputs, &ring};
         assert_int_equal(sizeof g->ring[0], ring.stride_block);
         ring.data = memset(g->ring, 0xff, sizeof g->ring);
+        ring.stride_head += 2; /* float32 gates at odd places */
+        ring.stride_slot += 2 * HK;
+        ring.stride_block += 2 * HK * RING;
+        INVALID(&g->error, "stride_slot", g->api->layer_bind_caches(layer, views, 3, &g->error));
+        ring = layer_ring_view(&g->cache, SLOTS);
+        ring.data = g->ring;
         CHECK(g, g->api->layer_bind_caches(layer, views, 3, &g->error));
     } else {
         CHECK(g, client_bind(g->api, layer, &state, second, &g->error));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers. The gated delta rule over float32 states: S <- e^g S; r = beta (v - S k);
  * S <- S + r k^T; o = S q, a token at a time on the state's own memory. Other rules and states of
- * 16 bits: a token at a time on a copy. Every rule with a gate per head: in
+ * 16 bits, or with a ring: a token at a time on a copy. Every rule with a gate per head: in
  * chunks on the transpose of the state (gdn_chunk.c). */
 #include "gdn.h"
 
@@ -172,13 +172,48 @@ static void round_rows(const struct gdn *gdn, struct gdn_scratch *s)
     }
 }
 
+/* The tokens of the ring that the state misses, as an additive rule with u for v. */
+static void replay(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                   struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t element = element_of_dtype(gdn->args->layer->dtype);
+    const int32_t gates = gdn_num_gates(gdn);
+    float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE];
+    const struct delta_args step = {.to = s->states,
+                                    .from = s->states,
+                                    .rows = desc->head_size_v,
+                                    .depth = s->depth,
+                                    .q = s->k,
+                                    .k = s->k,
+                                    .v = s->v,
+                                    .out = s->o,
+                                    .beta = 1,
+                                    .decays = decays,
+                                    .additive = true};
+    memset(s->k, 0, (size_t)s->depth * sizeof(float));
+    for (int64_t t = -request->replayed; t < 0; t++) {
+        const struct gdn_ring_row row = gdn_ring_row(gdn, request, request->state_from, t, head);
+        gdn_variant(gdn)->f32->unpack[element](s->k, row.k, desc->head_size_k);
+        gdn_variant(gdn)->f32->unpack[element](s->v, row.u, desc->head_size_v);
+        for (int32_t i = 0; i < s->depth; i++) {
+            decays[i] = i < gates               ? expf(((const float *)(const void *)row.g)[i])
+                        : i < desc->head_size_k ? decays[0]
+                                                : 1.0f;
+        }
+        gdn_variant(gdn)->delta->rule(&step);
+    }
+}
+
 /* Any rule, token by token, on rows padded to s->depth. */
 static void run_rule(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                      struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
     const bool stored = gdn->args->layer->batch_invariant >= 2;
-    float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE];
+    const int32_t group = desc->num_v_heads / desc->num_k_heads;
+    const int32_t element = element_of_dtype(gdn->args->layer->dtype);
+    float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE], changes[GDN_MAX_HEAD_SIZE];
     struct delta_args step = {.to = s->states,
                               .from = s->states,
                               .rows = desc->head_size_v,
@@ -193,8 +228,11 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
     if (request->has_state) {
         load_rows(gdn, request->state_from, head, s);
     }
+    replay(gdn, request, head, s);
     for (int64_t t = 0; t < request->num_tokens; t++) {
         const int32_t i = (int32_t)(t % GDN_CHUNK);
+        const bool kept = gdn->ring != NULL && t >= request->written;
+        struct gdn_ring_row row = {NULL, NULL, NULL};
         const int64_t left = request->num_tokens - t;
         if (i == 0) {
             const int32_t count = left < GDN_CHUNK ? (int32_t)left : GDN_CHUNK;
@@ -204,13 +242,23 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
         step.q = s->q + (int64_t)i * s->depth;
         step.k = s->k + (int64_t)i * s->depth;
         step.v = s->v + (int64_t)i * s->width;
-        step.beta = gdn_load_any_gates(gdn, request->first_row + t, head, s->depth, decays);
+        if (kept) { /* the first head of a group stores k, and all use it as it is stored */
+            row = gdn_ring_row(gdn, request, request->slots[0], t, head);
+            float *k = s->k + (int64_t)i * s->depth;
+            void *to = head % group == 0 ? (void *)row.k : (void *)changes;
+            gdn_variant(gdn)->store[element](to, k, 1.0f, desc->head_size_k);
+            gdn_variant(gdn)->f32->unpack[element](k, to, desc->head_size_k);
+        }
+        step.changes = kept ? changes : NULL;
+        step.beta = gdn_load_any_gates(gdn, request->first_row + t, head, s->depth, decays,
+                                       (float *)(void *)row.g);
         step.kq = gdn_variant(gdn)->delta->dot(step.k, step.q, s->depth);
         gdn_variant(gdn)->delta->rule(&step);
+        if (kept) {
+            gdn_variant(gdn)->store[element](row.u, changes, 1.0f, desc->head_size_v);
+        }
         gdn_store_rows(gdn, request->first_row + t, 1, head, s->o, s->width);
-        const int32_t own = request->keeps_all ? request->slots[t]
-                            : left == 1        ? request->slots[0]
-                                               : -1;
+        const int32_t own = gdn_own_slot(gdn, request, t);
         const int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
         if (own >= 0) {
             store_rows(gdn, own, head, left == 1 && checkpoint < 0, s);
@@ -253,7 +301,10 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) || request.state_from < 0) {
             continue;
         }
-        if (loop->in_chunks && !request.keeps_all && request.num_tokens > 1) {
+        const bool fits = gdn->ring == NULL
+                              ? !request.keeps_all
+                              : request.replayed == 0 && request.written == request.num_tokens;
+        if (loop->in_chunks && fits && request.num_tokens > 1) {
             store_pending(gdn, &scratch);
             gdn_run_chunks(gdn, &request, head, loop->together, &scratch);
             continue;
@@ -301,6 +352,7 @@ attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_erro
     struct gdn_scratch scratch;
     struct gdn_loop loop = {
         .gdn = gdn_of(args), .taps = args->scratch, .is_plain = gdn_is_plain(args->layer)};
+    loop.is_plain = loop.is_plain && loop.gdn.ring == NULL;
     attn_status status = gdn_check_slots(&loop.gdn, error); /* read when the step runs */
     if (status != ATTN_OK) {
         return status;

@@ -87,9 +87,10 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t count, int32_t head, struct gdn_scratch *scratch);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch);
-/* One token's gates by any rule: decays [depth], 1 where a column is padded; returns beta. */
+/* One token's gates by any rule: decays [depth], 1 where a column is padded, and, unless NULL, the
+ * gates themselves; returns beta. */
 float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32_t depth,
-                         float *decays);
+                         float *decays, float *logs);
 /* Updates the windows of channels .. end - 1 to the end of the step, and stores those at
  * checkpoints. */
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,

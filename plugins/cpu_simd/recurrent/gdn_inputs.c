@@ -321,13 +321,17 @@ static float log_decay(const struct gdn *gdn, int64_t row, int32_t head, int64_t
 }
 
 float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32_t depth,
-                         float *decays)
+                         float *decays, float *logs)
 {
     const struct attn_recurrent_rule *rule = gdn->rule;
     const int32_t dk = gdn->desc->head_size_k, count = rule->gate_per_channel ? dk : 1;
     float step = 0;
     for (int32_t i = 0; i < count; i++) {
-        decays[i] = expf(log_decay(gdn, row, head, (int64_t)head * count + i, &step));
+        const float g = log_decay(gdn, row, head, (int64_t)head * count + i, &step);
+        decays[i] = expf(g);
+        if (logs != NULL) {
+            logs[i] = g;
+        }
     }
     for (int32_t i = count; i < depth; i++) {
         decays[i] = i < dk ? decays[0] : 1.0f;
@@ -346,8 +350,8 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
         return;
     }
     for (int32_t t = 0; t < count; t++) {
-        scratch->beta[t] =
-            gdn_load_any_gates(gdn, request->first_row + first + t, head, 1, &scratch->decay[t]);
+        scratch->beta[t] = gdn_load_any_gates(gdn, request->first_row + first + t, head, 1,
+                                              &scratch->decay[t], NULL);
     }
 }
 

@@ -373,6 +373,9 @@ static void delta_rule(const struct delta_args *args)
         }
         const float r = args->beta * (args->additive ? v : v - vf_sum(by_k));
         args->out[d] = vf_sum(by_q) + r * args->kq;
+        if (args->changes != NULL) {
+            args->changes[d] = r;
+        }
         if (args->skip != 0) {
             args->out[d] += args->skip * v;
         }
