@@ -189,10 +189,23 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
             memory_normal(&measured->memory, measured->layer.desc.dtype,
                           slots * windows.num_heads * windows.head_size, 1, &measured->random);
     }
+    struct attn_kv_view ring = layer_ring_view(&measured->layer.ring, slots);
+    const struct attn_kv_view *views[3] = {&states};
+    int32_t count = 1;
+    if (convolves) {
+        views[count++] = &windows;
+    }
+    if (ring.block_size > 0) {
+        views[count++] = &ring;
+        ring.data = memory_normal(&measured->memory, measured->layer.desc.dtype,
+                                  slots * ring.stride_block /
+                                      (int64_t)number_bytes(measured->layer.desc.dtype),
+                                  0.1, &measured->random);
+    }
     if (measured->memory.failed) {
         return memory_refused(error);
     }
-    return client_bind(measured->session->api, layer, &states, convolves ? &windows : NULL, error);
+    return measured->session->api->layer_bind_caches(layer, views, count, error);
 }
 
 /* Each request's blocks, in order or shuffled over the whole cache. */

@@ -120,14 +120,22 @@ static void count_gdn(const struct measured *measured, struct work *work)
     double values = (double)gdn->num_v_heads * gdn->head_size_v;
     double channels = (double)layer_channels(gdn);
     double width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
-    double states = measured->requests.count * ((double)number_bytes(gdn->state_dtype) * state +
-                                                channels * width * element_bytes(measured));
+    double windows = measured->requests.count * channels * width * element_bytes(measured);
+    double states = measured->requests.count * (double)number_bytes(gdn->state_dtype) * state;
     const struct attn_recurrent_rule *rule = &measured->layer.rule;
     double gates =
         rule->gate != ATTN_GATE_CONSTANT ? (double)layer_gates(&measured->layer.desc) : 0;
     gates += rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? gdn->num_v_heads : 0;
-    work->bytes_read = states + tokens * (channels + gates) * element_bytes(measured);
-    work->bytes_written = states + tokens * values * element_bytes(measured);
+    work->bytes_read = states + windows + tokens * (channels + gates) * element_bytes(measured);
+    work->bytes_written = states + windows + tokens * values * element_bytes(measured);
+    for (int32_t r = 0; r < measured->requests.count && measured->layer.ring.block_size > 0; r++) {
+        const double row = (double)layer_ring_view(&measured->layer.ring, 1).stride_slot;
+        const int32_t in_ring = measured_ring_tokens(measured, r);
+        const bool left =
+            measured->requests.query_lens[r] == 1 && in_ring + 1 < measured->layer.ring.block_size;
+        work->bytes_read += in_ring * row;
+        work->bytes_written += left ? row - states / measured->requests.count : 0;
+    }
     work->operations = tokens * (6 * state + 2 * channels * gdn->conv_width);
 }
 

@@ -4,6 +4,7 @@
 
 #include "measured.h"
 #include "support/layer.h"
+#include "support/layer_io.h"
 
 static void describe_mla(struct measured *measured)
 {
@@ -55,6 +56,16 @@ static void describe_gdn(struct measured *measured)
     measured->layer.rule.ext =
         (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rules[rule], NULL};
     gdn->ext.next = rule != BENCH_GATED_DELTA ? &measured->layer.rule.ext : NULL;
+    if (shape_int(shape, PARAMETER_REPLAY) > 0) {
+        measured->layer.ring =
+            layer_ring(gdn, desc->dtype, layer_gates(desc), shape_int(shape, PARAMETER_REPLAY));
+        measured->layer.caches = (struct attn_layer_caches){
+            .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof measured->layer.caches, gdn->ext.next},
+            .caches = &measured->layer.ring,
+            .num_caches = 1,
+            .cache_stride = sizeof measured->layer.ring};
+        gdn->ext.next = &measured->layer.caches.ext;
+    }
     desc->block_size = 0; /* states are in slots */
     desc->kv_dtype = ATTN_KV_AUTO;
     desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;

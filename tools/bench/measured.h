@@ -54,6 +54,8 @@ struct measured_layer {
     struct attn_indexer_desc indexer; /* topk 0: another layer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule;
+    struct attn_cache_desc ring; /* of replay; block_size 0: none */
+    struct attn_layer_caches caches;
     struct attn_cache_spec spec; /* after bind */
     bool has_cache;
 };
@@ -79,9 +81,16 @@ struct measured {
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
     struct attn_batch_recurrent batch_gdn;
+    struct attn_batch_replay batch_replay;
     struct measured_io *io; /* one for each layer */
     struct work work;
 };
+
+/* Tokens in the ring of a request: requests are at all cursors, one after the other. */
+static inline int32_t measured_ring_tokens(const struct measured *measured, int32_t r)
+{
+    return measured->layer.ring.block_size > 0 ? r % measured->layer.ring.block_size : 0;
+}
 
 /* Tokens in a block of the table. */
 static inline int32_t measured_block(const struct measured *measured)

@@ -30,8 +30,9 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
         query = (int32_t)ceil(s * part);
         keys = query;
     }
-    if (shape->kind == SHAPE_GDN) { /* a token before them, which has left a state */
-        keys = s + 1;
+    if (shape->kind == SHAPE_GDN) { /* a token before them, which has left a state, or a ring's */
+        const int32_t before = shape_int(shape, PARAMETER_REPLAY);
+        keys = s + (before > 1 ? before : 1);
     }
     if (shape_int(shape, PARAMETER_SKEW)) {
         int32_t count = shape_int(shape, PARAMETER_R);

@@ -132,6 +132,16 @@ static void gdn_batch(struct measured *measured)
         .state_slots =
             memory_upload(&measured->memory, slots, (size_t)requests->count * sizeof *slots)};
     measured->batch.next = &measured->batch_gdn.ext;
+    for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
+        slots[r] = measured_ring_tokens(measured, r);
+    }
+    if (measured->layer.ring.block_size > 0) {
+        measured->batch_replay = (struct attn_batch_replay){
+            .ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof measured->batch_replay, NULL},
+            .ring_tokens =
+                memory_upload(&measured->memory, slots, (size_t)requests->count * sizeof *slots)};
+        measured->batch_gdn.ext.next = &measured->batch_replay.ext;
+    }
     free(slots);
 }
 

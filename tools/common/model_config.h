@@ -23,7 +23,7 @@ struct model_layer {
      * indexer before it chooses; else max_entries is 0 */
     struct attn_index_lists lists;
     /* linked from mla.ext.next of a layer with compressed rows, whose lists (mla.topk) are of
-     * these; else cache.tokens_per_row is 0 */
+     * these; else cache.tokens_per_row is 0. A ring of a recurrent layer: cache.role says so */
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
     struct attn_compressed_rows compressed;
@@ -52,6 +52,9 @@ void model_config_finish(struct model_config *config);
 
 /* Sets what layers point to, in themselves, where they are now. */
 void model_config_link(struct model_config *config);
+
+/* Gives each recurrent layer a ring of so many tokens' inputs. */
+void model_config_replay(struct model_config *config, int32_t tokens);
 
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
 void model_config_keep(struct model_config *config, int32_t count);

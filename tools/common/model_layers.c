@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "model_config.h"
+#include "support/layer.h"
+#include "support/layer_io.h"
 
 static bool same_sort(const struct model_layer *a, const struct model_layer *b)
 {
@@ -23,6 +25,11 @@ void model_config_link(struct model_config *config)
         if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
             layer->desc.next = &layer->gdn.ext;
             layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
+            if (layer->cache.role == ATTN_CACHE_REPLAY) {
+                layer->caches.caches = &layer->cache;
+                layer->caches.ext.next = layer->gdn.ext.next;
+                layer->gdn.ext.next = &layer->caches.ext;
+            }
         } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
             layer->mla.ext.next = layer->cache.tokens_per_row > 0 ? &layer->caches.ext : lists;
@@ -32,6 +39,23 @@ void model_config_link(struct model_config *config)
             layer->desc.next = &layer->indexer.ext;
         }
     }
+}
+
+void model_config_replay(struct model_config *config, int32_t tokens)
+{
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        struct model_layer *layer = &config->layers[i];
+        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
+            layer->cache =
+                layer_ring(&layer->gdn, layer->desc.dtype, layer_gates(&layer->desc), tokens);
+            layer->cache.tokens_per_row = 0; /* reads as 1 */
+            layer->caches = (struct attn_layer_caches){
+                .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof layer->caches, NULL},
+                .num_caches = 1,
+                .cache_stride = sizeof layer->cache};
+        }
+    }
+    model_config_link(config);
 }
 
 int32_t model_config_drop(struct model_config *config, int32_t kind)

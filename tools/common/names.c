@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "library.h"
+#include "support/layer_io.h"
 
 const char *code_name(int32_t list, int32_t code)
 {
@@ -77,9 +78,9 @@ const char *layer_kind_name(const struct attn_layer_desc *layer)
     if (layer->kind == ATTN_LAYER_ENCODER) {
         return encoders[layer->encoder];
     }
-    if (layer->kind == ATTN_LAYER_RECURRENT && layer->next->next != NULL) {
-        const struct attn_recurrent_rule *rule =
-            (const struct attn_recurrent_rule *)layer->next->next;
+    const void *extension = layer_extension(layer, ATTN_EXT_DRAFT_RECURRENT_RULE);
+    if (layer->kind == ATTN_LAYER_RECURRENT && extension != NULL) {
+        const struct attn_recurrent_rule *rule = extension;
         return rule->gate_per_channel                     ? "gdn (kda)"
                : rule->write_gate == ATTN_WRITE_GATE_STEP ? "gdn (mamba2)"
                : rule->rule == ATTN_RULE_ADDITIVE         ? "gdn (lightning)"

@@ -31,14 +31,14 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
 
 /* The batch's arrays as they are now, in the device's memory until the next plan. */
 attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
-                       struct attn_batch_recurrent *states)
+                       struct state_batch *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
     struct latent_table rows = {.table = {.block_table = NULL}};
     if (group->tokens_per_row > 0) {
         latent_table(group, batch, &rows);
     }
-    struct attn_batch_recurrent none = {.state_slots = NULL};
+    struct state_batch none = {.ext = {.state_slots = NULL}};
     const struct {
         const void **array;
         size_t bytes;
@@ -51,7 +51,8 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
         {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
         {(const void **)&rows.table.seq_lens, reqs * word},
         {(const void **)&rows.table.slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
-        {(const void **)&(states != NULL ? states : &none)->state_slots, reqs * word}};
+        {(const void **)&(states != NULL ? states : &none)->ext.state_slots, reqs * word},
+        {(const void **)&(states != NULL ? states : &none)->replay.ring_tokens, reqs * word}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
             *arrays[i].array =
@@ -80,9 +81,8 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
 {
     struct run_group *group = &engine->groups[g];
     struct batch *batch = calloc(1, sizeof *batch);
-    struct attn_batch_recurrent states;
+    struct state_batch states;
     struct attn_batch view;
-    int32_t slots[MAX_REQUESTS];
     attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);
     if (batch == NULL || status != ATTN_OK) {
         free(batch);
@@ -98,8 +98,8 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     batch->request[0] = r;
     fill_batch(group, batch, &view);
     if (group->recurrent) {
-        gdn_states(group, batch, slots, &states);
-        view.next = &states.ext;
+        gdn_states(group, batch, &states);
+        view.next = &states.ext.ext;
         view.num_slots = 0;
     } else {
         slots_of(group, r, first, end, batch->slots);

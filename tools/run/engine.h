@@ -23,7 +23,7 @@
 struct settings {
     const char *model, *qkv, *requests;
     const char *capsule, *backend; /* see capsule.h */
-    int32_t layers, steps;
+    int32_t layers, steps, replay;
     double scale;
     uint64_t seed;
     bool verify, json;
@@ -81,6 +81,7 @@ struct run_layer {
     float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias */
     int32_t *lists;   /* indexers: of the step that ran last, for sparse layers after it */
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
+    void *ring;       /* GDN: of replay, or NULL; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
     struct row_terms terms;
     /* for the bound: how often values are rounded to the activations' dtype from input to output; 0
@@ -96,6 +97,8 @@ struct run_group {
     bool recurrent;         /* GDN: a state slot for each request in place of blocks */
     int32_t tokens_per_row; /* of row_cache; 0: no layer has one */
     int32_t slot[MAX_REQUESTS];
+    int32_t replay; /* GDN: tokens from one write of the state to the next; 0: no ring */
+    int32_t ring_tokens[MAX_REQUESTS]; /* after what has been planned */
     int32_t block_size;
     int64_t num_blocks;
     int32_t *free_blocks;
@@ -183,9 +186,16 @@ void pool_reset(struct run_engine *engine, struct pool *pool);
 /* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
 attn_status admit(struct run_engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
+/* What a batch brings for recurrent layers. */
+struct state_batch {
+    struct attn_batch_recurrent ext;
+    struct attn_batch_replay replay;
+    int32_t slots[MAX_REQUESTS], ring_tokens[MAX_REQUESTS];
+};
+
 /* `states` NULL: not recurrent */
 attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
-                       struct attn_batch_recurrent *states);
+                       struct state_batch *states);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
 /* Lists of a step [T, per_token, max_entries]; `entries` NULL: none, every key is seen. */
 struct step_lists {
@@ -285,8 +295,7 @@ void latent_table(const struct run_group *group, struct attn_batch *batch,
                   struct latent_table *rows);
 /* gdn.c: states of a batch; those of requests that are swapped, out of their slot and into another
  */
-void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
-                struct attn_batch_recurrent *states);
+void gdn_states(struct run_group *group, const struct batch *batch, struct state_batch *states);
 attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct run_engine *engine);

@@ -26,6 +26,13 @@ static size_t state_bytes(const struct attn_recurrent_desc *g)
     return (size_t)state_size(g) * number_bytes(g->state_dtype);
 }
 
+static size_t ring_bytes(const struct run_layer *layer)
+{
+    return layer->source->cache.role == ATTN_CACHE_REPLAY
+               ? (size_t)layer_ring_view(&layer->source->cache, 1).stride_block
+               : 0;
+}
+
 static attn_status bind_weights(struct run_engine *engine, struct run_layer *layer)
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
@@ -86,13 +93,17 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
         .num_out_heads = g->num_v_heads,
         .out_size = g->head_size_v};
     size_t states = state_bytes(g), windows = (size_t)window_size(g) * element_bytes(layer);
+    const size_t rings = ring_bytes(layer);
     const struct {
         void **memory;
         size_t bytes;
     } parts[] = {{&layer->cache, NUM_STATE_SLOTS * states},
-                 {&layer->windows, NUM_STATE_SLOTS * windows}};
-    attn_status status = engine_take(engine, true, states + windows, "swap space", &layer->swap);
-    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) { /* NaN until a request writes */
+                 {&layer->windows, NUM_STATE_SLOTS * windows},
+                 {&layer->ring, NUM_STATE_SLOTS * rings}};
+    attn_status status =
+        engine_take(engine, true, states + windows + rings, "swap space", &layer->swap);
+    for (int32_t i = 0; i < 2 + (rings > 0) && status == ATTN_OK;
+         i++) { /* NaN until a request writes */
         status = engine_take(engine, false, parts[i].bytes, "states", parts[i].memory);
         status = status ? status
                         : device_set(&engine->device, *parts[i].memory, 0xff, parts[i].bytes,
@@ -106,20 +117,40 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
                       &state, &window);
     state.data = layer->cache;
     window.data = layer->windows;
-    status = client_bind(engine->api, layer->handle, &state, window.head_size > 0 ? &window : NULL,
-                         &engine->error);
+    struct attn_kv_view ring = layer_ring_view(&layer->source->cache, NUM_STATE_SLOTS);
+    const struct attn_kv_view *views[3] = {&state};
+    int32_t count = 1;
+    if (window.head_size > 0) {
+        views[count++] = &window;
+    }
+    if (rings > 0) {
+        ring.data = layer->ring;
+        views[count++] = &ring;
+    }
+    status = engine->api->layer_bind_caches(layer->handle, views, count, &engine->error);
     return status ? status : bind_weights(engine, layer);
 }
 
-void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
-                struct attn_batch_recurrent *states)
+void gdn_states(struct run_group *group, const struct batch *batch, struct state_batch *states)
 {
     for (int32_t i = 0; i < batch->num_reqs; i++) {
-        slots[i] = group->slot[batch->request[i]];
+        const int32_t r = batch->request[i];
+        const int32_t queries = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
+        int32_t *in_ring = &group->ring_tokens[r];
+        states->slots[i] = group->slot[r];
+        *in_ring = batch->seq_lens[i] > queries ? *in_ring : 0;
+        states->ring_tokens[i] = *in_ring;
+        const bool written =
+            queries > 1 || batch->seq_lens[i] == queries || *in_ring >= group->replay - 1;
+        *in_ring = written ? 0 : *in_ring + 1;
     }
-    *states =
-        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof *states, NULL},
-                                      .state_slots = slots,
+    states->replay = (struct attn_batch_replay){
+        .ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof states->replay, NULL},
+        .ring_tokens = states->ring_tokens};
+    states->ext =
+        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof states->ext,
+                                              group->replay > 0 ? &states->replay.ext : NULL},
+                                      .state_slots = states->slots,
                                       .state_slots_stride = 1};
 }
 
@@ -132,6 +163,8 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
     const int32_t own = step->batch->seq_lens[i] - count;
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct attn_recurrent_rule *rule = &layer->source->rule;
+    const struct run_group *group = &step->engine->groups[layer->group];
+    const bool written = group->replay == 0 || group->ring_tokens[r] == 0;
     const struct oracle_recurrent oracle = {
         layer->terms.dtype,
         g->num_k_heads,
@@ -152,7 +185,8 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
         .skip = rule->has_skip ? layer->gates + g->num_v_heads : NULL,
         .scale = layer->source->desc.scale,
         .values_first = rule->values_first,
-        .unit_norm = g->qk_l2norm};
+        .unit_norm = g->qk_l2norm,
+        .ring_dtype = written ? 0 : layer->terms.dtype};
     int32_t row = g->num_v_heads * g->head_size_v;
     double *expected = calloc((size_t)row, sizeof *expected);
     if (layer->oracle_states[r] == NULL) {
@@ -171,7 +205,7 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
                         g->head_size_v, NULL, tally);
         }
     }
-    for (int64_t e = 0; e < state_size(g); e++) { /* as the step leaves it in its slot */
+    for (int64_t e = 0; e < state_size(g) && written; e++) { /* as the step leaves it in its slot */
         layer->oracle_states[r][e] = number_round(layer->oracle_states[r][e], g->state_dtype);
     }
     free(expected);
@@ -203,10 +237,12 @@ attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out)
         size_t state = state_bytes(desc);
         size_t window = (size_t)window_size(desc) * element_bytes(layer);
         uint8_t *parts[] = {(uint8_t *)layer->cache + (size_t)group->slot[r] * state,
-                            (uint8_t *)layer->windows + (size_t)group->slot[r] * window};
-        uint8_t *saved[] = {layer->swap, (uint8_t *)layer->swap + state};
-        size_t sizes[] = {state, window};
-        for (int32_t p = 0; p < 2 && status == ATTN_OK; p++) {
+                            (uint8_t *)layer->windows + (size_t)group->slot[r] * window,
+                            (uint8_t *)layer->ring + (size_t)group->slot[r] * ring_bytes(layer)};
+        uint8_t *saved[] = {layer->swap, (uint8_t *)layer->swap + state,
+                            (uint8_t *)layer->swap + state + window};
+        size_t sizes[] = {state, window, ring_bytes(layer)};
+        for (int32_t p = 0; p < 2 + (sizes[2] > 0) && status == ATTN_OK; p++) {
             status = out ? device_copy_out(device, saved[p], parts[p], sizes[p], &engine->error)
                          : device_copy_in(device, parts[p], saved[p], sizes[p], &engine->error);
             if (out && status == ATTN_OK) {

@@ -17,9 +17,8 @@
 #include "engine.h"
 
 static const char usage[] =
-    "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests "
-    "FILE]\n"
-    "                [--seed S] [--verify] [--json] [--help] [--version]\n"
+    "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--replay N]\n"
+    "                [--requests FILE] [--seed S] [--verify] [--json] [--help] [--version]\n"
     "       attn-run --capsule FILE [--backend NAME] [--seed S] [--json]\n"
     "\n"
     "Runs a model's attention layers over a paged KV cache in continuous batches.\n"
@@ -31,6 +30,7 @@ static const char usage[] =
     "  --layers N       at most N layers a tower, but one of each kind (default all)\n"
     "  --scale F        factor on the length of the long request (default 1)\n"
     "  --steps N        steps (default 4)\n"
+    "  --replay N       recurrent layers write a state once in N tokens, by a ring of inputs\n"
     "  --requests FILE  JSON list of {\"arrival\", \"prompt\", \"output\", \"preempt_at\", "
     "\"encoder\", \"shares\",\n"
     "                   \"shared\"}: the first `shared` tokens are those of the earlier request "
@@ -61,6 +61,7 @@ static int parse(int argc, char **argv, struct settings *s)
         {"layers", .count = &s->layers, .least = 1, .most = 1024},
         {"scale", .parse = parse_scale},
         {"steps", .count = &s->steps, .least = 1, .most = 4096},
+        {"replay", .count = &s->replay, .least = 1, .most = 1024},
         {"requests", .text = &s->requests},
         {"seed", .seed = &s->seed},
         {"verify", &s->verify},

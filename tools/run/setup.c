@@ -53,8 +53,9 @@ static attn_status try_select(struct run_engine *engine)
         struct attn_layer_desc *desc = &layer->desc;
         bool in_blocks = desc->kind != ATTN_LAYER_ENCODER && desc->kind != ATTN_LAYER_RECURRENT;
         desc->block_size = in_blocks ? engine->block_size : 0;
-        layer->cache.block_size =
-            layer->cache.tokens_per_row > 0 ? engine->block_size / layer->cache.tokens_per_row : 0;
+        if (layer->cache.tokens_per_row > 0) {
+            layer->cache.block_size = engine->block_size / layer->cache.tokens_per_row;
+        }
     }
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .device = engine->device.device};
@@ -151,6 +152,7 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
     group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
     group->recurrent = layer->spec.kind == ATTN_KV_SPEC_STATE;
     group->tokens_per_row = layer->source->cache.tokens_per_row;
+    group->replay = group->recurrent ? layer->source->cache.block_size : 0;
     /* counts tokens: a row may stand for several */
     group->block_size =
         layer->spec.block_size > 0 ? layer->spec.block_size * layer->spec.tokens_per_row : 1;
@@ -255,6 +257,9 @@ attn_status engine_setup(struct run_engine *engine)
     if (engine->settings->layers > 0) {
         model_config_keep(&engine->config, engine->settings->layers);
     }
+    if (engine->settings->replay > 0) {
+        model_config_replay(&engine->config, engine->settings->replay);
+    }
     engine->steps = engine->settings->steps;
     engine->num_layers = engine->config.num_layers;
     engine->layers = calloc((size_t)engine->num_layers + 1, sizeof *engine->layers);
@@ -301,6 +306,7 @@ void engine_finish(struct run_engine *engine)
         device_give(&engine->device, false, layer->cache);
         device_give(&engine->device, false, layer->row_cache);
         device_give(&engine->device, false, layer->windows);
+        device_give(&engine->device, false, layer->ring);
         device_give(&engine->device, true, layer->swap);
         free(layer->sinks);
         free(layer->slopes);

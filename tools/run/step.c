@@ -65,10 +65,9 @@ static attn_status plan_group(struct run_engine *engine, struct run_group *group
                               struct batch *batch)
 {
     attn_status status = ATTN_OK;
-    struct attn_batch_recurrent states;
+    struct state_batch states;
     struct attn_batch view;
     int64_t *slots = batch->slots;
-    int32_t state_slots[MAX_REQUESTS];
     bool blocks = !group->cross && !group->recurrent;
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && blocks; i++) {
         int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
@@ -82,8 +81,8 @@ static attn_status plan_group(struct run_engine *engine, struct run_group *group
     fill_batch(group, batch, &view);
     view.num_slots = blocks ? view.num_slots : 0;
     if (group->recurrent) {
-        gdn_states(group, batch, state_slots, &states);
-        view.next = &states.ext;
+        gdn_states(group, batch, &states);
+        view.next = &states.ext.ext;
     }
     view.common_prefix_len = common_prefix(group, batch);
     return status ? status : plan_batch(engine, group, &view, group->recurrent ? &states : NULL);

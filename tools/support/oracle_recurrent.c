@@ -73,6 +73,10 @@ void oracle_recurrent(const struct oracle_recurrent *layer, const void *mixed, c
         oracle_gates(&layer->rule, layer->a_log[h], a, dt_bias,
                      number_load(gates, t * row + (int64_t)hv * count + h, layer->dtype), decay,
                      &token.beta);
+        for (int32_t i = 0; i < dk && layer->ring_dtype != 0; i++) {
+            k[i] = number_round(k[i], layer->ring_dtype);
+        }
+        token.ring_dtype = layer->ring_dtype;
         token.scale = layer->scale;
         token.skip = layer->skip != NULL ? layer->skip[h] : 0;
         oracle_token(&layer->rule, &token, state + (int64_t)h * dv * dk, out + (int64_t)h * dv);

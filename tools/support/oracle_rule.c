@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "oracle.h"
 
+#include "number.h"
+
 #include <math.h>
 
 static double sigmoid(double x)
@@ -37,8 +39,9 @@ void oracle_token(const struct oracle_rule *rule, const struct oracle_token *t, 
             s[i] *= t->decay[rule->num_gates > 1 ? i : 0];
             seen += rule->additive ? 0 : s[i] * t->k[i];
         }
+        const double u = t->beta * (t->v[d] - seen);
         for (int32_t i = 0; i < t->head_size_k; i++) {
-            s[i] += t->beta * (t->v[d] - seen) * t->k[i];
+            s[i] += (t->ring_dtype != 0 ? number_round(u, t->ring_dtype) : u) * t->k[i];
             o += s[i] * t->q[i];
         }
         out[d] = t->scale * o + t->skip * t->v[d];
