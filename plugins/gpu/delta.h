@@ -52,7 +52,7 @@ struct gpu_delta_params {
     int32_t conv_width, conv_silu, l2norm, num_drafted;
     int32_t checkpoint_interval; /* tokens between checkpoints; 0: no checkpoints */
     /* Requests of at least this many tokens that keep one state go in chunks, by a plugin's own
-     * kernels; 0: none. */
+     * kernels; 0: none. -1: the layer has a ring, and a request one state whatever was drafted. */
     int32_t chunked_from;
     /* 1: requests of one token use a plugin's own kernel, which also rolls their windows */
     int32_t steps_apart;
@@ -60,6 +60,16 @@ struct gpu_delta_params {
     int32_t row_tiles;   /* groups for each head's rows of the state */
     float scale;
     struct gpu_delta_rule rule;
+};
+
+/* A layer with a ring of inputs (ATTN_CACHE_REPLAY), whose rows are bytes apart. */
+struct gpu_ring_params {
+    struct gpu_delta_params delta;
+    char *ring; /* (slot, row, key head): k, u of the group's heads, float32 gates */
+    int64_t ring_slot, ring_row, ring_head;
+    const int32_t *ring_tokens; /* [R] */
+    int32_t rows;               /* of a slot */
+    int32_t dtype;              /* of k and u */
 };
 
 /* The norm and the gate of the outputs, in place (attn_recurrent_norm). */

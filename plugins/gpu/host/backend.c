@@ -47,6 +47,7 @@ const struct attn_backend_caps gpu_caps = {
     .block_sizes = &(const struct attn_range){1, 4096, 1},
     .preferred_layout = ATTN_KV_LAYOUT_HND,
     .preferred_block_size = 64,
+    .cache_roles = BIT(ATTN_CACHE_REPLAY),
     .rank = {50, 50},
 };
 

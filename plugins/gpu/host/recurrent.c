@@ -147,6 +147,23 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
+static const char *run_rings(const struct gdn *gdn, const struct gpu_delta_params *p,
+                             const struct gpu_device *device, void *stream)
+{
+    const struct gpu_ring_params ring = {.delta = *p,
+                                         .ring = gdn->ring->data,
+                                         .ring_slot = gdn->ring->stride_block,
+                                         .ring_row = gdn->ring->stride_slot,
+                                         .ring_head = gdn->ring->stride_head,
+                                         .ring_tokens = gdn->ring_tokens,
+                                         .rows = gdn->ring->block_size,
+                                         .dtype = gdn->args->layer->dtype};
+    const int64_t items = (int64_t)p->num_reqs * p->num_v_heads * p->row_tiles;
+    return gpu_device_launch(device,
+                             p->head_size_k <= 128 ? GPU_KERNEL_ring_128 : GPU_KERNEL_ring_512,
+                             gpu_groups(items, 1, 1 << 20), &ring, stream);
+}
+
 static const char *run_norm(const struct gdn *gdn, const struct gpu_delta_params *p,
                             const struct gpu_device *device, void *stream)
 {
@@ -174,13 +191,16 @@ attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error
     const struct gpu_device *device = &args->instance->device;
     struct gpu_delta_params p = params_of(&gdn);
     const struct gpu_delta_chunks *own = args->instance->chunks;
-    struct ways ways;
-    attn_status status = choose_ways(args, &p, &ways, error);
+    struct ways ways = {.few = true};
+    p.chunked_from = gdn.ring != NULL ? -1 : 0;
+    attn_status status = gdn.ring != NULL ? ATTN_OK : choose_ways(args, &p, &ways, error);
     if (status != ATTN_OK) {
         return status;
     }
     const char *cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
-    if (cause == NULL && ways.few) {
+    if (gdn.ring != NULL) {
+        cause = run_rings(&gdn, &p, device, args->stream);
+    } else if (cause == NULL && ways.few) {
         cause = run_tokens(device, &p, gdn_is_plain(args->layer), args->stream);
     }
     if (cause == NULL && ways.chunks) {

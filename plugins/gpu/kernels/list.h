@@ -43,6 +43,8 @@
     X(delta_step, gpu_delta_params, 256)                                                           \
     X(rule_128, gpu_delta_params, 256)                                                             \
     X(rule_512, gpu_delta_params, 256)                                                             \
+    X(ring_128, gpu_ring_params, 256)                                                              \
+    X(ring_512, gpu_ring_params, 256)                                                              \
     X(delta_roll, gpu_delta_params, 256)                                                           \
     X(delta_norm, gpu_delta_norm_params, 256)
 
