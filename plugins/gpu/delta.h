@@ -68,8 +68,8 @@ struct gpu_ring_params {
     char *ring; /* (slot, row, key head): k, u of the group's heads, float32 gates */
     int64_t ring_slot, ring_row, ring_head;
     const int32_t *ring_tokens; /* [R] */
-    int32_t rows;               /* of a slot */
-    int32_t dtype;              /* of k and u */
+    int32_t rows;               /* in a slot */
+    int32_t dtype;              /* that k and u have */
 };
 
 /* The norm and the gate of the outputs, in place (attn_recurrent_norm). */

@@ -54,7 +54,7 @@ struct measured_layer {
     struct attn_indexer_desc indexer; /* topk 0: another layer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule;
-    struct attn_cache_desc ring; /* of replay; block_size 0: none */
+    struct attn_cache_desc ring; /* block_size 0: none */
     struct attn_layer_caches caches;
     struct attn_cache_spec spec; /* after bind */
     bool has_cache;

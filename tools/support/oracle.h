@@ -77,7 +77,7 @@ struct oracle_token {
     int32_t head_size_k, head_size_v;
     const double *q, *k, *v, *decay;
     double beta, scale, skip;
-    int32_t ring_dtype; /* of a ring that takes it, whose k and u the state takes; else 0 */
+    int32_t ring_dtype; /* if a ring takes it, and the state its k and u; else 0 */
 };
 /* S <- decay S; S <- S + r k^T; out = scale S q + skip v, with state S [Dv, Dk]. */
 void oracle_token(const struct oracle_rule *rule, const struct oracle_token *token, double *state,
@@ -93,7 +93,7 @@ struct oracle_recurrent {
     const float *skip; /* [Hv] or NULL */
     double scale;
     bool values_first;  /* channels v, k, q; else q, k, v */
-    bool unit_norm;     /* of q and k */
+    bool unit_norm;     /* q and k have it */
     int32_t ring_dtype; /* as the token's */
 };
 /* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv num_gates | b :
