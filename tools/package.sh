@@ -7,7 +7,8 @@
 # cuda_flash is made for the GPUs of a release, where nvcc is and -Dcuda-archs names no others: no other stage builds these.
 # A wheel is tried with build/venv's Python and with those that $PACKAGE_PYTHONS names. It needs auditwheel next to that Python.
 # A kernel is what the wheel has, as Hugging Face's `kernels` loads it from a folder or from the Hub; torch 2.8 or later.
-# usage: tools/package.sh wheel|kernel|deb|dist [meson options, such as -Dcuda-flash=disabled]
+# --build takes what that build folder has, and compiles nothing: CI does so with its release build.
+# usage: tools/package.sh wheel|kernel|deb|dist [meson options, such as -Dcuda-flash=disabled], or wheel|kernel|deb --build FOLDER
 set -eu
 cd "$(dirname "$0")/.."
 source=$PWD work=${PACKAGE_WORK:-$PWD/build/package}
@@ -23,20 +24,45 @@ fail() {
     exit 1
 }
 
+given=''
+if [ "${1:-}" = --build ]; then
+    [ $# -eq 2 ] && [ "$what" != dist ] && [ -f "$2/build.ninja" ] || fail "--build: '$what $*': of wheel, kernel and deb, the folder of a build and nothing else"
+    given=$2
+    shift 2
+fi
+
 # The GPUs that a release's cuda_flash has code for, and its kernels as small as nvcc makes them. What the caller says comes later.
 release_cuda='-Dcuda-archs=sm_80,sm_90a,sm_100a,sm_120,compute_80 -Dcuda-compress=size'
 
-# staged [meson options]: a release build with the prefix /usr, installed under $stage. Other options begin it again, since
-# Meson's reconfiguration lets --buildtype reset what stands after it.
+# staged [meson options]: a release build, or that of --build, installed under $stage with the prefix /usr; $libdir is where its libraries
+# are under that. Other options begin the build again, since Meson's reconfiguration lets --buildtype reset what stands after it.
 staged() {
-    built=$work/built/$what
-    [ "$(cat "$built/.options" 2>/dev/null)" = "$*" ] || rm -rf "$built"
-    # shellcheck disable=SC2086 # two options
-    [ -f "$built/build.ninja" ] || meson setup "$built" --prefix=/usr --buildtype=release -Dtests=disabled $release_cuda "$@" >"$folder/setup.log" ||
-        { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
-    echo "$*" >"$built/.options"
-    meson compile -C "$built" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
+    if [ -n "$given" ]; then
+        built=$given
+    else
+        built=$work/built/$what
+        [ "$(cat "$built/.options" 2>/dev/null)" = "$*" ] || rm -rf "$built"
+        # shellcheck disable=SC2086 # two options
+        [ -f "$built/build.ninja" ] || meson setup "$built" --prefix=/usr --buildtype=release -Dtests=disabled $release_cuda "$@" >"$folder/setup.log" ||
+            { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
+        echo "$*" >"$built/.options"
+        meson compile -C "$built" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
+    fi
     DESTDIR=$stage meson install -C "$built" --no-rebuild >/dev/null
+    meson introspect --buildoptions "$built" >"$folder/options.json"
+    prefix=$(option prefix) libdir=$(option libdir)
+    if [ "$prefix" != /usr ]; then
+        mv "$stage$prefix" "$folder/usr"
+        rm -rf "$stage"
+        mkdir "$stage"
+        mv "$folder/usr" "$stage/usr"
+        find "$stage" -name '*.pc' -exec sed -i 's|^prefix=.*|prefix=/usr|' {} +
+    fi
+}
+
+# option NAME: its value in $built
+option() {
+    sed -n 's/.*"name": "'"$1"'", "value": "\([^"]*\)".*/\1/p' "$folder/options.json"
 }
 
 # The package is tried without what this shell has set, and from a folder of its own.
@@ -51,7 +77,7 @@ licence() {
     cp "$1" "$tree/licenses/$2.txt"
 }
 
-# The licence of the CUDA runtime that is linked into cuda_flash: in the toolkit's folder or in a package's metadata.
+# The licence of the CUDA runtime that is linked into cuda_flash and cudnn: in the toolkit's folder or in a package's metadata.
 cuda_licence() {
     toolkit=$(nvcc --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
     find -L "$toolkit" -maxdepth 5 \( -name EULA.txt -o -path '*cuda_runtime*' -name License.txt \) 2>/dev/null | head -n 1
@@ -67,17 +93,17 @@ wheel() {
     # The same commit makes the same bytes, wherever it is built: dates are the commit's, paths are left out.
     SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y NEWS)}
     export SOURCE_DATE_EPOCH
-    staged --libdir=lib -Dmpi=disabled -Dnccl=disabled "-Dc_link_args=-Wl,-rpath,\$ORIGIN/../lib" \
+    staged --libdir=lib -Dmpi=disabled -Dnccl=disabled \
         "-Dc_args=-ffile-prefix-map=$source=. -ffile-prefix-map=$work/built/$what=." "$@"
     cp -r bindings/python "$folder/source"
     rm -rf "$folder/source/src/libattn.egg-info"
     tree=$folder/source/src/libattn
     mkdir "$tree/lib"
-    cp "$stage/usr/lib/libattn.so.1" "$stage/usr/lib/libattn_layout.so.0" "$tree/lib/"
-    cp -r "$stage/usr/lib/attn" "$tree/lib/attn"
+    cp "$stage/usr/$libdir/libattn.so.1" "$stage/usr/$libdir/libattn_layout.so.0" "$tree/lib/"
+    cp -r "$stage/usr/$libdir/attn" "$tree/lib/attn"
     cp -r "$stage/usr/bin" "$tree/bin"
     licence LICENSE libattn
-    [ ! -e "$tree/lib/attn/attn_cuda_flash.so" ] || licence "$(cuda_licence)" cuda-runtime
+    case $(ls "$tree/lib/attn") in *attn_cuda_flash* | *attn_cudnn*) licence "$(cuda_licence)" cuda-runtime ;; esac
     # Next to the C library only cJSON is taken along, for the tools that read JSON.
     cjson=$(ldd "$tree/bin/attn-info" | sed -n 's/.*libcjson\.so\.1 => \([^ ]*\) .*/\1/p')
     if [ -n "$cjson" ]; then
@@ -204,8 +230,9 @@ END
 
 deb() {
     multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH) architecture=$(dpkg --print-architecture)
-    lib=usr/lib/$multiarch
     staged --libdir="lib/$multiarch" "$@"
+    [ "$libdir" = "lib/$multiarch" ] || fail "$built has -Dlibdir=$libdir; Debian's is lib/$multiarch"
+    lib=usr/$libdir
     (cd "$stage" && find . -type f -o -type l) | sort >"$folder/installed"
     mkdir "$folder/debian" # which dpkg-shlibdeps looks for
     printf 'Source: libattn\n\nPackage: libattn1\nArchitecture: any\n' >"$folder/debian/control"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# tools/package.sh makes its packages of the core, cpu_ref and the tools, unoptimized, and tries them. The source archive is
-# not made here: it is what git has, which CI builds.
+# tools/package.sh makes its packages of what this build has, and tries them. The source archive is not made here: it is what
+# git has, which CI builds.
 # usage: package.sh BUILD wheel|kernel|deb
 set -eu
 build=$1 what=$2
@@ -13,5 +13,5 @@ elif ! command -v dpkg-shlibdeps >/dev/null; then
     exit 77
 fi
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_LOCK ATTN_RECORD ATTN_VALIDATE
-PACKAGE_WORK=$build/package PACKAGE_PYTHON=$build/venv/bin/python exec sh tools/package.sh "$what" -Dcpu-simd=disabled \
-    -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled -Dmpi=disabled -Doptimization=0 -Ddebug=false
+export DPKG_DEB_COMPRESSOR_LEVEL=0 XZ_OPT=-0
+PACKAGE_WORK=$build/package PACKAGE_PYTHON=$build/venv/bin/python exec sh tools/package.sh "$what" --build "$build"

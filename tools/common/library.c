@@ -23,9 +23,9 @@ static void own_folder(char *folder, size_t size)
 
 attn_status library_open(const struct attn_api **api, struct attn_error *error)
 {
-    /* From build/tools/NAME, from an installed bin/NAME, by the loader's own search. */
+    /* From build/tools/NAME, from an installed bin/NAME, in a wheel, by the loader's own search. */
     static const char *const places[] = {"../core/" CORE_NAME, "../" ATTN_LIBDIR "/" CORE_NAME,
-                                         NULL};
+                                         "../lib/" CORE_NAME, NULL};
     char folder[3072], path[4096];
     own_folder(folder, sizeof folder);
     for (int i = 0; places[i] != NULL && folder[0] != '\0'; i++) {
