@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/exactness.py: what it measures on a small scale, with a model of random weights in place of a real one."""
+import contextlib
+import io
 import pathlib
-import subprocess
 import sys
 import unittest
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -66,9 +68,11 @@ class Exactness(unittest.TestCase):
         for arguments, text in ((["--dtypes", "bf16,int3"], "--dtypes: 'int3'; allowed are f32, bf16"),
                                 (["--keys", "64"], "--keys: 64; 256 needles take 4096"),
                                 (["--window", "1"], "--windows, --window: 2 of 1 tokens")):
-            ran = subprocess.run([sys.executable, TOOL, *arguments], capture_output=True, text=True)
-            self.assertEqual(ran.returncode, 2)
-            self.assertIn(text, ran.stderr)
+            with mock.patch.object(sys, "argv", ["exactness.py", *arguments]), self.assertRaises(SystemExit) as ended, \
+                    contextlib.redirect_stderr(io.StringIO()) as said:
+                exactness.main()
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn(text, said.getvalue())
 
 
 if __name__ == "__main__":
