@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real weights: all-MiniLM-L6-v2's embeddings of a few hundred real sentences, next to eager and sdpa."""
+"""Real weights: all-MiniLM-L6-v2's embeddings of 160 real sentences, next to eager and sdpa."""
 import os
 import pydoc_data.topics
 import re
@@ -21,7 +21,7 @@ import embed  # noqa: E402
 COSINE = 0.99999
 
 
-def sentences(count: int = 320) -> list[str]:
+def sentences(count: int = 160) -> list[str]:
     """Sentences of the Python reference, which comes with every interpreter."""
     text = " ".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     found = re.findall(r"[A-Z][^.!?|*+=]{15,300}[.!?](?=\s)", re.sub(r"\s+", " ", text))
@@ -31,13 +31,13 @@ def sentences(count: int = 320) -> list[str]:
 class MiniLM(unittest.TestCase):
     def test_embeddings(self) -> None:
         texts = sentences()
-        self.assertEqual(len(texts), 320)
+        self.assertEqual(len(texts), 160)
         expected = {name: embed.embed(*embed.load(name), texts) for name in ("eager", "sdpa")}
         alike = expected["eager"] @ expected["eager"].T
         alike.fill_diagonal_(-1)
         best = alike.topk(2, dim=-1)
         clear = best.values[:, 0] - best.values[:, 1] > 1e-5
-        self.assertGreater(int(clear.sum()), 300)
+        self.assertGreater(int(clear.sum()), 150)
         for backend in BACKENDS:
             with self.subTest(backend=backend):
                 integration.register(backend=backend)
