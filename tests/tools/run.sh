@@ -21,14 +21,18 @@ printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "
 sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3-nano-30b-a3b.json" >"$folder/mamba2.json"
 # Compressed rows of 4 tokens with lists shorter than the requests, and of 16.
 sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window": 128/window": 24/; s/"num_hidden_layers": 43/"num_hidden_layers": 4/; s/"compress_ratios": .0, 0, 4, 128,/"compress_ratios": [0, 0, 4, 16,/' "$models/deepseek-v4.json" >"$folder/compressed.json"
+# Fewer heads: all have the same code.
+sed 's/_heads": 128/_heads": 16/' "$models/deepseek-v3.json" >"$folder/mla.json"
+sed 's/_heads": 32/_heads": 8/; s/key_heads": 16/key_heads": 4/' "$models/qwen3-next-80b-a3b.json" >"$folder/gdn.json"
+sed 's/_heads": 32/_heads": 8/' "$models/kimi-linear-48b-a3b.json" >"$folder/kda.json"
 # Lists shorter than the requests: of tokens, of blocks by KV head next to layers without lists, of 4 and of 16 tokens.
-sed 's/"index_topk": 2048/"index_topk": 20/' "$models/glm-5.json" >"$folder/indexer.json"
+sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 64/_heads": 8/; s/n_heads": 32/n_heads": 8/' "$models/glm-5.json" >"$folder/indexer.json"
 sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$folder/msa.json"
 sed 's/"indexer_budget": 2048/"indexer_budget": 16/; s/"linear_num_value_heads": 48/"linear_num_value_heads": 16/' "$models/qwen3.8-flash-next.json" >"$folder/qsa.json"
 sed '/"vision_config"/d; s/"index_topk": 2048/"index_topk": 32/; s/_heads": 64/_heads": 8/' "$models/glm-5.3-flash.json" >"$folder/kpool.json"
-for model in "$models/deepseek-v3.json" "$folder/indexer.json" "$folder/msa.json" "$folder/qsa.json" "$folder/kpool.json" "$folder/compressed.json" "$models/qwen3-next-80b-a3b.json" "$models/kimi-linear-48b-a3b.json" "$folder/mamba2.json"; do
+for model in mla indexer msa qsa kpool compressed gdn kda mamba2; do
     echo "== $model"
-    ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$model" --layers 1 --steps 7 \
+    ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$folder/$model.json" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify
 done
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
@@ -37,8 +41,8 @@ for prompt in 289 290 300 310 330 352 353; do
     printf ', {"arrival": 2, "prompt": %s, "output": 4, "shares": 0, "shared": 288}' $prompt >>"$folder/requests.json"
 done
 printf ', {"arrival": 2, "prompt": 320, "output": 9, "shares": 0, "shared": 272, "preempt_at": 4}]' >>"$folder/requests.json"
-for model in llama-3.1-8b gpt-oss-20b; do
-    "$run" --model "$models/$model.json" --layers 2 --steps 8 --requests "$folder/requests.json" --verify
+for model in llama-3.1-8b gpt-oss-20b; do # gpt-oss: with a window and without
+    "$run" --model "$models/$model.json" --layers $([ $model = llama-3.1-8b ] && echo 1 || echo 2) --steps 8 --requests "$folder/requests.json" --verify
 done
 printf '[{"prompt": 5}, {"prompt": 9, "shares": 0, "shared": 6}]' >"$folder/requests.json"
 status=0
