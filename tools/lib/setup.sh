@@ -75,7 +75,7 @@ tests libdlpack-dev dlpack/dlpack.h dlpack-devel - - -
 tests jq jq jq jq jq jq
 tests python3-venv ensurepip.py python3 python python3 python3
 style clang-format-14 clang-format-14 - - - -
-style clang-tidy-14 run-clang-tidy-14 - - - -
+style clang-tidy-14 clang-tidy-14 - - - -
 hip clang-19 clang++-19 - - - -
 hip clang-tools-19 clang-offload-bundler-19 - - - -
 hip lld-19 ld.lld-19 - - - -
