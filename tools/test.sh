@@ -151,7 +151,7 @@ other_builds() {
     ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
     export ASAN_OPTIONS UBSAN_OPTIONS
     stage "address sanitizer" build-asan "-Db_sanitize=address,undefined $options" tools/attn-scan \
-        --suite core --suite tools --suite cpu_ref --suite hostile --timeout-multiplier 10
+        --suite core --suite tools --suite cpu_ref --suite hostile --no-suite native --timeout-multiplier 10
     if build_fuzz; then
         count_tests build-fuzz "fuzzing" --suite fuzz
     else
@@ -163,7 +163,7 @@ other_builds() {
     fixed_addresses=""
     ! setarch -R true 2>/dev/null || fixed_addresses="--wrap=setarch -R"
     stage "thread sanitizer" build-tsan "-Db_sanitize=thread $options" tools/attn-scan ${fixed_addresses:+"$fixed_addresses"} --suite core \
-        --timeout-multiplier 10
+        --no-suite native --timeout-multiplier 10
     [ "$(uname -m)" != x86_64 ] || stage "AArch64" build-aarch64 "--cross-file tools/lib/aarch64.ini" tools/attn-check --timeout-multiplier 2
 }
 
