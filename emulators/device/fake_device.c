@@ -67,7 +67,8 @@ static bool open_arena(void)
         void *pages =
             mmap(NULL, RESERVED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         arena = pages != MAP_FAILED ? pages : NULL;
-        (void)madvise(pages, RESERVED, MADV_HUGEPAGE); /* fewer pages to protect around each kernel */
+        /* fewer pages to protect around each kernel */
+        (void)madvise(pages, RESERVED, MADV_HUGEPAGE);
         capacity = (size_t)number_of("FAKE_DEVICE_BYTES", (long)RESERVED);
         capacity = capacity < RESERVED ? capacity : RESERVED;
         attends_left = (int32_t)number_of("FAKE_DEVICE_FAILS", 0);
