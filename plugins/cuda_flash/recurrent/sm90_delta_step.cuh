@@ -9,18 +9,19 @@
 
 #define STEP_THREADS 128 /* one channel of q and of k for each thread */
 #define STEP_WARPS (STEP_THREADS / GPU_LANES)
-#define STEP_LANES 8 /* lanes for each row of the state */
 #define STEP_TAPS 4
 
 /* The pieces of 16 bytes of a state's row, which have STATE's type. */
 template <int STATE> struct step_pieces {
     static constexpr int numbers = STATE == KIND_F32 ? 4 : 8; /* in a piece */
-    static constexpr int of_row = CHUNK_DIMS / numbers, of_lane = of_row / STEP_LANES;
+    static constexpr int of_row = CHUNK_DIMS / numbers;
+    static constexpr int lanes = STATE == KIND_F32 ? 8 : 16; /* for a row */
+    static constexpr int of_lane = of_row / lanes;
 
     /* The first number of a lane's piece i. */
     static __device__ __forceinline__ int32_t column(int i)
     {
-        return (i * STEP_LANES + lane_index() % STEP_LANES) * numbers;
+        return (i * lanes + lane_index() % lanes) * numbers;
     }
 
     static __device__ __forceinline__ void unpack(const uint4 &piece, float *to)
@@ -105,6 +106,45 @@ struct step_channel {
     }
 };
 
+/* An element of a matrix, not yet converted, so that several loads may be in flight. */
+static __device__ __forceinline__ uint32_t matrix_bits(const gpu_matrix &m, int64_t i, int64_t j)
+{
+    int64_t at = i * m.row + j * m.column;
+    return m.dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)m.data)[at]
+                                     : ((const uint16_t *)m.data)[at];
+}
+
+static __device__ __forceinline__ float number_of(uint32_t bits, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_F32 ? bits_float(bits) : narrow_number((uint16_t)bits, dtype);
+}
+
+/* The inputs of a thread's decay and of beta. */
+struct step_gates {
+    uint32_t a, b;
+    float a_log, bias;
+
+    __device__ __forceinline__ void load(const gpu_delta_params &p, int64_t row, int32_t head,
+                                         int32_t at)
+    {
+        int32_t gate = p.rule.gate;
+        a = gate == ATTN_GATE_CONSTANT ? 0 : matrix_bits(p.a, row, at);
+        b = p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID ? matrix_bits(p.b, row, head) : 0;
+        a_log = gate == ATTN_GATE_GIVEN ? 0.0f : p.a_log[head];
+        bias = gate == ATTN_GATE_GIVEN || gate == ATTN_GATE_CONSTANT ? 0.0f : p.dt_bias[at];
+    }
+
+    /* Returns beta; `decay` gets e^g. */
+    __device__ __forceinline__ float make(const gpu_delta_params &p, float &decay) const
+    {
+        float step = 0.0f;
+        decay = expf(log_decay_of(p.rule, number_of(a, p.a.dtype), a_log, bias, &step));
+        return p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID ? sigmoid(number_of(b, p.b.dtype))
+               : p.rule.write_gate == ATTN_WRITE_GATE_STEP  ? step
+                                                            : 1.0f;
+    }
+};
+
 /* Starts the copy of `bytes` of the CTA's rows to shared memory. */
 template <int STATE, int ROWS>
 static __device__ __forceinline__ void fetch_state(step_memory<STATE, ROWS> &m, const char *from,
@@ -132,7 +172,7 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
 {
     typedef step_pieces<STATE> pieces;
     constexpr int numbers = pieces::numbers, count = pieces::of_lane * numbers;
-    int32_t lane = lane_index(), piece = lane % STEP_LANES;
+    int32_t lane = lane_index(), piece = lane % pieces::lanes;
     float q[count], k[count], decay[count];
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
@@ -141,15 +181,15 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
         *(float4 *)&k[i] = *(const float4 *)&m.k[d];
         *(float4 *)&decay[i] = *(const float4 *)&m.decay[d];
     }
-    constexpr int rows_at_once = GPU_LANES / STEP_LANES;
+    constexpr int rows_at_once = GPU_LANES / pieces::lanes;
 #pragma unroll 2
     for (int first = warp_index() * rows_at_once; first < ROWS;
          first += STEP_WARPS * rows_at_once) {
-        int32_t row = first + lane / STEP_LANES;
+        int32_t row = first + lane / pieces::lanes;
         float s[count], a = 0.0f, b = 0.0f;
 #pragma unroll
         for (int i = 0; i < pieces::of_lane; i++) {
-            pieces::unpack(m.state[row][i * STEP_LANES + piece], s + i * numbers);
+            pieces::unpack(m.state[row][i * pieces::lanes + piece], s + i * numbers);
         }
 #pragma unroll
         for (int i = 0; i < count; i++) {
@@ -158,7 +198,7 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
             b = fmaf(s[i], q[i], b);
         }
 #pragma unroll
-        for (int distance = STEP_LANES / 2; distance > 0; distance >>= 1) {
+        for (int distance = pieces::lanes / 2; distance > 0; distance >>= 1) {
             a += lane_xor(a, distance);
             b += lane_xor(b, distance);
         }
@@ -177,7 +217,7 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
         }
 #pragma unroll
         for (int i = 0; i < pieces::of_lane; i++) {
-            __stcs(to_row + i * STEP_LANES, pieces::pack(s + i * numbers));
+            __stcs(to_row + i * pieces::lanes, pieces::pack(s + i * numbers));
         }
     }
 }
@@ -185,7 +225,7 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
 template <int STATE, int ROWS>
-static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 4)
+static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6)
     delta_one(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(16) char memory[];
@@ -219,10 +259,8 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 4
     if (has_value) {
         of_v.load(a, request, p.first_v + (int64_t)head * p.head_size_v + first + thread);
     }
-    float step = 0.0f;
-    int32_t gates = p.rule.gates, gate = gates > 1 ? head * gates + thread : head;
-    m.decay[thread] = expf(log_decay(p, request.first_row, head, gate, &step));
-    float beta = write_gate(p, request.first_row, head, step);
+    step_gates gates;
+    gates.load(p, request.first_row, head, p.rule.gates > 1 ? head * p.rule.gates + thread : head);
     float q = of_q.convolve(p), k = of_k.convolve(p);
     /* q and k are computed, so the windows have been read. The barrier orders no writes. */
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
@@ -240,7 +278,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 4
         }
     }
     step_token token;
-    token.beta = beta;
+    token.beta = gates.make(p, m.decay[thread]);
     token.skip = p.rule.skip != nullptr ? p.rule.skip[head] : 0.0f;
     sync_group();
 #pragma unroll

@@ -108,20 +108,18 @@ GPU_INLINE float softplus(float x)
     return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
 }
 
-/* g of gate `at` of token row `row`; *step is its dt, where the gate has one. NaN passes dt's
- * limits. */
-GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head, int32_t at,
-                           float *step)
+/* g of a gate from its a, a_log and dt_bias; *step is its dt, where the gate has one. NaN passes
+ * dt's limits. */
+GPU_INLINE float log_decay_of(const gpu_delta_rule &rule, float a, float a_log, float bias,
+                              float *step)
 {
-    const gpu_delta_rule &rule = p.rule;
     if (rule.gate == ATTN_GATE_GIVEN) {
-        return matrix_number(p.a, row, at);
+        return a;
     }
-    float rate = expf(p.a_log[head]);
+    float rate = expf(a_log), x = a + bias;
     if (rule.gate == ATTN_GATE_CONSTANT) {
         return -rate;
     }
-    float x = matrix_number(p.a, row, at) + p.dt_bias[at];
     if (rule.gate == ATTN_GATE_BOUNDED) {
         return rule.gate_bound * sigmoid(rate * x);
     }
@@ -129,6 +127,17 @@ GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head,
     dt = dt < rule.dt_min ? rule.dt_min : dt;
     *step = rule.dt_max > 0.0f && dt > rule.dt_max ? rule.dt_max : dt;
     return -rate * *step;
+}
+
+/* The same of gate `at` of token row `row`. */
+GPU_INLINE float log_decay(const gpu_delta_params &p, int64_t row, int32_t head, int32_t at,
+                           float *step)
+{
+    int32_t gate = p.rule.gate;
+    float a = gate == ATTN_GATE_CONSTANT ? 0.0f : matrix_number(p.a, row, at);
+    float a_log = gate == ATTN_GATE_GIVEN ? 0.0f : p.a_log[head];
+    float bias = gate == ATTN_GATE_GIVEN || gate == ATTN_GATE_CONSTANT ? 0.0f : p.dt_bias[at];
+    return log_decay_of(p.rule, a, a_log, bias, step);
 }
 
 /* beta of token row `row`, whose dt is `step`. */
