@@ -162,7 +162,7 @@ static struct bound bound_of(const struct gdn_case *c)
 
 static enum trial_result verify_out(struct kernel_test *test, const struct gdn_case *c)
 {
-    uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
+    uint8_t rows[GDN_FIRST_ROW + GDN_MAX_TOKENS + GDN_PADDING] = {0};
     for (int32_t r = 0; r < GDN_REQS; r++) {
         memset(rows + c->starts[r], gdn_case_active(c, r), (size_t)c->tokens[r]);
     }
@@ -463,6 +463,14 @@ static const struct gdn_variant large_variants[] = {
     {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, false, true, false, false, 0, false, 0, GDN_KDA},
     {GDN_STEPS, ATTN_DTYPE_BF16, 2, 2, 128, 72, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_F16},
     {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
+    /* many chunks of few rows, which may be prepared while earlier ones are walked */
+    {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, true},
+    {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA},
+    {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 96, 24, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA_BOUNDED, .state_dtype = ATTN_DTYPE_BF16},
+    /* one head, which may be walked in segments */
+    {GDN_LONG, ATTN_DTYPE_BF16, 1, 1, 128, 128, 4, 64, 0, true, true, true, .initial = true},
+    {GDN_LONG, ATTN_DTYPE_BF16, 1, 1, 128, 128, 0, 64, 0, false, false, true, .strided = true},
+    {GDN_LONG, ATTN_DTYPE_BF16, 1, 1, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16},
 };
 /* clang-format on */
 

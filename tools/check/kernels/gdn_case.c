@@ -8,7 +8,7 @@
 #include "support/number.h"
 #include "support/random.h"
 
-const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed", "drafts"};
+const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed", "drafts", "long"};
 
 const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
     [GDN_GATED_DELTA] = {"gated_delta", {.rule = ATTN_RULE_GATED_DELTA}},
@@ -50,7 +50,7 @@ static const struct attn_recurrent_rule *rule_of(const struct gdn_case *c)
 /* The request whose slots are negative. */
 enum { SKIPPED_REQUEST = 4 };
 /* One of a shape that keeps all of its drafts, or has tokens enough for a checkpoint. */
-static const int32_t requests_with_room[GDN_SHAPE_COUNT] = {0, 4, 5, 5};
+static const int32_t requests_with_room[GDN_SHAPE_COUNT] = {0, 4, 5, 5, 2};
 
 bool gdn_case_active(const struct gdn_case *c, int32_t r)
 {
@@ -133,10 +133,12 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
 void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *random)
 {
     const int32_t n = v->drafted;
-    const int32_t tokens[GDN_SHAPE_COUNT][GDN_REQS] = {{1, 1, 1, 1, 1, 1},
-                                                       {1, 63, 64, 65, 130, 0},
-                                                       {1, 7, 33, 1, 2, 70},
-                                                       {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n}};
+    const int32_t tokens[GDN_SHAPE_COUNT][GDN_REQS] = {
+        {1, 1, 1, 1, 1, 1},
+        {1, 63, 64, 65, 130, 0},
+        {1, 7, 33, 1, 2, 70},
+        {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n},
+        {1, 63, v->num_v_heads > 1 ? 2500 : 8000, 65, 0, 130}};
     const int32_t in_ring[GDN_REQS] = {v->replay - 1 + random_below(random, 1 + n),
                                        -9,
                                        v->replay > 1 ? v->replay - 2 : 0,

@@ -9,7 +9,8 @@
 #include "cases/kernel_test.h"
 
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
-#define GDN_MAX_KEPT 6 /* checkpoints of a request */
+#define GDN_MAX_KEPT 6      /* checkpoints of a request */
+#define GDN_MAX_TOKENS 8300 /* of a batch */
 #define GDN_NANS 2
 #define GDN_MAX_SLOTS (GDN_REQS * (2 * GDN_MAX_STATES + GDN_MAX_KEPT) + 3)
 
@@ -18,6 +19,7 @@ enum gdn_shape {
     GDN_CHUNKS, /* lengths around the edges of a chunk */
     GDN_MIXED,
     GDN_DRAFTS, /* up to 1 + n tokens, and one request of more */
+    GDN_LONG,   /* one request of many chunks next to short ones */
     GDN_SHAPE_COUNT
 };
 
