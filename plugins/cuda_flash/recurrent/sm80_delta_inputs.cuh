@@ -97,14 +97,6 @@ static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits
     return {bits_float((uint32_t)exponent << 23), bits_float((uint32_t)(254 - exponent) << 23)};
 }
 
-/* Loads two 16-bit channels, of which `real` exist, one by one where they are not adjacent or
- * aligned. */
-static __device__ __noinline__ uint32_t load_singly(const char *at, int64_t apart, int32_t real)
-{
-    uint32_t two = real > 0 ? *(const uint16_t *)at : 0;
-    return real > 1 ? two | (uint32_t) * (const uint16_t *)(at + apart) << 16 : two;
-}
-
 /* The source of COUNT neighbouring channels of one head, starting with d: rows of tokens, and the
  * window before them. */
 template <int COUNT> struct delta_source {
@@ -133,54 +125,6 @@ template <int COUNT> struct delta_source {
         channel = p.window_channel;
         entry = request.from + p.conv_width - 1;
         num_tokens = request.num_tokens;
-    }
-
-    __device__ __forceinline__ void load_slowly(int32_t t, uint32_t (&to)[COUNT / 2]) const
-    {
-        bool is_there = t >= oldest && t < num_tokens;
-        const char *at = t < 0 ? window + (int64_t)(entry + t) * 2 : rows + t * row;
-        int64_t apart = t < 0 ? channel : 2;
-#pragma unroll
-        for (int c = 0; c < COUNT; c += 2) {
-            to[c / 2] = load_singly(at + c * apart, apart, is_there ? real - c : 0);
-        }
-    }
-
-    /* Loads tokens t .. t + TOKENS - 1. Tokens past the end read a duplicate whose result is not
-     * used. */
-    template <int TOKENS>
-    __device__ __forceinline__ void load(int32_t t, bool wide,
-                                         uint32_t (&to)[TOKENS][COUNT / 2]) const
-    {
-        static_assert(COUNT == 2, "a word");
-        if (!wide) {
-#pragma unroll 1
-            for (int i = 0; i < TOKENS; i++) {
-                uint32_t one[COUNT / 2];
-                load_slowly(t + i, one);
-#pragma unroll
-                for (int k = 0; k < TOKENS; k++) {
-#pragma unroll
-                    for (int c = 0; c < COUNT / 2; c++) {
-                        to[k][c] = k == i ? one[c] : to[k][c];
-                    }
-                }
-            }
-            return;
-        }
-#pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            const char *at = rows + min(max(t + i, 0), num_tokens - 1) * row;
-            to[i][0] = *(const uint32_t *)at;
-        }
-        if (t < 0) {
-#pragma unroll
-            for (int i = 0; i < CHUNK_TAPS - 1; i++) {
-                if (t + i < 0) {
-                    load_slowly(t + i, to[i]);
-                }
-            }
-        }
     }
 };
 

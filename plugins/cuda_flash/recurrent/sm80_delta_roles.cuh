@@ -139,6 +139,13 @@ static __device__ __forceinline__ int32_t value_place(int32_t n, int32_t lane)
     return lane ^ (lane >> 3) ^ (n >> 1 & 1) << 2;
 }
 
+/* The row of S, of a team's rows, for accumulator row x, or x + 8 with `half`. With this order a
+ * lane's outputs are four adjacent rows. */
+static __device__ __forceinline__ int32_t row_of_sums(int32_t x, int32_t half)
+{
+    return (x >> 1) * 4 + half * 2 + (x & 1);
+}
+
 /* A CTA's work: a value head of a request. */
 struct state_item {
     delta_request request;
@@ -202,13 +209,13 @@ struct delta_rows {
     static __device__ __forceinline__ char *row(const sm80_delta_params &a, const state_item &item,
                                                 int32_t slot, int half)
     {
-        int32_t d = item.first_row + (lane_index() >> 2) + half * 8;
+        int32_t d = item.first_row + row_of_sums(lane_index() >> 2, half);
         return state_bytes_at(a.p, slot, item.head, d);
     }
 
     __device__ bool holds(const sm80_delta_params &a, const state_item &item, int n, int i)
     {
-        return item.first_row + (lane_index() >> 2) + (i >> 1) * 8 < a.p.head_size_v &&
+        return item.first_row + row_of_sums(lane_index() >> 2, i >> 1) < a.p.head_size_v &&
                n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
     }
 

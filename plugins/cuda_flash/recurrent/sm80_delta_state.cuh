@@ -22,41 +22,113 @@ static __device__ __noinline__ void store_singly(char *to, uint32_t bits, int32_
     }
 }
 
-/* Stores a chunk's outputs, accumulators [row of S, token], to rows of tokens. */
-static __device__ __forceinline__ void store_outputs(const sm80_delta_params &a,
-                                                     const state_item &item, int32_t first,
-                                                     const float (&o)[TOKEN_TILES][4])
+/* Stores a chunk's outputs, accumulators [row, token], to rows of tokens. */
+static __device__ __forceinline__ void
+store_outputs(const sm80_delta_params &a, const state_item &item, int32_t first, const float *o)
 {
-    int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 2;
-    bool whole = a.wide_out > 1 && first + CHUNK <= item.request.num_tokens &&
-                 item.first_row + GROUP_ROWS <= a.p.head_size_v;
+    int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 4;
+    int64_t apart = 8 * a.p.out.row;
     char *to = a.p.out.data +
                (int64_t)(item.request.first_row + first + (lane >> 2)) * a.p.out.row +
                item.head * a.p.out.head + d * 2;
+    bool whole = a.wide_out == WIDE_OUT_FOUR && first + CHUNK <= item.request.num_tokens &&
+                 item.first_row + GROUP_ROWS <= a.p.head_size_v;
     int32_t tokens = item.request.num_tokens - first - (lane >> 2);
     uint32_t bits[TOKEN_TILES][2];
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            bits[n][half] = pack2<KIND_BF16>(o[n][2 * half], o[n][2 * half + 1]);
-            asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(bits[n][half]));
-        }
+        bits[n][0] = transpose(pack2<KIND_BF16>(o[4 * n], o[4 * n + 1]));
+        bits[n][1] = transpose(pack2<KIND_BF16>(o[4 * n + 2], o[4 * n + 3]));
     }
     if (whole) {
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
-            *(uint32_t *)(to + n * 8 * a.p.out.row) = bits[n][0];
-            *(uint32_t *)(to + n * 8 * a.p.out.row + 16) = bits[n][1];
+            *(uint2 *)to = make_uint2(bits[n][0], bits[n][1]);
+            to += apart;
         }
         return;
     }
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
+        int32_t real = n * 8 < tokens ? a.p.head_size_v - d : 0;
+        store_singly(to, bits[n][0], real);
+        store_singly(to + 4, bits[n][1], real - 2);
+        to += apart;
+    }
+}
+
+/* Convolves a chunk's values of two rows and a quarter of the tokens (the layout of make_values)
+ * and computes the largest of each row. */
+template <bool ARE_USUAL, int LOADS>
+static __device__ __forceinline__ void
+store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
+{
+    int32_t lane = lane_index(), quarter = lane >> 3;
+    int32_t x_of_first = (lane & 6), half = lane & 1; /* rows 2 (lane & 7) and the next */
+    float largest[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int32_t real = n * 8 < tokens ? a.p.head_size_v - d - half * 8 : 0;
-            store_singly(to + n * 8 * a.p.out.row + half * 16, bits[n][half], real);
+    for (int i = 0; i < VALUE_TOKENS; i += 2) {
+        float y[2][2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float x[2][CHUNK_TAPS];
+#pragma unroll
+            for (int j = 0; j < CHUNK_TAPS; j++) {
+                float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
+                x[0][j] = two.x, x[1][j] = two.y;
+            }
+            y[0][k] = taps.of<ARE_USUAL>(x[0], 0);
+            y[1][k] = taps.of<ARE_USUAL>(x[1], 1);
+        }
+        int32_t tile = quarter * 2 + i / 8;
+#pragma unroll
+        for (int of_two = 0; of_two < 2; of_two++) {
+            int32_t reader = (x_of_first + of_two) * 4 + i % 8 / 2;
+            float *at = (float *)&to[tile][value_place(tile, reader)];
+            *(float2 *)(at + half * 2) = make_float2(y[of_two][0], y[of_two][1]);
+            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][0]));
+            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][1]));
+        }
+    }
+#pragma unroll
+    for (int of_two = 0; of_two < 2; of_two++) {
+        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 8));
+        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 16));
+    }
+    if (quarter == 0) {
+        *(float2 *)&to_largest[half * 8 + x_of_first] = make_float2(largest[0], largest[1]);
+    }
+}
+
+/* Loads inputs of tokens t .. t + LOADS - 1; tokens past the end read the last, and their results
+ * are not used. If all exist, there is no check for each. */
+template <int LOADS>
+static __device__ __forceinline__ void load_inputs(const delta_source<2> &source, int32_t t,
+                                                   bool is_wide, uint32_t (&to)[LOADS][1])
+{
+    if (is_wide && t >= 0 && t + LOADS <= source.num_tokens) {
+        const char *at = source.rows + t * source.row;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            to[i][0] = *(const uint32_t *)at;
+            at += source.row;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < LOADS; i++, t++) {
+        bool is_before = t < 0, is_there = !is_before || t >= source.oldest;
+        const char *at = is_before ? source.window + (int64_t)(source.entry + t) * 2
+                                   : source.rows + min(t, source.num_tokens - 1) * source.row;
+        int64_t apart = source.real < 2 ? 0 : is_before ? source.channel : 2;
+        uint32_t two = 0;
+        if (is_there) {
+            two = *(const uint16_t *)at | (uint32_t) * (const uint16_t *)(at + apart) << 16;
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            to[k][0] = k == i ? two : to[k][0];
         }
     }
 }
@@ -137,7 +209,7 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a, 
     if (additive) {
         finish_outputs(a, item.head, stage, team, barriers, c, o);
     }
-    store_outputs(a, item, c * CHUNK, o);
+    store_outputs(a, item, c * CHUNK, &o[0][0]);
 }
 
 /* Copies a part of a chunk from global memory; all lanes of the warp call. */
@@ -199,49 +271,28 @@ static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
     team_barriers &barriers = m.barriers[of_teams];
     const gpu_delta_params &p = a.p;
     constexpr int loads = VALUE_TOKENS + CHUNK_TAPS - 1;
-    int32_t lane = lane_index(), row = (lane & 7) * 2, quarter = lane >> 3;
-    int32_t begin = quarter * VALUE_TOKENS;
+    int32_t lane = lane_index(), token = (lane >> 3) * VALUE_TOKENS - (CHUNK_TAPS - 1);
     for (int32_t c = 0; of_teams == 0 && c < a.stages - 1; c++) {
         copy_chunk(a, item, c, m);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
                            p.first_v + (int64_t)item.head * p.head_size_v, p.head_size_v,
-                           item.first_row + row);
+                           item.first_row + (lane & 7) * 2);
     delta_taps<2> taps;
     uint32_t raw[loads][1];
     taps.load(p, source);
-    source.load<loads>(begin - (CHUNK_TAPS - 1), a.wide_values, raw);
+    load_inputs(source, token, a.wide_values, raw);
+    bool are_usual = taps.are_usual();
     for (int32_t c = 0; c < item.num_chunks; c++) {
         barrier_wait_for(barriers.values_empty[c & 1], (c >> 1) + 1);
-#pragma unroll
-        for (int i = 0; i < VALUE_TOKENS; i += 2) {
-            float y[2][2];
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                float x[2][CHUNK_TAPS];
-#pragma unroll
-                for (int j = 0; j < CHUNK_TAPS; j++) {
-                    float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
-                    x[0][j] = two.x, x[1][j] = two.y;
-                }
-#pragma unroll
-                for (int of_two = 0; of_two < 2; of_two++) {
-                    bool real = c * CHUNK + begin + i + k < item.request.num_tokens;
-                    float value = taps.of<false>(x[of_two], of_two);
-                    y[of_two][k] = real && of_two < source.real ? value : 0.0f;
-                }
-            }
-            int32_t tile = quarter * 2 + i / 8;
-#pragma unroll
-            for (int of_two = 0; of_two < 2; of_two++) {
-                int32_t reader = (row + of_two) % 8 * 4 + i % 8 / 2;
-                float *to = (float *)&team.values[c & 1][tile][value_place(tile, reader)];
-                *(float2 *)(to + (row + of_two) / 8 * 2) = make_float2(y[of_two][0], y[of_two][1]);
-            }
+        if (are_usual) {
+            store_values<true>(taps, raw, team.values[c & 1], team.largest[c & 1]);
+        } else {
+            store_values<false>(taps, raw, team.values[c & 1], team.largest[c & 1]);
         }
         barrier_give(barriers.values_full[c & 1]);
         if (c + 1 < item.num_chunks) {
-            source.load<loads>((c + 1) * CHUNK + begin - (CHUNK_TAPS - 1), a.wide_values, raw);
+            load_inputs(source, (c + 1) * CHUNK + token, a.wide_values, raw);
         }
         if (of_teams == 0) {
             copy_chunk(a, item, c + a.stages - 1, m);

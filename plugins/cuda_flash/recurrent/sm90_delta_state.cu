@@ -8,6 +8,8 @@
  * of the multiprocessors, and at least LEAST_PARTS parts to prepare for each multiprocessor. */
 #define MOST_STATE_FIFTHS 3
 #define LEAST_PARTS 4
+/* The time to prepare a part with gates per channel, in chunks of the state kernel. */
+#define CHANNEL_PART 9
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
 
@@ -96,7 +98,15 @@ static cudaError_t launch_overlapped(const struct gpu_device *device, sm80_delta
                   stream>>>(a);
     cudaError_t error = cudaGetLastError();
     a.end_part = FIRST_GROUPS * device->num_sms;
-    error = error ? error : launch_prepare(a, (unsigned)device->num_sms, FIRST_GROUPS, stream);
+    /* With gates per channel, the other CTAs may be too few for all further parts. */
+    int64_t later = a.p.rule.gates > 1
+                        ? (int64_t)a.num_chunks * a.prepare_ctas / (CHANNEL_PART * a.group)
+                        : parts;
+    int groups = FIRST_GROUPS;
+    if (parts - later > a.end_part) {
+        a.end_part = (int32_t)(parts - later), groups = PREPARE_GROUPS;
+    }
+    error = error ? error : launch_prepare(a, (unsigned)device->num_sms, groups, stream);
     a.first_part = a.end_part, a.end_part = (int32_t)parts;
     error = error ? error : launch_prepare(a, (unsigned)a.prepare_ctas, PREPARE_GROUPS, stream);
     return error ? error : launch_few(a, num_ctas, state32, stream);
@@ -150,7 +160,7 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
             return NULL;
         }
         channels = params->p.rule.gates > 1;
-        overlapped = !channels && is_overlapped(device, *params, num_ctas);
+        overlapped = is_overlapped(device, *params, num_ctas);
         state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p);
         const char *cause =
             overlapped || channels ? NULL : sm80_delta_launch(device, params, stream);

@@ -214,7 +214,7 @@ struct state128_rows : state64_rows {
         for (int i = 0; i < CHUNK / 2; i++) {
             o[i] *= scales[i >> 1 & 1];
         }
-        store_outputs64(a, item_of_team(shared_item, team), c * CHUNK, o);
+        store_outputs(a, item_of_team(shared_item, team), c * CHUNK, o);
         wgmma_wait<0>();
         pin(s);
     }

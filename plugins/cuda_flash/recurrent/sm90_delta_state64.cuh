@@ -18,42 +18,6 @@ static __device__ __forceinline__ void take_four(uint32_t (&left)[4], const uint
     left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
 }
 
-/* Stores a chunk's outputs, accumulators [row, token], to rows of tokens. */
-static __device__ __forceinline__ void store_outputs64(const sm80_delta_params &a,
-                                                       const state_item &item, int32_t first,
-                                                       const float (&o)[CHUNK / 2])
-{
-    int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 4;
-    int64_t apart = 8 * a.p.out.row;
-    char *to = a.p.out.data +
-               (int64_t)(item.request.first_row + first + (lane >> 2)) * a.p.out.row +
-               item.head * a.p.out.head + d * 2;
-    bool whole = a.wide_out == WIDE_OUT_FOUR && first + CHUNK <= item.request.num_tokens &&
-                 item.first_row + GROUP_ROWS <= a.p.head_size_v;
-    int32_t tokens = item.request.num_tokens - first - (lane >> 2);
-    uint32_t bits[TOKEN_TILES][2];
-#pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-        bits[n][0] = transpose(pack2<KIND_BF16>(o[4 * n], o[4 * n + 1]));
-        bits[n][1] = transpose(pack2<KIND_BF16>(o[4 * n + 2], o[4 * n + 3]));
-    }
-    if (whole) {
-#pragma unroll
-        for (int n = 0; n < TOKEN_TILES; n++) {
-            *(uint2 *)to = make_uint2(bits[n][0], bits[n][1]);
-            to += apart;
-        }
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-        int32_t real = n * 8 < tokens ? a.p.head_size_v - d : 0;
-        store_singly(to, bits[n][0], real);
-        store_singly(to + 4, bits[n][1], real - 2);
-        to += apart;
-    }
-}
-
 static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a,
                                                       const state_item &shared_item,
                                                       const chunk_stage &stage, team_memory &team,
@@ -107,83 +71,7 @@ static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a
             o[4 * n + i] = sum * (i & 2 ? change_scale.y : change_scale.x);
         }
     }
-    store_outputs64(a, item_of_team(shared_item, warp_index() % STATE64_TEAMS), c * CHUNK, o);
-}
-
-/* Convolves a chunk's values of two rows and a quarter of the tokens (the layout of make_values)
- * and computes the largest of each row. */
-template <bool ARE_USUAL, int LOADS>
-static __device__ __forceinline__ void
-store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
-             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
-{
-    int32_t lane = lane_index(), quarter = lane >> 3;
-    int32_t x_of_first = (lane & 6), half = lane & 1; /* rows 2 (lane & 7) and the next */
-    float largest[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < VALUE_TOKENS; i += 2) {
-        float y[2][2];
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            float x[2][CHUNK_TAPS];
-#pragma unroll
-            for (int j = 0; j < CHUNK_TAPS; j++) {
-                float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
-                x[0][j] = two.x, x[1][j] = two.y;
-            }
-            y[0][k] = taps.of<ARE_USUAL>(x[0], 0);
-            y[1][k] = taps.of<ARE_USUAL>(x[1], 1);
-        }
-        int32_t tile = quarter * 2 + i / 8;
-#pragma unroll
-        for (int of_two = 0; of_two < 2; of_two++) {
-            int32_t reader = (x_of_first + of_two) * 4 + i % 8 / 2;
-            float *at = (float *)&to[tile][value_place(tile, reader)];
-            *(float2 *)(at + half * 2) = make_float2(y[of_two][0], y[of_two][1]);
-            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][0]));
-            largest[of_two] = fmaxf(largest[of_two], fabsf(y[of_two][1]));
-        }
-    }
-#pragma unroll
-    for (int of_two = 0; of_two < 2; of_two++) {
-        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 8));
-        largest[of_two] = fmaxf(largest[of_two], lane_xor(largest[of_two], 16));
-    }
-    if (quarter == 0) {
-        *(float2 *)&to_largest[half * 8 + x_of_first] = make_float2(largest[0], largest[1]);
-    }
-}
-
-/* Loads inputs of tokens t .. t + LOADS - 1; tokens past the end read the last, and their results
- * are not used. If all exist, there is no check for each. */
-template <int LOADS>
-static __device__ __forceinline__ void load_inputs(const delta_source<2> &source, int32_t t,
-                                                   bool is_wide, uint32_t (&to)[LOADS][1])
-{
-    if (is_wide && t >= 0 && t + LOADS <= source.num_tokens) {
-        const char *at = source.rows + t * source.row;
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            to[i][0] = *(const uint32_t *)at;
-            at += source.row;
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = 0; i < LOADS; i++, t++) {
-        bool is_before = t < 0, is_there = !is_before || t >= source.oldest;
-        const char *at = is_before ? source.window + (int64_t)(source.entry + t) * 2
-                                   : source.rows + min(t, source.num_tokens - 1) * source.row;
-        int64_t apart = source.real < 2 ? 0 : is_before ? source.channel : 2;
-        uint32_t two = 0;
-        if (is_there) {
-            two = *(const uint16_t *)at | (uint32_t) * (const uint16_t *)(at + apart) << 16;
-        }
-#pragma unroll
-        for (int k = 0; k < LOADS; k++) {
-            to[k][0] = k == i ? two : to[k][0];
-        }
-    }
+    store_outputs(a, item_of_team(shared_item, warp_index() % STATE64_TEAMS), c * CHUNK, o);
 }
 
 /* Waits until chunk c of an item is prepared, for ordinary loads and bulk copies of this warp;

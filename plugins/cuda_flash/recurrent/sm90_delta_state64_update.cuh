@@ -102,13 +102,6 @@ static __device__ __forceinline__ float power_of(int32_t exponent)
     return bits_float((uint32_t)exponent << 23);
 }
 
-/* The row of S, of a team's rows, for accumulator row x, or x + 8 with `half`. With this order a
- * lane's outputs are four adjacent rows. */
-static __device__ __forceinline__ int32_t row_of_sums(int32_t x, int32_t half)
-{
-    return (x >> 1) * 4 + half * 2 + (x & 1);
-}
-
 /* The state in rows lane / 4 and lane / 4 + 8 of a warp's accumulators. */
 struct state64_rows {
     float s[CHUNK_DIMS / 2];
