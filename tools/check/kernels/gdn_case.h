@@ -10,7 +10,7 @@
 
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
 #define GDN_MAX_KEPT 6      /* checkpoints of a request */
-#define GDN_MAX_TOKENS 8300 /* of a batch */
+#define GDN_MAX_TOKENS 8300 /* in a batch */
 #define GDN_NANS 2
 #define GDN_MAX_SLOTS (GDN_REQS * (2 * GDN_MAX_STATES + GDN_MAX_KEPT) + 3)
 
