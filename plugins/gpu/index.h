@@ -6,6 +6,7 @@
 #include "gpu/params.h"
 
 #define INDEX_ROWS 64 /* rows of the cache of an item of index_scores */
+#define INDEX_POOL 16 /* rows whose best score alone a faster index_scores may store */
 
 /* Tokens first_token .. first_token + num_tokens - 1 of the batch. Their lists are counted along:
  * list i is of token i / groups and of heads (i % groups) * heads / groups and following. */
@@ -20,7 +21,8 @@ struct gpu_index_params {
     int32_t tokens_per_row, block_rows; /* rows of a block */
     int32_t first_token, num_tokens, max_rows;
     int32_t topk, rows_per_entry, first_entries, last_entries, tail, forced_on_top;
-    float *scores; /* [lists of these tokens][score_stride] */
+    int32_t rows_per_score; /* 1, or INDEX_POOL, which divides rows_per_entry */
+    float *scores;          /* [lists of these tokens][score_stride] */
     int64_t score_stride;
     int32_t *out, *lengths;       /* lengths: [T, groups] or NULL */
     int64_t out_token, out_group; /* elements */
@@ -28,7 +30,8 @@ struct gpu_index_params {
 };
 
 #ifndef __OPENCL_CPP_VERSION__ /* OpenCL C++ has no pointers to functions */
-/* Faster index_scores. The bits of a score depend only on its query, its row and the layer. */
+/* Faster index_scores, with any rows_per_score. The bits of a score depend only on its query, its
+ * row and the layer. */
 struct gpu_index_scores {
     /* Returns NULL or the cause of a failure. */
     const char *(*load)(const struct gpu_device *device);

@@ -19,11 +19,12 @@
 #define INDEX_COLUMNS 64
 #define INDEX_THREADS 256
 #define INDEX_CTAS 2         /* CTAs of a multiprocessor */
-#define INDEX_MOST_STAGES 32 /* an item's, at most */
+#define INDEX_MOST_STAGES 64 /* an item's, at most */
+#define INDEX_START 2        /* stages that could be copied while an item begins */
 
 struct sm90_index_params {
     struct gpu_index_params p;
-    int32_t tiles;       /* tiles of columns of an item */
+    int32_t lists;       /* lists of an item */
     int32_t stages;      /* stages of rows of an item */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
 };
@@ -45,7 +46,8 @@ struct index_smem {
 
 /* A span of lists of one request. */
 struct index_work {
-    int32_t first, lists, begin, end; /* rows begin .. end - 1, which some token sees */
+    int32_t request, first, lists;
+    int32_t begin, end; /* rows begin .. end - 1, which some token sees */
     int64_t table;
 };
 
@@ -183,37 +185,107 @@ static __device__ __forceinline__ void multiply_tile(const uint32_t (&rows)[STEP
     pin(acc);
 }
 
-/* The one of a thread's two rows whose scores it stores, or none: of 4 lanes 2 store. */
+/* The one of a thread's two rows whose scores it stores, or none: of a list's lanes 2 store. */
 struct index_store {
     const int32_t *end; /* ends of the rows that the span's lists see */
     float *scores;      /* the row's, in the span's first list */
     int64_t stride;
-    int32_t row;
-    float scale;
+    int32_t lists, row;
+    float scale, scales[2]; /* scales: both rows' ones, where the best are stored */
 };
 
-/* Adds the sums of 4 lanes of two rows, and stores a list's score. */
-static __device__ __forceinline__ void store_score(const index_store &to, int list,
-                                                   const float (&sum)[2][2])
+static __device__ __forceinline__ void store_one(const index_store &to, int list, float score)
 {
-    const float low = sum[0][0] + sum[0][1], high = sum[1][0] + sum[1][1];
-    const bool is_high = (threadIdx.x & 1) != 0;
-    float score = is_high ? high : low;
-    score += __shfl_xor_sync(0xffffffffu, is_high ? low : high, 1);
-    score += __shfl_xor_sync(0xffffffffu, score, 2);
     if (to.row < to.end[list]) {
         to.scores[list * to.stride] = score * to.scale;
     }
 }
 
-/* Sums a tile's columns list by list, and stores the scores. BLOCKS: 8 columns each of a list. */
-template <int BLOCKS>
+/* A lane stores one of two rows and its neighbour the other: x becomes the lane's own sum of its
+ * row, y its neighbour's sum of that row. */
+static __device__ __forceinline__ void exchange_rows(float &x, float &y)
+{
+    const bool is_high = (threadIdx.x & 1) != 0;
+    const float own = is_high ? y : x;
+    y = __shfl_xor_sync(0xffffffffu, is_high ? x : y, 1);
+    x = own;
+}
+
+/* Stores the scores of 8 columns' lists, the first of which is `list`, or of one list. sum: two
+ * rows' sums of a thread's even and odd columns. A list of 8 columns or more has 4 lanes, of 4
+ * has 2. */
+template <int HEADS>
+static __device__ __forceinline__ void store_score(const index_store &to, int list,
+                                                   float (&sum)[2][2])
+{
+    const int own = threadIdx.x & 3, other = own ^ 1;
+    if (HEADS == 1) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            exchange_rows(sum[0][i], sum[1][i]);
+            store_one(to, list + own * 2 + i, sum[0][i]);
+            store_one(to, list + other * 2 + i, sum[1][i]);
+        }
+        return;
+    }
+    float low = sum[0][0] + sum[0][1], high = sum[1][0] + sum[1][1];
+    exchange_rows(low, high);
+    if (HEADS == 2) {
+        store_one(to, list + own, low);
+        store_one(to, list + other, high);
+        return;
+    }
+    float score = low + high;
+    if (HEADS >= 8) {
+        score += __shfl_xor_sync(0xffffffffu, score, 2);
+    }
+    store_one(to, list + (HEADS == 4 ? own / 2 : 0), score);
+}
+
+/* Stores the best scores of a warp's 16 rows: of all lists in 8 columns, or of their one list. */
+template <int HEADS>
+static __device__ __forceinline__ void store_best(const index_store &to, int list,
+                                                  const float (&sum)[2][2])
+{
+    constexpr int own = HEADS == 1 ? 2 : 1; /* lists of a thread */
+    const int lane = threadIdx.x & 31, first = list + (HEADS <= 4 ? (lane & 3) * 2 / HEADS : 0);
+#pragma unroll
+    for (int i = 0; i < own; i++) {
+        const int32_t end = to.end[first + i];
+        float best = -INFINITY;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float score = HEADS == 1 ? sum[r][i] : sum[r][0] + sum[r][1];
+            if (HEADS >= 4) {
+                score += __shfl_xor_sync(0xffffffffu, score, 1);
+            }
+            if (HEADS >= 8) {
+                score += __shfl_xor_sync(0xffffffffu, score, 2);
+            }
+            best = to.row + r * 8 < end ? larger_of(best, score * to.scales[r]) : best;
+        }
+#pragma unroll
+        for (int d = 4; d < 32; d <<= 1) {
+            best = larger_of(best, __shfl_xor_sync(0xffffffffu, best, d));
+        }
+        if (lane < 4 && lane % (HEADS >= 8 ? 4 : HEADS == 4 ? 2 : 1) == 0 && to.row < end) {
+            to.scores[(first + i) * to.stride] = best;
+        }
+    }
+}
+
+/* Sums a tile's columns list by list, and stores the scores. */
+template <int HEADS, bool POOLED>
 static __device__ __forceinline__ void store_scores(const index_store &to, const float *weights,
                                                     int tile, float least, const float (&acc)[32])
 {
-    float sum[2][2] = {}; /* one of even and one of odd columns */
+    constexpr int last = HEADS >= 8 ? HEADS / 8 - 1 : 0; /* a list's last group of 8 columns */
+    float sum[2][2] = {};                                /* one of even and one of odd columns */
 #pragma unroll
     for (int b = 0; b < 8; b++) {
+        if (HEADS <= 4 && (tile * INDEX_COLUMNS + b * 8) / HEADS >= to.lists) {
+            break; /* decodes have few */
+        }
         const float2 weight =
             *(const float2 *)&weights[b / 2 * 16 + (threadIdx.x & 3) * 4 + b % 2 * 2];
 #pragma unroll
@@ -221,14 +293,19 @@ static __device__ __forceinline__ void store_scores(const index_store &to, const
             sum[i][0] = fmaf(larger_of(acc[b * 4 + i * 2], least), weight.x, sum[i][0]);
             sum[i][1] = fmaf(larger_of(acc[b * 4 + i * 2 + 1], least), weight.y, sum[i][1]);
         }
-        if (b % BLOCKS == BLOCKS - 1) {
-            store_score(to, tile * (8 / BLOCKS) + b / BLOCKS, sum);
+        if ((b & last) == last) {
+            const int list = (tile * INDEX_COLUMNS + b * 8) / HEADS;
+            if constexpr (POOLED) {
+                store_best<HEADS>(to, list, sum);
+            } else {
+                store_score<HEADS>(to, list, sum);
+            }
             sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
         }
     }
 }
 
-template <int KIND, int SPANS>
+template <int KIND, int SPANS, bool POOLED>
 static __device__ __forceinline__ void score_work(const sm90_index_params &a, const index_work &w,
                                                   index_smem &smem, char *q, char *stages)
 {
@@ -242,11 +319,8 @@ static __device__ __forceinline__ void score_work(const sm90_index_params &a, co
                          (p.k.form == GPU_ROW_SCALED ? 1.0f : cache_scale(p.k, 0));
     __syncthreads(); /* the memory is used again */
     for (int i = threadIdx.x; i < tiles * INDEX_COLUMNS / heads; i += INDEX_THREADS) {
-        const int32_t token = token_of(p, w.first + i);
-        (&smem.end[0][0])[i] =
-            i < w.lists
-                ? min(rows_seen(p, find_last(p.query_start, p.num_reqs, token), token), w.end)
-                : 0;
+        const int32_t seen = rows_seen(p, w.request, token_of(p, w.first + i));
+        (&smem.end[0][0])[i] = i < w.lists ? min(seen, w.end) : 0;
     }
     copy_queries<S>(p, w, smem, q);
     index_row next = find_row(a, w, 0);
@@ -258,9 +332,13 @@ static __device__ __forceinline__ void score_work(const sm90_index_params &a, co
         commit_copies(); /* the first has the queries, too */
         next = find_row(a, w, s + 1);
     }
-    index_store to = {&smem.end[0][0],
-                      p.scores + w.first * p.score_stride + w.begin + own + (threadIdx.x & 1) * 8,
-                      p.score_stride, 0, 0.0f};
+    constexpr int pool = POOLED ? INDEX_POOL : 1;
+    const int which = own + (POOLED ? 0 : (threadIdx.x & 1) * 8);
+    index_store to = {};
+    to.end = &smem.end[0][0];
+    to.scores = p.scores + w.first * p.score_stride + (w.begin + which) / pool;
+    to.stride = p.score_stride;
+    to.lists = w.lists;
     const float least = p.relu ? 0.0f : -INFINITY;
     for (int t = 0; t < count; t++) {
         const int stage = t % INDEX_STAGES;
@@ -272,9 +350,12 @@ static __device__ __forceinline__ void score_work(const sm90_index_params &a, co
         __syncwarp(); /* the stage is there, and the one before it has been read */
         uint32_t rows[S::chunks / 2][4];
         load_rows<S>(shared_address(stages + stage * S::stage), rows);
-        const int which = own + (threadIdx.x & 1) * 8;
-        to.row = (threadIdx.x & 2) == 0 ? w.begin + t * INDEX_STAGE_ROWS + which : INT32_MAX;
-        to.scale = factor * (p.k.form == GPU_ROW_SCALED ? smem.scales[stage][which] : 1.0f);
+        const bool scaled = p.k.form == GPU_ROW_SCALED;
+        to.row = POOLED || heads <= 4 || (threadIdx.x & 2) == 0
+                     ? w.begin + t * INDEX_STAGE_ROWS + which
+                     : INT32_MAX;
+        to.scale = to.scales[0] = factor * (scaled ? smem.scales[stage][which] : 1.0f);
+        to.scales[1] = factor * (POOLED && scaled ? smem.scales[stage][own + 8] : 1.0f);
         if (t + INDEX_STAGES - 1 < count) {
             copy_rows<S>(p, next, smem, stages, (t + INDEX_STAGES - 1) % INDEX_STAGES);
         }
@@ -287,22 +368,28 @@ static __device__ __forceinline__ void score_work(const sm90_index_params &a, co
                 float acc[32];
                 multiply_tile<KIND>(rows, columns + c * (S::tile / 16), acc);
                 if (heads == 64) {
-                    store_scores<8>(to, smem.weights[c], c, least, acc);
+                    store_scores<64, POOLED>(to, smem.weights[c], c, least, acc);
                 } else if (heads == 32) {
-                    store_scores<4>(to, smem.weights[c], c, least, acc);
+                    store_scores<32, POOLED>(to, smem.weights[c], c, least, acc);
                 } else if (heads == 16) {
-                    store_scores<2>(to, smem.weights[c], c, least, acc);
+                    store_scores<16, POOLED>(to, smem.weights[c], c, least, acc);
+                } else if (heads == 8) {
+                    store_scores<8, POOLED>(to, smem.weights[c], c, least, acc);
+                } else if (heads == 4) {
+                    store_scores<4, POOLED>(to, smem.weights[c], c, least, acc);
+                } else if (heads == 2) {
+                    store_scores<2, POOLED>(to, smem.weights[c], c, least, acc);
                 } else {
-                    store_scores<1>(to, smem.weights[c], c, least, acc);
+                    store_scores<1, POOLED>(to, smem.weights[c], c, least, acc);
                 }
             }
         }
-        to.scores += INDEX_STAGE_ROWS;
+        to.scores += INDEX_STAGE_ROWS / pool;
     }
     wait_for_copies();
 }
 
-template <int KIND, int SPANS>
+template <int KIND, int SPANS, bool POOLED>
 __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     index_scores(const __grid_constant__ sm90_index_params a)
 {
@@ -315,44 +402,46 @@ __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     let_later_kernels_begin();
     const int32_t tokens = p.query_start[p.num_reqs] - p.query_start[0] - p.first_token;
     const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;
-    const int32_t of_item = a.tiles * (INDEX_COLUMNS * p.groups / p.heads);
     const int32_t rows_of_item = a.stages * INDEX_STAGE_ROWS;
-    const int32_t columns = (lists + of_item - 1) / of_item;
+    const int32_t columns = (lists + a.lists - 1) / a.lists;
     const int64_t items = (int64_t)columns * ((p.max_rows + rows_of_item - 1) / rows_of_item);
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         index_work w;
-        w.first = (int32_t)(item % columns) * of_item; /* neighbours read the same rows */
+        w.first = (int32_t)(item % columns) * a.lists; /* neighbours read the same rows */
         w.begin = (int32_t)(item / columns) * rows_of_item;
-        const int32_t end = min(w.first + of_item, lists);
+        const int32_t end = min(w.first + a.lists, lists);
         for (; w.first < end; w.first += w.lists) {
-            const int32_t request = find_last(p.query_start, p.num_reqs, token_of(p, w.first));
-            const int32_t next = p.query_start[request + 1] - p.query_start[0] - p.first_token;
+            w.request = find_last(p.query_start, p.num_reqs, token_of(p, w.first));
+            const int32_t next = p.query_start[w.request + 1] - p.query_start[0] - p.first_token;
             w.lists = min(next * p.groups, end) - w.first;
             w.end = min(w.begin + rows_of_item,
-                        rows_seen(p, request, token_of(p, w.first + w.lists - 1)));
+                        rows_seen(p, w.request, token_of(p, w.first + w.lists - 1)));
             w.table =
-                (int64_t)(p.block_table_row != nullptr ? p.block_table_row[request] : request) *
+                (int64_t)(p.block_table_row != nullptr ? p.block_table_row[w.request] : w.request) *
                 p.block_table_stride;
             if (w.begin < w.end) {
-                score_work<KIND, SPANS>(a, w, smem, q, q + INDEX_TILES * S::tile);
+                score_work<KIND, SPANS, POOLED>(a, w, smem, q, q + INDEX_TILES * S::tile);
             }
         }
     }
 }
 
-/* With a NULL, only loads the kernel. */
+/* With a NULL, only loads the kernels. */
 template <int KIND, int SPANS>
 static cudaError_t launch_shape(const struct gpu_device *device, const sm90_index_params *a,
                                 void *stream)
 {
     constexpr int smem = index_shape<KIND, SPANS>::smem;
-    if (a == nullptr) {
-        return cudaFuncSetAttribute(index_scores<KIND, SPANS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    void (*const kernels[2])(sm90_index_params) = {index_scores<KIND, SPANS, false>,
+                                                   index_scores<KIND, SPANS, true>};
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < 2 && a == nullptr && error == cudaSuccess; i++) {
+        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     }
-    return launch_kernel(index_scores<KIND, SPANS>, *a,
-                         (unsigned)(device->num_sms * (SPANS > 1 ? 1 : INDEX_CTAS)), INDEX_THREADS,
-                         smem, (cudaStream_t)stream);
+    return a == nullptr ? error
+                        : launch_kernel(kernels[a->p.rows_per_score > 1], *a,
+                                        (unsigned)(device->num_sms * (SPANS > 1 ? 1 : INDEX_CTAS)),
+                                        INDEX_THREADS, smem, (cudaStream_t)stream);
 }
 
 static const char *launch(const struct gpu_device *device, const sm90_index_params *a, void *stream)
@@ -377,8 +466,8 @@ static const char *load(const struct gpu_device *device)
     return launch(device, NULL, NULL);
 }
 
-/* Rows and queries in e4m3 of D 128, or in bf16 of D 64 and 128; 8, 16, 32 or 64 heads for each
- * list. Scales are taken to be positive: they are applied after the activation. */
+/* Rows and queries in e4m3 of D 128, or in bf16 of D 64 and 128; 1, 2, 4 .. 64 heads for each list.
+ * Scales are taken to be positive: they are applied after the activation. */
 static bool takes(const struct gpu_index_params *p)
 {
     const int32_t heads = p->heads / p->groups;
@@ -389,22 +478,37 @@ static bool takes(const struct gpu_index_params *p)
                           (uint64_t)p->q.head | (uint64_t)(uintptr_t)p->k.data |
                           (uint64_t)p->k.block | (uint64_t)p->k.slot;
     return (e4m3 || bf16) && p->q.dtype == p->k.dtype && p->k.pack == 0 && bits % 16 == 0 &&
-           heads >= 8 && INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
+           INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
+}
+
+/* Stages of an item, so that all CTAs end at about the same time. columns: items with the same
+ * rows.
+ */
+static int32_t stages_of(const struct gpu_index_params *p, int64_t columns, int64_t ctas)
+{
+    const int64_t stages = (p->max_rows + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
+    int64_t best = 4, least = INT64_MAX;
+    for (int64_t n = 4; n <= INDEX_MOST_STAGES; n += 4) {
+        const int64_t items = columns * ((stages + n - 1) / n);
+        const int64_t time = (items + ctas - 1) / ctas * (n + INDEX_START);
+        best = time <= least ? n : best;
+        least = time <= least ? time : least;
+    }
+    return (int32_t)best;
 }
 
 static const char *run(const struct gpu_device *device, const struct gpu_index_params *p,
                        void *stream)
 {
     const int64_t lists = (int64_t)p->num_tokens * p->groups;
-    const int64_t of_tile = INDEX_COLUMNS * p->groups / p->heads;
-    const int64_t stages = (p->max_rows + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
-    const bool few = lists <= 2 * of_tile * p->num_reqs; /* an item has lists of one request */
+    const int64_t of_request = (lists + p->num_reqs - 1) / p->num_reqs;
+    const int64_t most = INDEX_TILES * INDEX_COLUMNS * p->groups / p->heads;
     const bool even = (p->block_rows & (p->block_rows - 1)) == 0;
-    sm90_index_params a = {*p, few ? 1 : INDEX_TILES, INDEX_MOST_STAGES,
+    const bool wide = p->k.dtype == ATTN_DTYPE_BF16 && p->k.head_size == 128;
+    sm90_index_params a = {*p, (int32_t)(of_request < most ? of_request : most), 0,
                            even ? __builtin_ctz((unsigned)p->block_rows) : -1};
-    const int64_t columns = (lists + a.tiles * of_tile - 1) / (a.tiles * of_tile);
-    const int64_t most = columns * stages / (4 * INDEX_CTAS * (int64_t)device->num_sms);
-    a.stages = most < 4 ? 4 : most < INDEX_MOST_STAGES ? (int32_t)most : INDEX_MOST_STAGES;
+    a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
+                         (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS));
     return launch(device, &a, stream);
 }
 

@@ -72,6 +72,7 @@ static struct gpu_index_params params_of(const struct attn_attend_args *args)
         .max_rows = plan->max_seq_len / x->tokens_per_row,
         .topk = x->topk,
         .rows_per_entry = x->rows_per_entry,
+        .rows_per_score = 1,
         .first_entries = x->first_entries,
         .last_entries = x->last_entries,
         .tail = x->tail,
@@ -108,13 +109,17 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
                             gpu_index_scratch(args->prepared, args->limits));
     }
     const int32_t chunk = (int32_t)chunk_tokens(args->prepared, args->limits);
+    const bool is_fast = fast != NULL && fast->takes(&p);
+    if (is_fast && p.rows_per_entry % INDEX_POOL == 0) {
+        p.rows_per_score = INDEX_POOL;
+    }
     for (; p.first_token < tokens && cause == NULL; p.first_token += chunk) {
         p.num_tokens = tokens - p.first_token < chunk ? tokens - p.first_token : chunk;
         const int64_t lists = (int64_t)p.num_tokens * p.groups;
         if (p.max_rows > 0) {
             const int64_t tiles = (p.max_rows + INDEX_ROWS - 1) / INDEX_ROWS;
             cause =
-                fast != NULL && fast->takes(&p)
+                is_fast
                     ? fast->run(device, &p, args->stream)
                     : gpu_device_launch(device, GPU_KERNEL_index_scores,
                                         gpu_groups(lists * tiles, 1, (int64_t)device->num_sms * 8),

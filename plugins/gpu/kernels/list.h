@@ -30,7 +30,7 @@
     X(amax, gpu_amax_params, 128)                                                                  \
     X(amax_keep, gpu_amax_params, 64)                                                              \
     X(index_scores, gpu_index_params, 256)                                                         \
-    X(index_top_k, gpu_index_params, 512)                                                          \
+    X(index_top_k, gpu_index_params, 1024)                                                         \
     X(list_keys, gpu_list_params, 128)                                                             \
     X(latent, gpu_latent_params, 512)                                                              \
     X(latent_sparse, gpu_latent_params, 512)                                                       \

@@ -16,11 +16,12 @@
 
 enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
 #define SCALE 0.25f
-enum { COLUMNS = 5, LONG_COLUMNS = 160 }; /* columns of the block table */
+/* Columns of the block table. */
+enum { COLUMNS = 5, LONG_COLUMNS = 160, LONGEST_COLUMNS = 320 };
 
 /* Keys before the step, and its queries: of steps of one token, of prompts, and of both. A request
  * has none, one is shorter than a list, one ends within a row. In long ones a kernel cannot keep
- * all scores of a list in its shared memory. */
+ * all scores of a list in its shared memory; in the longest it may choose by a sample first. */
 static const struct shape {
     const char *name;
     int32_t columns;
@@ -28,7 +29,8 @@ static const struct shape {
 } shapes[] = {{"decode", COLUMNS, {300, 0, 5, 127, 63}, {1, 0, 1, 1, 1}},
               {"prefill", COLUMNS, {0, 100, 0, 0, 190}, {70, 33, 1, 0, 65}},
               {"mixed", COLUMNS, {255, 18, 0, 64, 0}, {1, 4, 17, 0, 130}},
-              {"long", LONG_COLUMNS, {9999, 100, 5000, 0, 10220}, {4, 1, 3, 0, 2}}};
+              {"long", LONG_COLUMNS, {9999, 100, 5000, 0, 10220}, {4, 1, 3, 0, 2}},
+              {"longest", LONGEST_COLUMNS, {20000, 0, 16300, 0, 20470}, {2, 0, 1, 0, 1}}};
 
 struct form {
     const char *name;
@@ -65,6 +67,19 @@ static const struct form forms[] = {
      32,
      {.topk = 32, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
     {"dsa_128", 16, 128, {.topk = 40, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"msa_128", 4, 128, {.topk = 4, .num_groups = 4, .rows_per_entry = 32, .last_entries = 1}},
+    {"pairs",
+     4,
+     64,
+     {.topk = 33, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"blocks_of_4",
+     4,
+     128,
+     {.topk = 10, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 16}},
+    {"blocks_of_16",
+     16,
+     128,
+     {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 32}},
     /* where a token has a negative weight or 0, the best are thousands of zeros */
     {"zeros", 1, 32, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     {"pooled",
@@ -417,12 +432,14 @@ void index_cases(const struct kernel_sink *sink)
     }
     for (int32_t i = 0; i < FORMS * SHAPES; i++) {
         const int32_t form = i / SHAPES;
-        const bool is_long = shapes[i % SHAPES].columns == LONG_COLUMNS;
-        if (!takes(caps, &forms[form]) || (is_long && forms[form].heads > 3)) {
+        const int32_t heads_max = shapes[i % SHAPES].columns == LONGEST_COLUMNS ? 2
+                                  : shapes[i % SHAPES].columns == LONG_COLUMNS  ? 3
+                                                                                : 16;
+        if (!takes(caps, &forms[form]) || forms[form].heads > heads_max) {
             continue;
         }
         for (int32_t k = 0; k < 3; k++) { /* each form in each dtype, in one shape or another */
-            const int32_t dtype = ATTN_DTYPE_F16 + (form + i + k) % 3;
+            const int32_t dtype = ATTN_DTYPE_F16 + (2 * form + i + k) % 3;
             const struct index_variant v = {.form = &forms[form],
                                             .shape = &shapes[i % SHAPES],
                                             .dtype = dtype,

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An indexer's lists, as its kernels count them. */
+#ifndef GPU_KERNELS_INDEX_LIST_H
+#define GPU_KERNELS_INDEX_LIST_H
+
+#include "gpu/device/search.h"
+#include "gpu/index.h"
+
+/* A list, and the rows that its token sees. */
+struct index_list {
+    int32_t token, group, request, rows;
+    bool tail; /* a row is begun and not finished */
+};
+
+GPU_INLINE index_list find_list(const gpu_index_params &p, int32_t list)
+{
+    index_list v;
+    v.token = p.query_start[0] + p.first_token + list / p.groups;
+    v.group = list % p.groups;
+    v.request = find_last(p.query_start, p.num_reqs, v.token);
+    int32_t seen = p.seq_lens[v.request] - p.query_start[v.request + 1] + v.token + 1;
+    v.rows = min(seen / p.tokens_per_row, p.max_rows);
+    v.tail = p.tail != 0 && seen % p.tokens_per_row != 0;
+    return v;
+}
+
+/* Lists of these tokens that the batch has; graphs are replayed with fewer. */
+GPU_INLINE int32_t count_lists(const gpu_index_params &p)
+{
+    int32_t tokens = p.query_start[p.num_reqs] - p.query_start[0] - p.first_token;
+    return max(min(tokens, p.num_tokens), 0) * p.groups;
+}
+
+#endif

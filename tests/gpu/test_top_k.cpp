@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* index_top_k on the CPU, a fibre for each of its threads, against a sort: rows that are short,
+ * long enough for a sample, and too long for marks; scores for which the sample is right, and
+ * others. */
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "gpu/kernels/top_k.cpp"
+
+enum draw { NORMAL, WHOLE, ZEROS, RARE, TINY, NANS, RISING, CLUSTER, DRAWS };
+
+static std::mt19937 generator(1);
+
+static float score_of(int draw, int i, int n)
+{
+    static std::normal_distribution<float> normal;
+    const float x = normal(generator);
+    switch (draw) {
+    case WHOLE:
+        return std::round(x * 2);
+    case ZEROS:
+        return i % 2 != 0 ? 0.0f : -0.0f;
+    case RARE: /* as by a ReLU: few positive ones, then ties */
+        return i / 64 % 7 == 0 ? std::max(x, 0.0f) : 0.0f;
+    case TINY:
+        return -std::fabs(x) * 1e-30f;
+    case NANS:
+        return i % 97 == 0 ? NAN : i % 89 == 0 ? INFINITY : x;
+    case RISING:
+        return (float)i / (float)n + 0.01f * x;
+    case CLUSTER: /* the best in one place */
+        return i > n / 3 && i < n / 3 + 6000 ? x + 9 : x;
+    default:
+        return x;
+    }
+}
+
+/* Whether the list is the `topk` best entries in ascending order, then -1. */
+static bool is_right(int n, int topk, int draw, int forced)
+{
+    enum { SPARE = 8 };
+    std::vector<float> scores((size_t)(n + 63) / 64 * 64, NAN);
+    for (int i = 0; i < n; i++) {
+        scores[(size_t)i] = score_of(draw, i, n);
+    }
+    std::vector<int32_t> best((size_t)n), found((size_t)topk + SPARE, -7);
+    std::vector<float> order = scores; /* a NaN and forced entries above all */
+    for (int i = 0; i < n; i++) {
+        best[(size_t)i] = i;
+        float &x = order[(size_t)i];
+        const bool first = i < forced || i >= n - 2 * forced;
+        x = first ? INFINITY : std::isnan(x) ? 3e38f : std::isinf(x) ? 2e38f : x;
+    }
+    std::stable_sort(best.begin(), best.end(),
+                     [&](int32_t a, int32_t b) { return order[(size_t)a] > order[(size_t)b]; });
+    best.resize((size_t)topk);
+    std::sort(best.begin(), best.end());
+    best.resize((size_t)topk + SPARE, -1);
+    int32_t query_start[2] = {0, 1}, length = 0;
+    gpu_index_params p = {};
+    p.query_start = query_start, p.seq_lens = &n, p.num_reqs = p.num_tokens = 1;
+    p.heads = p.groups = p.tokens_per_row = p.rows_per_entry = 1;
+    p.max_rows = n, p.scores = scores.data(), p.score_stride = (int64_t)scores.size();
+    p.topk = topk, p.first_entries = forced, p.last_entries = 2 * forced;
+    p.out = found.data(), p.out_token = p.out_group = p.room = topk + SPARE, p.lengths = &length;
+    host_run_group(
+        TOP_K_THREADS, 0, 1, [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+    return length == topk && found == best;
+}
+
+int main()
+{
+    int failures = 0;
+    for (int n : {2049, 8192, 8193, 16385, 65536, 131072, 131073}) {
+        for (int topk : {1, 48, 2048, 5000}) {
+            for (int draw = 0; draw < DRAWS; draw++) {
+                const int forced = (draw + topk) % 2 * 3;
+                if (topk < n && !is_right(n, topk, draw, forced)) {
+                    failures++;
+                    printf("%d of %d entries, scores %d, %d forced: another list\n", topk, n, draw,
+                           3 * forced);
+                }
+            }
+        }
+    }
+    return failures != 0;
+}
