@@ -200,9 +200,34 @@ static __device__ __forceinline__ void copy_boxes(const sm80_params &a, const te
     }
 }
 
+/* Copies a whole tile in stretches of ROWS rows at a constant stride. offset: of the lane's rows,
+ * in 16 bytes. */
+template <int KIND, int D, int TILE, int ROWS>
+static __device__ __forceinline__ void copy_stretches(const char *base, int64_t step,
+                                                      const int32_t (&offset)[TILE / 32],
+                                                      uint32_t to, int lane)
+{
+    using S = decode_shape<KIND, D, true>;
+    constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
+    constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* instructions of one row */
+    const int hi = lane / S::chunks, chunk = lane % S::chunks;
+    base += hi * step + chunk * 16;
+#pragma unroll
+    for (int first = 0; first < TILE; first += ROWS) {
+        const int32_t found = __shfl_sync(0xffffffffu, offset[first / 32], first % 32);
+        const char *from = base + ((int64_t)found << 4);
+#pragma unroll
+        for (int i = 0; i < ROWS / rows * turns; i++) {
+            const int row = i / turns * rows, further = i % turns * 32;
+            copy16(to + place_of<S::chunks, TILE>(first + row + hi, chunk + further),
+                   from + row * step + further * 16, 16);
+        }
+    }
+}
+
 /* Copies K or V of a tile with cp.async. Rows that no query sees and dims past the head size become
- * zero. A stretch is 16 rows at a constant stride, which holds for all block sizes that 16 divides.
- */
+ * zero. Stretches of 16 rows hold for all block sizes that 16 divides, those of 4 for short units
+ * of listed keys. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_cache &cache,
                                                  int32_t head_size, int32_t head,
@@ -221,20 +246,15 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
     }
     const int32_t together =
         p.problem.units != nullptr ? 1 << p.problem.unit_shift : p.problem.block_size;
-    bool straight = !p.problem.paged || together % 16 == 0;
-    if (straight && at.low <= 0 && at.high >= TILE && bytes == D * S::element) {
-        int64_t step = p.problem.paged ? cache.slot : cache.block;
-        base += hi * step + chunk * 16;
-#pragma unroll
-        for (int stretch = 0; stretch < TILE / 16; stretch++) {
-            int32_t found = __shfl_sync(0xffffffffu, offset[stretch / 2], (stretch & 1) * 16);
-            const char *from = base + ((int64_t)found << 4);
-#pragma unroll
-            for (int i = 0; i < 16 / rows * turns; i++) {
-                int row = i / turns * rows, further = i % turns * 32;
-                copy16(to + place_of<S::chunks, TILE>(stretch * 16 + row + hi, chunk + further),
-                       from + row * step + further * 16, 16);
-            }
+    /* short units of listed keys were measured in bf16 alone */
+    constexpr int least = KIND == KIND_BF16 && rows <= 4 ? 4 : 16;
+    if ((!p.problem.paged || together % least == 0) && at.low <= 0 && at.high >= TILE &&
+        bytes == D * S::element) {
+        const int64_t step = p.problem.paged ? cache.slot : cache.block;
+        if (least == 16 || !p.problem.paged || together % 16 == 0) {
+            copy_stretches<KIND, D, TILE, 16>(base, step, offset, to, lane);
+        } else {
+            copy_stretches<KIND, D, TILE, least>(base, step, offset, to, lane);
         }
         return;
     }
