@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SGLang adapter against SGLang's recorded interface. It did not run inside the engine."""
 import collections
+import sys
 import types
 import unittest
+import unittest.mock
 from typing import Any
 
 import torch
@@ -14,11 +16,17 @@ from captured import Graph
 from common import attention, causal, peaked, worst
 
 registered: dict[str, Any] = {}
+hooks: dict[str, Any] = {}
 CHOICES = ["triton"]
 
 RECORDED = published.install("sglang-0.5.23", {
     "sglang.srt.layers.attention.attention_registry": {
         "register_attention_backend": lambda name: lambda create: registered.update({name: create})},
+    "sglang.srt.plugins.hook_registry": {
+        "HookRegistry": types.SimpleNamespace(register=lambda target, hook, kind: hooks.update({target: hook})),
+        "HookType": types.SimpleNamespace(BEFORE="before", REPLACE="replace")},
+    "sglang.srt.utils.common": {"is_cpu": lambda: True},
+    "sglang": {"__version__": "0.5.16.post1"},
     "sglang.srt.arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES}})
 
 from libattn.integrations import sglang as adapter  # noqa: E402
@@ -220,6 +228,43 @@ class Interface(unittest.TestCase):
         adapter.register()
         self.assertEqual(CHOICES, ["triton", "libattn"])
         self.assertIn("libattn", registered)
+        self.assertIs(hooks["sglang.srt.utils.common.support_triton"]("libattn"), False)
+
+    def test_before_weights(self) -> None:
+        """What is refused there: one sentence with the reasons and the way out."""
+        adapter.register()
+        libattn.torch.configure(ignore_environment=True)
+        check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
+        arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
+                     "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "tp_size": 2, "kv_cache_dtype": "auto",
+                     "page_size": 16}
+        model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64}
+        runner = {"use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0}
+
+        def load(**values: Any) -> None:
+            parts = [types.SimpleNamespace(**{k: values.get(k, v) for k, v in part.items()}) for part in (arguments, model, runner)]
+            parts[2].server_args, parts[2].model_config = parts[:2]
+            check(parts[2])
+
+        load()
+        load(kv_cache_dtype="fp8_e4m3")
+        load(attention_backend="triton", speculative_algorithm="EAGLE")
+        for text, values in (("speculative_algorithm: EAGLE; supported: none", {"speculative_algorithm": "EAGLE"}),
+                             ("model: multi-head latent attention", {"use_mla_backend": True}),
+                             ("disable_hybrid_swa_memory: False.*--disable-hybrid-swa-memory", {"is_hybrid_swa": True}),
+                             ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
+            with self.assertRaisesRegex(libattn.UnsupportedError, f"{text}.*leave out --attention-backend libattn"):
+                load(attention_backend="triton", decode_attention_backend="libattn", **values)
+        load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
+        module = sys.modules["sglang"]
+        try:
+            module.__version__ = "0.6.0"  # type: ignore[attr-defined]
+            with self.assertRaisesRegex(libattn.UnsupportedError, "sglang: 0.6.0; supported: 0.5.16, 0.5.23.*ANY_VERSION"):
+                load()
+            with unittest.mock.patch.dict("os.environ", {"ATTN_SGLANG_ANY_VERSION": "1"}):
+                load()
+        finally:
+            module.__version__ = "0.5.16"  # type: ignore[attr-defined]
 
     def test_every_call_of_the_engine_fits(self) -> None:
         base = RECORDED["modules"]["sglang.srt.layers.attention.base_attn_backend"]["AttentionBackend"]

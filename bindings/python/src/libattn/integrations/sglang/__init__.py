@@ -16,6 +16,8 @@ NAME = "libattn"
 def register() -> None:
     """Make the backend known to SGLang's registry and to its command line."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.utils.common import is_cpu
 
     @register_attention_backend(NAME)
     def create(runner: Any) -> Any:
@@ -23,6 +25,9 @@ def register() -> None:
 
         return LibattnBackend(runner)
 
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _before_weights, HookType.BEFORE)
+    if is_cpu():  # SGLang asks by the backend's name whether Triton can write its tables, and knows its own names only
+        HookRegistry.register("sglang.srt.utils.common.support_triton", lambda backend: False, HookType.REPLACE)
     for module in ("sglang.srt.arg_groups.choices", "sglang.srt.server_args"):
         try:
             choices = __import__(module, fromlist=["ATTENTION_BACKEND_CHOICES"]).ATTENTION_BACKEND_CHOICES
@@ -30,3 +35,9 @@ def register() -> None:
             continue
         if NAME not in choices:
             choices.append(NAME)
+
+
+def _before_weights(*arguments: Any, **named: Any) -> None:
+    from .check import before_weights
+
+    before_weights(*arguments, **named)
