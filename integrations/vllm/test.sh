@@ -48,7 +48,7 @@ fi
 rm -rf "$work/vllm/package" # a copy, since setuptools writes next to what it packs
 cp -r "$source/bindings/python" "$work/vllm/package"
 "$python" -m pip install --quiet --no-deps "$work/vllm/package" >>"$work/vllm/install.log" 2>&1
-"$python" "$here/models.py" "$work/vllm/models" "$work/llama/model.gguf" >"$work/vllm/models.log" 2>&1 ||
+"$python" "$here/../models.py" "$work/vllm/models" "$work/llama/model.gguf" >"$work/vllm/models.log" 2>&1 ||
     { tail -5 "$work/vllm/models.log"; exit 1; }
 
 LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

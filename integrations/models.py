@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for vLLM: one converted from GGUF, and small ones of other shapes with random weights.
+"""Models for engines: one converted from GGUF, and small ones of other shapes with random weights.
 
-usage: models.py FOLDER FILE.gguf
+usage: models.py FOLDER [FILE.gguf]
 """
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def convert(folder: Path, gguf: Path) -> None:
 
 
 def main() -> None:
-    folder, gguf = Path(sys.argv[1]), Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     for name, config in SMALL.items():
         if not (folder / name / "config.json").exists():
             invent(folder / name, config)
-    if not (folder / "smollm2" / "config.json").exists():
-        convert(folder / "smollm2", gguf)
+    if len(sys.argv) > 2 and not (folder / "smollm2" / "config.json").exists():
+        convert(folder / "smollm2", Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang 0.5.16 for integrations/device.py: its engine with the scheduler in a process of its own, decodes captured."""
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false")
+
+#: The backend that speed is compared with; SGLang's norms know no float32 on a GPU.
+REFERENCE, FLOAT32 = "fa3", ""
+#: SGLang's own backends of a model.
+OWN = {"llama": ("fa3", "triton"), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
+       "qwen3-next": ("fa3", "triton")}
+
+
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
+    import sglang
+
+    options: dict[str, Any] = {"load_format": "dummy", "context_length": 131584, "max_running_requests": 64,
+                               "max_total_tokens": int(gigabytes * 2**30) // (32 * 8 * 128 * 2 * (2 if cache == "auto" else 1)),
+                               "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64], "page_size": int(os.environ.get("ATTN_PAGE", 64))}
+    if not large:  # requests of one token a page have the plain prefix cache
+        options = {"context_length": 1024, "max_running_requests": 8, "max_total_tokens": 16384, "chunked_prefill_size": 256,
+                   "cuda_graph_bs_decode": [1, 2, 4, 8], "page_size": 1 if cache == "auto" else 64, "disable_hybrid_swa_memory": True}
+    return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
+                         kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
+                         grammar_backend="none", disable_prefill_cuda_graph=True, log_level="warning", skip_server_warmup=True,
+                         stream_interval=200, port=20000 + os.getpid() % 20000, **options)
+
+
+def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) -> Any:
+    return made.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": count, "ignore_eos": True}, **options)
+
+
+def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[int], list[float]]]:
+    """The tokens after each prompt and their log-probabilities."""
+    return [(list(done["output_ids"]), [row[0] for row in done["meta_info"]["output_token_logprobs"]])
+            for done in generate(made, prompts, count, return_logprob=True)]
+
+
+def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:
+    """Seconds of all, and of a token after the first of the last request."""
+    if own:
+        made.flush_cache()
+    began = first = time.perf_counter()
+    seen: set[str] = set()
+    for part in generate(made, prompts, count, stream=True):
+        if part["meta_info"]["id"] not in seen:
+            seen.add(part["meta_info"]["id"])
+            first = time.perf_counter()
+    ended = time.perf_counter()
+    return ended - began, (ended - first) / (count - 1)
+
+
+def memory(made: Any) -> dict[str, float]:
+    """As SGLang counts it."""
+    usage = made.get_server_info()["internal_states"][0]["memory_usage"]
+    return {name: float(usage[name]) for name in ("weight", "kvcache", "graph")}

@@ -1,0 +1,88 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# SGLang's own engine over libattn on a CPU, unmodified but for stand-ins of sglang-kernel and torchvision: the same tokens as with
+# SGLang's torch_native, its radix cache, and refusals before weights are loaded.
+# Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 2 GB there, the network once. On two quiet cores about
+# three minutes. The CPU must have no AMX: with it SGLang calls kernels that are not there.
+set -eu
+work=$1/sglang core=$2
+here=$(cd "$(dirname "$0")" && pwd)
+source=$(cd "$here/../.." && pwd)
+python=$work/venv/bin/python
+version=0.5.16
+
+install() {
+    python3 -m venv "$work/venv" && "$python" -m pip install --quiet --no-deps sglang==$version || return 1
+    "$python" -m pip install --quiet torch==2.13.0 triton numpy setuptools transformers==5.12.1 'kernels<0.15' apache-tvm-ffi==0.1.11 \
+        'fastapi<0.137' 'starlette<1' pydantic==2.12.5 openai==2.6.1 xgrammar==0.2.1 aiohttp compressed-tensors dill einops gguf \
+        interegular IPython loguru msgspec ninja numba nvidia-ml-py orjson pandas partial-json-parser pillow prometheus-client psutil \
+        pybase64 python-multipart pyzmq requests scipy sentencepiece setproctitle tiktoken uvicorn uvloop || return 1
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    # Any name of torchvision is a class whose attributes are their names: no vision model runs here.
+    mkdir -p "$site/torchvision/transforms/v2" "$site/torchvision-0.28.0.dist-info"
+    printf 'Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n' >"$site/torchvision-0.28.0.dist-info/METADATA"
+    echo torchvision >"$site/torchvision-0.28.0.dist-info/top_level.txt"
+    for module in __init__ io transforms/__init__ transforms/functional transforms/v2/__init__ transforms/v2/functional; do
+        cat >"$site/torchvision/$module.py" <<'PYTHON'
+class _Any(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Any(name, (), {})
+PYTHON
+    done
+}
+
+mkdir -p "$work/models"
+if [ ! -f "$work/venv/complete" ]; then
+    install >"$work/install.log" 2>&1 || { echo "sglang: $version cannot be installed: see $work/install.log" >&2 && exit 77; }
+    touch "$work/venv/complete"
+fi
+rm -rf "$work/package" # a copy, since setuptools writes next to what it packs
+cp -r "$source/bindings/python" "$work/package"
+"$python" -m pip install --quiet --no-deps --no-build-isolation "$work/package" >>"$work/install.log" 2>&1
+"$python" "$here/../models.py" "$work/models" >"$work/models.log" 2>&1 || { tail -5 "$work/models.log"; exit 1; }
+
+LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+PYTHONPATH=$here/stand_in
+export LD_LIBRARY_PATH PYTHONPATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 SGLANG_USE_CPU_ENGINE=1
+passed=0
+# generate OUTPUT MODEL BACKEND
+generate() {
+    "$python" "$here/generate.py" "$work/models/$2" "$3" >"$work/$1.log" 2>&1 || return 1
+    sed -n 's/.*\({"tokens".*\)/\1/p' "$work/$1.log" >"$work/$1.json"
+}
+generate theirs multi-query torch_native || { tail -5 "$work/theirs.log"; echo "FAILED multi-query with torch_native"; exit 1; }
+for backend in cpu_simd cpu_ref; do
+    ATTN_BACKEND=$backend generate ours multi-query libattn || { tail -5 "$work/ours.log"; echo "FAILED on $backend"; exit 1; }
+    "$python" - "$work/theirs.json" "$work/ours.json" <<'PYTHON' || { echo "FAILED on $backend"; exit 1; }
+import json, sys
+theirs, ours = (json.load(open(name)) for name in sys.argv[1:])
+assert theirs["tokens"] == ours["tokens"], "other tokens"
+assert len({tuple(row) for row in ours["tokens"][0]}) > 1, "all prompts gave the same tokens"
+assert ours["cached"] > 200 and ours["apart"] < 1e-3, ours
+print(f"sglang: log-probabilities from Transformers' {ours['apart']:.1e}, torch_native's {theirs['apart']:.1e}")
+PYTHON
+    passed=$((passed + 1))
+    echo "sglang: multi-query in float32 on $backend: equal"
+done
+# refused NAME MODEL TEXT: no engine, and the reason with its values before weights are loaded.
+refused() {
+    if generate refused "$2" libattn || ! grep -q "$3.*leave out --attention-backend libattn" "$work/refused.log" ||
+        grep -q 'loading shards' "$work/refused.log"; then
+        tail -5 "$work/refused.log"
+        echo "FAILED $1: not refused with '$3'"
+        exit 1
+    fi
+    passed=$((passed + 1))
+    echo "sglang: $1: refused before weights"
+}
+refused 'heads of 60' refused 'head_size is 60; allowed'
+refused 'multi-head latent attention' deepseek-v3 'multi-head latent attention'
+echo "sglang: $passed passed"

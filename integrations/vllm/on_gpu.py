@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM 0.26 for integrations/device.py: its decodes captured, in this process."""
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_USE_FLASHINFER_SAMPLER="0", VLLM_LOGGING_LEVEL="WARNING")
+
+#: The backend that speed is compared with, and the one that knows float32.
+REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
+#: vLLM's own backends of a model.
+OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
+       "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"), "qwen3-next": ("FLASH_ATTN", "TRITON_ATTN")}
+
+
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
+    from vllm import LLM
+
+    from libattn.integrations.vllm import register
+
+    register()
+    graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 131584, "max_num_seqs": 256}
+    if not large:
+        options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
+        graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8]
+    return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
+               disable_log_stats=False, compilation_config=graphs, dtype=dtype, kv_cache_dtype=cache,
+               kv_cache_memory_bytes=int(gigabytes * 2**30), gpu_memory_utilization=0.1, **options)
+
+
+def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) -> Any:
+    from vllm import SamplingParams
+
+    limits = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, **options)
+    return made.generate([{"prompt_token_ids": ids} for ids in prompts], limits, use_tqdm=False)
+
+
+def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[int], list[float]]]:
+    """The tokens after each prompt and their log-probabilities."""
+    found = []
+    for done in generate(made, prompts, count, logprobs=1):
+        tokens = list(done.outputs[0].token_ids)
+        found.append((tokens, [row[t].logprob for row, t in zip(done.outputs[0].logprobs, tokens)]))
+    return found
+
+
+def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:
+    """Seconds of all, and of a token after the first."""
+    began = time.perf_counter()
+    done = generate(made, prompts, count)
+    taken = time.perf_counter() - began
+    return taken, (max(d.metrics.last_token_ts for d in done) - max(d.metrics.first_token_ts for d in done)) / (count - 1)
+
+
+def memory(made: Any) -> dict[str, float]:
+    import torch
+
+    return {"allocated": torch.cuda.memory_allocated() / 2**30, "reserved": torch.cuda.memory_reserved() / 2**30,
+            "most": torch.cuda.max_memory_allocated() / 2**30}
