@@ -18,7 +18,7 @@ BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # of an element, over its r
 class Cell(ctypes.Structure):
     _fields_ = [(name, INT) for name in (
         "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys workspace_percent").split()]
+        "invariant max_query max_keys scratch_percent").split()]
     _fields_ += [("scale", REAL), ("soft_cap", REAL)]
     _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
     _fields_ += [("table_stride", INT)]
@@ -35,7 +35,7 @@ class Problem:
 
     def __init__(self, library, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
                  window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
-                 workspace_percent=100, slopes=(0.0, 0.1)):
+                 scratch_percent=100, slopes=(0.0, 0.1)):
         keys = keys or queries
         self.calls = library
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
@@ -64,7 +64,7 @@ class Problem:
         self.k, self.v = self.rows_k, self.rows_v
         if page:
             self.fill_pages(page, nhd, fp8)
-        c.fp8, c.workspace_percent = fp8, workspace_percent
+        c.fp8, c.scratch_percent = fp8, scratch_percent
         c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
@@ -185,7 +185,7 @@ def checks():
                 yield dict(base, fp8=random.randint(1, 2), page=page, size=size, nhd=page == 64, **term)
     for percent in (40, 20, 8):  # copies of some heads at a time
         yield dict(queries=[1500, 700, 9], keys=[3000, 700, 2500], lse=True, page=16, fp8=random.randint(1, 2),
-                   workspace_percent=percent)
+                   scratch_percent=percent)
     for dtype in (torch.bfloat16, torch.float16):
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
             for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64))):

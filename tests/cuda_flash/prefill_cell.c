@@ -11,7 +11,7 @@ struct cell {
     /* by the caller; fp8: of the cache, 2: of the queries, too */
     int64_t bf16, fp8, reqs, q_heads, kv_heads, size, size_v, page, nhd, blocks, keys;
     int64_t causal, window_left, window_right, chunk, alibi, invariant, max_query, max_keys;
-    int64_t workspace_percent; /* how much of its workspace the plugin is given */
+    int64_t scratch_percent; /* how much of its scratch the plugin is given */
     double scale, soft_cap;
     int64_t *query_start_host; /* [R + 1] */
     int32_t *seq_lens_host;
@@ -145,7 +145,7 @@ static void describe(struct cell *c)
     m->params.alibi_slopes = c->slopes;
 }
 
-/* Bytes of workspace that the plan wants, in c->bytes. */
+/* Bytes of workspace and scratch that the plan wants, in c->bytes. */
 int cell_size(struct cell *c)
 {
     c->made = calloc(1, sizeof *c->made);
@@ -222,9 +222,10 @@ int cell_size(struct cell *c)
                                                       .limits = &m->limits};
         status = kernels->schedule_size(&sized, &size, &m->error);
     }
-    c->bytes = (int64_t)size.device_bytes;
     a->limits = &m->limits;
-    a->workspace_bytes = size.device_bytes * (size_t)c->workspace_percent / 100;
+    a->workspace_bytes = (size.device_bytes + 255) / 256 * 256;
+    a->scratch_bytes = size.scratch_bytes * (size_t)c->scratch_percent / 100;
+    c->bytes = (int64_t)(a->workspace_bytes + size.scratch_bytes);
     m->plan = calloc(1, size.host_bytes + 1);
     a->schedule_host = m->plan;
     return failed("size", status, &m->error);
@@ -234,6 +235,7 @@ int cell_plan(struct cell *c, void *workspace, void *stream)
 {
     struct cell_made *m = c->made;
     m->args.workspace = workspace;
+    m->args.scratch = (char *)workspace + m->args.workspace_bytes;
     m->args.stream = stream;
     return failed("plan", kernels->schedule(&m->args, ATTN_PLAN_EAGER, &m->error), &m->error);
 }
