@@ -166,7 +166,7 @@ static void bind(struct gdn *g, const char *backend)
         ring.stride_head += 2; /* float32 gates at odd places */
         ring.stride_slot += 2 * HK;
         ring.stride_block += 2 * HK * RING;
-        INVALID(&g->error, "stride_slot", g->api->layer_bind_caches(layer, views, 3, &g->error));
+        INVALID(&g->error, "data", g->api->layer_bind_caches(layer, views, 3, &g->error));
         ring = layer_ring_view(&g->cache, SLOTS);
         ring.data = g->ring;
         CHECK(g, g->api->layer_bind_caches(layer, views, 3, &g->error));
