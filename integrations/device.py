@@ -173,6 +173,10 @@ def compare(servers: dict[str, Process], row: str, rounds: int, until: float) ->
 
 def everything(folder: str, rounds: int, seconds: float, rows: list[str]) -> int:
     began, failed = time.monotonic(), 0
+    unknown = [row for row in rows if row not in ROWS]
+    if unknown or rounds < 1:
+        print(f"device.py: rows {unknown}, {rounds} rounds; rows are {', '.join(ROWS)}; 1 round or more", file=sys.stderr)
+        return 2
 
     def start(cache: str) -> dict[str, Process]:
         return {backend: Process("serve", backend, cache) for backend in (on_gpu.REFERENCE, "libattn")}
@@ -186,7 +190,7 @@ def everything(folder: str, rounds: int, seconds: float, rows: list[str]) -> int
     with ThreadPoolExecutor(6) as pool:
         lines = dict(zip(engines, pool.map(lambda engine: Process("agree", folder, *engine).read() or {}, engines)))
     for (name, dtype, backend), line in lines.items():
-        print(json.dumps(line), flush=True)
+        print(json.dumps({"model": name, "dtype": dtype, "backend": backend} | (line or {"error": "its process ended"})), flush=True)
         if backend != "libattn":
             continue
         own = [other["mean"] for (n, d, b), other in lines.items() if (n, d) == (name, dtype) and b != backend and "mean" in other]

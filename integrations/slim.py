@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine with one kind of GPU needs of a CUDA wheel of vLLM, SGLang or sglang-kernel, in a small folder.
 
-usage: slim.py WHEEL FOLDER [ARCHITECTURE]
+usage: slim.py WHEEL FOLDER [ARCHITECTURE]     sglang-kernel needs the command zstd
 
 Of shared objects stay the engine's operators, FlashAttention-3 (of sglang-kernel's 500 MB only heads of 128 in bfloat16) and vLLM's
 FlashMLA, with the device code of ARCHITECTURE (90) alone: the rest

@@ -65,20 +65,23 @@ pack)
         python3 "$here/integrations/slim.py" "$wheel" "$work/$engine"
     done
     rm -f "$work/$engine"/*.dist-info/RECORD
-    tar cf - --sparse --hole-detection=raw -C "$work/$engine" . | xz -T0 -4 >"$folder/$engine.tar.xz"
+    tar -I 'xz -T0 -4' --sparse --hole-detection=raw -cf "$folder/$engine.tar.xz" -C "$work/$engine" .
     # shellcheck disable=SC2086
     (set -f && wheels install --target "$work/packages" $common $packages)
     stand_in xgrammar/__init__
     [ $engine = vllm ] || for module in flashinfer/__init__ flashinfer/sampling IPython/__init__ IPython/display; do stand_in $module; done
     (cd "$work/packages" && rm -rf bin pycountry/locales mistral_common/data/* && find . \( -name '*.pyi' -o -name '*.pyc' \) -delete)
-    tar cf - -C "$work/packages" . | xz -T0 -4 >"$folder/packages.tar.xz"
-    du -h "$folder"/*.tar.xz
+    tar -I 'xz -T0 -4' -cf "$folder/$engine-packages.tar.xz" -C "$work/packages" .
+    du -h "$folder/$engine"*.tar.xz
     ;;
 run)
-    if [ ! -d "${ATTN_ENGINE:-}" ]; then
+    if [ -n "${ATTN_ENGINE:-}" ]; then
+        [ -d "$ATTN_ENGINE" ] || { echo "device_engines: ATTN_ENGINE is '$ATTN_ENGINE'; a directory is needed" >&2 && exit 2; }
+        ATTN_ENGINE=$(cd "$ATTN_ENGINE" && pwd)
+    else
         ATTN_ENGINE=$work/site
         mkdir "$ATTN_ENGINE"
-        for part in $engine packages; do
+        for part in $engine $engine-packages; do
             tar xJf "$folder/$part.tar.xz" -C "$ATTN_ENGINE"
         done
     fi

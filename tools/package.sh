@@ -3,21 +3,20 @@
 # Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, a kernel, Debian packages
 # (library, layouts, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
 # The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
-# package_deb and python_wheel run it with few options; dist is for releases.
+# package_deb and python_wheel run it with --build; dist is for releases.
 # cuda_flash is made for the GPUs of a release, where nvcc is and -Dcuda-archs names no others: no other stage builds these.
 # A wheel is tried with build/venv's Python and with those that $PACKAGE_PYTHONS names. It needs auditwheel next to that Python.
 # A kernel is what the wheel has, as Hugging Face's `kernels` loads it from a folder or from the Hub; torch 2.8 or later.
 # --build takes what that build folder has, and compiles nothing: CI does so with its release build.
 # usage: tools/package.sh wheel|kernel|deb|dist [meson options, such as -Dcuda-flash=disabled], or wheel|kernel|deb --build FOLDER
 set -eu
+caller=$PWD
 cd "$(dirname "$0")/.."
 source=$PWD work=${PACKAGE_WORK:-$PWD/build/package}
 what=${1:-}
 case $what in wheel | kernel | deb | dist) shift ;; *) sed -n 's/^# usage: //p' "$0" >&2; exit 2 ;; esac
 version=$(meson introspect meson.build --projectinfo 2>/dev/null | sed 's/.*"version": "\([^"]*\)".*/\1/')
 folder=$work/$what stage=$work/$what/stage
-rm -rf "$folder"
-mkdir -p "$folder" "$work/built"
 
 fail() {
     echo "package: $1" >&2
@@ -26,10 +25,13 @@ fail() {
 
 given=''
 if [ "${1:-}" = --build ]; then
-    [ $# -eq 2 ] && [ "$what" != dist ] && [ -f "$2/build.ninja" ] || fail "--build: '$what $*': of wheel, kernel and deb, the folder of a build and nothing else"
-    given=$2
+    case ${2:-} in '' | /*) given=${2:-} ;; *) given=$caller/$2 ;; esac
+    [ $# -eq 2 ] && [ "$what" != dist ] && [ -f "$given/build.ninja" ] ||
+        fail "--build: '$what $*': of wheel, kernel and deb, the folder of a build and nothing else"
     shift 2
 fi
+rm -rf "$folder"
+mkdir -p "$folder" "$work/built"
 
 # The GPUs that a release's cuda_flash has code for, and its kernels as small as nvcc makes them. What the caller says comes later.
 release_cuda='-Dcuda-archs=sm_80,sm_90a,sm_100a,sm_120,compute_80 -Dcuda-compress=size'
@@ -51,6 +53,7 @@ staged() {
     DESTDIR=$stage meson install -C "$built" --no-rebuild >/dev/null
     meson introspect --buildoptions "$built" >"$folder/options.json"
     prefix=$(option prefix) libdir=$(option libdir)
+    [ -n "$prefix" ] && [ -n "$libdir" ] || fail "$built: Meson names no prefix or libdir: '$prefix', '$libdir'"
     if [ "$prefix" != /usr ]; then
         mv "$stage$prefix" "$folder/usr"
         rm -rf "$stage"

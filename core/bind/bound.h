@@ -70,7 +70,7 @@ struct served {
 };
 
 /* Bytes of one slot and head: of its row with the scales that stand in it, and without; of all its
- * scales, and of those that stand apart, by default behind the rows of a block. */
+ * scales, and of those that stand apart, by default after the rows of a block. */
 struct kv_row {
     int64_t bytes, data, scale, apart;
 };

@@ -129,7 +129,7 @@ static attn_status check_shape(const attn_layer *layer, const struct cache *cach
     int64_t reach = layout_reach(&layout, 0);
     if (reach > MAX_CACHE) {
         return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
-                         "layer '%s', %s: %lld blocks with %s end more than 2^%d bytes behind the "
+                         "layer '%s', %s: %lld blocks with %s end more than 2^%d bytes after the "
                          "first",
                          name, which, (long long)view->num_blocks, strides, MAX_CACHE_BITS);
     }
@@ -229,7 +229,7 @@ static attn_status check_pages(const attn_layer *layer, const struct cache *cach
 }
 
 /* A view of the engine's blocks, of kernel x parts rows, as one of the kernel's: parts of a block
- * lie one behind the other where its slots do. Other views stay. */
+ * lie one after the other where its slots do. Other views stay. */
 static attn_status cut(const attn_layer *layer, const struct cache *cache,
                        struct attn_kv_view *view, struct attn_error *error)
 {

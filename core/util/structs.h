@@ -50,7 +50,7 @@ static inline bool ext_is_handed_on(uint32_t id)
  * the header. */
 const void *ext_find(const struct attn_ext *next, uint32_t id);
 
-/* Do both chains have the same extensions in one order, by every byte behind the header, but for
+/* Do both chains have the same extensions in one order, by every byte after the header, but for
  * one of id `but`? */
 bool ext_same(const struct attn_ext *a, const struct attn_ext *b, uint32_t but);
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SGLang's own engine over libattn on a CPU, unmodified but for stand-ins of sglang-kernel and torchvision: the same tokens as with
 # SGLang's torch_native, its radix cache, and refusals before weights are loaded.
-# Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 2 GB there, the network once. On two quiet cores about
+# Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 3 GB there with PyTorch's build for CPUs, more with PyPI's, the network once. On two quiet cores about
 # three minutes. The CPU must have no AMX: with it SGLang calls kernels that are not there.
 set -eu
 work=$1/sglang core=$2
@@ -10,6 +10,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
 python=$work/venv/bin/python
 version=0.5.16
+if grep -qw amx_tile /proc/cpuinfo 2>/dev/null; then
+    echo "sglang: this CPU has AMX, for which SGLang calls kernels that PyPI does not have" >&2
+    exit 77
+fi
 
 install() {
     python3 -m venv "$work/venv" && "$python" -m pip install --quiet --no-deps sglang==$version || return 1
@@ -46,7 +50,7 @@ if [ ! -f "$work/venv/complete" ]; then
 fi
 rm -rf "$work/package" # a copy, since setuptools writes next to what it packs
 cp -r "$source/bindings/python" "$work/package"
-"$python" -m pip install --quiet --no-deps --no-build-isolation "$work/package" >>"$work/install.log" 2>&1
+"$python" -m pip install --quiet --no-deps --no-build-isolation "$work/package" >>"$work/install.log" 2>&1 || { tail -5 "$work/install.log" && exit 1; }
 "$python" "$here/../models.py" "$work/models" >"$work/models.log" 2>&1 || { tail -5 "$work/models.log"; exit 1; }
 
 LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
@@ -59,6 +63,7 @@ generate() {
     sed -n 's/.*\({"tokens".*\)/\1/p' "$work/$1.log" >"$work/$1.json"
 }
 generate theirs multi-query torch_native || { tail -5 "$work/theirs.log"; echo "FAILED multi-query with torch_native"; exit 1; }
+grep -q 'loading shards' "$work/theirs.log" || { echo "FAILED: SGLang's line for weights, 'loading shards', is another one now"; exit 1; }
 for backend in cpu_simd cpu_ref; do
     ATTN_BACKEND=$backend generate ours multi-query libattn || { tail -5 "$work/ours.log"; echo "FAILED on $backend"; exit 1; }
     "$python" - "$work/theirs.json" "$work/ours.json" <<'PYTHON' || { echo "FAILED on $backend"; exit 1; }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SGLang adapter against SGLang's recorded interface. It did not run inside the engine."""
+"""The SGLang adapter against SGLang's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
 import collections
 import sys
 import types
@@ -24,7 +24,8 @@ RECORDED = published.install("sglang-0.5.23", {
         "register_attention_backend": lambda name: lambda create: registered.update({name: create})},
     "sglang.srt.plugins.hook_registry": {
         "HookRegistry": types.SimpleNamespace(register=lambda target, hook, kind: hooks.update({target: hook})),
-        "HookType": types.SimpleNamespace(BEFORE="before", REPLACE="replace")},
+        "HookType": types.SimpleNamespace(BEFORE="before", AROUND="around")},
+    "sglang.srt.runtime_context": {"get_parallel": lambda: types.SimpleNamespace(attn_tp_size=2)},
     "sglang.srt.utils.common": {"is_cpu": lambda: True},
     "sglang": {"__version__": "0.5.16.post1"},
     "sglang.srt.arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES}})
@@ -228,7 +229,9 @@ class Interface(unittest.TestCase):
         adapter.register()
         self.assertEqual(CHOICES, ["triton", "libattn"])
         self.assertIn("libattn", registered)
-        self.assertIs(hooks["sglang.srt.utils.common.support_triton"]("libattn"), False)
+        supports = hooks["sglang.srt.utils.common.support_triton"]
+        self.assertIs(supports(lambda backend: True, "libattn"), False)
+        self.assertIs(supports(lambda backend: True, "triton"), True)
 
     def test_before_weights(self) -> None:
         """What is refused there: one sentence with the reasons and the way out."""
@@ -236,10 +239,9 @@ class Interface(unittest.TestCase):
         libattn.torch.configure(ignore_environment=True)
         check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
-                     "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "tp_size": 2, "kv_cache_dtype": "auto",
-                     "page_size": 16}
+                     "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto"}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64}
-        runner = {"use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0}
+        runner = {"use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
 
         def load(**values: Any) -> None:
             parts = [types.SimpleNamespace(**{k: values.get(k, v) for k, v in part.items()}) for part in (arguments, model, runner)]
@@ -252,8 +254,9 @@ class Interface(unittest.TestCase):
         for text, values in (("speculative_algorithm: EAGLE; supported: none", {"speculative_algorithm": "EAGLE"}),
                              ("model: multi-head latent attention", {"use_mla_backend": True}),
                              ("disable_hybrid_swa_memory: False.*--disable-hybrid-swa-memory", {"is_hybrid_swa": True}),
+                             ("kv_cache_dtype: nvfp4; supported: auto, bf16", {"kv_cache_dtype": "nvfp4"}),
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
-            with self.assertRaisesRegex(libattn.UnsupportedError, f"{text}.*leave out --attention-backend libattn"):
+            with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
         module = sys.modules["sglang"]

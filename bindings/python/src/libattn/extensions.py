@@ -51,6 +51,8 @@ def replay_batch(ring_tokens: Any) -> Struct:
 def replay_cache(gdn: GdnDesc, dtype: str | int, replay: int, gate_per_channel: bool = False) -> Struct:
     """For `LayerDesc.extensions` of a recurrent layer of `dtype`, whose state is then written once in `replay` tokens: its
     ring, a draft, see ``attn/draft/recurrent.h``."""
+    if gdn.num_k_heads < 1:
+        raise refused("num_k_heads", f"{gdn.num_k_heads}; 1 or more is needed")
     code, group = code_of("dtype", dtype, DtypeId), gdn.num_v_heads // gdn.num_k_heads
     inputs = gdn.head_size_k + group * gdn.head_size_v
     gates = group * (gdn.head_size_k if gate_per_channel else 1) * (1 if code == DtypeId.F32 else 2)

@@ -27,7 +27,8 @@ def register() -> None:
 
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _before_weights, HookType.BEFORE)
     if is_cpu():  # SGLang asks by the backend's name whether Triton can write its tables, and knows its own names only
-        HookRegistry.register("sglang.srt.utils.common.support_triton", lambda backend: False, HookType.REPLACE)
+        HookRegistry.register("sglang.srt.utils.common.support_triton",
+                              lambda original, backend: backend != NAME and original(backend), HookType.AROUND)
     for module in ("sglang.srt.arg_groups.choices", "sglang.srt.server_args"):
         try:
             choices = __import__(module, fromlist=["ATTENTION_BACKEND_CHOICES"]).ATTENTION_BACKEND_CHOICES
@@ -37,7 +38,9 @@ def register() -> None:
             choices.append(NAME)
 
 
-def _before_weights(*arguments: Any, **named: Any) -> None:
-    from .check import before_weights
+def _before_weights(runner: Any, *_: Any, **__: Any) -> None:
+    asked = (getattr(runner.server_args, f"{phase}attention_backend", None) for phase in ("", "prefill_", "decode_"))
+    if NAME in asked:
+        from .check import before_weights
 
-    before_weights(*arguments, **named)
+        before_weights(runner)
