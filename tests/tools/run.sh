@@ -56,6 +56,10 @@ for wrong in '[{"prompt": 5}, 7]' '[{"promt": 5}]'; do # not a default in its pl
     grep -q 'is no JSON object\|promt: is no field' "$folder/found"
 done
 status=0
+"$run" --model "$models/llama-3.1-8b.json" --layers 1 --replay 4 2>"$folder/found" || status=$?
+[ $status -eq 1 ]
+grep -q 'replay: is 4; the model has no recurrent layer' "$folder/found"
+status=0
 "$run" --model "$models/llama-3.1-8b.json" --steps none 2>/dev/null || status=$?
 [ $status -eq 2 ]
 

@@ -53,8 +53,8 @@ void model_config_finish(struct model_config *config);
 /* Sets what layers point to, in themselves, where they are now. */
 void model_config_link(struct model_config *config);
 
-/* Gives each recurrent layer a ring of so many tokens' inputs. */
-void model_config_replay(struct model_config *config, int32_t tokens);
+/* Gives each recurrent layer a ring of so many tokens' inputs; how many there are. */
+int32_t model_config_replay(struct model_config *config, int32_t tokens);
 
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
 void model_config_keep(struct model_config *config, int32_t count);

@@ -41,8 +41,9 @@ void model_config_link(struct model_config *config)
     }
 }
 
-void model_config_replay(struct model_config *config, int32_t tokens)
+int32_t model_config_replay(struct model_config *config, int32_t tokens)
 {
+    int32_t rings = 0;
     for (int32_t i = 0; i < config->num_layers; i++) {
         struct model_layer *layer = &config->layers[i];
         if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
@@ -53,9 +54,11 @@ void model_config_replay(struct model_config *config, int32_t tokens)
                 .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof layer->caches, NULL},
                 .num_caches = 1,
                 .cache_stride = sizeof layer->cache};
+            rings++;
         }
     }
     model_config_link(config);
+    return rings;
 }
 
 int32_t model_config_drop(struct model_config *config, int32_t kind)

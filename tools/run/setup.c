@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "engine.h"
 #include "support/client.h"
 
@@ -257,8 +258,10 @@ attn_status engine_setup(struct run_engine *engine)
     if (engine->settings->layers > 0) {
         model_config_keep(&engine->config, engine->settings->layers);
     }
-    if (engine->settings->replay > 0) {
-        model_config_replay(&engine->config, engine->settings->replay);
+    if (engine->settings->replay > 0 &&
+        model_config_replay(&engine->config, engine->settings->replay) == 0) {
+        return command_error(&engine->error, ATTN_ERROR_INVALID_ARGUMENT, "replay",
+                             "is %d; the model has no recurrent layer", engine->settings->replay);
     }
     engine->steps = engine->settings->steps;
     engine->num_layers = engine->config.num_layers;
