@@ -150,10 +150,11 @@ static int32_t choose(const struct index_loop *loop, const struct query *query, 
                       int32_t group, struct candidates *chosen, int32_t *list, int64_t list_room)
 {
     const struct attn_indexer_desc *x = loop->desc;
-    const int64_t rows = (query->position + 1) / x->tokens_per_row;
+    const int64_t seen = query->position < 0 ? 0 : query->position + 1;
+    const int64_t rows = seen / x->tokens_per_row;
     const int64_t entries = (rows + x->rows_per_entry - 1) / x->rows_per_entry;
     const int32_t forced = x->first_entries + x->last_entries;
-    const bool tail = x->tail && (query->position + 1) % x->tokens_per_row != 0;
+    const bool tail = x->tail && seen % x->tokens_per_row != 0;
     const int32_t on_top = forced < entries ? forced : (int32_t)entries;
     double scores[TILE];
     struct candidate entry = {0, 0, false};

@@ -71,9 +71,49 @@ static bool is_right(int n, int topk, int draw, int forced)
     return length == topk && found == best;
 }
 
+/* Whether 8 queries of a request without keys have empty lists, and leave that of the query before
+ * them, of 64 keys, as it is. */
+static bool padding_is_empty(int tokens_per_row, int tail)
+{
+    enum { TOPK = 8, LISTS = 9 };
+    std::vector<float> scores(LISTS * 64, 0.0f);
+    std::vector<int32_t> found((size_t)LISTS * TOPK, -7);
+    int32_t query_start[3] = {0, 1, LISTS}, lens[2] = {64, 0}, lengths[LISTS] = {0};
+    gpu_index_params p = {};
+    p.query_start = query_start, p.seq_lens = lens, p.num_reqs = 2, p.num_tokens = LISTS;
+    p.heads = p.groups = p.rows_per_entry = 1, p.tokens_per_row = tokens_per_row, p.tail = tail;
+    p.max_rows = 64, p.scores = scores.data(), p.score_stride = 64, p.topk = TOPK;
+    p.out = found.data(), p.out_token = p.out_group = p.room = TOPK, p.lengths = lengths;
+    for (int list = LISTS - 1; list >= 0; list--) { /* the list before it is written later */
+        host_run_group(
+            TOP_K_THREADS, list, LISTS,
+            [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+    }
+    for (int list = 1; list < LISTS; list++) {
+        host_run_group(
+            TOP_K_THREADS, list, LISTS,
+            [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+    }
+    bool right = lengths[0] == TOPK;
+    for (int i = 0; i < LISTS * TOPK; i++) {
+        right = right && found[(size_t)i] == (i < TOPK ? i : -1) &&
+                lengths[i / TOPK] == (i < TOPK ? TOPK : 0);
+    }
+    return right;
+}
+
 int main()
 {
     int failures = 0;
+    for (int tokens_per_row : {1, 4}) {
+        for (int tail = 0; tail < (tokens_per_row > 1 ? 2 : 1); tail++) {
+            if (!padding_is_empty(tokens_per_row, tail)) {
+                failures++;
+                printf("queries without keys, rows of %d, tail %d: lists are not empty\n",
+                       tokens_per_row, tail);
+            }
+        }
+    }
     for (int n : {2049, 8192, 8193, 16385, 65536, 131072, 131073}) {
         for (int topk : {1, 48, 2048, 5000}) {
             for (int draw = 0; draw < DRAWS; draw++) {

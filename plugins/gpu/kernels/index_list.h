@@ -19,6 +19,7 @@ GPU_INLINE index_list find_list(const gpu_index_params &p, int32_t list)
     v.group = list % p.groups;
     v.request = find_last(p.query_start, p.num_reqs, v.token);
     int32_t seen = p.seq_lens[v.request] - p.query_start[v.request + 1] + v.token + 1;
+    seen = max(seen, 0); /* padding: queries of a request without keys */
     v.rows = min(seen / p.tokens_per_row, p.max_rows);
     v.tail = p.tail != 0 && seen % p.tokens_per_row != 0;
     return v;
