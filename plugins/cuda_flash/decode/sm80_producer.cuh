@@ -227,7 +227,7 @@ static __device__ __forceinline__ void copy_stretches(const char *base, int64_t 
 
 /* Copies K or V of a tile with cp.async. Rows that no query sees and dims past the head size become
  * zero. Stretches of 16 rows hold for all block sizes that 16 divides, those of 4 for short units
- * of listed keys. */
+ * of listed keys and, in bf16, for pages of 4, 12, 20 and so on. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_cache &cache,
                                                  int32_t head_size, int32_t head,

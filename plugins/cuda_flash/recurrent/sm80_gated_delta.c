@@ -113,9 +113,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .requests_apart = by_request,
         .wide_keys = p->head_size_k % 8 == 0 && keys % 16 == 0,
         .wide_values = p->head_size_v % 2 == 0 && values % 4 == 0,
-        .wide_out = p->head_size_v % 4 == 0 && bits_of(&p->out) % 8 == 0   ? WIDE_OUT_FOUR
-                    : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2
-                                                                           : 1,
+        .wide_out = p->head_size_v % 4 == 0 && bits_of(&p->out) % 8 == 0 ? WIDE_OUT_FOUR : 1,
     };
     a.usual_gates = usual_gates(&p->rule);
     a.state_on_sm90 = rolls(device, p);

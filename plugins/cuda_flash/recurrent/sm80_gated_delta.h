@@ -60,11 +60,11 @@ struct sm80_delta_params {
     int64_t chunk_bytes, heads_at; /* heads_at: bytes from a chunk's start to its chunk_head */
     /* The first chunk of request r is number query_start[r] / tokens_apart + r * requests_apart. */
     int32_t num_chunks, tokens_apart, requests_apart;
-    int32_t group;       /* value heads of a key head */
-    int32_t wide_keys;   /* 1: 16 bytes of a key's row can be read at a time */
-    int32_t wide_values; /* 1: two elements of a value's row can be read at a time */
-    int32_t wide_out;    /* elements of out that can be written at a time: 1, 2 or WIDE_OUT_FOUR */
-    int32_t usual_gates; /* 1: gates of the gated delta rule (usual_gates) */
+    int32_t group;          /* value heads of a key head */
+    int32_t wide_keys;      /* 1: 16 bytes of a key's row can be read at a time */
+    int32_t wide_values;    /* 1: two elements of a value's row can be read at a time */
+    int32_t wide_out;       /* elements of out that can be written at a time: 1 or WIDE_OUT_FOUR */
+    int32_t usual_gates;    /* 1: gates of the gated delta rule (usual_gates) */
     int32_t stages, slices; /* set by the launch */
     /* 1: sm90_delta_state updates the state, sm80_delta_launch only prepares */
     int32_t state_on_sm90;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Preparation that overlaps the state kernel, for few requests. All multiprocessors prepare the
- * first FIRST_GROUPS parts each, which takes least time; then CTAs that fill a multiprocessor
- * prepare the rest, chunk by chunk with all heads, and let the state kernel start on the other
- * multiprocessors. It waits for each chunk's flag. */
+ * first FIRST_GROUPS parts each (with gates per channel most of them), which takes least time; then
+ * CTAs that fill a multiprocessor prepare the rest, chunk by chunk with all heads, and let the
+ * state kernel start on the other multiprocessors. It waits for each chunk's flag. */
 #ifndef CUDA_FLASH_SM90_DELTA_OVERLAP_CUH
 #define CUDA_FLASH_SM90_DELTA_OVERLAP_CUH
 
