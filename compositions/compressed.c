@@ -50,7 +50,8 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                    layer->caches != NULL ? layer->caches->num_caches : 0);
     }
     const struct attn_cache_desc *c = cache_of(layer);
-    const int32_t kv_dtype = l->kv_dtype == ATTN_KV_AUTO ? l->dtype : l->kv_dtype;
+    const bool plain = l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization;
+    const int32_t kv_dtype = plain ? l->dtype : l->kv_dtype;
     if (c->role != ATTN_CACHE_COMPRESSED || c->table == 0 || c->num_heads != 1 ||
         c->head_size != l->head_size || c->kv_dtype != kv_dtype) {
         return BAD(
@@ -189,6 +190,12 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
         rows_of == NULL && plan->model->device.type == ATTN_DEVICE_CPU ? table->seq_lens : rows_of;
     if (whole->seq_lens_host == NULL || rows_of == NULL) {
         return BAD("seq_lens_host", "compressed rows need the lengths of both tables on the host");
+    }
+    if (table->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU) {
+        return error_set(
+            error, ATTN_ERROR_UNSUPPORTED, "tables",
+            "table %d has a block_table_row, which compressed rows take on a CPU alone",
+            cache->table);
     }
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         const int32_t rows =

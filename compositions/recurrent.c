@@ -313,8 +313,9 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
     const bool a = r->gate != ATTN_GATE_CONSTANT, b = r->write_gate == ATTN_WRITE_GATE_SIGMOID;
     if ((!a && gdn->a != NULL) || (!b && gdn->b != NULL)) {
-        return FAIL(a ? "b" : "a", "is not NULL; a constant gate has no a, and without a sigmoid "
-                                   "write gate there is no b");
+        return FAIL(!a && gdn->a != NULL ? "a" : "b",
+                    "is not NULL; a constant gate has no a, and without a sigmoid "
+                    "write gate there is no b");
     }
     const struct tensor_need need_a = {"a", 2, {rows, gates}, 1, .strided = true},
                              need_b = {"b", 2, {rows, g->num_v_heads}, 1, .strided = true},

@@ -105,10 +105,11 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
     if (accepted < 1 || accepted > 1 + drafted) {
         return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
     }
-    if (replay != NULL &&
-        (states->has_initial_state == NULL || states->has_initial_state[r] != 0)) {
-        const int32_t past =
-            b->seq_lens[r] - (b->query_start_loc_host[r + 1] - b->query_start_loc_host[r]);
+    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+    const int32_t past = replay != NULL ? b->seq_lens[r] - queries : 0;
+    const bool reads =
+        states->has_initial_state != NULL ? states->has_initial_state[r] != 0 : past > 0;
+    if (replay != NULL && reads && b->seq_lens[r] > 0) {
         const int32_t rows = layer->caches->caches->block_size - drafted;
         const int32_t most = past < rows ? past : rows - 1;
         if (replay->ring_tokens[r] < 0 || replay->ring_tokens[r] > most) {
@@ -213,7 +214,8 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
     }
     if (states->state_slots == NULL || states->state_slots_stride < 0 ||
         (states->num_accepted_tokens != NULL &&
-         states->state_slots_stride < 1 + drafted_states(layer))) {
+         (states->state_slots_stride > 0 ? states->state_slots_stride : 1) <
+             1 + drafted_states(layer))) {
         return BAD(
             "state_slots",
             "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
@@ -224,7 +226,8 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
     if (states->initial_slots != NULL &&
         (states->initial_slots_stride < 0 ||
          (states->num_accepted_tokens != NULL &&
-          states->initial_slots_stride < 1 + drafted_states(layer)))) {
+          (states->initial_slots_stride > 0 ? states->initial_slots_stride : 1) <
+              1 + drafted_states(layer)))) {
         return BAD("initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
                    (long long)states->initial_slots_stride, 1 + drafted_states(layer));
     }

@@ -57,8 +57,8 @@ struct attn_workspace {
 /* A layer's blocks in another memory (host swap space); an element of attn_block_transfer.other. */
 struct attn_block_memory {
     void *base;
-    /* bytes between blocks; 0: the spec's padded_page_bytes, of other tables what a block's caches
-     * take */
+    /* bytes between blocks; 0: the spec's padded_page_bytes and what further caches of table 0
+     * take, of other tables what a block's caches take */
     int64_t stride;
 };
 

@@ -73,6 +73,7 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
     for (int32_t i = 0; i < layer_num_caches(layer); i++) {
         if (layer->all[i].spec.table == table) {
             add_cache(&all, layer, &layer->all[i]);
+            stride += table == 0 && i >= layer->num_own ? layer->all[i].spec.page_bytes : 0;
         }
     }
     for (int32_t i = 0; i < all.count && table > 0; i++) {

@@ -153,7 +153,7 @@ static attn_status check_form(const attn_layer *layer, const struct cache *cache
         return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own", name,
                    which, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
-    if (kv_rows_are_whole(dtype) && packed) {
+    if ((kv_rows_are_whole(dtype) || layer->selected->compressor != NULL) && packed) {
         return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", name, which,
                    view->pack, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     }
@@ -263,15 +263,20 @@ attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
                             struct attn_error *error)
 {
     const bool own = cache < layer->all + layer->num_own,
-               states = own && layer->selected->has_states;
+               states = own && layer->selected->has_states,
+               rows = own || cache->spec.role == ATTN_CACHE_COMPRESSED;
     TRY(struct_read(view, ABI_KV_VIEW, given, error));
+    if (layer->selected->has_states && view->pack > 0 && view->pack < view->head_size) {
+        return BAD("pack", "layer '%s', %s: pack is %d; a row of states is in one piece (0)",
+                   layer->desc->name, cache->name, view->pack);
+    }
     if (own && layer_has_vendor_pages(layer)) {
         TRY(check_pages(layer, cache, view, error));
     } else {
         TRY(cut(layer, cache, view, error));
         TRY(check_shape(layer, cache, view, error));
-        TRY(own && !states ? check_form(layer, cache, view, error) : ATTN_OK);
-        TRY(states ? ATTN_OK : check_alignment(layer, cache, own, view, error));
+        TRY(rows && !states ? check_form(layer, cache, view, error) : ATTN_OK);
+        TRY(states ? ATTN_OK : check_alignment(layer, cache, rows, view, error));
     }
     return address_check_view(layer->model, view, cache->name, error);
 }

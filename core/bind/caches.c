@@ -136,7 +136,7 @@ attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn
 }
 
 /* States lie head after head, and the convolution's window next to them. */
-static attn_status check_states(const attn_layer *layer, struct attn_kv_view read[2],
+static attn_status check_states(const attn_layer *layer, struct attn_kv_view *read,
                                 struct attn_error *error)
 {
     const struct cache *state = &layer->all[0];
@@ -150,6 +150,13 @@ static attn_status check_states(const attn_layer *layer, struct attn_kv_view rea
                    "layer '%s': states lie head after head in whole elements, with as many slots "
                    "as windows",
                    layer->desc->name);
+    }
+    for (int32_t i = layer->num_own; i < layer_num_caches(layer); i++) { /* a ring */
+        if (read[i].num_blocks != read[0].num_blocks) {
+            return BAD("num_blocks", "layer '%s': %s has %lld slots; %lld, as the state",
+                       layer->desc->name, layer->all[i].name, (long long)read[i].num_blocks,
+                       (long long)read[0].num_blocks);
+        }
     }
     read[0].stride_slot = read[0].stride_head * read[0].num_heads;
     if (window) {

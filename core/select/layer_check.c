@@ -288,8 +288,7 @@ static bool readable_cache(const struct layer *reader, const struct layer *owner
 {
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
     return layer_has_cache(y) && owner->caches == NULL && same_rows(x, y) &&
-           x->block_size == y->block_size * owner->blocks_per_entry &&
-           (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
+           x->block_size == y->block_size * owner->blocks_per_entry && x->kind == y->kind;
 }
 
 static attn_status check_names(struct layer *layer, int32_t index,

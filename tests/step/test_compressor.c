@@ -211,6 +211,8 @@ TEST(test_descriptions)
     refuse_layer(c, "num_kv_heads");
     c->described.kv_dtype = ATTN_KV_BF16;
     refuse_layer(c, "kv_dtype");
+    c->described.skip_kv_quantization = 1; /* its states are float32, whatever dtype it has */
+    refuse_layer(c, "skip_kv_quantization");
     c->desc.rotary_dim = 0;
     refuse_layer(c, "rotary_dim");
     c->desc.rope = ATTN_ROPE_NONE;
@@ -229,5 +231,18 @@ TEST(test_descriptions)
     refuse_layer(c, "has_window");
     c->described.causal = ATTN_CAUSAL_NO;
     refuse_layer(c, "causal");
+    const struct attn_layer_desc reader = {.struct_size = sizeof reader,
+                                           .name = "reader",
+                                           .kv_sharing_target = c->described.name,
+                                           .dtype = ATTN_DTYPE_F32,
+                                           .num_q_heads = HEADS,
+                                           .num_kv_heads = HEADS,
+                                           .head_size = D,
+                                           .scale = 1,
+                                           .block_size = c->described.block_size};
+    const struct attn_layer_desc *layers[] = {&c->described, &reader};
+    attn_assignment *made = NULL;
+    REFUSED(&c->error, "kv_sharing_target",
+            c->api->select(c->runtime, CLIENT_ORDER(""), layers, 2, &made, &c->error));
     close_model(c);
 }

@@ -424,7 +424,18 @@ TEST(test_rings)
             step(g, (const int32_t[]){3, 3, 3, 1, 2},
                  (const int32_t[]){1 + i % 3, 1 + i / 2 % 3, 1, 1, 2 - i % 2}, true);
         }
+        int32_t own[REQS], from[REQS];
+        for (int32_t r = 0; r < REQS; r++) {
+            own[r] = g->slots[r][0];
+            from[r] = g->from[r][0];
+        }
+        g->ext.state_slots = own; /* of a stride of 0, which reads as 1 */
+        g->ext.initial_slots = moves ? from : NULL;
+        g->ext.state_slots_stride = g->ext.initial_slots_stride = 0;
         g->ring_tokens[3] = RING - DRAFTS;
+        g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 0, 1}; /* its cursor does not count */
+        CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+        g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
         REFUSED(&g->error, "ring_tokens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
         g->ext.ext.next = NULL;
         REFUSED(&g->error, "attn_batch_replay",

@@ -111,11 +111,12 @@ struct attn_io_recurrent_gate {     /* on attn_step_io */
  * norm, u the rule's r (additive rules: beta v). The token at position p is row p % block_size.
  *
  * state_slots and initial_slots have one slot for each request, whatever was drafted. A request of
- * up to 1 + num_speculative_tokens tokens leaves its state and adds all of its tokens to the ring
- * unless it starts from zeros or from another slot than state_slots', or has n - 1 or more in the
- * ring: then the slot gets the state after its first token, and the ring the tokens after that. A
- * longer request leaves the state after all of its tokens, and nothing in the ring. Checkpoints
- * are whole states, to be started from with an empty ring.
+ * up to 1 + num_speculative_tokens tokens (of one without num_accepted_tokens) leaves its state and
+ * adds all of its tokens to the ring unless it starts from zeros or from another slot than
+ * state_slots', or has n - 1 or more in the ring: then the slot gets the state after its first
+ * token, and the ring the tokens after that. A longer request leaves the state after all of its
+ * tokens, and nothing in the ring. Checkpoints are whole states, to be started from with an empty
+ * ring.
  *
  * The slots are the engine's and are copied whole, ring included; so is the cursor ring_tokens,
  * which goes where the request goes. After a step that accepted a tokens of the request it is
