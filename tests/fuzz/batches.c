@@ -67,7 +67,8 @@ static void bind_memory(struct step *s)
             spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
         FUZZ_CHECK(spec.padded_page_bytes * NUM_BLOCKS <= (int64_t)sizeof cache);
         FUZZ_CHECK(layer_kv_views(s->layer, cache, NUM_BLOCKS, &k, &v, &s->error) == ATTN_OK);
-        FUZZ_CHECK(layer_bind_own(s->layer, &k, latent ? NULL : &v, &s->error) == ATTN_OK);
+        const struct attn_kv_view *const views[] = {&k, &v};
+        FUZZ_CHECK(layer_bind_caches(s->layer, views, latent ? 1 : 2, &s->error) == ATTN_OK);
     }
 }
 

@@ -131,7 +131,8 @@ static void check_cache(attn_layer *layer)
     if (status == ATTN_OK) {
         const bool latent =
             spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
-        status = layer_bind_own(layer, &k, latent ? NULL : &v, &error);
+        const struct attn_kv_view *const views[] = {&k, &v};
+        status = layer_bind_caches(layer, views, latent ? 1 : 2, &error);
         fuzz_check_error(status, &error);
     }
 }

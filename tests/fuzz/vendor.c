@@ -215,7 +215,8 @@ static void step(attn_model *model, struct attn_error *error)
     attn_layer *layer = model_layer(model, 0);
     attn_plan *made = NULL;
     attn_status status = layer_kv_views(layer, cache, 1, &k, &v, error);
-    status = status ? status : layer_bind_own(layer, &k, &v, error);
+    const struct attn_kv_view *const views[] = {&k, &v};
+    status = status ? status : layer_bind_caches(layer, views, 2, error);
     status = status ? status : plan_create(model, 0, &options, &made, error);
     fuzz_check_error(status, error);
     FUZZ_CHECK((status == ATTN_OK) == (made != NULL));
