@@ -366,7 +366,9 @@ TEST(test_steps)
 {
     for (int32_t paged = 0; paged < 2; paged++) {
         OWNED(gdn_end)
-        struct gdn *g = gdn_open("cpu_ref", &(struct gdn){.width = WIDTH, .paged = paged});
+        static struct gdn given = {.width = WIDTH}; /* too large for the stack */
+        given.paged = paged;
+        struct gdn *g = gdn_open("cpu_ref", &given);
         step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
         g->slots[1][0] = -1; /* padded */
         step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
@@ -413,11 +415,9 @@ TEST(test_drafts_that_move)
 TEST(test_rings)
 {
     for (int32_t moves = 0; moves < 2; moves++) {
-        const struct gdn given = {.width = WIDTH,
-                                  .drafted = DRAFTS,
-                                  .interval = moves ? 5 : 0,
-                                  .moves = moves,
-                                  .replays = true};
+        static struct gdn given = {.width = WIDTH, .drafted = DRAFTS, .replays = true};
+        given.interval = moves ? 5 : 0;
+        given.moves = moves;
         OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
         draft(g, moves ? 8 : 20);
         for (int32_t i = 0; i < 8; i++) {
@@ -474,7 +474,8 @@ TEST(test_parts_of_every_array)
     gdn_destroy(whole);
     gdn_destroy(cut);
     for (int32_t replays = 0; replays < 2; replays++) {
-        const struct gdn given = {.width = WIDTH, .drafted = DRAFTS, .replays = replays};
+        static struct gdn given = {.width = WIDTH, .drafted = DRAFTS};
+        given.replays = replays;
         cut = gdn_open("decode=cpu_ref;prefill=opaque", &given);
         for (int32_t r = 0; r < REQS; r++) {
             cut->accepted[r] = 1;

@@ -44,7 +44,7 @@
     X(rule_128, gpu_delta_params, 256)                                                             \
     X(rule_512, gpu_delta_params, 256)                                                             \
     X(ring_128, gpu_ring_params, 256)                                                              \
-    X(ring_512, gpu_ring_params, 256)                                                              \
+    X(ring_512, gpu_ring_params, 512)                                                              \
     X(delta_roll, gpu_delta_params, 256)                                                           \
     X(delta_norm, gpu_delta_norm_params, 256)
 
