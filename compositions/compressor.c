@@ -86,8 +86,9 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     const struct tensor_need weight = {"norm_weight", 1, {size}};
     const struct tensor_need bias = {
         "position_bias", 2, {x->tokens_per_row, (1 + x->overlaps) * size}, .more = 1};
-    int64_t longest = 1; /* compressors are on CPUs alone, where lengths can be read */
-    for (int32_t r = 0; r < plan->given.num_reqs && plan->given.seq_lens != NULL; r++) {
+    int64_t longest = plan->given.max_seq_len > 0 ? plan->given.max_seq_len : 1;
+    const bool on_cpu = plan->model->device.type == ATTN_DEVICE_CPU && plan->given.seq_lens != NULL;
+    for (int32_t r = 0; on_cpu && r < plan->given.num_reqs; r++) {
         longest = plan->given.seq_lens[r] > longest ? plan->given.seq_lens[r] : longest;
     }
     const struct tensor_need table = {"cos_sin", 2, {longest, x->rotary_dim}, .more = 1};

@@ -429,7 +429,7 @@ TEST(test_rings)
             own[r] = g->slots[r][0];
             from[r] = g->from[r][0];
         }
-        g->ext.state_slots = own; /* of a stride of 0, which reads as 1 */
+        g->ext.state_slots = own; /* a stride of 0 reads as 1 */
         g->ext.initial_slots = moves ? from : NULL;
         g->ext.state_slots_stride = g->ext.initial_slots_stride = 0;
         g->ring_tokens[3] = RING - DRAFTS;
