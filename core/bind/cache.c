@@ -173,12 +173,13 @@ static attn_status check_form(const attn_layer *layer, const struct cache *cache
     return ATTN_OK;
 }
 
-/* The address and, of rows, the strides; further caches may have any. */
+/* The address and, of rows, the strides. Those of a ring are multiples of 4, those of other further
+ * caches any. */
 static attn_status check_alignment(const attn_layer *layer, const struct cache *cache, bool rows,
                                    const struct attn_kv_view *view, struct attn_error *error)
 {
     const int32_t dtype = cache->spec.kv_dtype;
-    const bool ring = cache->spec.role == ATTN_CACHE_REPLAY; /* has gates in float32 */
+    const bool ring = cache->spec.role == ATTN_CACHE_REPLAY; /* its gates are float32 */
     const int32_t element = ring                           ? 4
                             : !rows || dtype > ATTN_KV_F32 ? 1
                             : dtype == ATTN_KV_F32         ? 4
