@@ -122,13 +122,10 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
 }
 
 /* As solve_chunk, for rules without a delta. */
-static void scale_values(const struct gdn *gdn, int32_t count, int32_t head, const float *state,
+static void scale_values(const struct gdn *gdn, int32_t count, const float *state,
                          struct gdn_scratch *s)
 {
     const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
-    for (int32_t i = 0; gdn->skip != NULL && i < count * width; i++) {
-        s->o[i] = gdn->skip[head] * s->v[i];
-    }
     memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
     for (int32_t t = 0; t < count; t++) {
         gdn_variant(gdn)->scale_row(s->v + (int64_t)t * width, s->beta[t], width);
@@ -326,8 +323,11 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
                 gdn_walk(gdn, request, first, count, head + h, state, s);
             } else {
                 find_decays(gdn, count, s);
+                for (int32_t i = 0; gdn->skip != NULL && i < count * s->width; i++) {
+                    s->o[i] = gdn->skip[head + h] * s->v[i];
+                }
                 if (gdn->rule->rule == ATTN_RULE_ADDITIVE) {
-                    scale_values(gdn, count, head + h, state, s);
+                    scale_values(gdn, count, state, s);
                 } else {
                     solve_chunk(gdn, count, state, s);
                 }

@@ -29,7 +29,7 @@ static int64_t key_bytes(int32_t num_k_heads, int32_t num_v_heads, bool by_chann
 
 /* Bytes of a chunk's intermediates; 0 if the layer is not served. Scores and the inverse are f16:
  * the inverse is bounded only if q and k are normalized, and their error exceeds the bound of f16
- * layers. */
+ * layers. Only rules without a delta add a skip, and with a delta β must not exceed 1. */
 static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_layer_desc *layer)
 {
     const struct attn_recurrent_desc *g =
@@ -38,7 +38,8 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_la
         (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
     bool additive = rule != NULL && rule->rule == ATTN_RULE_ADDITIVE;
     bool by_channel = rule != NULL && rule->gate_per_channel;
-    bool served = sm80_delta_fits(device) && (g->qk_l2norm || additive) &&
+    bool plain = rule == NULL || (!rule->has_skip && rule->write_gate != ATTN_WRITE_GATE_STEP);
+    bool served = sm80_delta_fits(device) && ((g->qk_l2norm && plain) || additive) &&
                   (!by_channel || (!additive && has_sm90(device))) &&
                   g->head_size_k <= CHUNK_DIMS && g->conv_width <= CHUNK_TAPS &&
                   layer->dtype == ATTN_DTYPE_BF16;

@@ -441,6 +441,9 @@ static const struct gdn_variant variants[] = {
     {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
     {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, false, 0, GDN_MAMBA2},
     {GDN_DRAFTS, 0, 1, 1, 200, 24, 4, 0, 3, true, false, true, false, false, true, true, 4, false, 0, GDN_KDA, ATTN_DTYPE_BF16},
+    RULE(GDN_DELTA_SKIP, true),
+    RULE(GDN_DELTA_STEP, true),
+    RULE(GDN_ADDITIVE_CHANNELS, false),
 };
 /* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
  * to be walked in quarters and too few to be walked whole; heads of the usual sizes for each rule. */
@@ -464,6 +467,9 @@ static const struct gdn_variant large_variants[] = {
     {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, false, true, false, false, 0, false, 0, GDN_KDA},
     {GDN_STEPS, ATTN_DTYPE_BF16, 2, 2, 128, 72, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_F16},
     {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_DELTA_SKIP},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},
     /* many chunks of few rows, which may be prepared while earlier ones are walked */
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, true},
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA},

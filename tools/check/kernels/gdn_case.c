@@ -31,7 +31,20 @@ const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
     [GDN_LIGHTNING] = {"recurrent.lightning",
                        {.rule = ATTN_RULE_ADDITIVE,
                         .gate = ATTN_GATE_CONSTANT,
-                        .write_gate = ATTN_WRITE_GATE_NONE}}};
+                        .write_gate = ATTN_WRITE_GATE_NONE}},
+    /* parts of the rules above in other pairs: each is declared by itself */
+    [GDN_DELTA_SKIP] = {"recurrent.delta_skip",
+                        {.gate = ATTN_GATE_GIVEN,
+                         .write_gate = ATTN_WRITE_GATE_NONE,
+                         .values_first = 1,
+                         .has_skip = 1}},
+    [GDN_DELTA_STEP] = {"recurrent.delta_step",
+                        {.write_gate = ATTN_WRITE_GATE_STEP, .dt_min = 0.5f, .dt_max = 1.5f}},
+    [GDN_ADDITIVE_CHANNELS] = {"recurrent.additive_channels",
+                               {.rule = ATTN_RULE_ADDITIVE,
+                                .gate_per_channel = 1,
+                                .gate = ATTN_GATE_BOUNDED,
+                                .gate_bound = -2}}};
 
 /* Epsilons are large, or a norm would show how outputs that cancel are rounded. */
 const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS] = {

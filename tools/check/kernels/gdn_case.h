@@ -39,6 +39,9 @@ enum gdn_rule_code {
     GDN_MAMBA2,
     GDN_MAMBA2_LIMITS,
     GDN_LIGHTNING,
+    GDN_DELTA_SKIP,
+    GDN_DELTA_STEP,
+    GDN_ADDITIVE_CHANNELS,
     GDN_RULE_COUNT
 };
 extern const struct gdn_rule gdn_rules[GDN_RULE_COUNT];
