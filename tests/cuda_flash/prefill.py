@@ -166,7 +166,7 @@ def checks():
     more = [n + random.choice([0, some(900)]) for n in lengths]
     base = dict(queries=lengths, keys=more, lse=True, spread=2.0)
     for dtype in (torch.bfloat16, torch.float16):
-        for size in ((64, 64), (128, 128), (192, 128), (256, 256), (96, 96), (80, 80), (40, 40)):
+        for size in ((64, 64), (128, 128), (192, 128), (256, 256), (96, 96), (80, 80), (40, 40), (512, 512), (320, 264)):
             for causal in (True, False):
                 for page in (0, 16, 64, 24, 256, 1, 12):
                     yield dict(base, dtype=dtype, size=size, causal=causal, page=page, nhd=page == 64)
@@ -174,7 +174,7 @@ def checks():
         yield dict(base, heads=group, page=16)
         yield dict(base, heads=group)
     for page in (0, 16):
-        for size in ((128, 128), (256, 256)):
+        for size in ((128, 128), (256, 256), (512, 512)):
             for term in (dict(window=(100, 0)), dict(window=(190, 0)), dict(window=(33, 33), causal=False), dict(chunk=96), dict(cap=20.0),
                          dict(alibi=1), dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
                          dict(window=(130, 0), cap=30.0, sinks=True, alibi=1)):
@@ -188,7 +188,7 @@ def checks():
                    scratch_percent=percent)
     for dtype in (torch.bfloat16, torch.float16):
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
-            for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64))):
+            for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64)), dict(size=(512, 512))):
                 yield dict(base, dtype=dtype, spread=spread, **term)
     for dtype in (torch.bfloat16, torch.float16):  # items of 192 rows
         for heads in ((32, 8), (8, 8), (8, 1), (14, 2), (40, 8)):
@@ -212,6 +212,7 @@ def checks():
     yield dict(queries=[8191 + some(400)], heads=(2, 1), size=random.choice([(64, 64), (128, 128)]), page=64, lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[2048] * 3, size=(64, 64), lse=True)
+    yield dict(queries=[2048, 700], keys=[2048, 9000], size=(512, 512), heads=(16, 4), page=16, lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
 
 
@@ -254,6 +255,52 @@ def check(library):
     return failed
 
 
+def part_of(library, whole, r, first, end, settings):
+    """Queries first .. end - 1 of a request of `whole`, alone, over the keys up to theirs."""
+    end_key = end + whole.keys[r] - whole.queries[r]
+    one = Problem(library, queries=[end - first], keys=[end_key], **settings)
+    rows = slice(whole.query_starts[r] + first, whole.query_starts[r] + end)
+    own = slice(whole.key_starts[r], whole.key_starts[r] + end_key)
+    one.q.copy_(whole.q[rows])
+    one.rows_k.copy_(whole.rows_k[own])
+    one.rows_v.copy_(whole.rows_v[own])
+    for mine, theirs in ((one.sinks, whole.sinks), (one.slopes, whole.slopes)):
+        if mine is not None:
+            mine.copy_(theirs)
+    one.run()
+    torch.cuda.synchronize()
+    same = torch.equal(one.out.view(torch.int16), whole.out[rows].view(torch.int16)) and torch.equal(
+        one.lse.view(torch.int32), whole.lse[:, rows].contiguous().view(torch.int32))
+    one.close()
+    return same
+
+
+def check_parts(library):
+    """Layers of batch_invariant 2: prompts in steps of any number of tokens give the bits that they have at once."""
+    failed = done = 0
+    for settings in (dict(), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(chunk=96), dict(sinks=True),
+                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
+                     dict(spread=12.0), dict(size=(80, 80), sinks=True, cap=8.0), dict(size=(512, 512), heads=(16, 4)),
+                     dict(dtype=torch.float16, spread=12.0, heads=(8, 8)), dict(dtype=torch.float16, size=(64, 64), window=(100, 0))):
+        queries = [random.randint(1, 1500) for _ in range(4)] + [5, 1]
+        keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
+        settings = dict(settings, lse=True, invariant=2)
+        whole = Problem(library, queries=queries, keys=keys, **settings)
+        whole.run()
+        torch.cuda.synchronize()
+        for r, n in enumerate(queries):
+            cuts = sorted({0, n, n - 1, *(random.randint(0, n) for _ in range(4))})
+            for first, end in zip(cuts, cuts[1:]):
+                same = part_of(library, whole, r, first, end, settings)
+                done += 1
+                failed += not same
+                if not same:
+                    print(f"FAILED parts: queries {first} to {end} of {n} over {keys[r]} keys, {settings}", flush=True)
+        whole.close()
+    print(f"checked {done} parts, failed {failed}", flush=True)
+    return failed
+
+
 def check_alone(library):
     """Batch-invariant layers: requests alone give the bits that they have in a batch of more items than multiprocessors."""
     failed = done = 0
@@ -268,24 +315,11 @@ def check_alone(library):
         whole.run()
         torch.cuda.synchronize()
         for r in random.sample(range(20), 5) + [20, 21, 22, 23]:
-            one = Problem(library, queries=[queries[r]], keys=[keys[r]], **settings)
-            rows = slice(whole.query_starts[r], whole.query_starts[r + 1])
-            own = slice(whole.key_starts[r], whole.key_starts[r + 1])
-            one.q.copy_(whole.q[rows])
-            one.rows_k.copy_(whole.rows_k[own])
-            one.rows_v.copy_(whole.rows_v[own])
-            for mine, theirs in ((one.sinks, whole.sinks), (one.slopes, whole.slopes)):
-                if mine is not None:
-                    mine.copy_(theirs)
-            one.run()
-            torch.cuda.synchronize()
-            same = torch.equal(one.out.view(torch.int16), whole.out[rows].view(torch.int16)) and torch.equal(
-                one.lse.view(torch.int32), whole.lse[:, rows].contiguous().view(torch.int32))
+            same = part_of(library, whole, r, 0, queries[r], settings)
             done += 1
             failed += not same
             if not same:
                 print(f"FAILED alone: {queries[r]} queries over {keys[r]} keys, {settings}", flush=True)
-            one.close()
         whole.close()
     print(f"checked {done} alone, failed {failed}", flush=True)
     return failed
@@ -305,7 +339,7 @@ def main():
     torch.manual_seed(seed)
     library = ctypes.CDLL(args.cell)
     assert library.cell_open(args.plugin.encode()) == 0
-    sys.exit(((check(library) if args.check else 0) + (check_alone(library) if args.alone else 0)) != 0)
+    sys.exit(((check(library) if args.check else 0) + (check_alone(library) + check_parts(library) if args.alone else 0)) != 0)
 
 
 if __name__ == "__main__":

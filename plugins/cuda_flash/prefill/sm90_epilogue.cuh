@@ -38,6 +38,12 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
         int64_t at = (int64_t)(item.part - 1) * PREFILL_ROWS + row;
         return {a.parts + at * a.size_v * 2, a.part_lse + at, -INFINITY};
     }
+    if constexpr (S::wide) {
+        prefill_out out = out_of_item(a, item, row);
+        out.data += first_dim<S>(item) * 2;
+        out.lse = item.part == 0 ? out.lse : nullptr;
+        return out;
+    }
     return out_of_item(a, item, row);
 }
 
@@ -180,7 +186,7 @@ recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, ch
     prefill_out out = out_of_row<S>(a, item, row);
     float row_max = -INFINITY, row_sum = 0.0f, factor = 0.0f;
 #pragma unroll 1
-    for (int32_t first = -32 * own; first < p.problem.head_size_v; first += 32 * own) {
+    for (int32_t first = -32 * own; first < dims_of_item<S>(a, item); first += 32 * own) {
         float acc_o[own];
 #pragma unroll
         for (int i = 0; i < own; i++) {
@@ -221,8 +227,9 @@ recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, ch
 #pragma unroll
                 for (int i = 0; i < own; i++) {
                     int32_t d = first + lane + 32 * i;
-                    acc_o[i] +=
-                        d < p.problem.head_size_v ? w * load_number<S::kind>(value, d) : 0.0f;
+                    acc_o[i] += d < dims_of_item<S>(a, item)
+                                    ? w * load_number<S::kind>(value, first_dim<S>(item) + d)
+                                    : 0.0f;
                 }
             }
         }
@@ -237,7 +244,7 @@ recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, ch
 #pragma unroll
         for (int i = 0; i < own; i++) {
             int32_t d = first + lane + 32 * i;
-            if (d < p.problem.head_size_v) {
+            if (d < dims_of_item<S>(a, item)) {
                 store_number<S::kind>(writes_codes<S>(a) ? out_smem : out.data, d,
                                       acc_o[i] * factor);
             }
@@ -354,6 +361,36 @@ static __device__ __forceinline__ void store_rows(const prefill_params &a, const
     }
 }
 
+/* Writes rows `row` and row + 8 of this lane from registers: the four lanes of a row exchange their
+ * numbers, so that each writes 16 bytes. For kernels without staging memory. */
+template <class S>
+static __device__ __forceinline__ void
+write_directly(const prefill_params &a, const prefill_item &item, int32_t row,
+               const float (&inv_sum)[2], const float (&acc_o)[S::dv / 2], uint32_t (&nonfinite)[2])
+{
+    const int part = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const bool is_there = row + 8 * r < item.row_tile.num_rows;
+        char *to = is_there ? out_of_row<S>(a, item, row + 8 * r).data + part * 16 : nullptr;
+#pragma unroll
+        for (int n = 0; n < S::dv / 8; n += 4) {
+            uint32_t x[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int i = 4 * (n + c) + 2 * r;
+                x[c] = pack2<S::kind>(acc_o[i] * inv_sum[r], acc_o[i + 1] * inv_sum[r]);
+            }
+            note_nonfinite<S::kind>(x[0], x[1], nonfinite[r]);
+            note_nonfinite<S::kind>(x[2], x[3], nonfinite[r]);
+            transpose_4x4(x);
+            if (is_there && (n + part) * 8 < dims_of_item<S>(a, item)) {
+                *(uint4 *)(to + n * 16) = make_uint4(x[0], x[1], x[2], x[3]);
+            }
+        }
+    }
+}
+
 /* Finishes rows `row` and row + 8 of this lane. row_max is in base 2; `out_smem` is the warp's
  * staging memory. acc_o is overwritten: quantization and recomputation need its registers and leave
  * zeros. */
@@ -393,8 +430,16 @@ epilogue(const prefill_params &a, const prefill_item &item, int32_t row, const f
     const uint32_t to = shared_address(out_smem) + out_smem_offset<S>(lane & 15, lane >> 4);
     const int32_t left = item.row_tile.num_rows - top;
     uint32_t nonfinite[2] = {0, 0}, bad_rows[2];
+    if constexpr (S::wide) {
+        write_directly<S>(a, item, row, inv_sum, acc_o, nonfinite);
 #pragma unroll
-    for (int first = 0; first < S::dv; first += S::out_dims) {
+        for (int r = 0; r < 2; r++) {
+            bad_rows[r] = __ballot_sync(0xffffffffu, row + 8 * r < item.row_tile.num_rows &&
+                                                         is_nonfinite<S::kind>(nonfinite[r]));
+        }
+    }
+#pragma unroll
+    for (int first = 0; !S::wide && first < S::dv; first += S::out_dims) {
         __syncwarp(); /* the previous contents have been read */
 #pragma unroll
         for (int n = 0; n < S::out_dims / 8; n += 2) {

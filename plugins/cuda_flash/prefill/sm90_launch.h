@@ -13,11 +13,15 @@ typedef cudaError_t prefill_launcher(const struct prefill_params *params, int32_
 
 prefill_launcher launch_prefill_head64, launch_widen;
 prefill_launcher launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill_bf16_192,
-    launch_prefill_bf16_256;
+    launch_prefill_bf16_256, launch_prefill_bf16_512;
 prefill_launcher launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192,
-    launch_prefill_f16_256;
-/* over copies of narrow keys and values; there is none for head size 192 */
+    launch_prefill_f16_256, launch_prefill_f16_512;
+/* over copies of narrow keys and values; there is none for head sizes 192 and 512 */
 prefill_launcher launch_copies_bf16_64, launch_copies_bf16_128, launch_copies_bf16_256;
 prefill_launcher launch_copies_f16_64, launch_copies_f16_128, launch_copies_f16_256;
+prefill_launcher launch_exact_bf16_64, launch_exact_bf16_128, launch_exact_bf16_192,
+    launch_exact_bf16_256, launch_exact_bf16_512;
+prefill_launcher launch_exact_f16_64, launch_exact_f16_128, launch_exact_f16_192,
+    launch_exact_f16_256, launch_exact_f16_512;
 
 #endif

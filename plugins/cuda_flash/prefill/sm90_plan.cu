@@ -35,25 +35,32 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
                          stream);
 }
 
-/* By head size: 64, 128, 192, 256. */
+/* By head size: 64, 128, 192, 256, 512. */
 struct sized_launchers {
-    prefill_launcher *of[4];
+    prefill_launcher *of[5];
 };
-static constexpr sized_launchers bf16_launchers = {{launch_prefill_bf16_64, launch_prefill_bf16_128,
-                                                    launch_prefill_bf16_192,
-                                                    launch_prefill_bf16_256}};
+static constexpr sized_launchers bf16_launchers = {
+    {launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill_bf16_192,
+     launch_prefill_bf16_256, launch_prefill_bf16_512}};
 static constexpr sized_launchers f16_launchers = {{launch_prefill_f16_64, launch_prefill_f16_128,
-                                                   launch_prefill_f16_192, launch_prefill_f16_256}};
+                                                   launch_prefill_f16_192, launch_prefill_f16_256,
+                                                   launch_prefill_f16_512}};
 static constexpr sized_launchers bf16_copies = {
-    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256}};
+    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr}};
 static constexpr sized_launchers f16_copies = {
-    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256}};
+    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr}};
+static constexpr sized_launchers bf16_exact = {{launch_exact_bf16_64, launch_exact_bf16_128,
+                                                launch_exact_bf16_192, launch_exact_bf16_256,
+                                                launch_exact_bf16_512}};
+static constexpr sized_launchers f16_exact = {{launch_exact_f16_64, launch_exact_f16_128,
+                                               launch_exact_f16_192, launch_exact_f16_256,
+                                               launch_exact_f16_512}};
 
 template <const sized_launchers &LAUNCHERS>
 static cudaError_t launch_size(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     if (a != nullptr) {
-        return LAUNCHERS.of[a->size / 64 - 1](a, num_sms, stream);
+        return LAUNCHERS.of[a->size > 256 ? 4 : a->size / 64 - 1](a, num_sms, stream);
     }
     cudaError_t error = cudaSuccess;
     for (prefill_launcher *load : LAUNCHERS.of) {
@@ -69,7 +76,9 @@ static prefill_launcher *const launchers[] = {launch_plan,
                                               launch_size<f16_launchers>,
                                               launch_prefill_head64,
                                               launch_size<bf16_copies>,
-                                              launch_size<f16_copies>};
+                                              launch_size<f16_copies>,
+                                              launch_size<bf16_exact>,
+                                              launch_size<f16_exact>};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)

@@ -18,6 +18,7 @@
 #define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
 #define LONG_TILES 11           /* tiles of an item from which on parts may pay */
+#define WIDE_SIZE 512           /* heads over 256 */
 #define MOST_COPIED (256 << 20) /* scratch for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
@@ -25,19 +26,21 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* The kernel's padded head size of K. V has the same size, except 128 with 192. */
+/* The kernel's padded head size of K. V has the same size, except 128 with 192 and 256 with 512,
+ * where an item has half of the values. */
 static int32_t size_of(int32_t head_size, int32_t head_size_v)
 {
     int32_t larger = head_size > head_size_v ? head_size : head_size_v;
     return larger <= 64                             ? 64
            : larger <= 128                          ? 128
            : head_size <= 192 && head_size_v <= 128 ? 192
-                                                    : 256;
+           : larger <= 256                          ? 256
+                                                    : WIDE_SIZE;
 }
 
 static int32_t keys_of(int32_t size)
 {
-    return size == 256 ? 64 : 128;
+    return size >= 256 ? 64 : 128;
 }
 
 /* Rows of a page in one box: a power of two, so that a tile consists of whole boxes. */
@@ -97,6 +100,32 @@ static bool can_copy(const struct attn_kv_view *view, int32_t kv_dtype)
     return (view->pack == 0 || view->pack >= view->head_size) && bits % (nibbles ? 4 : 16) == 0;
 }
 
+/* Whether scores have no terms and the softmax scale can be applied in the exponent. */
+static bool is_plain(const struct attn_layer_desc *layer)
+{
+    return layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
+           !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
+}
+
+/* Heads over 256 have a kernel without terms, which writes 16 bytes at a time. */
+static bool serves_size(const struct attn_layer_desc *layer)
+{
+    int32_t size = size_of(layer->head_size, layer->head_size_v);
+    return size <= 256 || (layer->head_size <= size && layer->head_size_v <= size &&
+                           layer->head_size_v % 8 == 0 && is_plain(layer));
+}
+
+/* Whether the bits of a row do not depend on the rows that share its item. Then they are the same
+ * however a request is cut into steps, since all items walk the same tiles in the same order.
+ * Linear ALiBi has another formula in inner tiles, and copies would be made of a whole cache for
+ * each decode. */
+static bool cuts_alike(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    return args->prepared->copy_bytes == 0 && layer->alibi != ATTN_ALIBI_LINEAR &&
+           layer->tree_mask == ATTN_TREE_NONE && !layer->prefix_lm;
+}
+
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -106,7 +135,7 @@ static bool serves(const struct attn_attend_args *args)
     bool short_type = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
     if (device->major != 9 || device->encode_map == NULL || !short_type ||
         layer->p_scale_form != ATTN_SCALE_NONE || args->prepared->group > PREFILL_ROWS ||
-        layer->head_size > 256 || layer->head_size_v > 256) {
+        !serves_size(layer) || (args->prepared->invariant >= 2 && !cuts_alike(args))) {
         return false;
     }
     if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {
@@ -137,13 +166,6 @@ static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queri
         most = ((int64_t)layer->chunk_lookback + 1) * layer->chunk_size + own;
     }
     return ((most < keys ? most + tile : keys) + tile - 1) / tile;
-}
-
-/* Whether scores have no terms and the softmax scale can be applied in the exponent. */
-static bool is_plain(const struct attn_layer_desc *layer)
-{
-    return layer->alibi == ATTN_ALIBI_NONE && layer->tree_mask == ATTN_TREE_NONE &&
-           !layer->prefix_lm && !(layer->soft_cap > 0) && layer->scale >= LEAST_SCALE;
 }
 
 /* Whether items of a layer may be cut; agrees with `cuts` in sm90_shape.cuh. */
@@ -231,7 +253,8 @@ static int32_t share_of(const struct attn_attend_args *args)
     const int32_t *start = batch->query_start_loc_host;
     const int64_t sms = args->instance->device.num_sms;
     int64_t clocks = 0, bytes = 0; /* on one multiprocessor; of one KV head */
-    if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL) {
+    if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL ||
+        prepared->padded_size > 256) {
         return 0;
     }
     for (int32_t r = 0; r < batch->num_reqs; r++) {
@@ -313,10 +336,10 @@ static void bytes_of(const struct attn_prepared *prepared, const struct attn_lim
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
-    bool cuts = !prepared->invariant &&
+    bool cuts = !prepared->invariant && prepared->padded_size <= 256 &&
                 (limits->max_seq_len == 0 || limits->max_seq_len > (LONG_TILES - 1) * 64);
     *workspace = *scratch = 0;
-    if (limits->max_query_len == 0 ||
+    if (limits->max_query_len == 0 || prepared->invariant >= 2 ||
         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
         *workspace = layout_of_prefill(prepared, reqs, tokens).end;
         *scratch = (cuts ? bytes_of_parts(prepared) : 0) +
@@ -370,7 +393,7 @@ static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
     const int32_t *start = batch->query_start_loc_host;
     const int64_t queries = PREFILL_HEAD64_ROWS / prepared->group;
     if (size_of(layer->head_size, layer->head_size_v) != 64 || !is_plain(layer) ||
-        prepared->copy_bytes > 0) {
+        prepared->copy_bytes > 0 || prepared->invariant >= 2) {
         return PREFILL_ROWS;
     }
     if (prepared->invariant) {
@@ -421,7 +444,7 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     a->size = size_of(p->problem.head_size, p->problem.head_size_v);
     a->copies = args->prepared->copy_bytes > 0;
     a->size = a->size == 192 && a->copies ? 256 : a->size;
-    a->size_v = a->size == 192 ? 128 : a->size;
+    a->size_v = a->size == 192 ? 128 : a->size == WIDE_SIZE ? 256 : a->size;
     a->end_head = p->problem.num_kv_heads;
     a->section_keys = SECTION_BYTES / ((p->problem.head_size + p->problem.head_size_v) * 2);
     a->header = (struct prefill_header *)memory;
@@ -455,7 +478,7 @@ static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
                       int32_t keys)
 {
     uint64_t columns = (uint64_t)size / 64, step = (uint64_t)c->head / 128;
-    bool whole = c->head_size == size && c->head % 128 == 0;
+    bool whole = c->head_size == size && c->head % 128 == 0 && size <= 256;
     struct map_shape shape = {
         .rank = 5,
         .element = 2,
@@ -583,8 +606,9 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
         return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
                walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
     }
-    a->grouped = a->kernel != PREFILL_ANY && p->problem.head_size == a->size &&
-                 p->problem.head_size_v == a->size_v && (p->k.head | p->v.head) % 128 == 0;
+    a->grouped = a->kernel != PREFILL_ANY && a->size <= 256 && args->prepared->invariant < 2 &&
+                 p->problem.head_size == a->size && p->problem.head_size_v == a->size_v &&
+                 (p->k.head | p->v.head) % 128 == 0;
     return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size, keys, a->grouped) &&
            walk_pages(&a->v, device, &p->v, args->k_cache->num_blocks, p->problem.block_size, heads,
@@ -602,7 +626,7 @@ static bool has_kernel(const struct gpu_params *p, int32_t terms)
 }
 
 /* The exponent applies the softmax scale or the soft cap wherever that is accurate. */
-static void set_terms(struct prefill_params *a)
+static void set_terms(struct prefill_params *a, const struct attn_prepared *prepared)
 {
     const float log2e = 1.4426950408889634f;
     const struct gpu_problem *p = &a->p.problem;
@@ -617,7 +641,9 @@ static void set_terms(struct prefill_params *a)
                (p->alibi == ATTN_ALIBI_LINEAR ? PREFILL_LINEAR : 0) |
                (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0) |
                (p->spans ? PREFILL_SPANS : 0);
-    a->kernel = has_kernel(&a->p, a->terms) ? a->terms : PREFILL_ANY;
+    /* Exact kernels have no terms; others have a reference that depends on an item's inner tiles */
+    bool exact = prepared->invariant >= 2 && a->terms != 0;
+    a->kernel = has_kernel(&a->p, a->terms) && !exact ? a->terms : PREFILL_ANY;
     a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_GENERAL;
 }
 
@@ -704,14 +730,14 @@ static bool writes_codes(const struct attn_attend_args *args, const struct gpu_p
     struct prefill_params a = {.p = *p};
     bool copies = args->prepared->copy_bytes > 0 && args->k_cache != NULL;
     const struct schedule_host *plan = args->schedule_host;
-    if (plan->part_tiles > 0) { /* the merge writes the output */
+    int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
+    if (plan->part_tiles > 0 || size > 256) { /* the merge writes the output; no staging memory */
         return false;
     }
-    set_terms(&a);
+    set_terms(&a, args->prepared);
     if (copies) {
         choose_scales(&a, p);
     }
-    int32_t size = size_of(p->problem.head_size, p->problem.head_size_v);
     bool halves = (!copies && size == 192) || a.scales == PREFILL_BY_KEY; /* out_dims is 64 there */
     if (halves && gpu_output_group(args->layer->output_form) > 64) {
         return false;
@@ -740,7 +766,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     bool bf16 = p->q.dtype == ATTN_DTYPE_BF16;
     if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {
         set_items(&a, args, memory);
-        set_terms(&a);
+        set_terms(&a, args->prepared);
         choose_scales(&a, p);
         if ((p->q.dtype != p->out.dtype && a.scales != PREFILL_IN_FP8) ||
             bits_of_rows(&p->q) % 16 != 0) {
@@ -760,15 +786,18 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         return false;
     }
     set_items(&a, args, memory);
-    set_terms(&a);
+    set_terms(&a, args->prepared);
     map_output(&a, args);
-    if (!map_queries(&a, args) || !map_tensors(&a, args)) {
+    if ((a.size == WIDE_SIZE && !a.wide_rows) || !map_queries(&a, args) || !map_tensors(&a, args)) {
         return false;
     }
+    bool exact = args->prepared->invariant >= 2 && a.kernel == 0;
     *cause = prefill_launch(&args->instance->device,
-                            plan->prefill_rows == PREFILL_HEAD64_ROWS ? PREFILL_HEAD64
-                            : bf16                                    ? PREFILL_BF16
-                                                                      : PREFILL_F16,
+                            exact && bf16                               ? PREFILL_EXACT_BF16
+                            : exact                                     ? PREFILL_EXACT_F16
+                            : plan->prefill_rows == PREFILL_HEAD64_ROWS ? PREFILL_HEAD64
+                            : bf16                                      ? PREFILL_BF16
+                                                                        : PREFILL_F16,
                             &a, args->stream);
     *cause = *cause == NULL ? merge_items(&a, args) : *cause;
     return true;

@@ -30,6 +30,13 @@ static __device__ __forceinline__ void issue_qk(uint64_t q, uint64_t k, float (&
     }
 }
 
+template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
+{
+    if (S::three_groups ? elected() : (threadIdx.x & 31) == 0) {
+        barrier_arrive(shared_address(&barrier));
+    }
+}
+
 /* Starts acc_s = Q K^T; q and k are descriptors from descriptor_at. */
 template <class S>
 static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
@@ -38,6 +45,34 @@ static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&
     wgmma_begin();
     issue_qk<S>(q, k, acc_s);
     wgmma_commit();
+}
+
+/* The same of a tile whose first part has arrived. Each further part is multiplied when it has
+ * arrived, and all but the last are released here; no earlier products are under way. */
+template <class S>
+static __device__ __forceinline__ void start_qk_parts(prefill_shared<S> &smem, int parity,
+                                                      uint64_t q, uint64_t k,
+                                                      float (&acc_s)[S::keys / 2])
+{
+    constexpr int steps = S::q_row / 32 / S::k_parts;
+    pin(acc_s);
+#pragma unroll
+    for (int part = 0; part < S::k_parts; part++) {
+        if (part > 0) {
+            barrier_wait(shared_address(&smem.k_full[part]), parity);
+        }
+        wgmma_begin();
+#pragma unroll
+        for (int i = part * steps; i < (part + 1) * steps; i++) {
+            wgmma_ss<S::kind, S::keys>(acc_s, q + (i >> 2) * (S::rows * 8) + (i & 3) * 2,
+                                       k + (i >> 2) * (S::column / 16) + (i & 3) * 2, i > 0);
+        }
+        wgmma_commit();
+        if (part > 0) {
+            wgmma_wait<1>();
+            arrive_once<S>(smem.k_empty[part - 1]);
+        }
+    }
 }
 
 /* As start_qk, plus slopes x position of the key in its tile. */
@@ -137,13 +172,6 @@ template <class S> struct consumer_state {
     uint32_t p[S::keys / 16][4];
 };
 
-template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
-{
-    if (S::three_groups ? elected() : (threadIdx.x & 31) == 0) {
-        barrier_arrive(shared_address(&barrier));
-    }
-}
-
 /* Waits for P V, releases its stage and packs the next P. AFTER_SOFTMAX orders the wait after the
  * exponentials, which the general path needs; inner loops where ptxas places the wait well lose 9 %
  * by it. */
@@ -177,8 +205,7 @@ template <class S>
 static __device__ __forceinline__ void
 inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item &item, int32_t row,
             uint64_t q, uint64_t k, uint64_t v, uint64_t places, int32_t tiles, int32_t base,
-            ring_place<PREFILL_STAGES> before, ring_place<PREFILL_STAGES> &stage,
-            consumer_state<S> &x)
+            ring_place<S::stages> before, ring_place<S::stages> &stage, consumer_state<S> &x)
 {
     row_bounds rows;
     prefill_ramp ramp;
@@ -193,6 +220,8 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
         const uint64_t keys = descriptor_again(k, stage.at * (S::k_bytes / 16));
         if constexpr (S::ramps) {
             start_qk_alibi<S>(descriptor_again(q), keys, ramp.w, descriptor_again(places), x.acc_s);
+        } else if constexpr (S::k_parts > 1) {
+            start_qk_parts<S>(smem, stage.parity, descriptor_again(q), keys, x.acc_s);
         } else {
             start_qk<S>(descriptor_again(q), keys, x.acc_s);
         }
@@ -205,7 +234,7 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
         if constexpr (S::scales == PREFILL_BY_KEY) {
             scale_keys(smem.key_scale[stage.at] + (threadIdx.x & 3) * 2, x.acc_s);
         }
-        arrive_once<S>(smem.k_empty[stage.at]);
+        arrive_once<S>(smem.k_empty[S::k_parts > 1 ? S::k_parts - 1 : stage.at]);
         float shift[2] = {0.0f, 0.0f};
         if constexpr (S::terms == PREFILL_CAPPED) {
             apply_softcap(pre_scale_of<S>(a, item), x.acc_s);
@@ -249,7 +278,7 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
     x.row_max[0] = x.row_max[1] = x.row_sum[0] = x.row_sum[1] = 0.0f;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
-    ring_place<PREFILL_STAGES> stage;
+    ring_place<S::stages> stage;
     /* The queries' descriptor. The buffer's index is read from one lane, as in descriptor_at, so
      * that descriptors stay in uniform registers. */
     auto queries = [&]() {
@@ -372,14 +401,14 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
     };
     /* The stage of the previous tile and the slot of an earlier item. */
     auto stage_before = [&]() {
-        ring_place<PREFILL_STAGES> before = stage;
+        ring_place<S::stages> before = stage;
         before.at ^= 1;
         before.parity ^= before.at;
         return before;
     };
     auto slot_before = [&](int items) { return (slot.at - items) & (PREFILL_SLOTS - 1); };
     auto begin_pv = [&]() {
-        const ring_place<PREFILL_STAGES> before = stage_before();
+        const ring_place<S::stages> before = stage_before();
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
         if (!S::has_inner_loop || !before_inner) { /* all keys of an inner tile have values */
             const prefill_item &item = smem.items[slot_before(starts_item)];
@@ -461,6 +490,11 @@ template <class S>
 static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
                                                        prefill_shared<S> &smem, int group);
 
+/* The consumer of kernels that finish an item before the next: sm90_by_item.cuh. */
+template <class S>
+static __device__ __forceinline__ void consumer_by_item(const prefill_params &a,
+                                                        prefill_shared<S> &smem, int group);
+
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__ prefill_params a)
 {
@@ -472,9 +506,11 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
             barrier_init(shared_address(&smem.q_full[i]), 1);
             barrier_init(shared_address(&smem.q_empty[i]), S::warps);
         }
-        for (int i = 0; i < PREFILL_STAGES; i++) {
-            barrier_init(shared_address(&smem.k_full[i]), 1);
-            barrier_init(shared_address(&smem.k_empty[i]), S::warps);
+        for (int i = 0; i < S::stages; i++) {
+            for (int part = i * S::k_parts; part < (i + 1) * S::k_parts; part++) {
+                barrier_init(shared_address(&smem.k_full[part]), 1);
+                barrier_init(shared_address(&smem.k_empty[part]), S::warps);
+            }
             barrier_init(shared_address(&smem.v_full[i]), 1);
             barrier_init(shared_address(&smem.v_empty[i]), S::warps);
         }
@@ -512,6 +548,8 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
         alloc_registers<S::consumer_registers>();
         if constexpr (S::three_groups) {
             consumer_head64<S>(a, smem, group - 1);
+        } else if constexpr (S::by_item) {
+            consumer_by_item<S>(a, smem, group - 1);
         } else {
             consumer<S>(a, smem, group - 1);
         }
@@ -538,15 +576,18 @@ template <int TERMS> static constexpr bool has_groups = TERMS != PREFILL_ANY;
 template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
 template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
 
-/* The shape for a head size. SIZE 192 has values of 128 dims and no kernel over copies. */
+/* The shape for a head size. SIZE 192 has values of 128 dims and no kernel over copies. SIZE 512
+ * has values of 256 dims and only the kernel without terms. */
 template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES> struct prefill_sized {
     static constexpr int queries =
         SIZE >= 192 || (SIZE == 128 && TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY) ? 1 : 2;
     static constexpr bool there = SIZE == 192   ? has_mixed<TERMS> && SCALES == PREFILL_UNSCALED
                                   : SIZE == 256 ? has_large<TERMS>
+                                  : SIZE == 512 ? !GROUPED && TERMS == 0
                                                 : true;
-    using shape = prefill_shape<KIND, SIZE, SIZE == 192 ? 128 : SIZE, SIZE == 256 ? 64 : 128,
-                                queries, GROUPED, TERMS, SCALES>;
+    static constexpr int values = SIZE == 192 ? 128 : SIZE == 512 ? 256 : SIZE;
+    using shape =
+        prefill_shape<KIND, SIZE, values, SIZE >= 256 ? 64 : 128, queries, GROUPED, TERMS, SCALES>;
 };
 
 /* With a NULL, only loads the kernel. */
@@ -605,6 +646,16 @@ static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaS
     return (a->scales == PREFILL_BY_HEAD ? by_head
             : a->kernel == 0             ? by_key
                                          : any)(a, num_sms, stream);
+}
+
+/* Kernels without terms for layers whose bits do not depend on how a request is cut into steps. */
+template <int KIND, int SIZE>
+static cudaError_t launch_exact(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    using like = typename prefill_sized<KIND, SIZE, false, 0, PREFILL_UNSCALED>::shape;
+    return launch_prefill_shape<
+        prefill_shape<KIND, like::d, like::dv, like::keys, like::query_buffers, false, 0,
+                      PREFILL_UNSCALED, 2, true>>(a, num_sms, stream);
 }
 
 /* With a NULL, only loads the kernels. */

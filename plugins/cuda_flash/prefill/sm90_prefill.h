@@ -74,7 +74,7 @@ struct prefill_item {
     float scale; /* of Q K^T, for PREFILL_BY_HEAD */
     /* The parts of a cut item are consecutive in the schedule. `part` is 0 for a whole item, else
      * one more than the part's index in the schedule. The first part has the number of `parts`, the
-     * others 0. */
+     * others 0. Kernels for heads over 256 cut no items; there `part` is the half of the values. */
     int32_t part, parts;
     struct gpu_row_tile row_tile;
 };
@@ -133,6 +133,8 @@ enum prefill_kernel {
     PREFILL_HEAD64,      /* items of PREFILL_HEAD64_ROWS rows */
     PREFILL_COPIES_BF16, /* over copies of narrow keys and values */
     PREFILL_COPIES_F16,
+    PREFILL_EXACT_BF16, /* the bits of a row do not depend on the rows that share its item */
+    PREFILL_EXACT_F16,
     PREFILL_KERNELS
 };
 /* Returns NULL or the cause of a failure. */

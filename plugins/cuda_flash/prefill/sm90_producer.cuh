@@ -37,10 +37,16 @@ static __device__ __forceinline__ void draw_items(const prefill_params &a, prefi
     static_assert(words <= 32, "a word for a lane");
     const int lane = threadIdx.x & 31;
     int32_t index = blockIdx.x, parity = 0;
+    /* the halves of an item of the schedule */
+    const int32_t halves = S::wide ? (a.p.problem.head_size_v + S::dv - 1) / S::dv : 1;
     auto load = [&](int32_t count) {
-        return index < count && lane < words ? ((const int32_t *)&a.items[index])[lane] : -1;
+        if (S::wide && lane == offsetof(prefill_item, part) / 4) {
+            return index % halves;
+        }
+        return index < count && lane < words ? ((const int32_t *)&a.items[index / halves])[lane]
+                                             : -1;
     };
-    int32_t word = load(a.room), items = a.header->items; /* both loads overlap */
+    int32_t word = load(a.room), items = a.header->items * halves; /* both loads overlap */
     const int32_t ctas = (int32_t)gridDim.x;
     const bool shares = items > ctas;
     auto draw = [&]() {
@@ -91,6 +97,16 @@ static __device__ __forceinline__ void draw_items(const prefill_params &a, prefi
 }
 
 template <class S>
+static __device__ __forceinline__ void copy_query_column(const prefill_params &a,
+                                                         const prefill_item &item, uint32_t to,
+                                                         uint32_t barrier, int column)
+{
+    int32_t token = item.row_tile.query_start + item.first_query;
+    box_place at = {{column * 64, item.head * a.p.problem.group, token, 0, 0}};
+    copy_box5(to + column * (S::rows * 128), &a.q_map, at, barrier);
+}
+
+template <class S>
 static __device__ __forceinline__ void copy_queries(const prefill_params &a,
                                                     const prefill_item &item, uint32_t to,
                                                     uint32_t barrier, int lane)
@@ -100,9 +116,40 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
     }
     __syncwarp();
     if (lane < S::q_row / 128) {
-        int32_t token = item.row_tile.query_start + item.first_query;
-        box_place at = {{lane * 64, item.head * a.p.problem.group, token, 0, 0}};
-        copy_box5(to + lane * (S::rows * 128), &a.q_map, at, barrier);
+        copy_query_column<S>(a, item, to, barrier, lane);
+    }
+}
+
+/* Copies a tile's keys part by part. The queries of an item come with the parts of its first tile,
+ * once the previous item's have been read, whose parity is `queries`; -1: another tile. */
+template <class S>
+static __device__ __forceinline__ void copy_parts(const prefill_params &a, prefill_shared<S> &smem,
+                                                  const prefill_item &item, uint32_t to,
+                                                  const prefill_walk &walk, const box_place &at,
+                                                  bool there, int column, int parity, int queries)
+{
+    constexpr int columns = S::d / 64 / S::k_parts; /* in a part */
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int part = 0; part < S::k_parts; part++) {
+        const uint32_t full = shared_address(&smem.k_full[part]);
+        const bool own = there && column / columns == part;
+        const int count = __popc(__ballot_sync(0xffffffffu, own));
+        barrier_wait(shared_address(&smem.k_empty[part]), parity ^ 1);
+        if (queries >= 0 && part == 0) {
+            barrier_wait(shared_address(&smem.q_empty[0]), queries);
+        }
+        if (lane == 0) {
+            barrier_arrive_expect(full, count * walk.box_bytes +
+                                            (queries >= 0 ? a.query_bytes / S::k_parts : 0));
+        }
+        __syncwarp();
+        if (own) {
+            copy_box5(to, &walk.map, at, full);
+        }
+        if (queries >= 0 && lane / columns == part) {
+            copy_query_column<S>(a, item, shared_address(smem.q[0]), full, lane);
+        }
     }
 }
 
@@ -125,7 +172,7 @@ static __device__ __forceinline__ void producer(const prefill_params &a, prefill
     constexpr int scale_bytes = !VALUES && S::scales == PREFILL_BY_KEY ? S::keys * 4 : 0;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
-    ring_place<PREFILL_STAGES> stage;
+    ring_place<S::stages> stage;
 #pragma unroll 1
     for (;; slot.step()) {
         barrier_wait(shared_address(&smem.item_full[slot.at]), slot.parity);
@@ -156,7 +203,7 @@ static __device__ __forceinline__ void producer(const prefill_params &a, prefill
                 barrier_arrive(shared_address(&smem.item_wanted));
             }
             const bool there = is_there();
-            box_place at = {{column * 64, row, head, block, 0}};
+            box_place at = {{column * 64 + (VALUES ? first_dim<S>(item) : 0), row, head, block, 0}};
             if constexpr (S::grouped) {
                 at = {{0, 0, head, row >> 3, block}};
             }
@@ -174,6 +221,16 @@ static __device__ __forceinline__ void producer(const prefill_params &a, prefill
                 }
             } else {
                 row -= S::keys;
+            }
+            if constexpr (!VALUES && S::k_parts > 1) {
+                copy_parts<S>(a, smem, item, to, walk, at, there, column, stage.parity,
+                              first ? query.parity ^ 1 : -1);
+                if (first) {
+                    query.step();
+                    first = false;
+                }
+                stage.step();
+                continue;
             }
             uint64_t &empty = VALUES ? smem.v_empty[stage.at] : smem.k_empty[stage.at];
             uint64_t &full = VALUES ? smem.v_full[stage.at] : smem.k_full[stage.at];

@@ -12,7 +12,7 @@
 /* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: the
  * scores' terms (enum prefill_terms) or PREFILL_ANY. SCALES: enum prefill_scales. */
 template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS,
-          int SCALES = PREFILL_UNSCALED, int GROUPS = 2>
+          int SCALES = PREFILL_UNSCALED, int GROUPS = 2, bool EXACT = false>
 struct prefill_shape {
     static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS,
                          scales = SCALES;
@@ -22,6 +22,14 @@ struct prefill_shape {
     static constexpr int groups = GROUPS, rows = 64 * groups, warps = 4 * groups,
                          threads = 128 + 128 * groups;
     static constexpr bool three_groups = GROUPS == 3; /* sm90_head64.cuh */
+    /* Heads over 256: an item has all dims of the queries and keys and 256 of the values, and an
+     * item of the schedule is two. A tile fills K and V; its keys come in parts of 128 dims with
+     * barriers of their own, so that a part is copied as soon as both warp groups have multiplied
+     * the previous tile's. */
+    static constexpr bool wide = D_ > 256;
+    /* consumer_by_item */
+    static constexpr bool by_item = wide || EXACT;
+    static constexpr int stages = wide ? 1 : PREFILL_STAGES, k_parts = wide ? 4 : 1;
     static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
     static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
     static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = rows * q_row;
@@ -32,7 +40,7 @@ struct prefill_shape {
     /* row_max is a reference that is seldom updated (lazy_update_row_max); f16 lacks the exponent
      * range. Linear ALiBi decreases from tile to tile, since tiles go from the last to the first */
     static constexpr bool lazy_rescale =
-        KIND_ == KIND_BF16 && (TERMS & ~(PREFILL_CAPPED | PREFILL_LINEAR)) == 0;
+        KIND_ == KIND_BF16 && !EXACT && (TERMS & ~(PREFILL_CAPPED | PREFILL_LINEAR)) == 0;
     /* inner tiles wait for P V after their exponentials (finish_pv) */
     static constexpr bool pv_waits_late =
         (lazy_rescale && (DV_ == 64 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
@@ -55,6 +63,8 @@ struct prefill_shape {
     static constexpr bool boxes_rows = out_dims == DV_ && TERMS != PREFILL_ANY && !three_groups;
     static constexpr bool swizzles = boxes_rows || ramps;
     static constexpr int out_pitch = out_dims * 2 + (swizzles ? 0 : 16);
+    /* bytes of staging memory of a warp; where there is no room, registers are written directly */
+    static constexpr int out_bytes = wide ? 16 : 16 * out_pitch;
     /* packed results reuse the registers of acc_o; in f16 this makes ptxas serialize wgmma (C7511)
      */
     static constexpr bool packs_in_place =
@@ -62,11 +72,11 @@ struct prefill_shape {
     /* key scales of a tile */
     static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
     /* items may be cut into parts, where registers suffice */
-    static constexpr bool cuts =
-        rows == PREFILL_ROWS && DV_ <= 128 && (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
+    static constexpr bool cuts = rows == PREFILL_ROWS && DV_ <= 128 && !EXACT &&
+                                 (TERMS != PREFILL_ANY || SCALES != PREFILL_BY_KEY);
     /* quantized outputs, where registers suffice */
     static constexpr bool codes = DV_ <= 128 ? TERMS != PREFILL_ANY || SCALES == PREFILL_UNSCALED
-                                             : TERMS == 0 && SCALES != PREFILL_BY_KEY;
+                                             : TERMS == 0 && SCALES != PREFILL_BY_KEY && !wide;
     /* registers of a thread; together no more than the CTA starts with */
     static constexpr int producer_registers = groups == 2 ? 40 : 32;
     static constexpr int consumer_registers = groups == 2 ? 232 : 160;
@@ -105,17 +115,18 @@ static __device__ __forceinline__ prefill_row split_row(const prefill_params &a,
 
 template <class S> struct prefill_shared {
     alignas(1024) char q[S::query_buffers][S::q_bytes];
-    alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
-    alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
-    alignas(1024) char out[S::warps][16 * S::out_pitch];
+    alignas(1024) char k[S::stages][S::k_bytes];
+    alignas(1024) char v[S::stages][S::v_bytes];
+    alignas(1024) char out[S::warps][S::out_bytes];
     alignas(128) char ramp[S::ramp_bytes];
     float4 prev_rows[S::three_groups ? S::warps * 32
                                      : 1]; /* a lane's row_max and row_sum of the previous item */
-    alignas(16) float key_scale[PREFILL_STAGES][S::num_scales];
+    alignas(16) float key_scale[S::stages][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
-    uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
-    uint64_t v_full[PREFILL_STAGES], v_empty[PREFILL_STAGES];
+    /* part p of a stage: [stage * k_parts + p] */
+    uint64_t k_full[S::stages * S::k_parts], k_empty[S::stages * S::k_parts];
+    uint64_t v_full[S::stages], v_empty[S::stages];
     uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS], item_wanted;
     uint64_t first_scores; /* the first warp group has its scores; then the other */
 };
@@ -129,6 +140,20 @@ template <int COUNT> struct ring_place {
         parity ^= at == 0;
     }
 };
+
+/* The first dim of an item's values, and their number. */
+template <class S> static __device__ __forceinline__ int32_t first_dim(const prefill_item &item)
+{
+    return S::wide ? item.part * S::dv : 0;
+}
+
+template <class S>
+static __device__ __forceinline__ int32_t dims_of_item(const prefill_params &a,
+                                                       const prefill_item &item)
+{
+    return S::wide ? min(a.p.problem.head_size_v - first_dim<S>(item), S::dv)
+                   : a.p.problem.head_size_v;
+}
 
 /* The first key of an item's tile `t`. */
 static __device__ __forceinline__ int32_t tile_base(const prefill_item &item, int32_t t, int keys)

@@ -305,7 +305,7 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
 /* Which requests use the plugin's prefill. A graph may be replayed with other lengths, and a
  * request may have fewer rows than the host knows; then both kernels are launched. In a
  * batch-invariant layer a request's own rows decide, not what pays for the batch; with a prefix
- * cache too all requests use the common kernels. */
+ * cache too all requests use one of both, decodes as well. */
 static void choose_ways(struct schedule_host *plan, const struct attn_attend_args *args,
                         int32_t mode)
 {
@@ -313,15 +313,15 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     const struct attn_batch *batch = args->batch;
     int32_t group = args->prepared->group;
     const int32_t *start = batch->query_start_loc_host;
-    plan->few_rows = args->prepared->few_rows;
+    plan->few_rows = args->prepared->invariant < 2 ? args->prepared->few_rows : 0;
     plan->has_few = 1;
-    plan->has_many = prefill != NULL && args->prepared->way == GPU_WAY_ATTEND &&
-                     args->prepared->invariant < 2 && args->prepared->listed == 0 &&
-                     (int64_t)batch->max_query_len * group > plan->few_rows &&
-                     prefill->serves(args);
+    plan->has_many =
+        prefill != NULL && args->prepared->way == GPU_WAY_ATTEND && args->prepared->listed == 0 &&
+        (int64_t)batch->max_query_len * group > plan->few_rows && prefill->serves(args);
     if (!plan->has_many) {
         return;
     }
+    plan->has_few = plan->few_rows > 0;
     plan->by_item = args->prepared->invariant || plan->few_rows > GPU_FEW_ROWS;
     plan->tile_rows = 16;
     if (mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
