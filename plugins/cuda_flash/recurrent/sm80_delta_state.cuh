@@ -350,12 +350,12 @@ static __device__ int32_t find_request(const gpu_delta_params &p, int32_t number
     return -1;
 }
 
-/* Finds this CTA's request and value head, for `teams` teams; false if it has none. */
-static __device__ bool begin_item(const sm80_delta_params &a, int32_t teams, int32_t team,
-                                  state_item &item)
+/* Finds the request and value head of CTA `index`, for `teams` teams; false if it has none. */
+static __device__ bool begin_item(const sm80_delta_params &a, int32_t index, int32_t teams,
+                                  int32_t team, state_item &item)
 {
     const gpu_delta_params &p = a.p;
-    int32_t slice = (int32_t)blockIdx.x % a.slices, rest = (int32_t)blockIdx.x / a.slices;
+    int32_t slice = index % a.slices, rest = index / a.slices;
     int32_t r = find_request(p, rest / p.num_v_heads);
     item.head = rest % p.num_v_heads;
     if (r < 0 || !enter_request(p, r, item.request) || !goes_in_chunks(p, item.request)) {
@@ -376,7 +376,7 @@ static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
     int32_t team = warp_index() % TEAMS, role = warp_index() / TEAMS;
     const bool additive = a.p.rule.additive;
     state_item item;
-    if (!begin_item(a, TEAMS, team, item)) {
+    if (!begin_item(a, (int32_t)blockIdx.x, TEAMS, team, item)) {
         return;
     }
     init_barriers(m, 3, additive ? 1 : 2, additive ? 2 : 1);

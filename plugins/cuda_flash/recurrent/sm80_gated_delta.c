@@ -53,10 +53,16 @@ static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_la
  * tokens that begins at token s has ceil(n / 64) chunks; they fit between floor(s / 64) + r and
  * floor((s + n) / 64) + r + 1, and, with at least 32 tokens, between floor(s / 32) and floor((s +
  * n) / 32). */
-static int64_t num_chunks(int64_t reqs, int64_t tokens)
+static int64_t count_chunks(int64_t reqs, int64_t tokens)
 {
     int64_t by_request = tokens / CHUNK + reqs, by_tokens = tokens / CHUNKED_FROM;
     return (by_request < by_tokens ? by_request : by_tokens) + 1;
+}
+
+/* Memory is taken for as many; the last ones have the ends of segments. */
+static int64_t num_chunks(int64_t reqs, int64_t tokens)
+{
+    return count_chunks(reqs, tokens) + SPARE_CHUNKS;
 }
 
 static uint64_t bits_of(const struct gpu_tensor *t)
@@ -97,7 +103,7 @@ static bool usual_gates(const struct gpu_delta_rule *rule)
 static const char *run(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t bytes, char *memory, void *stream)
 {
-    int64_t chunks = num_chunks(p->num_reqs, p->num_tokens);
+    int64_t chunks = count_chunks(p->num_reqs, p->num_tokens);
     bool by_request = p->num_tokens / CHUNK + p->num_reqs < p->num_tokens / CHUNKED_FROM;
     uint64_t keys = bits_of(&p->q) | bits_of(&p->k), values = bits_of(&p->v);
     if (p->conv_width > 0) {

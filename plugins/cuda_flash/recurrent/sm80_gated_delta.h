@@ -13,7 +13,10 @@ extern "C" {
 #define CHUNK DELTA_CHUNK /* tokens of a chunk */
 #define CHUNK_DIMS 128    /* dims of a key, padded */
 #define CHUNK_TAPS 4      /* taps of the convolution, at most */
-#define GROUP_ROWS 16     /* rows of the state that a warp has */
+/* Ends of a value head's segments (sm90_delta_segments.cuh). */
+#define SEGMENT_ENDS(segments) (2 * (segments)-3)
+#define SPARE_CHUNKS 24 /* see num_chunks */
+#define GROUP_ROWS 16   /* rows of the state that a warp has */
 
 /* A chunk's intermediates, which the prepare kernel writes and the state kernel reads: tiles of 64
  * rows of 64 f16, in 16-byte chunks at (number ^ row % 8). chunk_keys has k and q of a key head,
@@ -71,6 +74,10 @@ struct sm80_delta_params {
     /* CTAs that prepare concurrently with the state kernel; 0: all chunks are prepared before it */
     int32_t prepare_ctas;
     int32_t first_part, end_part; /* (chunk, key head) pairs that a launch prepares */
+    /* Segments of few long requests (sm90_delta_segments.cuh); 0: requests are walked whole.
+     * launched: parts of all requests in a launch; joined: 1 in the second one. */
+    int32_t segments, launched, joined;
+    char *segment_ends;
 };
 
 /* The largest number of requests with enough tokens for chunks. */

@@ -12,6 +12,9 @@
 #define CHANNEL_PART 9
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
+/* Requests are cut into at most so many segments, if a walk becomes shorter by so many tokens. */
+#define MOST_SEGMENTS 8
+#define LEAST_TOKENS_SAVED 2560
 
 constexpr int state64_bytes = sizeof(state64_memory) + (STATE64_STAGES - 1) * sizeof(chunk_stage);
 static_assert(state64_bytes <= 227 * 1024, "shared memory of a CTA");
@@ -89,6 +92,33 @@ static cudaError_t launch_few(const sm80_delta_params &a, unsigned num_ctas, boo
     return state32 ? launch_state32(a, num_ctas, stream) : launch_state64(a, num_ctas, stream);
 }
 
+/* The number of segments that requests are cut into, 0: none. All CTAs of a launch run at once. */
+static int32_t segments_of(const struct gpu_device *device, const sm80_delta_params &a)
+{
+    int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
+    int64_t memory = SPARE_CHUNKS * a.chunk_bytes / (int64_t)sizeof(segment_state);
+    int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
+    int64_t n = heads > 0 ? ((ctas < memory ? ctas : memory) / heads + 3) / 2 : 0;
+    n = n < MOST_SEGMENTS ? n : MOST_SEGMENTS;
+    bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS;
+    bool gains = n > 2 && a.p.num_tokens * (n - 2) >= n * LEAST_TOKENS_SAVED;
+    return is_whole && gains && a.p.checkpoint_interval == 0 ? (int32_t)n : 0;
+}
+
+/* Walks segments at once, see sm90_delta_segments.cuh. */
+static cudaError_t launch_segments(sm80_delta_params &a, unsigned num_ctas, cudaStream_t stream)
+{
+    int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
+    a.segment_ends = a.memory + a.num_chunks * a.chunk_bytes;
+    a.launched = SEGMENT_ENDS(a.segments);
+    cudaError_t error = launch_state32(a, num_ctas * (unsigned)a.launched, stream);
+    error = error ? error
+                  : launch_kernel(delta_join, a, (unsigned)(heads * CHUNK_DIMS / JOIN_ROWS),
+                                  CHUNK_DIMS, 0, stream);
+    a.launched = a.segments - 1, a.joined = 1;
+    return error ? error : launch_state32(a, num_ctas * (unsigned)a.launched, stream);
+}
+
 static cudaError_t launch_overlapped(const struct gpu_device *device, sm80_delta_params &a,
                                      unsigned num_ctas, bool state32, cudaStream_t stream)
 {
@@ -118,7 +148,9 @@ static cudaError_t launch_channels(const struct gpu_device *device, sm80_delta_p
 {
     a.end_part = a.num_chunks * a.p.num_k_heads;
     cudaError_t error = launch_prepare(a, (unsigned)device->num_sms, PREPARE_GROUPS, stream);
-    return error ? error : launch_state32(a, num_ctas, stream);
+    return error            ? error
+           : a.segments > 0 ? launch_segments(a, num_ctas, stream)
+                            : launch_state32(a, num_ctas, stream);
 }
 
 static bool is_overlapped(const struct gpu_device *device, const sm80_delta_params &a,
@@ -151,7 +183,8 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
     unsigned num_ctas = 0;
     bool overlapped = false, state128 = false, state32 = false, channels = false;
     if (params != nullptr) {
-        state32 = takes_state32(device, *params);
+        params->segments = segments_of(device, *params), params->launched = 1;
+        state32 = params->segments > 0 || takes_state32(device, *params);
         params->stages = STATE64_STAGES;
         params->slices = slices_of(*params, state32 ? STATE32_ROWS : STATE64_ROWS);
         num_ctas =
@@ -160,7 +193,7 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
             return NULL;
         }
         channels = params->p.rule.gates > 1;
-        overlapped = is_overlapped(device, *params, num_ctas);
+        overlapped = params->segments == 0 && is_overlapped(device, *params, num_ctas);
         state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p);
         const char *cause =
             overlapped || channels ? NULL : sm80_delta_launch(device, params, stream);
@@ -173,7 +206,8 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
         params == nullptr ? make_ready()
         : overlapped ? launch_overlapped(device, *params, num_ctas, state32, (cudaStream_t)stream)
         : channels   ? launch_channels(device, *params, num_ctas, (cudaStream_t)stream)
-        : state128   ? launch_state128(*params, (cudaStream_t)stream)
-                     : launch_few(*params, num_ctas, state32, (cudaStream_t)stream);
+        : params->segments > 0 ? launch_segments(*params, num_ctas, (cudaStream_t)stream)
+        : state128             ? launch_state128(*params, (cudaStream_t)stream)
+                               : launch_few(*params, num_ctas, state32, (cudaStream_t)stream);
     return cause_of(error);
 }

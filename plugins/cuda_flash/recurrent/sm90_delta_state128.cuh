@@ -416,7 +416,7 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
     state128_memory &m = *(state128_memory *)state128_smem;
     int32_t warp = warp_index();
     state_item entered;
-    if (!begin_item(a, STATE128_TEAMS, 0, entered)) {
+    if (!begin_item(a, (int32_t)blockIdx.x, STATE128_TEAMS, 0, entered)) {
         wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }

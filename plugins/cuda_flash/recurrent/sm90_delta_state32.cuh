@@ -18,11 +18,11 @@
 
 /* Stores a chunk's outputs to rows of tokens; a lane has eight adjacent elements of two tokens. */
 static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &a,
-                                                       const state_item &item, int32_t c,
+                                                       const segment_item &item, int32_t c,
                                                        bool is_wide, const float (&o)[STATE32_SUMS])
 {
     int32_t d = item.first_row + row_of_sum(0);
-    int32_t t = c * CHUNK + (warp_index() & 3) * 16 + (lane_index() >> 2);
+    int32_t t = (item.begin + c) * CHUNK + (warp_index() & 3) * 16 + (lane_index() >> 2);
     char *to = a.p.out.data + (int64_t)(item.request.first_row + t) * a.p.out.row +
                item.head * a.p.out.head + d * 2;
 #pragma unroll
@@ -49,7 +49,7 @@ static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &
 
 template <int PARTS>
 static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a,
-                                                      const state_item &shared_item,
+                                                      const segment_item &shared_item,
                                                       state32_memory &m, part_giver<PARTS> giver)
 {
     int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2),
@@ -95,7 +95,9 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
         for (int i = 0; i < STATE32_SUMS; i++) {
             o[i] *= scales[(i >> 2) * 2 + (i & 1)] * a.p.scale;
         }
-        store_outputs32(a, shared_item, c, is_wide, o);
+        if (shared_item.has_outputs) {
+            store_outputs32(a, shared_item, c, is_wide, o);
+        }
     }
 }
 
@@ -158,9 +160,9 @@ static __device__ __forceinline__ void choose_units32(const state_item &shared_i
 /* Convolves a chunk's values of a warp's eight rows and computes their largest; a lane has two rows
  * and eight tokens. */
 template <bool ARE_USUAL, int LOADS>
-static __device__ __forceinline__ void store_values32(const delta_taps<2> &taps,
-                                                      const uint32_t (&raw)[LOADS][1],
-                                                      state32_memory &m, int32_t of_two)
+static __device__ __forceinline__ void
+store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1], state32_memory &m,
+               int32_t of_two, bool is_map)
 {
     int32_t lane = lane_index(), tile = lane & 3, eight = lane >> 2, of_lane = warp_index() & 3;
     int32_t warp = eight >> 1, half = eight & 1, row = of_lane * STATE32_COLUMNS + tile * 2;
@@ -173,8 +175,8 @@ static __device__ __forceinline__ void store_values32(const delta_taps<2> &taps,
             float2 two = two_floats<KIND_BF16>(raw[i + j][0]);
             x[0][j] = two.x, x[1][j] = two.y;
         }
-        y[0][i] = taps.of<ARE_USUAL>(x[0], 0);
-        y[1][i] = taps.of<ARE_USUAL>(x[1], 1);
+        y[0][i] = is_map ? 0.0f : taps.of<ARE_USUAL>(x[0], 0);
+        y[1][i] = is_map ? 0.0f : taps.of<ARE_USUAL>(x[1], 1);
     }
 #pragma unroll
     for (int i = 0; i < STATE32_TOKENS; i++) {
@@ -189,12 +191,12 @@ static __device__ __forceinline__ void store_values32(const delta_taps<2> &taps,
 /* The values of a warp's eight rows of S after the convolution, chunk by chunk; inputs of the next
  * chunk are prefetched. See make_values64. */
 static __device__ __forceinline__ void
-make_values32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
+make_values32(const sm80_delta_params &a, const segment_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
     constexpr int loads = STATE32_TOKENS + CHUNK_TAPS - 1;
     int32_t lane = lane_index(), warp = warp_index() & 3, num_chunks = shared_item.num_chunks;
-    int32_t token = (lane >> 2) * STATE32_TOKENS - (CHUNK_TAPS - 1);
+    int32_t token = shared_item.begin * CHUNK + (lane >> 2) * STATE32_TOKENS - (CHUNK_TAPS - 1);
     int32_t first_row = shared_item.first_row + warp * STATE32_COLUMNS;
     int64_t channel = p.first_v + (int64_t)shared_item.head * p.head_size_v;
     delta_source<2> source(p, shared_item.request, p.v, shared_item.head, channel, p.head_size_v,
@@ -203,16 +205,16 @@ make_values32(const sm80_delta_params &a, const state_item &shared_item, state32
     uint32_t raw[loads][1], next[loads][1];
     load_inputs(source, token, a.wide_values, raw);
     taps.load(p, source);
-    bool are_usual = taps.are_usual();
+    bool are_usual = taps.are_usual(), is_map = shared_item.is_map;
     for (int32_t c = 0; c < num_chunks; c++) {
         if (c + 1 < num_chunks) {
             load_inputs(source, (c + 1) * CHUNK + token, a.wide_values, next);
         }
         barrier_wait_for(m.values_empty[c & 1], (c >> 1) + 1);
         if (are_usual) {
-            store_values32<true>(taps, raw, m, c & 1);
+            store_values32<true>(taps, raw, m, c & 1, is_map);
         } else {
-            store_values32<false>(taps, raw, m, c & 1);
+            store_values32<false>(taps, raw, m, c & 1, is_map);
         }
         barrier_give(m.values_full[c & 1]);
 #pragma unroll
@@ -222,6 +224,9 @@ make_values32(const sm80_delta_params &a, const state_item &shared_item, state32
     }
     /* the previous kernel reads the windows; the next kernel waits for this one only */
     wait_for_earlier_kernels();
+    if (shared_item.begin > 0) {
+        return;
+    }
     if (p.conv_width > 1 && lane < STATE32_COLUMNS && first_row + lane < p.head_size_v) {
         roll_channel(p, shared_item.request, channel + first_row + lane);
     }
@@ -230,7 +235,7 @@ make_values32(const sm80_delta_params &a, const state_item &shared_item, state32
 
 /* One warp prefetches inputs of values to the L2, STATE32_AHEAD chunks ahead. */
 static __device__ __forceinline__ void
-fetch_inputs32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
+fetch_inputs32(const sm80_delta_params &a, const segment_item &shared_item, state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
     int64_t channel = p.first_v + (int64_t)shared_item.head * p.head_size_v;
@@ -242,7 +247,7 @@ fetch_inputs32(const sm80_delta_params &a, const state_item &shared_item, state3
     for (int32_t c = 0; c < num_chunks; c++) {
         barrier_wait_for(m.values_empty[c & 1], (c >> 1) + 1);
         for (int32_t i = lane_index() >> 1; i < CHUNK; i += GPU_LANES / 2) {
-            int32_t t = (c + STATE32_AHEAD) * CHUNK + i;
+            int32_t t = (shared_item.begin + c + STATE32_AHEAD) * CHUNK + i;
             if (is_there && t < shared_item.request.num_tokens) {
                 fetch_line(source.rows + t * source.row + of_half * half * 2);
             }
@@ -329,12 +334,12 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
     delta_state32(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(1024) char state32_smem[];
-    __shared__ state_item shared_item; /* kept here instead of in registers */
+    __shared__ segment_item shared_item; /* kept here instead of in registers */
     state32_memory &m = *(state32_memory *)state32_smem;
     constexpr int of_chunk = parts_of_chunk<CHANNELS>;
     int32_t role = warp_index() / STATE64_TEAMS;
-    state_item entered;
-    if (!begin_item(a, STATE32_ROWS / GROUP_ROWS, 0, entered)) { /* true for the whole cluster */
+    segment_item entered;
+    if (!begin_segment(a, STATE32_ROWS / GROUP_ROWS, entered)) { /* true for the whole cluster */
         wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }
@@ -370,7 +375,12 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         }
         wgmma_wait<0>();
         pin(rows.x);
-        rows.store(a, shared_item, shared_item.request.slots[0], m.unit[(num_chunks - 1) & 3]);
+        const float(&unit)[STATE32_ROWS] = m.unit[(num_chunks - 1) & 3];
+        if (shared_item.to != nullptr) {
+            rows.store_end(shared_item, unit);
+        } else {
+            rows.store(a, shared_item, shared_item.request.slots[0], unit);
+        }
     } else if (role == 1) {
         dealloc_registers<120>();
         make_outputs32(a, shared_item, m, part_giver<of_chunk>(m, of_chunk - 1));

@@ -4,6 +4,7 @@
 #ifndef CUDA_FLASH_SM90_DELTA_STATE32_UPDATE_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE32_UPDATE_CUH
 
+#include "sm90_delta_segments.cuh"
 #include "sm90_delta_state64.cuh"
 
 #define STATE32_ROWS 32   /* rows of S */
@@ -197,14 +198,23 @@ struct state32_rows {
     }
 
     /* Loads S before the first chunk and converts it to its units. */
-    __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item,
+    __device__ __forceinline__ void load(const sm80_delta_params &a, const segment_item &item,
                                          state32_memory &m)
     {
         int32_t dims = a.p.head_size_k;
+        if (item.from != nullptr) {
+            wait_for_earlier_kernels();
+        }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             clear_sums(s[half]);
-            if (item.request.has_state) {
+            if (item.from != nullptr || item.is_map) {
+#pragma unroll
+                for (int i = 0; i < STATE32_SUMS; i++) {
+                    int32_t row = item.first_row + row_of_sum(i), d = key_of_sum(half, i);
+                    s[half][i] = item.is_map ? (row == d ? 1.0f : 0.0f) : (*item.from)[row][d];
+                }
+            } else if (item.request.has_state) {
 #pragma unroll
                 for (int i = 0; i < STATE32_SUMS; i++) {
                     int32_t row = min(item.first_row + row_of_sum(i), a.p.head_size_v - 1);
@@ -240,6 +250,19 @@ struct state32_rows {
                     s[half][i] = x * inverse_of(of_row);
                 }
             }
+        }
+    }
+
+    /* Stores the end of a segment. */
+    __device__ __forceinline__ void store_end(const segment_item &item,
+                                              const float (&unit)[STATE32_ROWS]) const
+    {
+#pragma unroll
+        for (int i = 0; i < STATE32_SUMS; i++) {
+            float of_row = unit[row_of_sum(i)];
+            float *to = (*item.to)[item.first_row + row_of_sum(i)];
+            to[key_of_sum(0, i)] = s[0][i] * of_row;
+            to[key_of_sum(1, i)] = s[1][i] * of_row;
         }
     }
 

@@ -234,7 +234,7 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     state64_memory &m = *(state64_memory *)state64_smem;
     int32_t warp = warp_index(), team = warp % STATE64_TEAMS, role = warp / STATE64_TEAMS;
     state_item entered;
-    if (!begin_item(a, STATE64_TEAMS, 0, entered)) {
+    if (!begin_item(a, (int32_t)blockIdx.x, STATE64_TEAMS, 0, entered)) {
         wait_for_earlier_kernels(); /* the next kernel waits for this one only */
         return;
     }
