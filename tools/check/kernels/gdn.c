@@ -97,10 +97,10 @@ static attn_status call_gdn(struct kernel_call *call, const void *context, struc
 
 /* The mean square of all requests' outputs. A row o = S q may cancel, where k and q are nearly
  * orthogonal (a request's first token has no other term), and a kernel that multiplies in 16 bits
- * is as good as that of products of usual size: some 3e-4 of them. CANCELLED of the usual bound
- * allows 2e-3.
+ * is as good as that of products of usual size: some 3e-4 of them in the mean, ten times as much in
+ * the worst of a million elements. CANCELLED of the usual bound allows 5e-3.
  */
-#define CANCELLED 0.1
+#define CANCELLED 0.25
 static double mean_square(const uint8_t *out, const struct gdn_case *c, const uint8_t *rows)
 {
     int64_t row = (int64_t)c->v.num_v_heads * c->v.head_size_v, count = 0;
