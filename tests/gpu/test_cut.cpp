@@ -89,7 +89,7 @@ static void check_parts(const gpu_plan_params &p, walk &w)
     }
 }
 
-static const char *walk_all(const gpu_plan_params &p, int parts)
+static const char *walk_all(const gpu_plan_params &p, int parts, int longest)
 {
     walk w;
     const gpu_header &header = *p.schedule.header;
@@ -107,6 +107,9 @@ static const char *walk_all(const gpu_plan_params &p, int parts)
             memcmp(&s.row_tile, &p.schedule.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
             return "a segment is empty, or does not begin in its row tile";
         }
+        if (longest >= 0 && s.end - s.begin > longest) {
+            return "a segment is too long";
+        }
         walk_segment(p, s, w);
     }
     for (int times : w.times) {
@@ -123,8 +126,9 @@ static const char *walk_all(const gpu_plan_params &p, int parts)
                                                 : w.wrong;
 }
 
-/* parts: of all items that are cut, as they have to be; -1: any number. */
-static void run(const batch &b, const char *name, int parts = -1)
+/* parts: of all items that are cut, as they have to be; longest: tiles of a segment; -1: any
+ * number. */
+static void run(const batch &b, const char *name, int parts = -1, int longest = -1)
 {
     int reqs = (int)b.lengths.size();
     std::vector<int> starts(reqs + 1);
@@ -163,7 +167,7 @@ static void run(const batch &b, const char *name, int parts = -1)
             make_schedule(q.problem, q.schedule, memory);
         },
         &p);
-    const char *wrong = walk_all(p, parts);
+    const char *wrong = walk_all(p, parts, longest);
     if (wrong != nullptr) {
         failures++;
         printf("%s, %d requests, %d heads, %d CTAs: %s\n", name, reqs, b.heads, b.ctas, wrong);
@@ -205,6 +209,12 @@ int main()
     run({std::vector<int>(85, 4096), std::vector<int>(85, 1), 1, 132, 64, 0, 2}, "two of a share",
         0);
     run({std::vector<int>(21, 8192), std::vector<int>(21, 1), 1, 132, 64, 0, 2}, "halves", 126);
+    /* 66 tiles a share, whatever the lengths: 24 of a short item are a third of them */
+    batch mixed = {{}, std::vector<int>(32, 1), 8, 132, 64, 0, 0};
+    for (int r = 0; r < 32; r++) {
+        mixed.lengths.push_back(128 * (r + 1) + 32);
+    }
+    run(mixed, "lengths of 160 to 4128", -1, 66);
     for (int i = 0; i < 40; i++) {
         run(random_batch(i), "random requests");
     }

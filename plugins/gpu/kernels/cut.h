@@ -270,17 +270,21 @@ GPU_INLINE int32_t tiles_of(const gpu_problem &p, const int32_t *starts, int32_t
     return (starts[row_tile + 1] - starts[row_tile]) / p.num_kv_heads;
 }
 
-/* A cut inside a short item moves to its beginning, since parts would cost more than they balance.
- * The previous segment may then be empty. */
+/* A cut inside a short item moves to its nearer end, if that is at most `slack` tiles away: parts
+ * of short items cost more than small differences of shares. The previous segment may then be
+ * empty. */
 GPU_DEVICE int32_t move_cut(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
-                            const int32_t *starts, int32_t at, int32_t share)
+                            const int32_t *starts, int32_t at, int32_t share, int32_t slack)
 {
     if (at >= starts[row_tiles]) {
         return at;
     }
     int32_t row_tile = find_last(starts, row_tiles, at), tiles = tiles_of(p, starts, row_tile);
-    bool is_short = tiles * plan.tile <= SHORT_ITEM && tiles <= share;
-    return is_short ? at - (at - starts[row_tile]) % tiles : at;
+    int32_t before = (at - starts[row_tile]) % tiles;
+    if (tiles * plan.tile > SHORT_ITEM || tiles > share || min(before, tiles - before) > slack) {
+        return at;
+    }
+    return before * 2 <= tiles ? at - before : at + tiles - before;
 }
 
 /* Cuts items into chunks of at most `most` tiles; returns their number, and where each row tile's
@@ -316,8 +320,45 @@ GPU_DEVICE int32_t begin_of_chunk(const gpu_problem &p, int32_t row_tiles, const
     return starts[row_tile] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
 }
 
+/* Where shares begin: chunks of at most `most` tiles or, if it is 0, equal shares whose cuts move
+ * by up to `slack` tiles. */
+GPU_DEVICE void begin_stream(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
+                             int32_t total, const int32_t *starts, int32_t most, int32_t slack,
+                             const stream_cut &cut, plan_memory &memory)
+{
+    const int32_t share = total / min(plan.ctas, total);
+    for (int32_t i = thread_index(); i <= cut.shares; i += PLAN_THREADS) {
+        int32_t at = total;
+        if (i < cut.shares) {
+            at = most > 0 ? begin_of_chunk(p, row_tiles, starts, most, i, memory)
+                          : move_cut(p, plan, row_tiles, starts,
+                                     (int32_t)((int64_t)total * i / cut.shares), share, slack);
+        }
+        memory.segment_begin[i * cut.levels] = at;
+    }
+    sync_group();
+}
+
+/* Whether a share has more tiles than `most`. */
+GPU_DEVICE bool has_long_share(const stream_cut &cut, int32_t most, plan_memory &memory)
+{
+    const int32_t *begin = memory.segment_begin;
+    memory.chunk_start[0] = 0;
+    sync_group();
+    for (int32_t i = thread_index(); i < cut.shares; i += PLAN_THREADS) {
+        if (begin[(i + 1) * cut.levels] - begin[i * cut.levels] > most) {
+            memory.chunk_start[0] = 1;
+        }
+    }
+    sync_group();
+    const bool is_long = memory.chunk_start[0] != 0;
+    sync_group();
+    return is_long;
+}
+
 /* Shares are chunks of items, at most one for each CTA, if they are hardly longer than equal
- * shares; else equal shares. */
+ * shares; else equal shares, whose cuts move to ends of short items if that leaves no share much
+ * longer. */
 GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                                  int32_t total, const int32_t *starts, plan_memory &memory)
 {
@@ -339,22 +380,19 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
     }
     cut.shares = whole ? chunks : cut.shares;
     cut.segments = cut.shares * cut.levels;
-    for (int32_t i = thread_index(); i <= cut.shares; i += PLAN_THREADS) {
-        int32_t at = total;
-        if (i < cut.shares) {
-            at = whole ? begin_of_chunk(p, row_tiles, starts, most, i, memory)
-                       : move_cut(p, plan, row_tiles, starts,
-                                  (int32_t)((int64_t)total * i / cut.shares), share);
-        }
-        begin[i * cut.levels] = at;
+    int32_t slack = SHORT_ITEM;
+    begin_stream(p, plan, row_tiles, total, starts, whole ? most : 0, slack, cut, memory);
+    if (!whole && has_long_share(cut, share + max(share / CHUNK_SLACK, MOST_SHARE_SLACK), memory)) {
+        slack = LEAST_REST;
+        begin_stream(p, plan, row_tiles, total, starts, 0, slack, cut, memory);
     }
-    sync_group();
     for (int32_t s = thread_index(); s < cut.segments; s += PLAN_THREADS) {
         int32_t i = s / cut.levels, level = s - i * cut.levels;
         if (level > 0) {
             int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
             int32_t at = end - ((end - start) >> (REST_OF_SHARE + level - 1));
-            begin[s] = move_cut(p, plan, row_tiles, starts, at, share); /* chunks have one level */
+            int32_t to = move_cut(p, plan, row_tiles, starts, at, share, slack);
+            begin[s] = to >= start && to <= end ? to : at;
         }
     }
     sync_group();
