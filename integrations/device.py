@@ -51,8 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
         "v_head_dim": 128, "first_k_dense_replace": 4}),
     "qwen3-next": ("auto", {
-        **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2, 3], "num_experts": 4, "num_experts_per_tok": 2,
+        **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2, 3], "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
 }
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

@@ -18,6 +18,7 @@ OWN = {"llama": ("fa3", "triton"), "gemma-2": ("triton",), "qwen-2.5, fp8 cache"
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
     import sglang
 
+    port = 12000 + os.getpid() % 10000  # of each process its own, and none that the system gives to others
     options: dict[str, Any] = {"load_format": "dummy", "context_length": 131584, "max_running_requests": 64,
                                "max_total_tokens": int(gigabytes * 2**30) // (32 * 8 * 128 * 2 * (2 if cache == "auto" else 1)),
                                "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64], "page_size": int(os.environ.get("ATTN_PAGE", 64))}
@@ -27,7 +28,7 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
                          kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
                          grammar_backend="none", disable_prefill_cuda_graph=True, log_level="warning", skip_server_warmup=True,
-                         stream_interval=200, port=20000 + os.getpid() % 20000, **options)
+                         stream_interval=200, port=port, nccl_port=port + 10000, **options)
 
 
 def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) -> Any:

@@ -31,8 +31,6 @@ static attn_status cuda_flash_probe(const struct attn_host *host,
     struct attn_backend_caps caps = gpu_caps;
     (void)host;
     caps.output_forms = OUTPUT_FORMS;
-    caps.features &= ~ATTN_FEATURE_DRAFT_COMPRESSED_ROWS; /* no GPU has run them */
-    caps.cache_roles = 0; /* rings for replay: no GPU of this vendor has run their kernel */
     return cuda_probe(sink, &caps, error);
 }
 

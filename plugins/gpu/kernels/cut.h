@@ -166,6 +166,20 @@ GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int
     return segments;
 }
 
+/* Whether one of the shares, which begin at every `step`-th of `begin`, has more tiles than `most`.
+ */
+GPU_DEVICE bool is_share_longer(const int32_t *begin, int32_t step, int32_t shares, int32_t most,
+                                int32_t *warps)
+{
+    int32_t longer = 0;
+    for (int32_t first = 0; first < shares; first += PLAN_THREADS) {
+        const int32_t i = first + thread_index();
+        running_sum<PLAN_THREADS>(i < shares && begin[(i + 1) * step] - begin[i * step] > most,
+                                  &longer, warps);
+    }
+    return longer > 0;
+}
+
 /* Finds where the shares of a group begin, with concurrent row tiles counted as one; returns their
  * number. A cut moves to the nearest boundary of equal parts of its item, as many as the item has
  * shares: then most items are whole or cut alike, and no share exceeds the others by more than a
@@ -190,15 +204,8 @@ GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int
             begin[i] = item + (int32_t)((int64_t)tiles * part / parts);
         }
     }
-    memory.chunk_start[0] = 0;
     sync_group();
-    for (int32_t i = thread_index(); i < shares; i += PLAN_THREADS) {
-        if (begin[i + 1] - begin[i] > most) {
-            memory.chunk_start[0] = 1;
-        }
-    }
-    sync_group();
-    const bool far = memory.chunk_start[0] != 0;
+    const bool far = is_share_longer(begin, 1, shares, most, memory.warps);
     for (int32_t first = 0; first < shares; first += PLAN_THREADS) {
         int32_t i = first + thread_index(), at = 0;
         bool keep = false;
@@ -339,23 +346,6 @@ GPU_DEVICE void begin_stream(const gpu_problem &p, const gpu_schedule &plan, int
     sync_group();
 }
 
-/* Whether a share has more tiles than `most`. */
-GPU_DEVICE bool has_long_share(const stream_cut &cut, int32_t most, plan_memory &memory)
-{
-    const int32_t *begin = memory.segment_begin;
-    memory.chunk_start[0] = 0;
-    sync_group();
-    for (int32_t i = thread_index(); i < cut.shares; i += PLAN_THREADS) {
-        if (begin[(i + 1) * cut.levels] - begin[i * cut.levels] > most) {
-            memory.chunk_start[0] = 1;
-        }
-    }
-    sync_group();
-    const bool is_long = memory.chunk_start[0] != 0;
-    sync_group();
-    return is_long;
-}
-
 /* Shares are chunks of items, at most one for each CTA, if they are hardly longer than equal
  * shares; else equal shares, whose cuts move to ends of short items if that leaves no share much
  * longer. */
@@ -382,7 +372,9 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
     cut.segments = cut.shares * cut.levels;
     int32_t slack = SHORT_ITEM;
     begin_stream(p, plan, row_tiles, total, starts, whole ? most : 0, slack, cut, memory);
-    if (!whole && has_long_share(cut, share + max(share / CHUNK_SLACK, MOST_SHARE_SLACK), memory)) {
+    if (!whole &&
+        is_share_longer(begin, cut.levels, cut.shares,
+                        share + max(share / CHUNK_SLACK, MOST_SHARE_SLACK), memory.warps)) {
         slack = LEAST_REST;
         begin_stream(p, plan, row_tiles, total, starts, 0, slack, cut, memory);
     }
