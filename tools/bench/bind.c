@@ -177,35 +177,28 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
                               struct attn_error *error)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    struct attn_kv_view states, windows;
-    layer_state_views(gdn, measured->requests.count, number_bytes(gdn->state_dtype),
-                      number_bytes(measured->layer.desc.dtype), &states, &windows);
-    int64_t slots = states.num_blocks, elements = slots * states.num_heads * states.head_size;
-    states.data =
-        memory_normal(&measured->memory, gdn->state_dtype, elements, 0.1, &measured->random);
-    bool convolves = windows.head_size > 0;
-    if (convolves) {
-        windows.data =
-            memory_normal(&measured->memory, measured->layer.desc.dtype,
-                          slots * windows.num_heads * windows.head_size, 1, &measured->random);
+    const struct attn_cache_desc *ring = &measured->layer.ring;
+    const int32_t dtype = measured->layer.desc.dtype, slots = measured->requests.count;
+    const int64_t ring_bytes = layer_ring_view(ring, slots).stride_block; /* 0: no ring */
+    const struct {
+        int32_t dtype;
+        int64_t elements;
+        double deviation;
+    } parts[] = {
+        {gdn->state_dtype, (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k, 0.1},
+        {dtype, gdn->conv_width > 0 ? layer_channels(gdn) * (gdn->conv_width - 1) : 0, 1},
+        {dtype, ring_bytes / (int64_t)number_bytes(dtype), 0.1}};
+    void *parts_memory[3] = {NULL};
+    for (int32_t i = 0; i < 3; i++) {
+        if (parts[i].elements > 0) {
+            parts_memory[i] =
+                memory_normal(&measured->memory, parts[i].dtype, slots * parts[i].elements,
+                              parts[i].deviation, &measured->random);
+        }
     }
-    struct attn_kv_view ring = layer_ring_view(&measured->layer.ring, slots);
-    const struct attn_kv_view *views[3] = {&states};
-    int32_t count = 1;
-    if (convolves) {
-        views[count++] = &windows;
-    }
-    if (ring.block_size > 0) {
-        views[count++] = &ring;
-        ring.data = memory_normal(&measured->memory, measured->layer.desc.dtype,
-                                  slots * ring.stride_block /
-                                      (int64_t)number_bytes(measured->layer.desc.dtype),
-                                  0.1, &measured->random);
-    }
-    if (measured->memory.failed) {
-        return memory_refused(error);
-    }
-    return measured->session->api->layer_bind_caches(layer, views, count, error);
+    return measured->memory.failed ? memory_refused(error)
+                                   : layer_bind_states(measured->session->api, layer, gdn, dtype,
+                                                       ring, slots, parts_memory, error);
 }
 
 /* Each request's blocks, in order or shuffled over the whole cache. */
@@ -265,22 +258,13 @@ static void fill_batch(struct measured *measured, struct fill *fill)
         table[i] = (int32_t)i;
     }
     fill->starts[1] = fill->length = (int32_t)fill->tokens;
-    fill->batch = (struct attn_batch){
-        .struct_size = sizeof fill->batch,
-        .num_reqs = 1,
-        .num_tokens = fill->length,
-        .num_actual_tokens = fill->length,
-        .max_query_len = fill->length,
-        .max_seq_len = fill->length,
-        .query_start_loc = memory_upload(&fill->memory, fill->starts, sizeof fill->starts),
-        .query_start_loc_host = fill->starts,
-        .seq_lens = memory_upload(&fill->memory, &fill->length, sizeof fill->length),
-        .seq_lens_host = &fill->length,
-        .block_table = memory_upload(&fill->memory, table, (size_t)blocks * sizeof *table),
-        .block_table_stride = blocks,
-        .slot_mapping = memory_upload(&fill->memory, all, (size_t)slots * sizeof *all),
-        .num_slots = fill->tokens,
-    };
+    fill->batch = client_batch(1, fill->starts, &fill->length);
+    fill->batch.max_query_len = fill->batch.max_seq_len = fill->length;
+    fill->batch.query_start_loc = memory_upload(&fill->memory, fill->starts, sizeof fill->starts);
+    fill->batch.seq_lens = memory_upload(&fill->memory, &fill->length, sizeof fill->length);
+    const int32_t *sent = memory_upload(&fill->memory, table, (size_t)blocks * sizeof *table);
+    client_blocks(&fill->batch, sent, blocks,
+                  memory_upload(&fill->memory, all, (size_t)slots * sizeof *all));
     free(all);
     free(table);
 }
@@ -297,13 +281,7 @@ attn_status measured_plan(struct measured *measured, struct memory *memory,
                                               .max_num_tokens = batch->num_tokens,
                                               .max_query_len = batch->max_query_len,
                                               .max_seq_len = batch->max_seq_len}};
-    attn_status status = api->plan_create(measured->model, 0, &options, plan, error);
-    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, *plan) : 0;
-    void *workspace = bytes > 0 ? memory_take(memory, bytes) : NULL;
-    if (bytes > 0) {
-        status = workspace == NULL ? memory_refused(error)
-                                   : client_bind_workspace(api, *plan, workspace, bytes, error);
-    }
+    attn_status status = memory_plan(memory, api, measured->model, 0, &options, plan, error);
     return status ? status : api->plan_batch(*plan, batch, measured->session->stream, error);
 }
 

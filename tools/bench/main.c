@@ -240,23 +240,14 @@ static void measure(struct bench *bench, const struct shape *shape, const char *
  * left. */
 static void tune_shape(struct bench *bench, const struct shape *shape)
 {
-    const struct session *session = &bench->session;
     struct report *report = &bench->report;
-    const struct attn_api *api = session->api;
-    int32_t first = report->count;
-    for (int32_t b = 0; b < api->backend_count(session->runtime); b++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
-        const char *wanted = session->options->backends[0];
-        char name[160];
-        const char *named = name;
-        api->backend_info(session->runtime, b, &info);
-        bool here =
-            memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
-        if (!here || (wanted != NULL && !backend_is_named(info.caps, wanted))) {
-            continue;
-        }
-        backend_text(info.caps, name, sizeof name);
-        measure(bench, shape, &named, 1);
+    char names[MAX_TUNED_BACKENDS][160];
+    int32_t indices[MAX_TUNED_BACKENDS];
+    const int32_t first = report->count;
+    const int32_t count = tune_backends(&bench->session, NULL, MAX_TUNED_BACKENDS, names, indices);
+    for (int32_t i = 0; i < count; i++) {
+        const char *name = names[i];
+        measure(bench, shape, &name, 1);
         struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
         if (last != NULL && json_count(last->reasons) > 0) { /* it cannot serve the layer */
             json_destroy(last->reasons);
@@ -264,7 +255,7 @@ static void tune_shape(struct bench *bench, const struct shape *shape)
         }
     }
     if (report->count == first) {
-        measure(bench, shape, session->options->backends, 1); /* for its reasons */
+        measure(bench, shape, bench->session.options->backends, 1); /* for its reasons */
     }
 }
 

@@ -12,7 +12,7 @@
 #include "common/json.h"
 #include "support/layer_io.h"
 
-#include "memory.h"
+#include "common/memory.h"
 #include "session.h"
 #include "work.h"
 

@@ -12,7 +12,7 @@
 #include "common/names.h"
 #include "support/number.h"
 #include "support/tensor.h"
-#include "memory.h"
+#include "common/memory.h"
 
 enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 

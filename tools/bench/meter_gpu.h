@@ -4,7 +4,7 @@
 #ifndef BENCH_METER_GPU_H
 #define BENCH_METER_GPU_H
 
-#include "memory.h"
+#include "common/memory.h"
 #include "ceilings.h"
 
 enum gpu_kernel { KERNEL_READ, KERNEL_COPY, KERNEL_FMA, KERNEL_MATRIX, GPU_KERNELS };

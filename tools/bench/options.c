@@ -161,33 +161,26 @@ int options_parse(int argc, char **argv, struct options *options)
     *options =
         (struct options){.dtype = ATTN_DTYPE_BF16, .budget = 3, .seconds = 60, .max_spread = 30};
     int code = command_parse(&command, argc, argv);
-    if (code < 0 && options->json && options->csv) {
-        fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);
-        code = EXIT_USAGE;
-    }
-    if (code < 0 && options->tune && options->num_backends > 1) {
-        fputs("attn-bench: --tune: takes one --backend, or none for all of the device\n", stderr);
-        code = EXIT_USAGE;
-    }
-    if (code < 0 && options->tune && (options->against != NULL || options->peer != NULL)) {
-        fputs("attn-bench: --tune: measures this build alone, without --against and --peer\n",
-              stderr);
-        code = EXIT_USAGE;
-    }
-    if (code < 0 && options->model != NULL &&
-        (!options->tune || options->shapes.count > 0 || options->num_backends > 0)) {
-        fputs("attn-bench: --model: goes with --tune, and with neither --shape nor --backend\n",
-              stderr);
-        code = EXIT_USAGE;
-    }
-    if (code < 0 && options->model != NULL && options->plot != NULL) {
-        fputs("attn-bench: --plot: draws times under their floors, which --model has not\n",
-              stderr);
-        code = EXIT_USAGE;
-    }
-    if (code < 0 && options->tune && options->cpu_time && options->model == NULL) {
-        fputs("attn-bench: --tune: keeps times of the wall's clock, not --cpu-time's\n", stderr);
-        code = EXIT_USAGE;
+    const bool model = options->model != NULL, tune = options->tune;
+    const struct {
+        bool wrong;
+        const char *what;
+    } rules[] = {{options->json && options->csv, "--csv: stdout is --json's already; one of them"},
+                 {tune && options->num_backends > 1,
+                  "--tune: takes one --backend, or none for all of the device"},
+                 {tune && (options->against != NULL || options->peer != NULL),
+                  "--tune: measures this build alone, without --against and --peer"},
+                 {model && (!tune || options->shapes.count > 0 || options->num_backends > 0),
+                  "--model: goes with --tune, and with neither --shape nor --backend"},
+                 {model && options->plot != NULL,
+                  "--plot: draws times under their floors, which --model has not"},
+                 {tune && options->cpu_time && !model,
+                  "--tune: keeps times of the wall's clock, not --cpu-time's"}};
+    for (size_t i = 0; code < 0 && i < sizeof rules / sizeof *rules; i++) {
+        if (rules[i].wrong) {
+            fprintf(stderr, "attn-bench: %s\n", rules[i].what);
+            code = EXIT_USAGE;
+        }
     }
     for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {
         const struct shape *shape = &options->shapes.shapes[i];

@@ -2,6 +2,7 @@
 /* The batch of a shape, and the tensors that each layer's run reads and writes. */
 #include <stdlib.h>
 
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "measured.h"
@@ -156,18 +157,12 @@ static bool make_batch(struct measured *measured, bool writes)
     for (size_t r = 0; r < count; r++) {
         starts[r + 1] = starts[r] + requests->query_lens[r];
     }
-    measured->batch = (struct attn_batch){
-        .struct_size = sizeof measured->batch,
-        .num_reqs = requests->count,
-        .num_tokens = (int32_t)requests->num_tokens,
-        .num_actual_tokens = (int32_t)requests->num_tokens,
-        .max_query_len = requests->max_query_len,
-        .max_seq_len = requests->max_seq_len,
-        .query_start_loc = memory_upload(&measured->memory, starts, (count + 1) * sizeof *starts),
-        .query_start_loc_host = starts, /* measured_finish's to free */
-        .seq_lens = memory_upload(&measured->memory, requests->seq_lens, count * sizeof(int32_t)),
-        .seq_lens_host = requests->seq_lens,
-    };
+    struct attn_batch *batch = &measured->batch;
+    *batch = client_batch(requests->count, starts, requests->seq_lens); /* due to measured_finish */
+    batch->max_query_len = requests->max_query_len;
+    batch->max_seq_len = requests->max_seq_len;
+    batch->query_start_loc = memory_upload(&measured->memory, starts, (count + 1) * sizeof *starts);
+    batch->seq_lens = memory_upload(&measured->memory, requests->seq_lens, count * sizeof(int32_t));
     if (measured->layer.has_cache) {
         paged_batch(measured, writes);
     } else {

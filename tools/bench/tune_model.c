@@ -12,7 +12,6 @@
 #include "common/seconds.h"
 #include "host/measurement.h"
 
-#define MAX_TUNED_BACKENDS 64
 #define TOO_SLOW 4.0 /* times the fastest: not measured in larger buckets */
 #define BUCKETS 3
 
@@ -169,18 +168,20 @@ static bool judge(struct tuned *item, struct report *report, int32_t first, cons
     return quiet;
 }
 
-/* All backends of the device that are not left out, MAX_BACKENDS at a time. */
-static int32_t name_backends(const struct session *session, const struct tuned *item,
-                             char names[][160], int32_t *indices)
+int32_t tune_backends(const struct session *session, const bool *left_out, int32_t most,
+                      char names[][160], int32_t *indices)
 {
     int32_t count = 0;
+    const char *wanted = session->options->backends[0];
     const int32_t all = session->api->backend_count(session->runtime);
-    for (int32_t b = 0; b < all && b < MAX_TUNED_BACKENDS; b++) {
+    const int32_t known = left_out == NULL || all < MAX_TUNED_BACKENDS ? all : MAX_TUNED_BACKENDS;
+    for (int32_t b = 0; b < known && count < most; b++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
         session->api->backend_info(session->runtime, b, &info);
         const struct attn_device *device = &session->device.device;
-        if (count < MAX_BACKENDS && !item->left_out[b] &&
-            memcmp(&info.caps->device, device, sizeof *device) == 0) {
+        if ((left_out == NULL || !left_out[b]) &&
+            memcmp(&info.caps->device, device, sizeof *device) == 0 &&
+            (wanted == NULL || backend_is_named(info.caps, wanted))) {
             backend_text(info.caps, names[count], sizeof names[count]);
             indices[count++] = b;
         }
@@ -205,7 +206,7 @@ static void measure_bucket(struct tuned *item, int32_t bucket, const int32_t siz
     bool quiet = false;
     /* a bucket whose times spread further is measured twice, then dropped */
     for (int32_t attempt = 0; attempt < 2 && !quiet; attempt++) {
-        const int32_t count = name_backends(session, item, names, indices);
+        const int32_t count = tune_backends(session, item->left_out, MAX_BACKENDS, names, indices);
         for (int32_t i = 0; i < count; i++) {
             backends[i] = names[i];
         }

@@ -30,4 +30,10 @@ void tuning_run(struct tuning *tuning, const struct session *session, struct rep
 attn_status tuning_compare(const struct tuning *tuning, const struct session *session,
                            struct report *report, struct attn_error *error);
 
+#define MAX_TUNED_BACKENDS 64
+/* Names and indices of the first `most` backends of the device that fit --backend and are not left
+ * out (NULL: none is). */
+int32_t tune_backends(const struct session *session, const bool *left_out, int32_t most,
+                      char names[][160], int32_t *indices);
+
 #endif

@@ -5,28 +5,17 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/client.h"
 
 #define WRITE_CHUNK 512
 
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out)
 {
-    const int32_t tokens = batch->query_start_loc[batch->num_reqs];
-    *out = (struct attn_batch){.struct_size = sizeof *out,
-                               .num_reqs = batch->num_reqs,
-                               .num_tokens = tokens,
-                               .num_actual_tokens = tokens,
-                               .query_start_loc = batch->query_start_loc,
-                               .query_start_loc_host = batch->query_start_loc,
-                               .seq_lens = batch->seq_lens,
-                               .seq_lens_host = batch->seq_lens,
-                               .encoder_seq_lens = batch->encoder_lens,
-                               .encoder_seq_lens_host = batch->encoder_lens,
-                               .block_table = group->table,
-                               .block_table_stride = group->stride,
-                               .block_table_rows = MAX_REQUESTS,
-                               .block_table_row = batch->rows,
-                               .slot_mapping = batch->slots,
-                               .num_slots = tokens};
+    *out = client_batch(batch->num_reqs, batch->query_start_loc, batch->seq_lens);
+    out->encoder_seq_lens = out->encoder_seq_lens_host = batch->encoder_lens;
+    client_blocks(out, group->table, group->stride, batch->slots);
+    out->block_table_rows = MAX_REQUESTS;
+    out->block_table_row = batch->rows;
 }
 
 /* The batch's arrays as they are now, in the device's memory until the next plan. */
@@ -56,7 +45,7 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
             *arrays[i].array =
-                pool_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
+                engine_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
             if (*arrays[i].array == NULL) {
                 return engine->error.status;
             }
@@ -104,7 +93,7 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     } else {
         slots_of(group, r, first, end, batch->slots);
     }
-    pool_reset(engine, &engine->batches);
+    memory_finish(&engine->batches);
     status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->layers[i].group == g) {
@@ -112,7 +101,7 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
             status = group->recurrent ? layer_run(engine, &engine->layers[i], batch)
                                       : layer_write(engine, &engine->layers[i], r, first, end);
             status = status ? status : engine_wait(engine);
-            pool_reset(engine, &engine->rows);
+            memory_finish(&engine->rows);
         }
     }
     free(batch);

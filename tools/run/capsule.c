@@ -10,7 +10,7 @@
 #include "common/bound.h"
 #include "common/capsule_read.h"
 #include "common/command.h"
-#include "common/device.h"
+#include "common/memory.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/library.h"
@@ -41,8 +41,7 @@ struct replay {
     attn_model *model;
     attn_layer *layer;
     attn_plan *plan;
-    void *taken[16];
-    int32_t num_taken;
+    struct memory memory;
     char backends[BACKENDS];
     uint8_t *out; /* the host's */
     struct attn_error error;
@@ -103,15 +102,10 @@ static bool read_contents(struct contents *from, const char *name, uint64_t seed
 /* A copy on the device, NULL with the error; `source` NULL: memory alone. */
 static void *send(struct replay *r, const void *source, int64_t bytes)
 {
-    void *memory = NULL;
-    if (device_take(&r->device, false, (size_t)bytes, &memory, &r->error) != ATTN_OK) {
-        return NULL;
-    }
-    r->taken[r->num_taken++] = memory;
-    return source == NULL ||
-                   device_copy_in(&r->device, memory, source, (size_t)bytes, &r->error) == ATTN_OK
-               ? memory
-               : NULL;
+    void *sent = source != NULL ? memory_upload(&r->memory, source, (size_t)bytes)
+                                : memory_take(&r->memory, (size_t)bytes);
+    r->error = sent != NULL ? r->error : r->memory.error;
+    return sent;
 }
 
 static attn_status select_layer(struct replay *r, attn_runtime *runtime, const char *backend)
@@ -323,29 +317,18 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
         }
         first += blocks;
     }
-    attn_status status = r->api->plan_create(
-        r->model, 0, CLIENT_LIMITS(c->num_reqs, ints[c->num_reqs], longest), &r->plan, &r->error);
-    const size_t bytes = client_workspace_bytes(r->api, r->plan);
-    void *workspace = bytes > 0 ? send(r, NULL, (int64_t)bytes) : NULL;
-    if (workspace != NULL) {
-        status = client_bind_workspace(r->api, r->plan, workspace, bytes, &r->error);
-    } else if (bytes > 0) {
-        status = r->error.status;
-    }
+    attn_status status =
+        memory_plan(&r->memory, r->api, r->model, 0,
+                    CLIENT_LIMITS(c->num_reqs, ints[c->num_reqs], longest), &r->plan, &r->error);
     const int32_t *sent = status == ATTN_OK ? send(r, ints, 4 * count) : NULL;
     if (sent != NULL) {
-        const struct attn_batch batch = {.struct_size = sizeof batch,
-                                         .num_reqs = c->num_reqs,
-                                         .num_tokens = ints[c->num_reqs],
-                                         .num_actual_tokens = ints[c->num_reqs],
-                                         .max_query_len = most_queries,
-                                         .max_seq_len = longest,
-                                         .query_start_loc = sent,
-                                         .query_start_loc_host = ints,
-                                         .seq_lens = sent + c->num_reqs + 1,
-                                         .seq_lens_host = ints + c->num_reqs + 1,
-                                         .block_table = sent + table_at,
-                                         .block_table_stride = stride};
+        struct attn_batch batch = client_batch(c->num_reqs, ints, ints + c->num_reqs + 1);
+        batch.max_query_len = most_queries;
+        batch.max_seq_len = longest;
+        batch.query_start_loc = sent;
+        batch.seq_lens = sent + c->num_reqs + 1;
+        batch.block_table = sent + table_at;
+        batch.block_table_stride = stride;
         status = r->api->plan_batch(r->plan, &batch, NULL, &r->error);
     }
     free(ints);
@@ -415,6 +398,7 @@ static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct att
     int32_t block_size = 0;
     int64_t num_blocks = 0;
     r->error = (struct attn_error)ATTN_ERROR_INIT;
+    memory_init(&r->memory, &r->device);
     attn_status status = device_init(&r->device, r->api, runtime, device, &r->error);
     status = status ? status : select_layer(r, runtime, backend);
     status = status ? status : bind_params(r);
@@ -431,9 +415,7 @@ static void replay_finish(struct replay *r)
     r->api->plan_destroy(r->plan);
     r->api->model_destroy(r->model);
     r->api->assignment_destroy(r->assignment);
-    for (int32_t i = 0; i < r->num_taken; i++) {
-        device_give(&r->device, false, r->taken[i]);
-    }
+    memory_finish(&r->memory);
     device_finish(&r->device);
     free(r->out);
 }

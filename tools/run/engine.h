@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "common/device.h"
+#include "common/memory.h"
 #include "common/model_config.h"
 #include "support/layer_io.h"
 #include "support/random.h"
@@ -108,14 +108,6 @@ struct run_group {
     int32_t stride;
     int32_t held[MAX_REQUESTS]; /* blocks in the table's row */
     attn_plan *plan;
-    void *workspace; /* the device's */
-};
-
-/* Memory of the device that is given back at once. */
-#define POOL_ITEMS 256
-struct pool {
-    void *items[POOL_ITEMS];
-    int32_t count;
 };
 
 /* The step's batch: requests in the order decode, then prefill. */
@@ -136,7 +128,7 @@ struct run_engine {
     attn_model *model;
     struct device device; /* that the layers run on */
     void *stream;
-    struct pool batches, rows; /* of a group's plan, of a layer's run */
+    struct memory kept, batches, rows; /* of the run, of a group's plan, of a layer's run */
     struct model_config config;
     struct run_layer *layers;
     int32_t num_layers;
@@ -175,14 +167,20 @@ attn_status blocks_swap(struct run_engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct run_engine *engine);
 /* memory.c: memory of the device (`host`: page-locked) that stays, `what` being the words for it
- * where it is not there; the pools' */
+ * where it is not there */
 attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, const char *what,
                         void **memory);
+/* Of the device, NaN in every dtype of a cache. */
+attn_status engine_take_unwritten(struct run_engine *engine, size_t bytes, const char *what,
+                                  void **memory);
+/* The error of the last allocation in `memory`, or of the last copy to it. */
+attn_status engine_refused(struct run_engine *engine, const struct memory *memory,
+                           const char *what);
 /* A copy on the device; NULL with the engine's error. */
-void *pool_send(struct run_engine *engine, struct pool *pool, const void *source, size_t bytes);
-/* For everything that is on the device, so that pools may be reset. */
+void *engine_send(struct run_engine *engine, struct memory *memory, const void *source,
+                  size_t bytes);
+/* For everything that is on the device, so that memory may be given back. */
 attn_status engine_wait(struct run_engine *engine);
-void pool_reset(struct run_engine *engine, struct pool *pool);
 /* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
 attn_status admit(struct run_engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);

@@ -102,32 +102,14 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
                  {&layer->ring, NUM_STATE_SLOTS * rings}};
     attn_status status =
         engine_take(engine, true, states + windows + rings, "swap space", &layer->swap);
-    for (int32_t i = 0; i < 2 + (rings > 0) && status == ATTN_OK;
-         i++) { /* NaN until a request writes */
-        status = engine_take(engine, false, parts[i].bytes, "states", parts[i].memory);
-        status = status ? status
-                        : device_set(&engine->device, *parts[i].memory, 0xff, parts[i].bytes,
-                                     &engine->error);
+    for (int32_t i = 0; i < 2 + (rings > 0) && status == ATTN_OK; i++) {
+        status = engine_take_unwritten(engine, parts[i].bytes, "states", parts[i].memory);
     }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct attn_kv_view state, window;
-    layer_state_views(g, NUM_STATE_SLOTS, number_bytes(g->state_dtype), element_bytes(layer),
-                      &state, &window);
-    state.data = layer->cache;
-    window.data = layer->windows;
-    struct attn_kv_view ring = layer_ring_view(&layer->source->cache, NUM_STATE_SLOTS);
-    const struct attn_kv_view *views[3] = {&state};
-    int32_t count = 1;
-    if (window.head_size > 0) {
-        views[count++] = &window;
-    }
-    if (rings > 0) {
-        ring.data = layer->ring;
-        views[count++] = &ring;
-    }
-    status = engine->api->layer_bind_caches(layer->handle, views, count, &engine->error);
+    void *const memory[] = {layer->cache, layer->windows, layer->ring};
+    status =
+        status ? status
+               : layer_bind_states(engine->api, layer->handle, g, layer->terms.dtype,
+                                   &layer->source->cache, NUM_STATE_SLOTS, memory, &engine->error);
     return status ? status : bind_weights(engine, layer);
 }
 

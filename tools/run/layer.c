@@ -61,8 +61,8 @@ static attn_status send_rows(struct run_engine *engine, struct run_layer *layer,
 {
     layer_io_init(io, &layer->source->desc, engine->stream);
     for (int32_t i = 0; i < STEP_ROWS; i++) {
-        sent[i] = rows[i] != NULL ? pool_send(engine, &engine->rows, rows[i],
-                                              (size_t)tokens * row_bytes(layer, i))
+        sent[i] = rows[i] != NULL ? engine_send(engine, &engine->rows, rows[i],
+                                                (size_t)tokens * row_bytes(layer, i))
                                   : NULL;
         if (rows[i] != NULL && sent[i] == NULL) {
             return engine->error.status;
@@ -148,7 +148,7 @@ static attn_status run_step(struct run_step *step)
     memcpy(rows, step->rows, sizeof rows);
     attn_status status = send_rows(engine, step->layer, rows, step->tokens, &io, sent);
     if (status == ATTN_OK && step->lists.entries != NULL) {
-        lists = pool_send(engine, &engine->rows, step->lists.entries, step->lists.bytes);
+        lists = engine_send(engine, &engine->rows, step->lists.entries, step->lists.bytes);
         status = lists != NULL ? ATTN_OK : engine->error.status;
     }
     if (status == ATTN_OK && step->layer->kind->bring != NULL) {
@@ -247,7 +247,7 @@ attn_status layer_run(struct run_engine *engine, struct run_layer *layer, const 
     if (status == ATTN_OK && engine->settings->verify) {
         status = verify_step(&step);
     }
-    pool_reset(engine, &engine->rows);
+    memory_finish(&engine->rows);
     if (is_indexer(layer)) { /* for the sparse layers after it */
         free(layer->lists);
         layer->lists = (int32_t *)(void *)step.rows[STEP_OUT];

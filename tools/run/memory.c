@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What crosses to the device: memory that stays, and pools for the arrays of a plan and the rows of
- * a layer's run, which are given back at once; and the error of a run that lacks it. */
+/* What crosses to the device: memory that stays, the arrays of a plan and the rows of a layer's
+ * run; and the error of a run that lacks it. */
 #include <stdio.h>
 
 #include "common/command.h"
@@ -12,32 +12,41 @@ attn_status engine_fail(struct run_engine *engine, attn_status status, const cha
     return engine->status = command_error(&engine->error, status, field, "%s", what);
 }
 
+attn_status engine_refused(struct run_engine *engine, const struct memory *memory, const char *what)
+{
+    char text[sizeof engine->error.message], name[DEVICE_NAME_SIZE];
+    engine->error = memory->error;
+    if (memory->error.status != ATTN_ERROR_OUT_OF_MEMORY) {
+        return engine->status = memory->error.status;
+    }
+    snprintf(text, sizeof text, "%.1f MiB of %.64s: %.600s; try --scale or --layers",
+             (double)memory->asked / (1 << 20), device_name(engine->device.device, name),
+             memory->error.message);
+    return engine_fail(engine, memory->error.status, what, text);
+}
+
 attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, const char *what,
                         void **memory)
 {
-    char why[sizeof engine->error.message], text[sizeof why], name[DEVICE_NAME_SIZE];
-    attn_status status = device_take(&engine->device, host, bytes, memory, &engine->error);
-    if (status != ATTN_OK) {
-        snprintf(why, sizeof why, "%s", engine->error.message);
-        snprintf(text, sizeof text, "%.1f MiB of %.64s: %.600s; try --scale or --layers",
-                 (double)bytes / (1 << 20), device_name(engine->device.device, name), why);
-        engine_fail(engine, status, what, text);
-    }
-    return status;
+    *memory = memory_get(&engine->kept, host, bytes);
+    return *memory != NULL ? ATTN_OK : engine_refused(engine, &engine->kept, what);
 }
 
-void *pool_send(struct run_engine *engine, struct pool *pool, const void *source, size_t bytes)
+attn_status engine_take_unwritten(struct run_engine *engine, size_t bytes, const char *what,
+                                  void **memory)
 {
-    void *memory = NULL;
-    if (pool->count == POOL_ITEMS) {
-        engine_fail(engine, ATTN_ERROR_LIMIT, "pool", "a step has too many tensors");
-    } else if (engine_take(engine, false, bytes > 0 ? bytes : 1, "a step's tensors", &memory) ==
-               ATTN_OK) {
-        pool->items[pool->count++] = memory;
+    attn_status status = engine_take(engine, false, bytes, what, memory);
+    return status ? status : device_set(&engine->device, *memory, 0xff, bytes, &engine->error);
+}
+
+void *engine_send(struct run_engine *engine, struct memory *memory, const void *source,
+                  size_t bytes)
+{
+    void *sent = memory_upload(memory, source, bytes);
+    if (sent == NULL) {
+        engine_refused(engine, memory, memory == &engine->kept ? "parameters" : "a step's tensors");
     }
-    bool sent = memory != NULL &&
-                device_copy_in(&engine->device, memory, source, bytes, &engine->error) == ATTN_OK;
-    return sent ? memory : NULL;
+    return sent;
 }
 
 attn_status engine_wait(struct run_engine *engine)
@@ -45,19 +54,9 @@ attn_status engine_wait(struct run_engine *engine)
     return engine->api->device->synchronize(engine->device.opened, NULL, &engine->error);
 }
 
-void pool_reset(struct run_engine *engine, struct pool *pool)
-{
-    while (pool->count > 0) {
-        device_give(&engine->device, false, pool->items[--pool->count]);
-    }
-}
-
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes)
 {
-    attn_status status =
-        engine_take(engine, false, bytes, "parameters", &layer->device_params[index]);
-    return status ? status
-                  : device_copy_in(&engine->device, layer->device_params[index], source, bytes,
-                                   &engine->error);
+    layer->device_params[index] = engine_send(engine, &engine->kept, source, bytes);
+    return layer->device_params[index] != NULL ? ATTN_OK : engine->error.status;
 }

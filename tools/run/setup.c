@@ -21,6 +21,9 @@ static attn_status no_memory(struct run_engine *engine)
 static attn_status open_device(struct run_engine *engine)
 {
     struct attn_device device;
+    memory_init(&engine->kept, &engine->device);
+    memory_init(&engine->batches, &engine->device);
+    memory_init(&engine->rows, &engine->device);
     attn_status status = engine->api->best_device(engine->runtime, NULL, &device, &engine->error);
     status =
         status ? status
@@ -111,15 +114,11 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     return layer->kind->bind(engine, layer);
 }
 
-/* Pages that were not written are NaN. */
 static attn_status make_cache(struct run_engine *engine, struct run_layer *layer)
 {
     struct run_group *group = &engine->groups[layer->group];
     size_t bytes = (size_t)group->num_blocks * (size_t)layer->spec.padded_page_bytes;
-    attn_status status = engine_take(engine, false, bytes, "cache", &layer->cache);
-    if (status == ATTN_OK) {
-        status = device_set(&engine->device, layer->cache, 0xff, bytes, &engine->error);
-    }
+    attn_status status = engine_take_unwritten(engine, bytes, "cache", &layer->cache);
     if (status != ATTN_OK) {
         return status;
     }
@@ -130,19 +129,12 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
         status = engine->api->layer_cache_spec(layer->handle, 1, &rows, &engine->error);
         layer->row_page = rows.page_bytes;
         bytes = (size_t)group->num_blocks * (size_t)layer->row_page;
-        status = status == ATTN_OK ? engine_take(engine, false, bytes, "cache", &layer->row_cache)
-                                   : status;
-        status = status == ATTN_OK
-                     ? device_set(&engine->device, layer->row_cache, 0xff, bytes, &engine->error)
-                     : status;
+        status = status ? status : engine_take_unwritten(engine, bytes, "cache", &layer->row_cache);
         memory.further = &layer->row_cache;
         memory.further_num_blocks = &group->num_blocks;
         memory.num_further = 1;
     }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    return engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
+    return status ? status : engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
 }
 
 static attn_status make_group(struct run_engine *engine, struct run_group *group,
@@ -205,16 +197,9 @@ static attn_status make_plan(struct run_engine *engine, int32_t index)
                                               .max_num_reqs = MAX_REQUESTS,
                                               .max_num_tokens = most_tokens(engine),
                                               .max_seq_len = engine->longest}};
-    attn_status status =
-        engine->api->plan_create(engine->model, index, &options, &group->plan, &engine->error);
-    size_t bytes = status == ATTN_OK ? client_workspace_bytes(engine->api, group->plan) : 0;
-    if (status != ATTN_OK || bytes == 0) {
-        return status;
-    }
-    status = engine_take(engine, false, bytes, "workspace", &group->workspace);
-    return status ? status
-                  : client_bind_workspace(engine->api, group->plan, group->workspace, bytes,
-                                          &engine->error);
+    attn_status status = memory_plan(&engine->kept, engine->api, engine->model, index, &options,
+                                     &group->plan, &engine->error);
+    return engine->kept.failed ? engine_refused(engine, &engine->kept, "workspace") : status;
 }
 
 static attn_status bind_layers(struct run_engine *engine)
@@ -288,7 +273,6 @@ void engine_finish(struct run_engine *engine)
     device_wait(&engine->device); /* after a failure, for what is still running */
     for (int32_t g = 0; engine->groups != NULL && g < engine->num_groups; g++) {
         engine->api->plan_destroy(engine->groups[g].plan);
-        device_give(&engine->device, false, engine->groups[g].workspace);
         free(engine->groups[g].free_blocks);
         free(engine->groups[g].references);
         free(engine->groups[g].table);
@@ -303,22 +287,15 @@ void engine_finish(struct run_engine *engine)
             free(layer->v_history[r]);
             free(layer->oracle_states[r]);
         }
-        for (int32_t p = 0; p < 2; p++) {
-            device_give(&engine->device, false, layer->device_params[p]);
-        }
-        device_give(&engine->device, false, layer->cache);
-        device_give(&engine->device, false, layer->row_cache);
-        device_give(&engine->device, false, layer->windows);
-        device_give(&engine->device, false, layer->ring);
-        device_give(&engine->device, true, layer->swap);
         free(layer->sinks);
         free(layer->slopes);
         free(layer->weights);
         free(layer->gates);
         free(layer->lists);
     }
-    pool_reset(engine, &engine->batches);
-    pool_reset(engine, &engine->rows);
+    memory_finish(&engine->kept);
+    memory_finish(&engine->batches);
+    memory_finish(&engine->rows);
     device_stream_destroy(&engine->device, engine->stream);
     device_finish(&engine->device);
     free(engine->groups);

@@ -93,7 +93,7 @@ static attn_status plan_group(struct run_engine *engine, struct run_group *group
 static attn_status run_groups(struct run_engine *engine, struct batch *batch)
 {
     attn_status status = ATTN_OK;
-    pool_reset(engine, &engine->batches);
+    memory_finish(&engine->batches);
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         if (engine->groups[g].has_cache) {
             status = plan_group(engine, &engine->groups[g], batch);
@@ -137,7 +137,7 @@ static attn_status run_encoders(struct run_engine *engine)
         view.seq_lens = view.seq_lens_host = view.block_table = view.block_table_row = NULL;
         view.num_slots = 0;
         view.encoder_seq_lens = NULL;
-        pool_reset(engine, &engine->batches);
+        memory_finish(&engine->batches);
         status = plan_batch(engine, group, &view, NULL);
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             struct run_layer *layer = &engine->layers[i];

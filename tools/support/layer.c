@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layer.h"
+#include "number.h"
 
 #include <math.h>
 
@@ -109,4 +110,23 @@ int32_t layer_list_room(const struct attn_indexer_desc *indexer)
     return indexer->topk + (indexer->forced_on_top
                                 ? indexer->first_entries + indexer->last_entries + indexer->tail
                                 : 0);
+}
+
+attn_status layer_bind_states(const struct attn_api *api, attn_layer *layer,
+                              const struct attn_recurrent_desc *recurrent, int32_t dtype,
+                              const struct attn_cache_desc *ring, int64_t num_slots,
+                              void *const memory[3], struct attn_error *error)
+{
+    struct attn_kv_view views[3] = {[2] = layer_ring_view(ring, num_slots)};
+    const struct attn_kv_view *bound[3];
+    int32_t count = 0;
+    layer_state_views(recurrent, num_slots, number_bytes(recurrent->state_dtype),
+                      number_bytes(dtype), &views[0], &views[1]);
+    for (int32_t i = 0; i < 3; i++) {
+        views[i].data = memory[i];
+        if (memory[i] != NULL && views[i].head_size > 0) {
+            bound[count++] = &views[i];
+        }
+    }
+    return api->layer_bind_caches(layer, bound, count, error);
 }

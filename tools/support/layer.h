@@ -3,6 +3,7 @@
 #ifndef SUPPORT_LAYER_H
 #define SUPPORT_LAYER_H
 
+#include <attn/api.h>
 #include <attn/draft/indexer.h>
 #include <attn/kv_cache.h>
 #include <attn/layer.h>
@@ -55,5 +56,12 @@ struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t 
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
                        size_t state_element, size_t window_element, struct attn_kv_view *states,
                        struct attn_kv_view *windows);
+/* Binds states, windows and ring, each in its memory (NULL: the layer has none), of compact rows in
+ * `num_slots` slots.
+ */
+attn_status layer_bind_states(const struct attn_api *api, attn_layer *layer,
+                              const struct attn_recurrent_desc *recurrent, int32_t dtype,
+                              const struct attn_cache_desc *ring, int64_t num_slots,
+                              void *const memory[3], struct attn_error *error);
 
 #endif
