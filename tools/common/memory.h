@@ -19,7 +19,7 @@ void memory_init(struct memory *memory, const struct device *device);
 void memory_finish(struct memory *memory);
 /* `host` true: page-locked. */
 void *memory_get(struct memory *memory, bool host, size_t bytes);
-/* Of the device, and touched where that is a CPU. */
+/* Takes memory of the device, which a CPU has touched. */
 void *memory_take(struct memory *memory, size_t bytes);
 void *memory_upload(struct memory *memory, const void *source, size_t bytes);
 /* Normal numbers times `deviation`, in an enum attn_dtype_id; they repeat after some ten

@@ -170,7 +170,7 @@ attn_status engine_run(struct run_engine *engine);
  * where it is not there */
 attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, const char *what,
                         void **memory);
-/* Of the device, NaN in every dtype of a cache. */
+/* Takes memory of the device that is NaN in every dtype of a cache. */
 attn_status engine_take_unwritten(struct run_engine *engine, size_t bytes, const char *what,
                                   void **memory);
 /* The error of the last allocation in `memory`, or of the last copy to it. */

@@ -58,7 +58,7 @@ struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t 
                                  .block_size = ring->block_size,
                                  .num_heads = ring->num_heads,
                                  .head_size = ring->head_size,
-                                 .stride_block = ring->block_size * ring->num_heads * row,
+                                 .stride_block = (int64_t)ring->block_size * ring->num_heads * row,
                                  .stride_slot = ring->num_heads * row,
                                  .stride_head = row};
 }
