@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_backend.h"
 
-#include <math.h>
 #include <string.h>
 
 struct fake_calls fake_calls;
@@ -10,58 +9,6 @@ struct attn_kernels fake_kernels;
 void fake_reset(void)
 {
     memset(&fake_calls, 0, sizeof fake_calls);
-}
-
-static float *row_of(const struct attn_tensor *t, int64_t row, int64_t head)
-{
-    return (float *)t->data + (row * t->shape[1] + head) * t->shape[2];
-}
-
-static float *cached_row(const struct attn_kv_view *view, int64_t slot, int64_t head)
-{
-    return (float *)(void *)((uint8_t *)view->data + slot / view->block_size * view->stride_block +
-                             slot % view->block_size * view->stride_slot +
-                             head * view->stride_head);
-}
-
-static const float *key_row(const struct attn_attend_args *args, const struct attn_kv_view *view,
-                            const struct attn_tensor *keys, int32_t r, int64_t j, int64_t head)
-{
-    const struct attn_batch *b = args->batch;
-    if (view == NULL) {
-        const int32_t *start = b->key_start_loc != NULL ? b->key_start_loc : b->query_start_loc;
-        return row_of(keys, start[r] + j, head);
-    }
-    int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
-    int64_t block = b->block_table[row * b->block_table_stride + j / view->block_size];
-    return cached_row(view, block * view->block_size + j % view->block_size, head);
-}
-
-static void attend_row(const struct attn_attend_args *args, int32_t r, int64_t row, int64_t visible)
-{
-    const struct attn_layer_desc *l = args->layer;
-    for (int64_t h = 0; h < l->num_q_heads; h++) {
-        int64_t kv_head = h / (l->num_q_heads / l->num_kv_heads);
-        const float *q = row_of(args->q, row, h);
-        float *out = row_of(args->out, row, h);
-        double sum = 0, value[FAKE_HEAD_SIZE] = {0};
-        for (int64_t j = 0; j < visible; j++) {
-            const float *k = key_row(args, args->k_cache, args->k, r, j, kv_head);
-            const float *v = key_row(args, args->v_cache, args->v, r, j, kv_head);
-            double score = 0;
-            for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
-                score += (double)q[d] * k[d];
-            }
-            double weight = exp(score * l->scale);
-            sum += weight;
-            for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
-                value[d] += weight * v[d];
-            }
-        }
-        for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
-            out[d] = (float)(sum > 0 ? value[d] / sum : 0);
-        }
-    }
 }
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
@@ -76,32 +23,12 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
     }
     fake_calls.attends++;
     fake_calls.fused += !(args->flags & ATTN_RUN_NO_WRITE);
-    for (int32_t r = 0; r < b->num_reqs; r++) {
-        int64_t begin = b->query_start_loc[r], query_len = b->query_start_loc[r + 1] - begin;
-        int64_t length = args->k_cache != NULL      ? b->seq_lens[r]
-                         : b->key_start_loc != NULL ? b->key_start_loc[r + 1] - b->key_start_loc[r]
-                                                    : query_len;
-        for (int64_t i = 0; i < query_len && length > 0; i++) {
-            attend_row(args, r, begin + i,
-                       args->layer->causal == ATTN_CAUSAL_YES ? length - query_len + i + 1
-                                                              : length);
-        }
-    }
     return ATTN_OK;
 }
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     fake_calls.writes++;
-    for (int64_t t = 0; t < args->num_slots; t++) {
-        for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
-            size_t bytes = FAKE_HEAD_SIZE * sizeof(float);
-            memcpy(cached_row(args->k_cache, args->slot_mapping[t], h), row_of(args->k, t, h),
-                   bytes);
-            memcpy(cached_row(args->v_cache, args->slot_mapping[t], h), row_of(args->v, t, h),
-                   bytes);
-        }
-    }
     return ATTN_OK;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A backend of plain loops over float32, in a runtime filled by hand: no plugin file. */
+/* A backend that counts its calls and computes nothing, in a runtime filled by hand: no plugin
+ * file. */
 #ifndef TESTS_CORE_FAKE_BACKEND_H
 #define TESTS_CORE_FAKE_BACKEND_H
 

@@ -173,198 +173,89 @@ TEST(test_zeros)
     }
 }
 
-/* ---- latent rows with what attn-check's MLA leaves out */
+/* ---- rows of caches that attn-check does not gather */
 
-struct latent_case {
-    const char *name;
-    int32_t dtype, kv_dtype, rank, rope, topk;
-    int32_t not_causal, window, has_sinks;
-    float soft_cap;
-    int32_t nan; /* a visible one, in each request's last key */
-    int32_t fp8_query;
-};
-#define PLAIN ATTN_DTYPE_F32, ATTN_KV_F32
-static const struct latent_case latent_cases[] = {
-    {"no rope", PLAIN, 32, 0},
-    {"sinks and a soft cap", PLAIN, 64, 16, .has_sinks = 1, .soft_cap = 20},
-    {"a window", PLAIN, 64, 16, .window = 6},
-    {"not causal", PLAIN, 64, 16, .not_causal = 1},
-    {"sparse, not causal", PLAIN, 64, 16, .topk = 8, .not_causal = 1},
-    {"sparse with sinks", PLAIN, 64, 16, .topk = 5, .has_sinks = 1},
-    {"a visible NaN", PLAIN, 64, 16, .nan = 1},
-    {"e5m2 and an fp8 query", ATTN_DTYPE_BF16, ATTN_KV_FP8_E5M2, 64, 16, .fp8_query = 1},
-    {"fp8_ds_mla", ATTN_DTYPE_BF16, ATTN_KV_FP8_DS_MLA, 512, 64},
-    {"fp8_ds_v4", ATTN_DTYPE_BF16, ATTN_KV_FP8_DS_V4, 512, 0},
-    {"fp8_ds_v4, sparse", ATTN_DTYPE_F32, ATTN_KV_FP8_DS_V4, 512, 0, .topk = 8, .not_causal = 1},
-};
-
-enum { REQS = 3, HEADS = 4, BLOCK = 4, FIRST = 2, ROWS = FIRST + 6 + 3, KEYS = 9 + 30 + 8 };
-enum { TABLE_ROWS = 11, STRIDE = 10, BLOCKS = 16, MAX_ROW = 576, GATHERED = 15 };
-static const int32_t query_starts[] = {FIRST, FIRST + 2, FIRST + 5, FIRST + 6};
-static const int32_t seq_lens[] = {9, 30, 8}, table_rows[] = {3, 8, 2};
-static const int32_t first_keys[] = {3, 10, 0}, gathered[] = {0, 5, 12, GATHERED};
-
-struct latent {
-    uint8_t q[ROWS * HEADS * MAX_ROW * 4], keys[KEYS * MAX_ROW * 4], cache[BLOCKS * BLOCK * 2304];
-    uint8_t out[ROWS * HEADS * MAX_ROW * 4];
-    float lse[HEADS * ROWS], sinks[HEADS], scales[BLOCKS * BLOCK * 2];
-    int32_t table[TABLE_ROWS][STRIDE], topk[ROWS][8];
+TEST(test_gathered_rows)
+{
+    enum { BLOCK = 4, BLOCKS = 16, KEYS = 30, FIRST = 10, COUNT = 7, ROW = 576 };
+    static const struct {
+        int32_t kv_dtype, size, bytes;
+    } caches[] = {{ATTN_KV_FP8_E5M2, ROW, ROW},
+                  {ATTN_KV_FP8_DS_MLA, ROW, 656},
+                  {ATTN_KV_FP8_DS_V4, 512, 576}};
+    static uint8_t keys[KEYS * ROW * 4], cache[BLOCKS * BLOCK * 656], out[COUNT * ROW * 4];
+    static float scales[BLOCKS * BLOCK * 2];
+    static const int32_t starts[] = {0, 1}, length = KEYS, table_row = 1, first = FIRST,
+                         rows[] = {0, COUNT};
+    int32_t table[2][BLOCKS];
     int64_t slots[KEYS];
-};
-
-/* Blocks in an order of their own; lists with gaps, one index past the end and others far out. */
-static void place(struct latent *p, const struct latent_case *c)
-{
-    int32_t used = 0, key = 0;
-    memset(p, POISON, sizeof *p);
-    for (int32_t r = 0; r < REQS; r++) {
-        for (int32_t j = 0; j < seq_lens[r]; j++) {
-            int32_t *entry = &p->table[table_rows[r]][j / BLOCK];
-            *entry = j % BLOCK == 0 ? used++ * 7 % BLOCKS : *entry;
-            p->slots[key++] = *entry * BLOCK + j % BLOCK;
-        }
-        for (int32_t t = query_starts[r]; t < query_starts[r + 1]; t++) {
-            for (int32_t i = 0; i < c->topk; i++) {
-                static const int32_t wrong[] = {-1, 1 << 30, INT32_MIN};
-                p->topk[t][i] = i == 1       ? seq_lens[r]
-                                : i % 3 == 2 ? wrong[i / 3]
-                                             : (5 * i + t) % seq_lens[r];
-            }
-        }
+    memset(table, POISON, sizeof table);
+    for (int32_t j = 0; j < KEYS; j++) {
+        table[1][j / BLOCK] = j / BLOCK * 7 % BLOCKS;
+        slots[j] = table[1][j / BLOCK] * BLOCK + j % BLOCK;
     }
-    for (int32_t h = 0; h < HEADS; h++) {
-        p->sinks[h] = (float)(2 * random_normal(&random_state));
-    }
-}
-
-static void run_latent(const struct latent_case *c, struct latent *p)
-{
-    const int32_t row = c->rank + c->rope, q_dtype = c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype;
-    const int64_t bytes = c->kv_dtype == ATTN_KV_FP8_DS_MLA  ? 656
-                          : c->kv_dtype == ATTN_KV_FP8_DS_V4 ? 576
-                          : c->kv_dtype == ATTN_KV_FP8_E5M2  ? row
-                                                             : 4 * (int64_t)row;
-    const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
-                                      .kv_lora_rank = c->rank,
-                                      .qk_nope_head_dim = 128,
-                                      .qk_rope_head_dim = c->rope,
-                                      .v_head_dim = 128,
-                                      .topk = c->topk};
-    const int32_t fp8 = c->kv_dtype == ATTN_KV_FP8_E5M2 ? ATTN_SCALE_PER_TENSOR : 0;
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .next = &mla.ext,
-                                          .kind = ATTN_LAYER_MLA,
-                                          .dtype = c->dtype,
-                                          .kv_dtype = c->kv_dtype,
-                                          .num_q_heads = HEADS,
-                                          .num_kv_heads = 1,
-                                          .head_size = row,
-                                          .head_size_v = c->rank,
-                                          .scale = 0.3f,
-                                          .causal =
-                                              c->not_causal ? ATTN_CAUSAL_NO : ATTN_CAUSAL_YES,
-                                          .has_window = c->window > 0,
-                                          .window_left = c->window - 1,
-                                          .soft_cap = c->soft_cap,
-                                          .has_sinks = c->has_sinks,
+    struct attn_batch batch = client_batch(1, starts, &length);
+    client_blocks(&batch, table[0], BLOCKS, slots);
+    batch.block_table_rows = 2;
+    batch.block_table_row = &table_row;
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
+        const int32_t size = caches[i].size, bytes = caches[i].bytes;
+        const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
+                                          .kv_lora_rank = 512,
+                                          .qk_nope_head_dim = 128,
+                                          .qk_rope_head_dim = size - 512,
+                                          .v_head_dim = 128};
+        const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                              .next = &mla.ext,
+                                              .kind = ATTN_LAYER_MLA,
+                                              .dtype = ATTN_DTYPE_BF16,
+                                              .kv_dtype = caches[i].kv_dtype,
+                                              .num_q_heads = 4,
+                                              .num_kv_heads = 1,
+                                              .head_size = size,
+                                              .head_size_v = 512,
+                                              .scale = 0.3f,
+                                              .block_size = BLOCK,
+                                              .k_scale_form =
+                                                  i == 0 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE};
+        const struct attn_layer_params params = {.struct_size = sizeof params,
+                                                 .k_scale_host = 0.5f};
+        const struct attn_kv_view view = {.struct_size = sizeof view,
+                                          .data = cache,
+                                          .num_blocks = BLOCKS,
                                           .block_size = BLOCK,
-                                          .k_scale_form = fp8,
-                                          .q_scale_form = c->fp8_query,
-                                          .q_dtype = ATTN_DTYPE_FP8_E4M3};
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = p->sinks,
-                                             .k_scale_host = 0.5f,
-                                             .q_scale_host = 0.05f};
-    const struct attn_kv_view view = {.struct_size = sizeof view,
-                                      .data = p->cache,
-                                      .num_blocks = BLOCKS,
-                                      .block_size = BLOCK,
-                                      .num_heads = 1,
-                                      .head_size = row,
-                                      .stride_block = BLOCK * bytes,
-                                      .stride_slot = bytes,
-                                      .stride_head = bytes,
-                                      .scale = p->scales,
-                                      .scale_stride_block = (int64_t)BLOCK * 8,
-                                      .scale_stride_slot = 8,
-                                      .scale_stride_head = 8};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = REQS,
-                                     .num_tokens = ROWS,
-                                     .num_actual_tokens = query_starts[REQS],
-                                     .query_start_loc = query_starts,
-                                     .query_start_loc_host = query_starts,
-                                     .seq_lens = seq_lens,
-                                     .block_table = p->table[0],
-                                     .block_table_stride = STRIDE,
-                                     .block_table_rows = TABLE_ROWS,
-                                     .block_table_row = table_rows};
-    struct shaped q, keys, out, lse;
-    const struct attn_io_mla io = {
-        .ext = {ATTN_EXT_IO_MLA, 0, sizeof io, NULL}, .topk_indices = p->topk[0], .topk_stride = 8};
-    const struct attn_write_kv_args write = {
-        .struct_size = sizeof write,
-        .instance = instance,
-        .layer = &layer,
-        .params = &params,
-        .k_cache = &view,
-        .slot_mapping = p->slots,
-        .num_slots = KEYS,
-        .k = shaped_set(&keys, p->keys, c->dtype, 3, SHAPE(KEYS, 1, row), NULL)};
-    struct attn_attend_args attend = {
-        .struct_size = sizeof attend,
-        .next = &io.ext,
-        .instance = instance,
-        .layer = &layer,
-        .params = &params,
-        .batch = &batch,
-        .k_cache = &view,
-        .q = shaped_set(&q, p->q, q_dtype, 3, SHAPE(ROWS, HEADS, row), NULL),
-        .out = shaped_set(&out, p->out, c->dtype, 3, SHAPE(ROWS, HEADS, c->rank), NULL)};
-    struct attn_gather_kv_args gather = {
-        .struct_size = sizeof gather,
-        .instance = instance,
-        .layer = &layer,
-        .params = &params,
-        .cache = &view,
-        .batch = &batch,
-        .first_key = first_keys,
-        .out_start_loc = gathered,
-    };
-    PASSES(c->name, kernels->write_kv(&write, &error));
-    /* what no window reaches may be anything */
-    for (int32_t j = 0; j < 30 - 3 - c->window + 1 && c->window > 0; j++) {
-        memset(p->cache + p->slots[9 + j] * bytes, POISON, (size_t)bytes);
-    }
-    for (int32_t with_lse = 0; with_lse < 2; with_lse++) {
-        attend.lse =
-            with_lse ? shaped_set(&lse, p->lse, ATTN_DTYPE_F32, 2, SHAPE(HEADS, ROWS), NULL) : NULL;
-        PASSES(c->name, c->topk > 0 ? kernels->attend_mla_sparse(&attend, &error)
-                                    : kernels->attend_mla(&attend, &error));
-    }
-    for (size_t i = 0; i < sizeof p->out; i++) { /* rows of others */
-        size_t row_bytes = HEADS * (size_t)c->rank * number_bytes(c->dtype);
-        bool other = i < FIRST * row_bytes || i >= (size_t)query_starts[REQS] * row_bytes;
-        assert_true(!other || p->out[i] == POISON);
-    }
-    gather.out = shaped_set(&out, p->out, c->dtype, 3, SHAPE(GATHERED, 1, row), NULL);
-    PASSES(c->name, kernels->gather_kv(&gather, &error));
-}
-
-TEST(test_latent)
-{
-    static struct latent p;
-    for (size_t i = 0; i < sizeof latent_cases / sizeof *latent_cases; i++) {
-        const struct latent_case *c = &latent_cases[i];
-        int32_t row = c->rank + c->rope;
-        place(&p, c);
-        draw(p.keys, (int64_t)KEYS * row, c->dtype);
-        draw(p.q, (int64_t)ROWS * HEADS * row, c->fp8_query ? ATTN_DTYPE_FP8_E4M3 : c->dtype);
-        for (int32_t r = 0, end = 0; r < REQS && c->nan; r++) {
-            end += seq_lens[r];
-            number_store(p.keys, (int64_t)(end - 1) * row + 1, c->dtype, NAN);
-        }
-        run_latent(c, &p);
+                                          .num_heads = 1,
+                                          .head_size = size,
+                                          .stride_block = BLOCK * bytes,
+                                          .stride_slot = bytes,
+                                          .stride_head = bytes,
+                                          .scale = scales,
+                                          .scale_stride_block = (int64_t)BLOCK * 8,
+                                          .scale_stride_slot = 8,
+                                          .scale_stride_head = 8};
+        struct shaped written, read;
+        const struct attn_write_kv_args write = {
+            .struct_size = sizeof write,
+            .instance = instance,
+            .layer = &layer,
+            .params = &params,
+            .k_cache = &view,
+            .slot_mapping = slots,
+            .num_slots = KEYS,
+            .k = shaped_set(&written, keys, layer.dtype, 3, SHAPE(KEYS, 1, size), NULL)};
+        const struct attn_gather_kv_args gather = {
+            .struct_size = sizeof gather,
+            .instance = instance,
+            .layer = &layer,
+            .params = &params,
+            .cache = &view,
+            .batch = &batch,
+            .first_key = &first,
+            .out_start_loc = rows,
+            .out = shaped_set(&read, out, layer.dtype, 3, SHAPE(COUNT, 1, size), NULL)};
+        draw(keys, (int64_t)KEYS * size, layer.dtype);
+        PASSES("latent rows", kernels->write_kv(&write, &error));
+        PASSES("latent rows", kernels->gather_kv(&gather, &error));
     }
 }
 

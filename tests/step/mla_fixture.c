@@ -76,7 +76,7 @@ void describe(struct mla *m)
         .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
         .tree_mask = s->tree ? ATTN_TREE_BITS : ATTN_TREE_NONE,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
-                    : s->fp8  ? ATTN_KV_FP8_E4M3
+                    : s->fp8  ? s->fp8
                               : ATTN_KV_AUTO,
         .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN,
         .num_q_heads = s->heads,
@@ -268,9 +268,9 @@ int32_t stage_keys(struct mla *m, bool context)
     return count;
 }
 
-static double through_fp8(double x, double scale)
+static double through_fp8(double x, double scale, int32_t dtype)
 {
-    return number_round(x / scale, ATTN_DTYPE_FP8_E4M3) * scale;
+    return number_round(x / scale, dtype) * scale;
 }
 
 /* Codes in place of the floats that they round. */
@@ -404,7 +404,7 @@ static double through_ds_mla(const float *row, int32_t d)
     for (int32_t i = d / 128 * 128; i < d / 128 * 128 + 128 && i < RANK; i++) {
         largest = fmaxf(largest, fabsf(row[i]));
     }
-    return through_fp8(row[d], largest / 448);
+    return through_fp8(row[d], largest / 448, ATTN_DTYPE_FP8_E4M3);
 }
 
 static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bool cached)
@@ -413,7 +413,9 @@ static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bo
     if (cached && m->s->ds_mla) {
         return through_ds_mla(m->rows[r][j], d);
     }
-    return cached && m->s->fp8 ? through_fp8(x, m->k_scale) : x;
+    const bool e5m2 = m->s->fp8 == ATTN_KV_FP8_E5M2;
+    const int32_t dtype = e5m2 ? ATTN_DTYPE_FP8_E5M2 : ATTN_DTYPE_FP8_E4M3;
+    return cached && m->s->fp8 ? through_fp8(x, m->k_scale, dtype) : x;
 }
 
 double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_head, double *out)
@@ -445,7 +447,8 @@ double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_he
         weights[n] = m->weights[h * (NOPE + V) * RANK + n];
     }
     for (int32_t d = 0; d < RANK + ROPE; d++) {
-        q[d] = s->fp8_query ? through_fp8(m->q[token][h][d], QUERY_SCALE) : m->q[token][h][d];
+        q[d] = s->fp8_query ? through_fp8(m->q[token][h][d], QUERY_SCALE, ATTN_DTYPE_FP8_E4M3)
+                            : m->q[token][h][d];
     }
     return oracle_mla(&head, q, keys[0], seen, count, scores, out);
 }

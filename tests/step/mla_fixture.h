@@ -30,7 +30,7 @@ struct setting {
     bool mxfp4;    /* with a scale for 32 of a row */
     bool apart;    /* q_nope and q_pe in tensors of their own */
     bool latent;   /* no absorption: the engine projects */
-    bool fp8;      /* cache */
+    int32_t fp8;   /* cache of that kv_dtype */
     bool ds_mla;   /* cache of fp8_ds_mla rows */
     bool fp8_out;
     bool fp8_query; /* apart */

@@ -48,12 +48,15 @@ static const struct {
     {{"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4, .queries = {1, 1, 6, 12},
       .lens = {30, 1, 41, 12}},
      false},
-    {{"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4, .queries = {1, 1, 6, 12},
-      .lens = {30, 1, 41, 12}},
+    {{"cpu_ref", .heads = 6, .fp8 = ATTN_KV_FP8_E4M3, .chunk = 16, .num_reqs = 4,
+      .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
      true},
     /* a quantized query in both ways, its parts in tensors of their own */
     {{"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
       .queries = {1, 1, 6}, .lens = {30, 9, 41}},
+     true},
+    {{"cpu_ref", .heads = 6, .fp8 = ATTN_KV_FP8_E5M2, .fp8_query = true, .apart = true, .chunk = 16,
+      .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}},
      true},
     /* a sink counts once, whatever the step is made of */
     {{"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4, .queries = {1, 1, 6, 12},
@@ -91,6 +94,22 @@ TEST(test_steps)
         print_message("step %zu: ", i);
         check(&steps[i].s, steps[i].per_head);
     }
+}
+
+/* Latent rows that no window reaches may be anything. */
+TEST(test_rows_before_windows)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,        .window = 7,
+                              .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    OWNED(mla_end) struct mla *m = mla_create(&s);
+    for (int32_t r = 0; r < s.num_reqs; r++) {
+        for (int32_t j = 0; j <= s.lens[r] - s.queries[r] - s.window; j++) {
+            const int32_t slot = m->table[r][j / BLOCK] * BLOCK + j % BLOCK;
+            memset((float *)m->cache + (int64_t)slot * ROW, 0xff, ROW * sizeof(float));
+        }
+    }
+    step(m);
+    compare(m, false);
 }
 
 /* Context that is projected lies before every tree, and its attends get none. */
