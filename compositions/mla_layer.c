@@ -53,19 +53,6 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* A pair of head sizes that attend is not asked for by the layer itself. */
-static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v)
-{
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (range_holds(&range->qk, 1, qk) &&
-            (range->same ? v == qk : range_holds(&range->v, 1, v))) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* What prefill per head needs next to attend_mla: new keys projected, context gathered and
  * projected in chunks, merged. Missing parts become reasons under `field`, unless it is NULL. */
 static bool can_prefill_per_head(struct check *check, const char *field)
@@ -75,6 +62,7 @@ static bool can_prefill_per_head(struct check *check, const char *field)
     const struct attn_mla_desc *mla = check->whole->mla;
     const uint64_t terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL;
     int32_t qk = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
+    bool qk_found;
     char sizes[64];
     snprintf(sizes, sizeof sizes, "attend of head_size %d, head_size_v %d", qk, mla->v_head_dim);
     return CHECK_NEEDS(
@@ -85,7 +73,7 @@ static bool can_prefill_per_head(struct check *check, const char *field)
         {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys"},
         {caps->features & ATTN_FEATURE_LSE, "log-sum-exp"},
         {(caps->terms & terms) == terms, "causal and bidirectional attends", "not both"},
-        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes},
+        {holds_head_sizes(caps, qk, mla->v_head_dim, &qk_found), sizes},
         {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
          "a window, chunks, ALiBi or spans", "only latent, as decode"},
         {l->batch_invariant < 2, "the same bits with and without prefix caching",

@@ -100,6 +100,8 @@ void check_compose(struct check *check, uint32_t what, int32_t graph_level);
 void check_extensions(struct check *check); /* those that a layer brings for a vendor's kernels */
 void check_heads(struct check *check);
 void check_head_size(struct check *check);
+/* Does a declared range hold both head sizes? *qk_found: one holds the first. */
+bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v, bool *qk_found);
 /* the engine's candidates, or the layer's own block size; match->block_size becomes the choice */
 void check_block_size(struct check *check, const int32_t *candidates, int32_t count);
 

@@ -17,21 +17,30 @@ static void add_range(struct text *text, const struct attn_range *range)
     }
 }
 
+bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v, bool *qk_found)
+{
+    *qk_found = false;
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        const struct attn_head_size_range *range = &caps->head_sizes[i];
+        if (range_holds(&range->qk, 1, qk)) {
+            *qk_found = true;
+            if (range->same ? v == qk : range_holds(&range->v, 1, v)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 void check_head_size(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t qk = check->whole->attend_size, v = check->layer->head_size_v;
-    bool qk_found = false;
+    bool qk_found;
     struct text supported;
     char asked[48];
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (range_holds(&range->qk, 1, qk)) {
-            qk_found = true;
-            if (range->same ? v == qk : range_holds(&range->v, 1, v)) {
-                return;
-            }
-        }
+    if (holds_head_sizes(caps, qk, v, &qk_found)) {
+        return;
     }
     text_init(&supported, check->reasons->host);
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
