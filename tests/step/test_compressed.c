@@ -7,11 +7,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "support/client.h"
+#include "opened.h"
 #include "support/layer.h"
 #include "support/random.h"
 #include "support/tensor.h"
-#include "support/test.h"
 
 enum { HEADS = 3, D = 32, BLOCK = 16, ROW_BLOCK = 4, REQS = 4, LENGTH = 100, TOKENS = 128 };
 enum { WIDTH = LENGTH / BLOCK + 1, ROW_WIDTH = LENGTH / ROW_BLOCK, BLOCKS = REQS * WIDTH + 1 };
@@ -26,13 +25,9 @@ struct setting {
 };
 
 struct compressed {
+    OPENED;
     const struct setting *s;
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_plan *plan;
-    attn_layer *layer;
-    void *own, *rows, *workspace;
+    void *own, *rows;
     struct attn_mla_desc mla;
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
@@ -52,7 +47,6 @@ struct compressed {
     struct attn_batch_table second;
     struct attn_batch batch;
     uint64_t random;
-    struct attn_error error;
 };
 
 static void describe(struct compressed *c)
@@ -92,13 +86,9 @@ static void describe(struct compressed *c)
 static struct compressed *open_runtime(const struct setting *s)
 {
     struct compressed *c = calloc(1, sizeof *c);
-    struct attn_runtime_options options = client_options(PLUGINS);
-    options.validate = 1;
-    options.isolation = -1; /* valgrind shows another processor than a process of its own sees */
-    c->error = (struct attn_error)ATTN_ERROR_INIT;
     c->random = 5;
     c->s = s;
-    CHECK(c, client_open(CORE_FILE, &options, &c->api, &c->runtime, &c->error));
+    OPEN_RUNTIME(c, 1);
     describe(c);
     return c;
 }
@@ -118,31 +108,23 @@ static struct attn_kv_view view_of(void *data, int64_t blocks, int32_t block)
 
 static void bind(struct compressed *c)
 {
-    const struct attn_layer_desc *layers[] = {&c->described};
     const struct attn_layer_params params = {.struct_size = sizeof params,
                                              .sinks = c->s->sinks ? c->sinks : NULL};
-    CHECK(c, client_model(c->api, c->runtime, CLIENT_ORDER(c->s->backend), layers, 1, &c->model,
-                          &c->error));
-    c->layer = c->api->model_layer(c->model, 0);
+    OPEN_LAYER(c, c->s->backend, &c->described);
     c->own = client_memory((size_t)BLOCKS * BLOCK * D * 4);
     c->rows = client_memory((size_t)ROW_BLOCKS * ROW_BLOCK * D * 4);
     const struct attn_kv_view own = view_of(c->own, BLOCKS, BLOCK);
     const struct attn_kv_view rows = view_of(c->rows, ROW_BLOCKS, ROW_BLOCK);
     CHECK(c, client_bind(c->api, c->layer, &own, &rows, &c->error));
     CHECK(c, c->api->layer_bind_params(c->layer, &params, &c->error));
-    CHECK(c, client_plan(c->api, c->model, 0, CLIENT_LIMITS(REQS, TOKENS, LENGTH), &c->plan,
-                         &c->workspace, &c->error));
+    OPEN_PLAN(c, REQS, TOKENS, LENGTH);
 }
 
 static void close_all(struct compressed *c)
 {
-    c->api->plan_destroy(c->plan);
-    c->api->model_destroy(c->model);
-    c->api->runtime_destroy(c->runtime);
     free(c->own);
     free(c->rows);
-    free(c->workspace);
-    free(c);
+    CLOSE(c);
 }
 
 /* Scores have a standard deviation of about 4. */
@@ -311,18 +293,13 @@ static void compare_head(const struct compressed *c, int32_t r, int32_t token, i
     assert_true(fabs((double)c->lse[h][token] - log(sum)) <= 0x1p-12);
 }
 
-static void plan(struct compressed *c)
-{
-    CHECK(c, c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
-}
-
 static void step(struct compressed *c, const int32_t queries[REQS])
 {
     fill(c, queries);
     set_step(c);
     memset(c->out, 0, sizeof c->out);
-    plan(c);
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    PLAN(c);
+    RUN(c);
     for (int32_t r = 0; r < REQS; r++) {
         for (int32_t t = c->starts[r]; t < c->starts[r + 1]; t++) {
             for (int32_t h = 0; h < HEADS; h++) {
@@ -374,19 +351,19 @@ TEST(test_rows_written_apart)
     bind(c);
     fill(c, steps[0]);
     set_step(c);
-    plan(c);
+    PLAN(c);
     c->pools[0] = NULL;
     c->io.flags = ATTN_RUN_NO_ATTEND;
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    RUN(c);
     float first[D];
     memcpy(first, (float *)c->rows + c->row_slots[3] * D, sizeof first);
     assert_true(isnan(first[0]));
     set_step(c);
     c->io.flags = ATTN_RUN_NO_ATTEND;
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    RUN(c);
     assert_memory_equal((float *)c->rows + c->row_slots[3] * D, c->pooled[3], sizeof first);
     c->io.flags = ATTN_RUN_NO_WRITE;
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    RUN(c);
     compare_head(c, 0, 36, 1);
     close_all(c);
 }
@@ -401,16 +378,16 @@ TEST(test_batches)
     REFUSED(&c->error, "tables", c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
     assert_non_null(strstr(c->error.message, "request 3 has 15 compressed rows"));
     c->row_length[3] = 17;
-    plan(c);
+    PLAN(c);
     c->batch.mode = ATTN_BATCH_IDLE;
-    plan(c);
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    PLAN(c);
+    RUN(c);
     /* a request whose keys are not counted sees nothing but the sink */
     c->batch.mode = ATTN_BATCH_AUTO;
     c->length[0] = c->row_length[0] = 0;
     memset(c->slots, 0xff, (size_t)c->starts[1] * sizeof *c->slots);
-    plan(c);
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    PLAN(c);
+    RUN(c);
     for (int32_t t = 0; t < c->starts[1]; t++) {
         assert_true(c->out[t][0][0] == 0);
         assert_true(fabsf(c->lse[1][t] - c->sinks[1]) < 1e-6f);
@@ -420,13 +397,7 @@ TEST(test_batches)
 
 static void refuse(struct compressed *c, const char *field, const char *text)
 {
-    const struct attn_layer_desc *layers[] = {&c->described};
-    attn_assignment *made = NULL;
-    REFUSED(&c->error, field,
-            c->api->select(c->runtime, CLIENT_ORDER(""), layers, 1, &made, &c->error));
-    if (strstr(c->error.message, text) == NULL) {
-        fail_msg("no '%s' in: %s", text, c->error.message);
-    }
+    LAYER_IS_REFUSED(c, &c->described, field, text);
     describe(c);
 }
 

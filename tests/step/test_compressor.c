@@ -7,20 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/client.h"
+#include "opened.h"
 #include "support/random.h"
 #include "support/tensor.h"
-#include "support/test.h"
 
 enum { HEADS = 4, D = 16, RATIO = 4, ROTARY = 8, BLOCK = 16, BLOCKS = 4, TOKENS = 60 };
 
 struct compressor {
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_layer *layer;
-    attn_plan *plan;
-    void *cache, *workspace;
+    OPENED;
+    void *cache;
     struct attn_compressor_desc desc;
     struct attn_layer_desc described;
     float k[TOKENS][HEADS][D], out[TOKENS][D], bias[RATIO][HEADS / 2 * D], norm[D];
@@ -31,7 +26,6 @@ struct compressor {
     struct attn_io_compressor io_compressor;
     struct attn_step_io io;
     struct attn_batch batch;
-    struct attn_error error;
 };
 
 static void describe(struct compressor *c)
@@ -58,13 +52,8 @@ static void describe(struct compressor *c)
 static struct compressor *open_model(bool ring)
 {
     struct compressor *c = calloc(1, sizeof *c);
-    const struct attn_layer_desc *layers[] = {&c->described};
-    struct attn_runtime_options options = client_options(PLUGINS);
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     uint64_t random = 3;
-    options.validate = 1;
-    options.isolation = -1;
-    c->error = (struct attn_error)ATTN_ERROR_INIT;
     describe(c);
     for (size_t i = 0; i < sizeof c->k / sizeof(float); i++) {
         (&c->k[0][0][0])[i] = (float)random_normal(&random);
@@ -73,27 +62,20 @@ static struct compressor *open_model(bool ring)
         c->table[i % BLOCKS] = ring ? 2 : i % BLOCKS;
         c->cos_sin[i][0] = 1;
     }
-    CHECK(c, client_open(CORE_FILE, &options, &c->api, &c->runtime, &c->error));
-    CHECK(c, client_model(c->api, c->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &c->model,
-                          &c->error));
-    c->layer = c->api->model_layer(c->model, 0);
+    OPEN_RUNTIME(c, 1);
+    OPEN_LAYER(c, "cpu_ref", &c->described);
     CHECK(c, client_cache(c->api, c->layer, BLOCKS, &spec, &c->cache, &c->error));
     assert_int_equal(spec.page_bytes, BLOCK * HEADS * D * sizeof(float));
     assert_int_equal(spec.sliding_window, 2 * RATIO);
     assert_int_equal(spec.role, ATTN_CACHE_EXTRA);
-    CHECK(c, client_plan(c->api, c->model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS), &c->plan,
-                         &c->workspace, &c->error));
+    OPEN_PLAN(c, 1, TOKENS, TOKENS);
     return c;
 }
 
 static void close_model(struct compressor *c)
 {
-    c->api->plan_destroy(c->plan);
-    c->api->model_destroy(c->model);
-    c->api->runtime_destroy(c->runtime);
     free(c->cache);
-    free(c->workspace);
-    free(c);
+    CLOSE(c);
 }
 
 static const struct attn_tensor *tensor(struct compressor *c, int32_t which, void *data, int64_t a,
@@ -124,12 +106,7 @@ static void plan(struct compressor *c, int32_t count)
                                   .next = &c->io_compressor.ext,
                                   .k = tensor(c, 2, c->k[first], count, HEADS, D),
                                   .out = tensor(c, 3, c->out[first], count, 1, D)};
-    CHECK(c, c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
-}
-
-static void run(struct compressor *c)
-{
-    CHECK(c, c->api->run(c->plan, c->layer, &c->io, &c->error));
+    PLAN(c);
 }
 
 TEST(test_ring)
@@ -139,12 +116,12 @@ TEST(test_ring)
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         plan(paged, steps[i]);
         plan(ring, steps[i]);
-        run(paged);
-        run(ring);
+        RUN(paged);
+        RUN(ring);
         if (i == 2) { /* two drafts, which are rejected */
             plan(ring, 2);
             ring->io.k = tensor(ring, 2, ring->k[40], 2, HEADS, D);
-            run(ring);
+            RUN(ring);
             ring->length -= 2;
         }
     }
@@ -159,9 +136,7 @@ TEST(test_ring)
 static void refuse(struct compressor *c, const char *field, const char *text)
 {
     REFUSED(&c->error, field, c->api->run(c->plan, c->layer, &c->io, &c->error));
-    if (strstr(c->error.message, text) == NULL) {
-        fail_msg("no '%s' in: %s", text, c->error.message);
-    }
+    SAYS(c, text);
     c->length = 0;
     plan(c, 8);
 }
@@ -195,10 +170,7 @@ TEST(test_runs)
 
 static void refuse_layer(struct compressor *c, const char *field)
 {
-    const struct attn_layer_desc *layers[] = {&c->described};
-    attn_assignment *made = NULL;
-    REFUSED(&c->error, field,
-            c->api->select(c->runtime, CLIENT_ORDER(""), layers, 1, &made, &c->error));
+    LAYER_IS_REFUSED(c, &c->described, field, "");
     describe(c);
 }
 

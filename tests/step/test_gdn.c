@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GDN layers through the public table: states by slot over several steps, drafts, one backend or
  * one a phase, against the recurrence in float64; refused batches, runs and weights. */
-#include <attn/api.h>
 #include <attn/draft/recurrent.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/client.h"
+#include "opened.h"
 #include "support/layer.h"
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
-#include "support/test.h"
 
 enum {
     HK = 2,
@@ -31,10 +29,7 @@ enum { REPLAY = 5, RING = REPLAY + 2 * DRAFTS, RING_ROW = DK + HV / HK * DV + 8 
 enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFTS };
 
 struct gdn {
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_plan *plan;
+    OPENED;
     int32_t width, drafted, interval;
     bool moves; /* each step leaves its states in other slots, and checkpoints */
     bool turned;
@@ -42,7 +37,7 @@ struct gdn {
     bool replays; /* with a ring of inputs, from which the state is written once in REPLAY tokens */
     bool paged;   /* a window lies after its state, in memory of this fixture's */
     void *memory;
-    struct attn_layer_desc layer;
+    struct attn_layer_desc described;
     struct attn_recurrent_desc desc;
     float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
@@ -59,12 +54,10 @@ struct gdn {
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
         out[REQS * LENGTH][HV][DV];
     struct shaped tensors[8];
-    void *workspace;
     struct attn_batch batch;
     struct attn_batch_recurrent ext;
     struct attn_io_recurrent io_ext;
     struct attn_step_io io;
-    struct attn_error error;
 };
 
 static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data, int32_t ndim,
@@ -73,14 +66,6 @@ static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data
     const int64_t strides[] = {ndim > 1 ? sa : 1, ndim > 2 ? sb : 1, 1};
     return shaped_set(&g->tensors[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c},
                       strides);
-}
-
-static void open_core(struct gdn *g)
-{
-    struct attn_runtime_options options = client_options(PLUGINS);
-    options.num_threads = 2;
-    options.validate = !g->trusted;
-    CHECK(g, client_open(CORE_FILE, &options, &g->api, &g->runtime, &g->error));
 }
 
 static void describe(struct gdn *g)
@@ -95,12 +80,12 @@ static void describe(struct gdn *g)
                                            .num_speculative_tokens = g->drafted,
                                            .has_initial_slots = g->interval > 0,
                                            .checkpoint_interval = g->interval};
-    g->layer = (struct attn_layer_desc){.struct_size = sizeof g->layer,
-                                        .name = "gdn",
-                                        .dtype = ATTN_DTYPE_F32,
-                                        .window_left = -1,
-                                        .window_right = -1,
-                                        .num_speculative_tokens = g->drafted};
+    g->described = (struct attn_layer_desc){.struct_size = sizeof g->described,
+                                            .name = "gdn",
+                                            .dtype = ATTN_DTYPE_F32,
+                                            .window_left = -1,
+                                            .window_right = -1,
+                                            .num_speculative_tokens = g->drafted};
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
     g->caches =
         (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof g->caches, NULL},
@@ -108,16 +93,14 @@ static void describe(struct gdn *g)
                                    .num_caches = 1,
                                    .cache_stride = sizeof g->cache};
     g->desc.ext.next = g->replays ? &g->caches.ext : NULL;
-    layer_set_recurrent(&g->layer, &g->desc);
+    layer_set_recurrent(&g->described, &g->desc);
 }
 
 static void bind(struct gdn *g, const char *backend)
 {
-    const struct attn_layer_desc *layers[] = {&g->layer};
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    CHECK(g,
-          client_model(g->api, g->runtime, CLIENT_ORDER(backend), layers, 1, &g->model, &g->error));
-    attn_layer *layer = g->api->model_layer(g->model, 0);
+    OPEN_LAYER(g, backend, &g->described);
+    attn_layer *layer = g->layer;
     CHECK(g, g->api->layer_cache_spec(layer, 0, &spec, &g->error));
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
@@ -182,8 +165,7 @@ static void bind(struct gdn *g, const char *backend)
         weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
     }
     CHECK(g, g->api->layer_bind_params(layer, &params, &g->error));
-    CHECK(g, client_plan(g->api, g->model, 0, CLIENT_LIMITS(REQS, REQS * LENGTH, LENGTH), &g->plan,
-                         &g->workspace, &g->error));
+    OPEN_PLAN(g, REQS, REQS * LENGTH, LENGTH);
 }
 
 static int32_t slot_number(int32_t i)
@@ -197,7 +179,6 @@ static struct gdn *gdn_open(const char *backend, const struct gdn *given)
     struct gdn *g = malloc(sizeof *g);
     uint64_t random = 5;
     *g = *given;
-    g->error = (struct attn_error)ATTN_ERROR_INIT;
     random_floats(&random, &g->conv[0][0], CHANNELS * WIDTH, 1);
     random_floats(&random, g->a_log, HV, 1);
     random_floats(&random, g->dt_bias, HV, 1);
@@ -206,7 +187,7 @@ static struct gdn *gdn_open(const char *backend, const struct gdn *given)
     for (int32_t i = 0; i < REQS * (1 + DRAFTS); i++) {
         g->slots[i / (1 + DRAFTS)][i % (1 + DRAFTS)] = slot_number(i);
     }
-    open_core(g);
+    OPEN_RUNTIME(g, !g->trusted);
     describe(g);
     bind(g, backend);
     return g;
@@ -222,12 +203,8 @@ static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafte
 
 static void gdn_destroy(struct gdn *g)
 {
-    g->api->plan_destroy(g->plan);
-    g->api->model_destroy(g->model);
-    g->api->runtime_destroy(g->runtime);
-    free(g->workspace);
     free(g->memory);
-    free(g);
+    CLOSE(g);
 }
 
 static void gdn_end(struct gdn **g)
@@ -321,8 +298,8 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
                                           .unit_norm = true};
     double largest = 0;
     set_step(g, queries, by_length);
-    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
-    CHECK(g, g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));
+    PLAN(g);
+    RUN(g);
     for (int32_t r = 0; r < REQS; r++) {
         int32_t accepted = kept != NULL && kept[r] > 0 ? kept[r] : queries[r];
         bool skipped = g->slots[r][0] < 0;
@@ -365,10 +342,9 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
 TEST(test_steps)
 {
     for (int32_t paged = 0; paged < 2; paged++) {
-        OWNED(gdn_end)
         static struct gdn given = {.width = WIDTH}; /* too large for the stack */
         given.paged = paged;
-        struct gdn *g = gdn_open("cpu_ref", &given);
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
         step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
         g->slots[1][0] = -1; /* padded */
         step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
@@ -434,7 +410,7 @@ TEST(test_rings)
         g->ext.state_slots_stride = g->ext.initial_slots_stride = 0;
         g->ring_tokens[3] = RING - DRAFTS;
         g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 0, 1}; /* its cursor does not count */
-        CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+        PLAN(g);
         g->ext.has_initial_state = (const uint8_t[]){1, 1, 1, 1, 1};
         REFUSED(&g->error, "ring_tokens", g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
         g->ext.ext.next = NULL;
@@ -492,8 +468,8 @@ TEST(test_groups)
 {
     OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     struct attn_recurrent_desc other = g->desc;
-    struct attn_layer_desc second = g->layer;
-    const struct attn_layer_desc *layers[] = {&g->layer, &second};
+    struct attn_layer_desc second = g->described;
+    const struct attn_layer_desc *layers[] = {&g->described, &second};
     second.name = "second";
     second.next = &other.ext;
     for (int32_t normed = 1; normed >= 0; normed--) {
@@ -520,8 +496,7 @@ TEST(test_groups)
         const struct attn_step_io good = g->io;                                                    \
         const struct attn_io_recurrent good_ext = g->io_ext;                                       \
         change;                                                                                    \
-        REFUSED(&g->error, field,                                                                  \
-                g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));        \
+        REFUSED(&g->error, field, g->api->run(g->plan, g->layer, &g->io, &g->error));              \
         g->io = good;                                                                              \
         g->io_ext = good_ext;                                                                      \
     } while (0)
@@ -537,7 +512,7 @@ TEST(test_bad_steps)
     PLAN_REFUSED("state_slots", g->slots[2][0] = SLOTS);
     g->slots[2][0] = 4;
     PLAN_REFUSED("has_initial_state", (g->ext.has_initial_state = NULL, g->batch.seq_lens = NULL));
-    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    PLAN(g);
     struct attn_tensor spread = *g->io_ext.mixed_qkv;
     spread.strides = (int64_t[]){2 * CHANNELS, 2};
     RUN_REFUSED("attn_io_recurrent", g->io.next = NULL);
@@ -554,7 +529,7 @@ TEST(test_bad_steps)
     for (int32_t r = 0; r < REQS; r++) {
         g->accepted[r] = 2;
     }
-    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    PLAN(g);
     PLAN_REFUSED("state_slots", g->slots[1][1] = -1);
     gdn_destroy(g);
 }
@@ -628,7 +603,7 @@ TEST(test_fields_of_batches)
     PLAN_REFUSED("spans", g->batch.spans = g->batch.span_start_loc = starts);
     PLAN_REFUSED("key_start_loc", g->batch.key_start_loc = g->batch.key_start_loc_host = starts);
     g->batch.causal = ATTN_CAUSAL_YES;
-    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+    PLAN(g);
 }
 
 /* Slots that only the step sees, since the core trusts them: cpu_ref refuses each and writes
@@ -658,16 +633,15 @@ TEST(test_bad_slots)
             g->ext.checkpoint_slots = checkpoints;
             g->ext.checkpoint_slots_stride = 1;
         }
-        CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
+        PLAN(g);
         int32_t good = *bad[i].at;
         *bad[i].at = bad[i].value;
-        attn_layer *layer = g->api->model_layer(g->model, 0);
-        REFUSED(&g->error, bad[i].field, g->api->run(g->plan, layer, &g->io, &g->error));
+        REFUSED(&g->error, bad[i].field, g->api->run(g->plan, g->layer, &g->io, &g->error));
         for (int32_t j = 0; j < g->starts[REQS] * HV * DV; j++) {
             assert_true(isnan((&g->out[0][0][0])[j]));
         }
         *bad[i].at = good;
-        CHECK(g, g->api->run(g->plan, layer, &g->io, &g->error));
+        RUN(g);
     }
 }
 
@@ -677,7 +651,7 @@ TEST(test_bad_weights)
     struct attn_recurrent_weights weights = {
         .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
     struct attn_layer_params params = {.struct_size = sizeof params};
-    attn_layer *layer = g->api->model_layer(g->model, 0);
+    attn_layer *layer = g->layer;
     g->api->plan_destroy(g->plan);
     g->plan = NULL;
     REFUSED(&g->error, "attn_recurrent_weights",

@@ -1,30 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers through the public table: caches, blocks that move, idle steps, and what is refused. The
  * lists are attn-check's, and Python's next to Transformers' own. */
-#include <attn/api.h>
 #include <attn/draft/indexer.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/client.h"
+#include "opened.h"
 #include "support/layer.h"
 #include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
-#include "support/test.h"
 
 enum { H = 6, D = 16, TOPK = 5, ROW = 4, BLOCK = 16, BLOCKS = 40, REQS = 3, LENGTH = 96 };
 enum { WIDTH = LENGTH / BLOCK, STEPS = 2, ROOM = TOPK + 1 };
 
 struct index {
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_plan *plan;
-    attn_layer *layer;
-    void *cache, *workspace;
+    OPENED;
+    void *cache;
     struct attn_indexer_desc desc;
     struct attn_layer_desc described;
     float q[LENGTH * REQS][H][D], k[LENGTH * REQS][D], w[LENGTH * REQS][H];
@@ -36,7 +30,6 @@ struct index {
     struct attn_step_io io;
     struct attn_batch batch;
     uint64_t random;
-    struct attn_error error;
 };
 
 static void describe(struct index *x)
@@ -61,40 +54,29 @@ static void describe(struct index *x)
 static struct index *open_runtime(void)
 {
     struct index *x = calloc(1, sizeof *x);
-    struct attn_runtime_options options = client_options(PLUGINS);
-    options.validate = 1;
-    x->error = (struct attn_error)ATTN_ERROR_INIT;
     x->random = 11;
-    CHECK(x, client_open(CORE_FILE, &options, &x->api, &x->runtime, &x->error));
+    OPEN_RUNTIME(x, 1);
     describe(x);
     return x;
 }
 
 static void bind(struct index *x)
 {
-    const struct attn_layer_desc *layers[] = {&x->described};
     struct attn_cache_spec spec;
-    CHECK(x, client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model,
-                          &x->error));
-    x->layer = x->api->model_layer(x->model, 0);
+    OPEN_LAYER(x, "cpu_ref", &x->described);
     CHECK(x, client_cache(x->api, x->layer, BLOCKS, &spec, &x->cache, &x->error));
     const bool scaled = x->described.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
     assert_int_equal(spec.role, ATTN_CACHE_INDEX_K);
     assert_int_equal(spec.tokens_per_row, ROW);
     assert_int_equal(spec.block_size, BLOCK / ROW);
     assert_int_equal(spec.page_bytes, BLOCK / ROW * (scaled ? D + 4 : 4 * D));
-    CHECK(x, client_plan(x->api, x->model, 0, CLIENT_LIMITS(REQS, LENGTH * REQS, LENGTH), &x->plan,
-                         &x->workspace, &x->error));
+    OPEN_PLAN(x, REQS, LENGTH * REQS, LENGTH);
 }
 
 static void close_all(struct index *x)
 {
-    x->api->plan_destroy(x->plan);
-    x->api->model_destroy(x->model);
-    x->api->runtime_destroy(x->runtime);
     free(x->cache);
-    free(x->workspace);
-    free(x);
+    CLOSE(x);
 }
 
 static struct attn_tensor *tensor(struct index *x, int32_t which, void *data, int64_t a, int64_t b,
@@ -146,8 +128,8 @@ static void run(struct index *x, const int32_t queries[REQS])
 {
     fill(x, queries);
     memset(x->out, 0x55, sizeof x->out);
-    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
-    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+    PLAN(x);
+    RUN(x);
 }
 
 static const int32_t steps[STEPS][REQS] = {{30, 3, 1}, {1, 17, 0}};
@@ -169,8 +151,8 @@ TEST(blocks_move)
     x->table[0][1] = 2;
     x->io.flags = ATTN_RUN_NO_WRITE;
     memset(x->out, 0x55, sizeof x->out);
-    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
-    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+    PLAN(x);
+    RUN(x);
     assert_memory_equal(before, x->out, sizeof before);
     close_all(x);
 }
@@ -181,8 +163,8 @@ TEST(idle_steps_list_nothing)
     bind(x);
     fill(x, steps[0]);
     x->batch.mode = ATTN_BATCH_IDLE;
-    CHECK(x, x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
-    CHECK(x, x->api->run(x->plan, x->layer, &x->io, &x->error));
+    PLAN(x);
+    RUN(x);
     for (int32_t t = 0; t < x->batch.num_tokens; t++) {
         for (int32_t i = 0; i < ROOM; i++) {
             assert_int_equal(x->out[t][i], -1);
