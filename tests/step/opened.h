@@ -52,9 +52,7 @@
         free(t);                                                                                   \
     } while (0)
 
-/* A selection of the layer is refused as an invalid argument that names the field and says the
- * text.
- */
+/* Selecting the layer fails with an error that names the field and has the text. */
 #define LAYER_IS_REFUSED(t, desc, name, text)                                                      \
     do {                                                                                           \
         attn_assignment *made = NULL;                                                              \

@@ -61,7 +61,7 @@ static void init(struct rotated *t, int32_t form)
     CHECK(&t->f, t->f.api->plan_batch(t->f.plan, &t->f.batch, NULL, &t->f.error));
 }
 
-/* Of both forms the dims before the last are those of the step without a rotation. */
+/* The dims before the last ones are, in both forms, those of the step without a rotation. */
 TEST(test_dims_that_stay)
 {
     static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER,
