@@ -172,6 +172,17 @@ static void round_rows(const struct gdn *gdn, struct gdn_scratch *s)
     }
 }
 
+/* Stores a token's k in its row; the first head of a group does, and all use it as it is stored. */
+static void store_key(const struct gdn *gdn, const struct gdn_ring_row *row, int32_t head, float *k)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const int32_t element = element_of_dtype(gdn->args->layer->dtype);
+    float stored[GDN_MAX_HEAD_SIZE]; /* the widest */
+    void *to = head % (desc->num_v_heads / desc->num_k_heads) == 0 ? (void *)row->k : stored;
+    gdn_variant(gdn)->store[element](to, k, 1.0f, desc->head_size_k);
+    gdn_variant(gdn)->f32->unpack[element](k, to, desc->head_size_k);
+}
+
 /* The tokens of the ring that the state misses, as an additive rule with u for v. */
 static void replay(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                    struct gdn_scratch *s)
@@ -205,13 +216,82 @@ static void replay(const struct gdn *gdn, const struct gdn_request *request, int
     }
 }
 
+/* A step of one token over a ring, which leaves the state as it is, takes two products of S, to
+ * which the ring's tokens j are not added: S x = S_0 (e x) + sum_j u_j <k_j, e_j x> with e the
+ * decays of all tokens and e_j of those after j, the step's own included. */
+static void run_ring_step(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                          struct gdn_scratch *s)
+{
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const struct variant *variant = gdn_variant(gdn);
+    const int32_t element = element_of_dtype(gdn->args->layer->dtype), dv = desc->head_size_v;
+    const int32_t gates = gdn_num_gates(gdn);
+    const bool additive = gdn->rule->rule == ATTN_RULE_ADDITIVE;
+    const bool in_place = desc->state_dtype == ATTN_DTYPE_F32 && s->depth == desc->head_size_k;
+    const float skip = gdn->skip != NULL ? gdn->skip[head] : 0;
+    float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE];
+    float k[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE] = {0}, u[GDN_MAX_HEAD_SIZE];
+    float added[GDN_MAX_HEAD_SIZE];
+    gdn_load_qk(gdn, request, 0, 1, gdn_key_head(desc, head), s);
+    gdn_load_v(gdn, request, 0, 1, head, s);
+    const struct gdn_ring_row own = gdn_ring_row(gdn, request, request->slots[0], 0, head);
+    store_key(gdn, &own, head, s->k);
+    const float beta =
+        gdn_load_any_gates(gdn, request->first_row, head, s->depth, decays, (float *)(void *)own.g);
+    for (int32_t d = 0; d < dv; d++) {
+        added[d] = skip * s->v[d];
+    }
+    for (int64_t t = -1; t >= -request->replayed; t--) {
+        const struct gdn_ring_row row = gdn_ring_row(gdn, request, request->state_from, t, head);
+        variant->f32->unpack[element](k, row.k, desc->head_size_k);
+        variant->f32->unpack[element](u, row.u, dv);
+        for (int32_t i = 0; i < desc->head_size_k; i++) {
+            k[i] *= decays[i];
+        }
+        const float of_k = additive ? 0 : variant->delta->dot(k, s->k, s->depth);
+        const float of_q = variant->delta->dot(k, s->q, s->depth);
+        for (int32_t d = 0; d < dv; d++) {
+            s->v[d] -= of_k * u[d];
+            added[d] += of_q * u[d];
+        }
+        float decay = 0;
+        for (int32_t i = 0; i < desc->head_size_k; i++) {
+            decay = i < gates ? expf(((const float *)(const void *)row.g)[i]) : decay;
+            decays[i] *= decay;
+        }
+    }
+    if (!in_place) {
+        memset(s->states, 0, (size_t)dv * (size_t)s->depth * sizeof(float));
+        load_rows(gdn, request->state_from, head, s);
+    }
+    const struct delta_args step = {.to = s->states,
+                                    .from = in_place ? gdn_state(gdn, request->state_from, head)
+                                                     : s->states,
+                                    .rows = dv,
+                                    .depth = s->depth,
+                                    .q = s->q,
+                                    .k = s->k,
+                                    .v = s->v,
+                                    .out = s->o,
+                                    .beta = beta,
+                                    .kq = variant->delta->dot(s->k, s->q, s->depth),
+                                    .decays = decays,
+                                    .additive = additive,
+                                    .changes = u};
+    variant->delta->rule(&step);
+    variant->store[element](own.u, u, 1.0f, dv);
+    for (int32_t d = 0; d < dv; d++) {
+        s->o[d] += added[d];
+    }
+    gdn_store_rows(gdn, request->first_row, 1, head, s->o, s->width);
+}
+
 /* Any rule, token by token, on rows padded to s->depth. */
 static void run_rule(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                      struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
     const bool stored = gdn->args->layer->batch_invariant >= 2;
-    const int32_t group = desc->num_v_heads / desc->num_k_heads;
     const int32_t element = element_of_dtype(gdn->args->layer->dtype);
     float decays[GDN_MAX_HEAD_SIZE + COLUMN_MULTIPLE], changes[GDN_MAX_HEAD_SIZE];
     struct delta_args step = {.to = s->states,
@@ -242,12 +322,9 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
         step.q = s->q + (int64_t)i * s->depth;
         step.k = s->k + (int64_t)i * s->depth;
         step.v = s->v + (int64_t)i * s->width;
-        if (kept) { /* the first head of a group stores k, and all use it as it is stored */
+        if (kept) {
             row = gdn_ring_row(gdn, request, request->slots[0], t, head);
-            float *k = s->k + (int64_t)i * s->depth;
-            void *to = head % group == 0 ? (void *)row.k : (void *)changes;
-            gdn_variant(gdn)->store[element](to, k, 1.0f, desc->head_size_k);
-            gdn_variant(gdn)->f32->unpack[element](k, to, desc->head_size_k);
+            store_key(gdn, &row, head, s->k + (int64_t)i * s->depth);
         }
         step.changes = kept ? changes : NULL;
         step.beta = gdn_load_any_gates(gdn, request->first_row + t, head, s->depth, decays,
@@ -310,8 +387,10 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
             continue;
         }
         if (!loop->is_plain) {
+            const bool stays = gdn->ring != NULL && request.num_tokens == 1 &&
+                               request.written == 0 && gdn_checkpoint_slot(gdn, &request, 1) < 0;
             for (int32_t h = 0; h < loop->together; h++) {
-                run_rule(gdn, &request, head + h, &scratch);
+                (stays ? run_ring_step : run_rule)(gdn, &request, head + h, &scratch);
             }
             continue;
         }
