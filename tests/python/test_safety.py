@@ -19,6 +19,7 @@ import torch
 
 import libattn
 import libattn.torch
+import random_layers
 from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
 from libattn import abi, check, extensions
 
@@ -230,6 +231,10 @@ class Fuzz(unittest.TestCase):
         for seed in range(2):
             ran = subprocess.run([sys.executable, "fuzz.py", str(seed), seconds], capture_output=True, text=True)
             self.assertEqual(ran.returncode, 0, f"seed {seed}: {ran.stderr[-2000:]}")
+
+    def test_random_layers_are_right(self) -> None:
+        for seed, backend in enumerate(BACKENDS):
+            self.assertEqual(random_layers.main(2 * seed + 1, float(os.environ.get("ATTN_FUZZ_SECONDS", "3")), backend), 0, backend)
 
 
 class Extensions(unittest.TestCase):
