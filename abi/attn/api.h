@@ -23,7 +23,7 @@ struct attn_api {
     const struct attn_ext *next;
     uint32_t abi_version; /* what the core was built for: may exceed the caller's */
     uint32_t reserved;
-    const char *version; /* of the library: "0.1.0" */
+    const char *version; /* the library's version: "0.1.0" */
     /* constant; "unknown status" for others */
     const char *(*status_text)(attn_status status);
     /* The name of a code, or of bit number `code` of a mask, in a list (enum attn_name_list), as

@@ -16,7 +16,7 @@ enum attn_batch_mode {
 #define ATTN_BATCH_NO_CASCADE 1u
 /* a graph is being captured: cascade and host-built tables are off */
 #define ATTN_BATCH_IN_CAPTURE 2u
-/* Of each request, query_start_loc_host and seq_lens_host say no fewer queries and keys than it
+/* query_start_loc_host and seq_lens_host say no fewer queries and keys of a request than it
  * has, but maybe more; a block table is as wide as the bounds. The device's arrays are the truth: q
  * and out lie as they say, rows past query_start_loc[R] are padding. For host_bounds layers */
 #define ATTN_BATCH_HOST_BOUNDS 4u

@@ -54,7 +54,7 @@ struct attn_block_copy {
     void *destination;     /* base of the destination cache */
     int64_t source_stride; /* bytes between blocks */
     int64_t destination_stride;
-    int64_t bytes; /* of one block */
+    int64_t bytes; /* size of one block */
 };
 
 enum attn_copy_kind {
@@ -101,7 +101,7 @@ struct attn_fill_args {
     size_t row_bytes;
     size_t stride; /* bytes between rows */
     int64_t rows;
-    int32_t value; /* of each byte */
+    int32_t value; /* what each byte becomes */
     int32_t reserved;
 };
 
@@ -118,7 +118,7 @@ struct attn_block_table_args {
     int32_t num_reqs; /* R */
     int32_t blocks_per_entry;
     int32_t tokens_per_entry;
-    int32_t num_columns;        /* of out */
+    int32_t num_columns;        /* columns of out */
     const int32_t *block_table; /* device; NULL: page lists */
     int64_t block_table_stride;
     const int32_t *block_table_row; /* device [R]; NULL: row r */

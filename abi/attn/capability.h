@@ -56,7 +56,7 @@ struct attn_refused_combination {
     uint64_t dtypes;    /* likewise: activations */
     uint64_t layer_kinds;
     uint64_t phases;
-    struct attn_range head_size; /* of q and k; max 0: any */
+    struct attn_range head_size; /* head sizes of q and k; max 0: any */
     int32_t reserved;
 };
 
@@ -140,7 +140,7 @@ struct attn_backend_caps {
     uint64_t decode_write_kv_dtypes;
     /* enum attn_cache_role: caches beyond those of a layer's kind that its kernels take */
     uint64_t cache_roles;
-    int32_t max_tables;     /* of a batch, next to its own fields; 0: none */
+    int32_t max_tables;     /* a batch may have so many, next to its own fields; 0: none */
     int32_t refused_stride; /* from row to row of `refused` */
     /* ids of extensions, vendors' and drafts from ATTN_EXT_DRAFT_KERNELS on, that its kernels read
      * on layers, batches and runs (version.h) */

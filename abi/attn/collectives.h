@@ -26,7 +26,7 @@ struct attn_gather_heads_args {
     const struct attn_ext *next;
     void *user; /* the table's */
     void *stream;
-    /* of `count`: [T, Hq, D], strided but for D, and [T, n Hq, D], compact */
+    /* arrays of `count`: [T, Hq, D], strided but for D, and [T, n Hq, D], compact */
     const struct attn_tensor *const *own;
     const struct attn_tensor *const *all;
     int32_t count; /* 1 or 2 */
@@ -121,7 +121,7 @@ struct attn_rank_keys {
     int32_t rank; /* as in attn_context_parallel */
     int32_t world_size;
     int32_t interleave; /* 0 reads as 1 */
-    /* of the slots alone: */
+    /* what follows is for slots alone */
     int32_t block_size;       /* a multiple of interleave */
     const int64_t *positions; /* host [num_positions] */
     int64_t num_positions;

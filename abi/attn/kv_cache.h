@@ -34,7 +34,7 @@ enum attn_kv_dtype {
     ATTN_KV_TURBOQUANT_4BIT_NC = 15,
     ATTN_KV_TURBOQUANT_K3V4_NC = 16,
     ATTN_KV_TURBOQUANT_3BIT_NC = 17,
-    /* ggml's rows: blocks of 32 elements, one behind the other, see attn_kv_view */
+    /* ggml's rows: blocks of 32 elements, one after the other, see attn_kv_view */
     ATTN_KV_Q8_0 = 18,
     ATTN_KV_Q4_0 = 19,
     /* bytes, as many as the layer's kv_row_bytes and kv_scale_bytes say: engine and backend know
@@ -101,7 +101,7 @@ struct attn_kv_view {
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
-    struct attn_device device; /* of data and scale; type 0: not stated */
+    struct attn_device device; /* where data and scale lie; type 0: not stated */
 };
 
 /* Physical orders, as a preference and, as bits, as what a backend can read; from ATTN_VENDOR_CODE
@@ -131,10 +131,10 @@ enum attn_cache_role {
     ATTN_CACHE_K = 1,
     ATTN_CACHE_V = 2,
     ATTN_CACHE_LATENT = 3,  /* rows that are both, see mla.h */
-    ATTN_CACHE_STATE = 4,   /* of a recurrent layer, by slot */
+    ATTN_CACHE_STATE = 4,   /* a recurrent layer's states, by slot */
     ATTN_CACHE_CONV = 5,    /* its convolution's window, by slot */
     ATTN_CACHE_INDEX_K = 6, /* an indexer's keys, by which the keys to attend are chosen */
-    /* of another cache, `of`: what the scales of its own view cannot say (per channel and group) */
+    /* scales of another cache, `of`, that its own view cannot say (per channel and group) */
     ATTN_CACHE_SCALE = 7,
     ATTN_CACHE_ZERO = 8,       /* likewise zero points */
     ATTN_CACHE_COMPRESSED = 9, /* rows that stand for several tokens each */
@@ -142,8 +142,8 @@ enum attn_cache_role {
     ATTN_CACHE_REPLAY = 11     /* a recurrent layer's ring of inputs, see draft/recurrent.h */
 };
 
-#define ATTN_MAX_CACHES 16 /* of one layer */
-#define ATTN_MAX_TABLES 8  /* of one batch, next to its own fields */
+#define ATTN_MAX_CACHES 16 /* most caches of one layer */
+#define ATTN_MAX_TABLES 8  /* most tables of one batch, next to its own fields */
 
 /* One cache that a layer has beyond those of its kind (a decoder's K and V, MLA's latent rows, a
  * recurrent layer's state). An element of an array, whose owner says the element's size; all zero
@@ -229,7 +229,7 @@ struct attn_cache_spec {
 struct attn_cache_memory {
     size_t struct_size;
     const struct attn_ext *next;
-    void *base;         /* of the kind's caches, as their specs say: padded_page_bytes a block */
+    void *base; /* memory of the kind's caches, as their specs say: padded_page_bytes a block */
     int64_t num_blocks; /* there, or state slots */
     /* [num_further], of the caches that attn_layer_caches describes, in their order: page_bytes a
      * block, rows in the order of (the kernels') block, row, head */
@@ -237,7 +237,7 @@ struct attn_cache_memory {
     const int64_t *further_num_blocks;
     int32_t num_further;
     int32_t reserved;
-    struct attn_device device; /* of all of it; type 0: not stated */
+    struct attn_device device; /* where all of it lies; type 0: not stated */
 };
 
 /* A cache as kernels get it: an element of attn_attend_args.caches. */

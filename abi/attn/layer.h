@@ -24,7 +24,7 @@ struct attn_layer_desc {
     int32_t num_kv_heads; /* Hk */
     int32_t head_size;    /* D of q and k, a multiple of 8 */
     int32_t head_size_v;  /* Dv of v and out; 0: as head_size */
-    float scale;          /* of q k^T, > 0 */
+    float scale;          /* factor on q k^T, > 0 */
     /* enum attn_causal; 0: decoders, MLA and recurrent layers are, encoders and cross layers, which
      * cannot be, are not. Kernels get YES or NO */
     int32_t causal;
@@ -98,7 +98,7 @@ struct attn_layer_desc {
      * vendor's; MLA's latent row is K's */
     int32_t kv_row_bytes;
     int32_t kv_row_bytes_v;
-    int32_t kv_scale_bytes; /* of a row's scales, where they stand apart from it */
+    int32_t kv_scale_bytes; /* bytes of a row's scales, where they stand apart from it */
     int32_t kv_scale_bytes_v;
 };
 

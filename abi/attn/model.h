@@ -25,7 +25,7 @@ struct attn_model_options {
 enum attn_group_kind {
     /* layers of one KV spec: one block table, one plan object */
     ATTN_GROUP_BLOCK_TABLE = 0,
-    ATTN_GROUP_SCHEDULE = 1 /* of these, layers that share one schedule */
+    ATTN_GROUP_SCHEDULE = 1 /* layers of a block table's group that share one schedule */
 };
 
 struct attn_plan_options {
@@ -45,12 +45,12 @@ struct attn_workspace {
     size_t struct_size;
     const struct attn_ext *next;
     void *memory; /* at a multiple of `alignment` bytes; borrowed as long as the plan */
-    size_t bytes; /* of both parts: the worst case of the plan's limits, or more */
+    size_t bytes; /* size of both parts: the worst case of the plan's limits, or more */
     struct attn_device device; /* that both lie on; type 0: not stated */
     int32_t alignment;
     int32_t reserved;
     void *scratch; /* aligned, too; NULL: after the plan's own part in `memory` */
-    /* of `bytes`, those of the scratch: with one of its own `memory` has bytes - scratch_bytes */
+    /* the scratch's share of `bytes`: with one of its own `memory` has bytes - scratch_bytes */
     size_t scratch_bytes;
 };
 

@@ -42,7 +42,7 @@ struct attn_supports_args {
     /* complete: its kv_dtype and block_size are not 0 */
     const struct attn_layer_desc *layer;
     int32_t phase;  /* enum attn_phase */
-    int32_t layout; /* of page_bytes: the vendor's layout; of supports 0 */
+    int32_t layout; /* in page_bytes, the vendor's layout; in supports, 0 */
 };
 
 /* Constant data of the plugin; lives as long as the process. */
@@ -51,7 +51,7 @@ struct attn_plugin {
     const struct attn_ext *next;
     uint32_t abi_version; /* what the plugin was built for: may exceed the caller's */
     uint32_t reserved;
-    const char *name; /* of the plugin: "cpu_ref" */
+    const char *name; /* the plugin's name: "cpu_ref" */
     const char *version;
     const char *vendor;
     /* Reports devices and backends to the sink. Baseline ISA, no GPU runtime is initialised. No

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: a state per value head, S [Dv, Dk], that each token changes and reads, behind
+/* Recurrent layers: a state per value head, S [Dv, Dk], that each token changes and reads, after
  * an optional causal convolution. The rule is the gated delta rule (Gated DeltaNet; Qwen3-Next):
  *
  *     S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = scale S q
@@ -23,7 +23,7 @@ struct attn_recurrent_desc {
     int32_t conv_width;             /* 4; 0: the engine runs the convolution itself */
     int32_t conv_silu;              /* 1: SiLU after it */
     int32_t qk_l2norm;              /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
-    int32_t chunk_size;             /* of the prefill's WY form; 0 reads as 64 */
+    int32_t chunk_size;             /* tokens of a chunk in the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
     /* enum attn_dtype_id, of the cache: F32 (0 reads as it), BF16 or F16. A state is rounded, to
      * nearest even, where it is written to a slot, and nowhere else; the walk over the step's

@@ -25,8 +25,8 @@ struct attn_select_options {
     const int32_t *block_sizes;
     int32_t num_block_sizes;
     uint32_t flags; /* ATTN_SELECT_* */
-    /* of attn_device_info, where devices of several namespaces have this type and id; NULL: there
-     * is one */
+    /* attn_device_info's, where devices of several namespaces have this type and id; NULL:
+     * there is one */
     const char *device_namespace;
 };
 
@@ -63,7 +63,7 @@ struct attn_choice {
     attn_status status;  /* ATTN_OK, ATTN_ERROR_NO_BACKEND, ATTN_ERROR_REFUSED */
     /* block_size, or a divisor of it that the kernels take, see attn_cache_spec */
     int32_t kernel_block_size;
-    int32_t kv_dtype_v; /* of V's cache; as kv_dtype where both are alike */
+    int32_t kv_dtype_v; /* dtype of V's cache; as kv_dtype where both are alike */
     /* What attn-check holds the backend to: an element of out is off by no more than
      * bound_of_row_rms of its row's root mean square and bound_of_element of itself, its
      * log-sum-exp by bound_of_lse (0: it has none, a recurrent layer's). Keys and values count as

@@ -50,7 +50,7 @@ enum attn_causal {
  * mla, mla_sparse (with a topk), gdn, indexer (a draft). Kernels see no difference between
  * encoders. */
 enum attn_encoder {
-    ATTN_ENCODER_OF_DECODER = 0, /* of an encoder-decoder model */
+    ATTN_ENCODER_OF_DECODER = 0, /* it belongs to an encoder-decoder model */
     ATTN_ENCODER_ONLY = 1,
     ATTN_ENCODER_MULTIMODAL = 2 /* vision or audio tower */
 };

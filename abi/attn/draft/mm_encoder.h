@@ -17,7 +17,7 @@ struct attn_mm_encoder_quant {
      */
     int32_t amax_history_len;
     float scale_margin;       /* factor on saved scales; 0 reads as 1 */
-    int32_t padded_head_size; /* of q and k, padded with zeros; 0: as head_size */
+    int32_t padded_head_size; /* size of q and k padded with zeros; 0: as head_size */
 };
 
 /* The memory of such an encoder (on attn_layer_params); the engine's, borrowed as long as the
