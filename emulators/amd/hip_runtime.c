@@ -14,7 +14,7 @@
 #include "isa.h"
 
 #define EXPORTED __attribute__((visibility("default")))
-#define MAX_GRAPH_BYTES 4096 /* of a launch's arguments */
+#define MAX_GRAPH_BYTES 4096 /* the most that a launch's arguments take */
 
 enum hip_error {
     SUCCESS = 0,

@@ -50,7 +50,7 @@ struct operand {
     uint16_t reg;
     uint8_t fetch;         /* enum fetch */
     uint64_t value;        /* OPERAND_CONSTANT */
-    const uint32_t *lanes; /* of a constant, spread over lanes and words */
+    const uint32_t *lanes; /* a constant spread over lanes and words */
 };
 
 enum insn_flags {
@@ -134,20 +134,20 @@ struct op {
 /* What each step reads stands in front. */
 struct insn {
     insn_run *run;
-    lanes_run *lanes; /* of op */
+    lanes_run *lanes; /* op's */
     const struct op *op;
     uint8_t num_dst, num_src;
-    uint8_t unit;   /* of op */
+    uint8_t unit;   /* op's */
     uint8_t direct; /* the result may be written while sources are read */
     uint16_t flags;
     struct operand src[MAX_SOURCES], dst[2];
-    int32_t offset, offset1; /* of memory; offset: the immediate of others */
-    uint32_t target;         /* of a branch: index of an instruction */
+    int32_t offset, offset1; /* memory's; other instructions have their immediate in offset */
+    uint32_t target;         /* index of the instruction that a branch goes to */
     uint8_t op_sel, op_sel_hi, neg_lo, neg_hi, omod;
     uint8_t dpp, dpp_arg, row_mask, bank_mask;
     uint8_t dst_sel, src_sel[2], dst_unused; /* SDWA; dst_unused: 0 pad, 1 sext, 2 preserve */
     uint8_t perm[8];
-    const struct insn *second; /* of a dual instruction */
+    const struct insn *second; /* the second half of a dual instruction */
     uint64_t address;
     const char *text;
 };
@@ -168,7 +168,7 @@ struct kernel {
 struct code {
     char target[32];
     int wave_size, major; /* major: 9, 10, 11, 12 */
-    bool gfx90a;          /* and later ones of gfx9: AGPRs behind VGPRs, packed work item ids */
+    bool gfx90a;          /* and later ones of gfx9: AGPRs follow VGPRs, work item ids are packed */
     bool fnuz;            /* gfx942: AMD's own fp8 codes; later ones have OCP's */
     const void *object;   /* the caller's */
     size_t object_bytes;

@@ -14,7 +14,7 @@
 #define ABS64 3
 
 static const struct {
-    unsigned machine; /* of e_flags */
+    unsigned machine; /* the machine's bits in e_flags */
     const char *name;
     int major;
 } targets[] = {{0x3f, "gfx90a", 9},   {0x4c, "gfx942", 9},   {0x4f, "gfx950", 9},

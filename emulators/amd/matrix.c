@@ -10,7 +10,7 @@
 #define MAX_SIDE 32
 #define MAX_RUN 16 /* elements of a lane */
 
-typedef float columns __attribute__((vector_size(64))); /* of a row */
+typedef float columns __attribute__((vector_size(64))); /* one row's */
 
 static bool is_fnuz(int format)
 {

@@ -14,7 +14,7 @@ enum access {
     HIGH16 = 128, /* into or from the high half */
     FLAT = 256,
     TWO = 512, /* two places of a lane, offsets in elements */
-    FAR = 1024 /* of TWO: in units of 64 elements */
+    FAR = 1024 /* with TWO: offsets are in units of 64 elements */
 };
 
 /* ---- regions ---- */

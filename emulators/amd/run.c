@@ -7,7 +7,7 @@
 
 #include "isa.h"
 
-#define MOST_STEPS (UINT64_C(1) << 30) /* of a wave: an endless loop has more */
+#define MOST_STEPS (UINT64_C(1) << 30) /* a wave takes fewer; an endless loop has more */
 
 /* What a dispatch packet says (HSA runtime's hsa_kernel_dispatch_packet_t). */
 struct packet {

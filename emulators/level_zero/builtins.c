@@ -29,7 +29,7 @@ static struct fibre fibres[MAX_THREADS];
 static void *outside;
 static char *stacks;
 static uint32_t num_threads, current, num_done, group, num_groups;
-static int32_t values[2][MAX_THREADS]; /* of two exchanges in turn */
+static int32_t values[2][MAX_THREADS]; /* two exchanges use them in turn */
 static void (*kernel)(const void *);
 static const void *arguments;
 static const char *defect;
@@ -151,7 +151,7 @@ typedef short short8 __attribute__((ext_vector_type(8)));
 typedef int int8 __attribute__((ext_vector_type(8)));
 typedef float float8 __attribute__((ext_vector_type(8)));
 
-static short8 parts[2][MAX_THREADS]; /* of A, of two products in turn */
+static short8 parts[2][MAX_THREADS]; /* parts of A; two products use them in turn */
 
 static float number_of(uint16_t bits, int is_bf16)
 {
