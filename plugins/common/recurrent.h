@@ -38,7 +38,7 @@ struct gdn_request {
     int64_t first_row;
     int64_t num_tokens;
     int64_t context;      /* tokens before the step; 0 where no lengths are given */
-    const int32_t *slots; /* of its states */
+    const int32_t *slots; /* slots of its states */
     int32_t from;         /* the number of the state that it starts from */
     int32_t state_from;   /* the slot of that state; negative: the request is left alone */
     int32_t window_from;  /* the slot of the window before the step */

@@ -9,7 +9,7 @@
 
 #define TURBOQUANT_EPSILON 1e-8  /* added to a key's norm before it divides */
 #define TURBOQUANT_STEP 1e-8     /* least step between values' codes */
-#define TURBOQUANT_LARGEST 65504 /* of what is kept in float16 */
+#define TURBOQUANT_LARGEST 65504 /* the largest float16 */
 
 /* Levels of a rotated key's coordinates above 0, of a normal distribution of variance 1; those
  * below are their mirror image. Lloyd's iteration with integrals by 200 trapezoids a cell up

@@ -8,7 +8,7 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-#define LARGEST_STEP 65504.0f /* of float16 */
+#define LARGEST_STEP 65504.0f /* the largest float16 */
 
 static void store_step(uint8_t *block, float step)
 {

@@ -267,7 +267,7 @@ struct stage {
     int32_t n;
     int32_t first;                 /* key of the first row */
     const void **rows;             /* in: rows in the cache; out: staged rows */
-    const void *const *scale_rows; /* of rows with data next to them */
+    const void *const *scale_rows; /* scales of rows with data next to them */
     int64_t scale_offset;          /* bytes from scale_rows[i] */
     float *scales;                 /* scales of rows that have one each */
 };

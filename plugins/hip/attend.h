@@ -146,7 +146,7 @@ GPU_INLINE void add_values(const gpu_params &p, const key_place &at, int g, cons
 
 /* Where a warp's 16 keys come from. */
 struct key_source {
-    const char *data;   /* of the cache, for the run's head */
+    const char *data;   /* the cache's, for the run's head */
     const char *staged; /* or the tile in LDS */
     int32_t key;        /* the lane's key in it */
 };
@@ -238,7 +238,7 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
 {
     const int32_t lane = this_lane(), column = lane & 15;
     const int g = lane >> 4;
-    const int32_t keys = p.schedule.tile / S::splits; /* of a warp's share of a tile */
+    const int32_t keys = p.schedule.tile / S::splits; /* keys in a warp's share of a tile */
     const int32_t start = (r.row_tile.k0 & ~(p.schedule.tile - 1)) + r.tile * p.schedule.tile;
     const int32_t count = r.row_tile.k1 > r.row_tile.k0 ? r.count : 0; /* else no key is seen */
     const float scale = score_scale(p, r.head) * S::product_scale;

@@ -56,7 +56,7 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_par
         high = fmaxf(high, memory.m[s][row]);
     }
     const float weight = exp2f(m - softmax_base(high));
-    const int32_t first = warp.dim / S::out_size * 16 * M::round; /* of the warp's columns */
+    const int32_t first = warp.dim / S::out_size * 16 * M::round; /* the warp's first column */
 #pragma unroll
     for (int round = 0; round < M::rounds; round++) {
 #pragma unroll

@@ -57,7 +57,7 @@ template <int KIND_, int D_, int ROW_WARPS_, int WARPS_> struct shape {
 #endif
 #if defined(MATRIX_CDNA)
     static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
-    static constexpr int parts = 1;        /* of a key, one after the other in registers */
+    static constexpr int parts = 1;        /* parts of a key, one after the other in registers */
     static constexpr int pass = out_size < 128 ? out_size : 128; /* dims of values, likewise */
 #elif defined(MATRIX_RDNA4)
     static constexpr int raw = chunks / 2, parts = size / out_size, pass = out_size;
@@ -167,7 +167,7 @@ template <class S> struct lane_query {
 #if defined(MATRIX_RDNA3)
     const char *rows;
 #else
-    matrix_part parts[S::products]; /* of codes two words each */
+    matrix_part parts[S::products]; /* parts of codes are two words each */
 #endif
 };
 
@@ -223,7 +223,7 @@ template <class S> GPU_INLINE matrix_part query_part(const lane_query<S> &q, int
 /* A lane's key of a stretch of 16, key % 16 = column: where its rows lie, in 16 bytes. */
 struct key_place {
     int32_t k, v;
-    float k_scale, v_scale; /* of rows that have their own, else 1 */
+    float k_scale, v_scale; /* scales of rows that have their own, else 1 */
 };
 
 struct key_finder {

@@ -32,7 +32,7 @@ struct loaded {
 
 static const struct {
     const char *name;
-    size_t bytes; /* of its parameters */
+    size_t bytes; /* size of its parameters */
     unsigned threads;
 } kernels[] = {
 #define HIP_KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},

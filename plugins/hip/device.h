@@ -8,7 +8,7 @@
 
 /* What an attend of attend_list.h is for: HIP_ATTEND_FOR with that list's arguments. */
 struct hip_attend {
-    int32_t dtype; /* of the cache */
+    int32_t dtype; /* the cache's */
     bool codes;    /* queries are of that dtype, too */
     int32_t size, rows;
 };

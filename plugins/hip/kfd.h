@@ -11,7 +11,7 @@
 struct kfd_device {
     char name[64], arch[16]; /* arch: as compilers call it, gfx942 */
     char uuid[32];           /* GPU-<16 digits>, as ROCR_VISIBLE_DEVICES takes it; empty: none */
-    int32_t major, minor;    /* of the arch */
+    int32_t major, minor;    /* the arch's version */
     int32_t num_cus, lds_bytes;
     int64_t memory_bytes;
     int32_t served; /* 1: kernels for it are in the plugin */

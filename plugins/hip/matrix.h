@@ -67,7 +67,7 @@ GPU_INLINE matrix_sum multiply_codes(matrix_part a, matrix_part b, matrix_sum c)
 /* gfx942's e4m3 (fnuz) has half of the number that OCP's has with the same code, and one zero; NaN
  * is the other one's code. */
 #if defined(__gfx942__)
-#define MATRIX_CODES_SCALE 4.0f /* of a product of two */
+#define MATRIX_CODES_SCALE 4.0f /* factor on a product of two codes */
 
 GPU_INLINE uint32_t own_codes(uint32_t x)
 {

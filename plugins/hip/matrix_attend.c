@@ -6,7 +6,7 @@
 
 #include "gpu/host/schedule.h"
 
-#define LEAST_PARTS 8 /* of an item, whose groups have a compute unit each */
+#define LEAST_PARTS 8 /* least parts of an item, whose groups have a compute unit each */
 
 /* Heads of 256 have rows of 64, too. */
 static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,

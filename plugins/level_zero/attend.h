@@ -24,7 +24,7 @@
 #include "gpu/device/items.h"
 #include "gpu/device/visible.h"
 
-#define PAIRS 8 /* of keys, in 16 */
+#define PAIRS 8 /* pairs in 16 keys */
 
 float8 __attribute__((overloadable))
 intel_sub_group_bf16_bf16_matrix_mad_k16(short8 a, int8 b, float8 sum);
@@ -68,7 +68,7 @@ template <class S> struct lane_row {
 /* A lane's key of a stretch of 16: where its rows lie, in 16 bytes; -1: no query sees it. */
 struct key_place {
     int32_t k, v;
-    float k_scale, v_scale; /* of rows that have their own, else 1 */
+    float k_scale, v_scale; /* scales of rows that have their own, else 1 */
 };
 
 template <class S> GPU_INLINE float8 multiply(short8 a, int8 b, float8 sum)
@@ -402,7 +402,7 @@ template <class S>
 GPU_INLINE void attend_run(const gpu_params &p, const gpu_run &r, int32_t row_group, int32_t split,
                            attend_memory<S> &memory)
 {
-    const int32_t keys = LEVEL_ZERO_TILE / S::splits; /* of a subgroup's share of a tile */
+    const int32_t keys = LEVEL_ZERO_TILE / S::splits; /* keys in a subgroup's share of a tile */
     const int32_t start = (r.row_tile.k0 & ~(LEVEL_ZERO_TILE - 1)) + r.tile * LEVEL_ZERO_TILE;
     const int32_t index = row_group * 16 + lane_index();
     const float scale = score_scale(p, r.head);

@@ -29,7 +29,7 @@ extern const struct module __stop_level_zero_modules[] __attribute__((visibility
 
 static const struct {
     const char *name;
-    uint32_t bytes; /* of its parameters */
+    uint32_t bytes; /* size of its parameters */
     uint32_t threads;
 } kernels[] = {
 #define KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},

@@ -49,9 +49,9 @@ struct loaded {
     atomic_flag in_use[LEVEL_ZERO_KERNEL_COUNT];
     uint32_t compute_ordinal;
     ze_command_list_handle_t default_stream;
-    ze_command_queue_handle_t queue; /* of graphs */
+    ze_command_queue_handle_t queue; /* runs graphs */
     ze_event_pool_handle_t pool;
-    pthread_mutex_t lock; /* of what follows; no step takes it */
+    pthread_mutex_t lock; /* guards what follows; no step takes it */
     uint64_t taken_events;
     ze_event_handle_t events[MAX_EVENTS];
     ze_command_list_handle_t streams[MAX_STREAMS];

@@ -225,7 +225,7 @@ static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
         }
 #pragma unroll
         for (int y = 0; y < S::products_n; y += 2) {
-            uint32_t columns[4]; /* of two products */
+            uint32_t columns[4]; /* W's columns of two products */
             if constexpr (ALONG_K) {
                 const int line = n + y * 8 + (lane & 7) + (lane >> 4) * 8;
                 load4(columns, w + place_of_chunk<8>(line, i * 2 + (lane >> 3 & 1)));
