@@ -71,7 +71,7 @@ static __device__ __forceinline__ uint64_t receive(const exchange_window &w, con
     return found.content;
 }
 
-/* The number of this exchange; behind it is what the kernels before have written. */
+/* The number of this exchange; after it, what earlier kernels wrote can be read. */
 static __device__ __forceinline__ uint64_t begin_exchange(const exchange_window &w)
 {
 #if __CUDA_ARCH__ >= 900

@@ -19,13 +19,13 @@ enum {
     EXCHANGE_BLOCKS = 32,
     EXCHANGE_THREADS = 256,
     EXCHANGE_UNIT = 8,           /* bytes of a packet's content */
-    EXCHANGE_MAX_BYTES = 2 << 20 /* of rows and log-sum-exps from one rank to another */
+    EXCHANGE_MAX_BYTES = 2 << 20 /* rows and log-sum-exps from one rank to another */
 };
 
 struct exchange_window {
     void *of_rank[EXCHANGE_MAX_RANKS]; /* as they are mapped here */
     unsigned long long *done;          /* [EXCHANGE_BLOCKS], each the exchanges so far */
-    int32_t *missing;                  /* of the host: 1 + the rank that did not come */
+    int32_t *missing;                  /* host memory: 1 + the rank that did not come */
     uint64_t patience;                 /* nanoseconds */
     int32_t rank, ranks;
     int32_t overlaps; /* may kernels begin before the one before has ended? */
@@ -39,7 +39,7 @@ struct exchange_rows {
 
 struct exchange_sizes {
     int32_t tokens, heads, group;
-    int32_t units[2];     /* of a row of each tensor */
+    int32_t units[2];     /* units in a row of each tensor */
     int32_t element;      /* bytes; a row is a multiple of EXCHANGE_UNIT */
     int32_t unaligned[2]; /* rows of `own` that are not at multiples of EXCHANGE_UNIT */
 };

@@ -114,7 +114,7 @@ static float difference(const struct layer *layer, const float *q, const float *
     return (float)largest;
 }
 
-/* `count` new tokens behind the `first` that the cache holds: plan and run of every layer. */
+/* `count` new tokens after the `first` that the cache holds: plan and run of every layer. */
 static attn_status step(int32_t first, int32_t count, float *largest)
 {
     static float q[PROMPT][HQ][D], k[PROMPT][HK][D], v[PROMPT][HK][D], out[PROMPT][HQ][D];

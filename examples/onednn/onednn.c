@@ -40,7 +40,7 @@ static const int operand_ids[4] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST,
 
 /* One layer in one phase. */
 struct attn_prepared {
-    int32_t rows; /* of a tile */
+    int32_t rows; /* rows of a tile */
     int32_t head_size;
     int32_t head_size_v;
     int is_bf16; /* q, k, v and p of a tile; else they are float32 */
@@ -69,7 +69,7 @@ struct tile {
 
 struct job {
     const struct attn_attend_args *args;
-    int64_t tiles;     /* of one KV head of the longest request */
+    int64_t tiles;     /* tiles of one KV head of the longest request */
     atomic_int status; /* dnnl_status_t */
 };
 
@@ -459,7 +459,7 @@ static void attend_slice(void *argument, int64_t begin, int64_t end, int32_t wor
     const struct attn_batch *b = a->batch;
     const int64_t heads = a->layer->num_kv_heads, group = a->layer->num_q_heads / heads;
     struct tile tile;
-    int threads = omp_get_max_threads(); /* of this thread, which is the engine's */
+    int threads = omp_get_max_threads(); /* this thread's, which is the engine's */
     omp_set_num_threads(1);
     dnnl_status_t s = open_tile(&tile, a, worker);
     for (int64_t i = begin; i < end && s == dnnl_success; i++) {

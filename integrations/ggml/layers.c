@@ -25,7 +25,7 @@ struct layer {
     attn_model *model;
     attn_layer *bound;
     attn_plan *plan;
-    int32_t max_rows; /* of the plan */
+    int32_t max_rows; /* the plan's limit */
 };
 
 struct attention {
