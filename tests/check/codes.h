@@ -3,7 +3,7 @@
  * mutants of plugin.c. */
 #define MAX_NUMBERS (1 << 22)
 
-static double numbers[MAX_NUMBERS]; /* of one attend, in the layer's type */
+static double numbers[MAX_NUMBERS]; /* outputs of one attend, in the layer's type */
 
 /* Rows from `first` on of a tensor of rows. */
 static struct attn_tensor rows_from(const struct attn_tensor *tensor, int64_t first, int64_t count,

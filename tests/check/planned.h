@@ -8,7 +8,7 @@ struct kept {
     const int32_t *block_table;
     int32_t num_reqs, seq_lens[64];
 };
-__attribute__((unused)) static struct kept in_common; /* of all plans */
+__attribute__((unused)) static struct kept in_common; /* all plans share it */
 
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)

@@ -39,7 +39,7 @@ struct side {
     struct shard shard;
     int32_t starts[6], own[5];
     int64_t slots[MAX_TOKENS];
-    int32_t rows[MAX_TOKENS], num_rows; /* of the whole batch, that are this rank's */
+    int32_t rows[MAX_TOKENS], num_rows; /* this rank's rows of the whole batch */
     float q[MAX_TOKENS * HQ * 32], k[MAX_TOKENS * HQ * 32], v[MAX_TOKENS * HQ * 32];
     float out[MAX_TOKENS * HQ * 32], lse[HQ * MAX_TOKENS];
     int64_t shapes[5][3];
@@ -250,7 +250,7 @@ TEST(test_refused_batches)
     s->own[4] += 64;
     INVALID(&f.error, "query_start_loc",
             f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error));
-    s->own[4] = 301; /* of 300 keys */
+    s->own[4] = 301; /* more than the 300 keys */
     INVALID(&f.error, "query_lens_host",
             f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error));
     s->own[4] = 70;

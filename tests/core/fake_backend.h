@@ -18,10 +18,10 @@ struct fake_calls {
     int32_t writes;
     int32_t fused;     /* attends that had to write */
     int32_t schedules; /* and those that were planned */
-    int32_t updates;   /* of a block table alone */
+    int32_t updates;   /* changes of a block table alone */
     int32_t creates, destroys, prepares, releases;
-    int32_t num_options; /* of the last create */
-    /* of the first attends */
+    int32_t num_options; /* options of the last create */
+    /* batches of the first attends */
     int32_t num_reqs[8], phase[8];
     int32_t most_reqs[8]; /* by their limits */
     int64_t table_rows[8];

@@ -31,7 +31,7 @@ struct planned {
     struct attn_error error;
 };
 
-extern const struct attn_layer_params *sink_params; /* of the next planned layer; NULL: none */
+extern const struct attn_layer_params *sink_params; /* the next planned layer's; NULL: none */
 
 /* `change`, or NULL: changes the fixture's backends first. */
 struct planned *planned_of(struct attn_layer_desc desc, bool validate,

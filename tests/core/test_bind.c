@@ -93,7 +93,7 @@ TEST(quantized_rows_need_scales)
 {
     static const struct {
         int32_t kv_dtype;
-        const char *field; /* of the parameters */
+        const char *field; /* errors name it if it is missing; NULL: none is needed */
         bool scales, whole;
     } rows[] = {{ATTN_KV_FP8_PER_TOKEN_HEAD, NULL, true, false},
                 {ATTN_KV_INT8_K, NULL, true, false},
@@ -248,7 +248,7 @@ TEST(groups_by_each_difference)
     static const struct {
         size_t offset;
         int32_t value;
-        bool table, schedule; /* of its own */
+        bool table, schedule; /* whether it has its own */
         int32_t of_first;     /* the value of the first layer, if it is set there, too */
     } differences[] = {
         {offsetof(struct attn_layer_desc, window_left), 7, true, true},

@@ -355,7 +355,7 @@ TEST(table_slots)
     assert_false(ATTN_HAS_SLOT(&all, update_block_table)); /* NULL */
     assert_true(ATTN_HAS_FIELD(&old, copy_blocks));
     assert_false(ATTN_HAS_FIELD(&old, copy));
-    memset(&old.copy, 0xff, sizeof old.copy); /* of another's memory */
+    memset(&old.copy, 0xff, sizeof old.copy); /* memory that is another's */
     assert_false(ATTN_HAS_SLOT(&old, copy));
     assert_true(ATTN_VERSION_SERVES(ATTN_ABI_VERSION, ATTN_ABI_VERSION + 7));
     assert_true(ATTN_VERSION_SERVES(0, ATTN_ABI_VERSION_MIN));

@@ -285,7 +285,7 @@ CASE(test_compositions)
     s.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
     s.caps->kernels |= ATTN_KERNEL_QUANTIZE;
     expect_composed(&s, ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_CASCADE);
-    s.caps->output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC; /* of one attend */
+    s.caps->output_forms |= 1u << ATTN_OUTPUT_FP8_STATIC; /* one attend makes it */
     expect_composed(&s, ATTN_COMPOSE_CASCADE);
     s.layer.sink_len = 4;
     expect_composed(&s, ATTN_COMPOSE_OUTPUT_QUANT | ATTN_COMPOSE_STATIC_SINK);

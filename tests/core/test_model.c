@@ -32,7 +32,7 @@ TEST(unfit_kernels_are_refused)
         if (i == 0) {
             fake_kernels.struct_size = 8;
         } else {
-            fake_kernels.release = NULL; /* of what is prepared */
+            fake_kernels.release = NULL; /* releases what is prepared */
         }
         assert_null(fake_model(&fixture, &layer, 1, &error));
         assert_int_equal(error.status, i == 0 ? ATTN_ERROR_STRUCT_SIZE : ATTN_ERROR_PLUGIN);
@@ -57,7 +57,7 @@ CASE(options_go_to_their_backend)
     assert_ok(model_create(&fixture.runtime, assignment, &options, &model, &error));
     assert_int_equal(fake_calls.num_options, 2);
     model_destroy(model);
-    list[0] = "fort.a=1"; /* of no backend */
+    list[0] = "fort.a=1"; /* no backend has this name */
     INVALID(&error, "backend_options",
             model_create(&fixture.runtime, assignment, &options, &model, &error));
     list[0] = "fake.a"; /* without a value */

@@ -95,7 +95,7 @@ static bool spoil(struct attn_tensor *t, int32_t how)
         t->shape = NULL;
         return true;
     case 5:
-        t->shape[0] = 4; /* of 5 */
+        t->shape[0] = 4; /* one less than 5 */
         return true;
     case 6:
     case 7:

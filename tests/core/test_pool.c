@@ -46,7 +46,7 @@ static void body(void *argument, int64_t begin, int64_t end, int32_t worker)
 }
 
 static atomic_int sleepers;
-static atomic_size_t smallest_stack, largest_stack; /* of workers */
+static atomic_size_t smallest_stack, largest_stack; /* the workers' */
 
 /* Every item is a cancellation point. */
 static void sleeping_body(void *argument, int64_t begin, int64_t end, int32_t worker)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The door to the cache folder, and the measured ranks behind it: what others could have written
- * steers no selection, and nothing that lies there stops a process. */
+/* The cache folder's checks, and the measured ranks in it: what others could have written steers no
+ * selection, and nothing that lies there stops a process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

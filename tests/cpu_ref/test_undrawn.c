@@ -105,7 +105,7 @@ TEST(test_zeros)
     for (int32_t i = 0; i < DIMS; i++) {
         signs[i] = i % 3 ? 1 : -1;
         channels[i] = 0.5f;
-        x[i] = -0.0f; /* of which no code may be made but zero's */
+        x[i] = -0.0f; /* its only code is zero's */
     }
     const struct attn_kv_quant_params quant = {
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
@@ -160,7 +160,7 @@ TEST(test_zeros)
                                                 .q = &zeros.tensor,
                                                 .out = &result.tensor};
         if (kv_dtype == ATTN_KV_FP8_DS_MLA) {
-            continue; /* of latent rows */
+            continue; /* holds latent rows */
         }
         snprintf(what, sizeof what, "kv_dtype %d", kv_dtype);
         memset(data, POISON, sizeof data);

@@ -21,7 +21,7 @@ static struct {
     _Alignas(64) float out[MAX_ROWS * MAX_SIZE];
     float row_max[MAX_ROWS];
     float row_sum[MAX_ROWS];
-    int32_t low[MAX_ROWS]; /* of all keys */
+    int32_t low[MAX_ROWS]; /* first visible key, counted over all tiles */
     int32_t high[MAX_ROWS];
     int32_t tile_low[MAX_TILES][MAX_ROWS];
     int32_t tile_high[MAX_TILES][MAX_ROWS];
@@ -59,7 +59,7 @@ static uint16_t draw_value(float size)
 struct shape {
     int32_t rows, keys, depth, width;
     enum mask mask;
-    float growth; /* of later keys, so that references are raised */
+    float growth; /* later keys are larger by it, so that references are raised */
 };
 
 static int32_t in_tile(int32_t key, int32_t tile)

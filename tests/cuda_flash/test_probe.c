@@ -63,7 +63,7 @@ TEST(test_visible)
 TEST(test_uuid)
 {
     probe("GPU-2223", NULL, "0:sm_90/132 ", "0 ");
-    probe("GPU-222", NULL, "", ""); /* of two GPUs */
+    probe("GPU-222", NULL, "", ""); /* two GPUs begin with it */
     probe("GPU-1111,GPU-2222", NULL, "0:sm_75/20 1:sm_90/132 ", "1 ");
     probe("MIG-33330000-0000", NULL, "0:sm_90/16 ", "0 ");
 }

@@ -186,7 +186,7 @@ TEST(test_supports)
     assert_int_equal(plugin->supports(&args, &reasons, &error), ATTN_OK);
     assert_int_equal(fake_cudnn_calls(), 0);
     layer.head_size = layer.head_size_v = 128;
-    fake_cudnn_fail(8); /* of the graph's first descriptor */
+    fake_cudnn_fail(8); /* a call for the graph's first descriptor fails */
     assert_int_equal(plugin->supports(&args, &reasons, &error), ATTN_OK);
     assert_int_equal(seen.count, 1);
     assert_string_equal(seen.field, "layer");

@@ -325,7 +325,7 @@ TEST_AROUND(test_amax, plain, tear_down)
     args.x = &channels;
     args.out = &f.device->amax[0][0];
     args.per_head = args.accumulate = 1;
-    f.host.amax[0][3] = 5 * TOKENS; /* of an earlier batch */
+    f.host.amax[0][3] = 5 * TOKENS; /* an earlier batch left it */
     OK(client_copy(f.api, f.opened, f.device->amax, f.host.amax, sizeof f.host.amax,
                    ATTN_COPY_HOST_TO_DEVICE, NULL, &error));
     OK(f.api->layer_amax(f.layer, &args, &error));

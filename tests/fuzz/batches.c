@@ -18,10 +18,10 @@
 #define MOST_REQUESTS 8
 #define MOST_TOKENS 64
 #define MOST_KEYS 96
-#define MOST_BLOCKS 6 /* of a request */
+#define MOST_BLOCKS 6 /* blocks of a request */
 #define BLOCK 16
 #define NUM_BLOCKS 40
-#define NUM_SLOTS 12 /* of recurrent states */
+#define NUM_SLOTS 12 /* slots of recurrent states */
 #define HEADS 2
 #define LONGEST_ARRAY 4096
 #define MOST_WORKSPACE ((size_t)4 << 20)

@@ -30,8 +30,8 @@ static int below(int n)
 /* What a walk of the segments finds, as the attend kernel walks them. */
 struct walk {
     std::vector<int> times;                              /* each tile is taken */
-    std::vector<std::vector<std::pair<int, int>>> parts; /* of each item: (segment, slot) */
-    std::vector<std::pair<int, int>> counted;            /* of each item: first and last segment */
+    std::vector<std::vector<std::pair<int, int>>> parts; /* for each item: (segment, slot) */
+    std::vector<std::pair<int, int>> counted;            /* for each item: first and last segment */
     const char *wrong = nullptr;
 };
 

@@ -10,7 +10,7 @@
 #include "gpu/device/target.h"
 #include "matrix_places.h"
 
-#define PRODUCT_WORDS 8 /* of a lane in A and in B, at most */
+#define PRODUCT_WORDS 8 /* a lane has at most so many in A and in B */
 
 #if defined(__gfx950__)
 static const matrix_places *const product_places = &cdna_places;

@@ -262,7 +262,7 @@ DOES(thread)
     (void)pthread_create(&thread, NULL, run_on, NULL);
 }
 
-/* Leaves a process behind that holds all that it was given, and ends. */
+/* Ends, and leaves a child process that holds all that it was given. */
 DOES(leaves_child)
 {
     if (fork() == 0) {

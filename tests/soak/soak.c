@@ -12,7 +12,7 @@
 #include "support/client.h"
 #include "support/random.h"
 
-#define MOST_BYTES ((size_t)1 << 28) /* of one allocation; the core zeroes what it gets */
+#define MOST_BYTES ((size_t)1 << 28) /* the largest allocation; the core zeroes what it gets */
 
 atomic_long soak_refused, soak_compared;
 

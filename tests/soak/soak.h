@@ -12,7 +12,7 @@
 struct round {
     uint64_t seed, state;
     const struct attn_api *api;
-    const char *folder; /* of its cache of probes */
+    const char *folder; /* folder of its cache of probes */
     bool alone;         /* no other engine runs in this process */
     struct attn_host host;
     atomic_long alive, fail_at, allocations; /* allocation number fail_at fails; 0: none */

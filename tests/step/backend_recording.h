@@ -9,16 +9,16 @@
 struct recorded {
     int32_t attends, coded, fused, fused_prefills, writes, rope_writes, prepares;
     int32_t schedules, table_updates;
-    int32_t block_size;    /* of the last attend's cache, its layer's too */
+    int32_t block_size;    /* block size of the last attend's cache and of its layer */
     int32_t failing;       /* n > 0: the n-th attend from now writes out and fails */
     int32_t other_streams; /* calls on another stream than the one below */
     void *stream;
     int32_t of_layer, of_run, of_batch, planned,
         planned_batch;  /* values of recorded_extension; 0: none came */
     int32_t strange;    /* extensions of other ids, on layers, batches and runs */
-    int32_t states;     /* of plans that are there */
+    int32_t states;     /* states of plans that are there */
     int32_t no_state;   /* n > 0: the n-th from now is not made */
-    char folder[64];    /* of the last instance */
+    char folder[64];    /* folder of the last instance */
     uint32_t extension; /* whose values count; 0: RECORDED_EXTENSION */
     int32_t prepared;   /* the value on the layer that prepare got */
 };

@@ -7,7 +7,7 @@
 #include "cpu_ref_plugin.h"
 
 static const struct attn_plugin *real;
-static struct attn_kernels real_kernels; /* of cpu_ref, after the first create */
+static struct attn_kernels real_kernels; /* cpu_ref's, after the first create */
 
 static attn_status declare_backends(const struct attn_probe_sink *sink,
                                     const struct attn_backend_caps *caps, struct attn_error *error);

@@ -9,7 +9,7 @@
 
 #define MAX_REQS 12
 #define MAX_TOKENS 256
-#define MAX_BLOCKS 96 /* of one request */
+#define MAX_BLOCKS 96 /* blocks of one request */
 
 struct fixture {
     const struct attn_api *api;
@@ -24,7 +24,7 @@ struct fixture {
     int32_t block_table[MAX_REQS * MAX_BLOCKS];
     int64_t slots[MAX_TOKENS];
     float *q, *k, *v, *out, *lse, *sink_k, *sink_v, sinks[64];
-    float signs[256], v_channel_scale[256]; /* of quantized caches */
+    float signs[256], v_channel_scale[256]; /* parameters of quantized caches */
     int64_t shapes[7][3];
     struct attn_tensor tensors[7]; /* q, k, v, out, lse, sink_k, sink_v */
     struct attn_step_io io;

@@ -338,7 +338,7 @@ void set_io(struct mla *m, int32_t keys)
 
 static void set_batch(struct mla *m, int32_t keys)
 {
-    static const uint32_t all = UINT32_MAX; /* of every row of every request */
+    static const uint32_t all = UINT32_MAX; /* every row of every request sees all */
     m->batch = client_batch(m->s->num_reqs, m->starts, m->lens);
     m->batch.block_table = m->table[0];
     m->batch.block_table_stride = MAX_BLOCKS;

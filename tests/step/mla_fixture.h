@@ -34,7 +34,7 @@ struct setting {
     bool ds_mla;   /* cache of fp8_ds_mla rows */
     bool fp8_out;
     bool fp8_query; /* apart */
-    int32_t dtype;  /* of the activations; 0: float32, which all of the formulas are made for */
+    int32_t dtype;  /* the activations'; 0: float32, which all of the formulas are made for */
     bool moved;     /* q_pe stands after q_nope in the same rows, with a gap */
     bool tree;      /* which hides nothing */
     int32_t window;

@@ -77,7 +77,7 @@ struct shared {
     const struct attn_layer_desc *layer;
     const char *backend;
     int32_t num_reqs, prefix; /* as the engine says it; the requests share 272 keys */
-    int32_t causal;           /* of the batch */
+    int32_t causal;           /* the batch's */
     uint32_t flags;
     bool expected;
 };

@@ -374,7 +374,7 @@ TEST(test_batches)
     bind(c);
     fill(c, steps[0]);
     set_step(c);
-    c->row_length[3] = 15; /* of 16 that 64 tokens finish */
+    c->row_length[3] = 15; /* 64 tokens finish 16 */
     REFUSED(&c->error, "tables", c->api->plan_batch(c->plan, &c->batch, NULL, &c->error));
     assert_non_null(strstr(c->error.message, "request 3 has 15 compressed rows"));
     c->row_length[3] = 17;

@@ -18,7 +18,7 @@ static const int32_t queries[REQS] = {1, 1, 1, 1, 1, 1, 2, 1, 20},
 static const struct {
     struct attn_layer_desc layer;
     const char *backend;
-    int32_t shared, attends; /* of a run */
+    int32_t shared, attends; /* shared keys, and attends in a run */
     const char *named;       /* in errors */
     const char *operations[2];
 } steps[] = {

@@ -48,7 +48,7 @@ struct gdn {
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
     struct attn_batch_replay replay;
-    const int32_t *initial, *checkpoint; /* of the next steps: slots of each request, or NULL */
+    const int32_t *initial, *checkpoint; /* slots of each request in the next steps, or NULL */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
     int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
@@ -474,7 +474,7 @@ TEST(test_groups)
     second.next = &other.ext;
     for (int32_t normed = 1; normed >= 0; normed--) {
         attn_model *model;
-        other.qk_l2norm = normed; /* of the first it is 1 */
+        other.qk_l2norm = normed; /* the first layer's is 1 */
         CHECK(g, client_model(g->api, g->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
                               &g->error));
         assert_int_equal(g->api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2 - normed);
@@ -562,7 +562,7 @@ TEST(test_aliases)
          &checkpoints[1], -20, &from[1], -20},
         {"initial_slots", "request 1 writes it (checkpoint_slots), and request 2 reads",
          &checkpoints[1], -20, &from[2], -20},
-        {NULL, NULL, &g->slots[4][0], -20, &checkpoints[4], 1}, /* of no token of this step */
+        {NULL, NULL, &g->slots[4][0], -20, &checkpoints[4], 1}, /* no token of this step has it */
     };
     for (int32_t r = 0; r < REQS; r++) {
         g->length[r] = 1;

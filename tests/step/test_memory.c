@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation between a runtime and a plan fails in turn: each is reported as such, nothing is
- * left behind. */
+/* Every allocation between a runtime and a plan fails in turn: each is reported as such, nothing
+ * leaks. */
 #include <stdlib.h>
 
 #include "support/client.h"

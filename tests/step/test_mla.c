@@ -245,7 +245,7 @@ TEST(test_amax)
     args.accumulate = 1;
     CHECK(m, m->api->layer_amax(layer, &args, &m->error));
     assert_true(amax == 9);
-    struct attn_tensor pairs = *io->q_pe; /* of numbers that are none of the ABI's */
+    struct attn_tensor pairs = *io->q_pe; /* pairs of numbers, which the ABI does not have */
     pairs.dtype.lanes = 2;
 #define AMAX_REFUSED(field, change)                                                                \
     do {                                                                                           \

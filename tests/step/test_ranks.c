@@ -131,7 +131,7 @@ TEST(test_ranks_of_a_cache)
     for (int32_t length = 64; length <= 65; length++) {
         OWNED(fixture_finish) struct fixture f;
         fixture_init(&f, "cpu_ref", &layer, one, &length, 1, 0, NULL, false);
-        f.batch.block_table_stride = 1; /* of 16 slots on each of four ranks */
+        f.batch.block_table_stride = 1; /* one block of 16 slots on each of four ranks */
         if (length == 64) {
             CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
         } else {
@@ -153,7 +153,7 @@ TEST(test_local_lengths)
     init(&f);
     f.batch.next = &counts.ext;
     fixture_step(&f);
-    local[1] = 17; /* of a context of 16 */
+    local[1] = 17; /* more than the context's 16 */
     fixture_refuse_plan(&f, "local_seq_lens");
     local[1] = -1;
     fixture_refuse_plan(&f, "local_seq_lens");

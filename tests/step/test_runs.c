@@ -37,7 +37,7 @@ static void hold_ways_equal(const char *backend)
         assert_ok(run(&f, &f.io));
         assert_memory_equal(f.out, general, out_bytes);
         assert_true(f.lse[0] == 7);
-        /* Nothing of a general run stays behind in the prepared calls. */
+        /* A general run leaves nothing in the prepared calls. */
         assert_ok(run(&f, &with_lse));
     }
     f.batch.num_slots = 0; /* the keys are there: the plain way without a write */
@@ -146,7 +146,7 @@ TEST(test_order_and_owner)
     INVALID(&f.error, "layer",
             f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
     INVALID(&f.error, "plan", f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error));
-    f.batch.num_reqs = -1; /* a plan that failed leaves none behind */
+    f.batch.num_reqs = -1; /* a plan that failed leaves no batch */
     assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, NULL), ATTN_OK);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "plan", run(&f, &f.io));
 }

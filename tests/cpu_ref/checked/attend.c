@@ -28,7 +28,7 @@ struct checked_request {
     struct oracle_request mask;
 };
 
-static double p_scale; /* of the call that is compared */
+static double p_scale; /* the compared call's */
 
 static int64_t queries_of(const struct attn_attend_args *args, int32_t r)
 {

@@ -8,7 +8,7 @@
 #include "support/number.h"
 #include "support/oracle.h"
 
-#define BOUND 2e-6 /* of an element and its row's root mean square */
+#define BOUND 2e-6 /* relative to an element plus its row's root mean square */
 #define MAX_HEAD_SIZE 512
 
 /* One request of a call, as recurrent.h says what becomes of it. */

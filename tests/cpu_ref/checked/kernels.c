@@ -7,7 +7,7 @@
 #include "checked.h"
 #include "support/number.h"
 
-#define F32_BOUND 1e-6 /* of a value; float32 sums of float64 terms */
+#define F32_BOUND 1e-6 /* relative to a value; float32 sums of float64 terms */
 #define MAX_DIMS 1024
 
 static double number_at(const struct attn_tensor *tensor, int64_t i, int64_t j, int64_t d)

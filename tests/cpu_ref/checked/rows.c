@@ -30,7 +30,7 @@ enum form {
 struct format {
     enum form form;
     int32_t number; /* enum attn_dtype_id of NUMBERS and SCALED */
-    int32_t bits;   /* of an element */
+    int32_t bits;   /* bits of an element */
     int32_t scale_bytes;
 };
 
@@ -38,7 +38,7 @@ struct format {
     {                                                                                              \
         {__VA_ARGS__}, {__VA_ARGS__},                                                              \
     }
-/* of keys, of values */
+/* formats of keys, then of values */
 static const struct format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
     [ATTN_KV_F16] = BOTH(NUMBERS, ATTN_DTYPE_F16, 16, 0),
     [ATTN_KV_BF16] = BOTH(NUMBERS, ATTN_DTYPE_BF16, 16, 0),
@@ -245,7 +245,7 @@ static void write_turned(const struct cache_row *row, const struct format *f, co
     }
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = (uint32_t)within(half_away(x[d] / scale) + zero, 0, 15);
-        if (f->form == LEVELS) { /* of a unit row, turned by H / sqrt(D), in units of 1 / sqrt(D) */
+        if (f->form == LEVELS) { /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
             code = 0;
             for (uint32_t c = 1; c < 1u << f->bits; c++) {
                 code += x[d] / (norm + 1e-8) >= (level(c - 1, f->bits) + level(c, f->bits)) / 2;

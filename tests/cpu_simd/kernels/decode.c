@@ -27,7 +27,7 @@ static struct {
 struct codes {
     const struct decode_kernels *decode;
     int32_t element;  /* enum element_type; ELEMENT_COUNT: int4 */
-    int32_t multiple; /* of the head size */
+    int32_t multiple; /* head sizes are multiples of it */
     bool in_fours;    /* rows are blocks of 4 */
     const char *name;
 };

@@ -17,7 +17,7 @@
 
 #include "cpu_simd/kernels.h"
 
-enum { MAX_SIZE = 512 }; /* of a head in these tests */
+enum { MAX_SIZE = 512 }; /* the largest head in these tests */
 
 /* What is being tested: set by main for each variant and compute type. */
 extern const struct variant *variant;
@@ -44,9 +44,9 @@ void check_near(double found, double wanted, double bound, const char *what, int
     }
 struct bench {
     const char *name;
-    int64_t calls; /* of this batch */
+    int64_t calls; /* calls in this batch */
     double least;  /* seconds of a batch */
-    double begin;  /* of this batch */
+    double begin;  /* when this batch began */
     double first;
 };
 struct bench bench_begin(const char *name);

@@ -89,8 +89,8 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-#define BENCH_CALLS 32    /* of a batch: some microseconds to a millisecond */
-#define BENCH_SECONDS 0.1 /* of batches, of which the least counts: others use the machine */
+#define BENCH_CALLS 32    /* calls in a batch: some microseconds to a millisecond */
+#define BENCH_SECONDS 0.1 /* time for batches; the least counts, since others use the machine */
 
 struct bench bench_begin(const char *name)
 {

@@ -321,11 +321,11 @@ void test_walk(void **state)
 void test_merge(void **state)
 {
     enum { ROWS = 32, LONGEST = 200 };
-    static const double steps[] = {1e-6, 0x1p-11, 0x1p-8}; /* of f32, f16, bf16 */
+    static const double steps[] = {1e-6, 0x1p-11, 0x1p-8}; /* relative steps of f32, f16, bf16 */
     float a[ROWS], b[ROWS], by_a[ROWS], by_b[ROWS], both[ROWS];
     const struct merge_weights weights = {a, b, by_a, by_b, both};
     float x[LONGEST], y[LONGEST], back[LONGEST];
-    uint32_t left[LONGEST], right[LONGEST], out[LONGEST]; /* of any of the three */
+    uint32_t left[LONGEST], right[LONGEST], out[LONGEST]; /* elements of any of the three */
     for (int32_t time = 0; time < TIMES; time++) {
         fill(a, ROWS, 100.0f);
         fill(b, ROWS, draw(2) ? 100.0f : 1.0f);

@@ -211,7 +211,7 @@ static void softmax_once(int32_t rows, bool first, bool scaled, float growth)
             assert_true(p < most); /* the reference follows the maximum */
         }
         total += before_sum[r] * kept;
-        /* of probabilities as they were before they are rounded */
+        /* the sum is that of probabilities before they are rounded */
         double exponential = kernels->element_bytes == 2 ? 1e-4 : 2e-5;
         check_near(sum[r], total, exponential * total, "sum", r, 0);
     }
