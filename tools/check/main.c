@@ -32,7 +32,7 @@
 #define FULL_EXTRA_CASES 1500
 #define QUICK_ENGINE_CASES 140
 #define FULL_ENGINE_CASES 900
-#define QUICK_OUTPUT_CASES 7 /* of each form; a way in turn */
+#define QUICK_OUTPUT_CASES 7 /* for each form; a way in turn */
 #define FULL_OUTPUT_CASES 140
 #define QUICK_LIST_CASES 3 /* for each form, the last through the core; a way in turn */
 #define FULL_LIST_CASES 60
@@ -153,7 +153,7 @@ struct run {
     struct attend_case *cases;
     int32_t num_cases;
     int32_t num_matching; /* cases so far whose names match */
-    int32_t num_mine;     /* of these, of this part */
+    int32_t num_mine;     /* those of them in this part */
     int32_t skip;         /* that earlier workers have begun */
 };
 

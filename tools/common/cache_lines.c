@@ -10,7 +10,7 @@
 #include "common/command.h"
 #include "host/cache_file.h"
 
-#define MAX_FILE ((size_t)1 << 20) /* of what the core reads */
+#define MAX_FILE ((size_t)1 << 20) /* the core reads no more */
 
 attn_status cache_lines_fail(struct attn_error *error, const char *what, const char *why)
 {

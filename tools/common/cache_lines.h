@@ -15,8 +15,8 @@ attn_status cache_lines_path(const char *name, char *path, size_t size, struct a
  * with *why (or NULL). */
 char *cache_lines_read(const char *path, const char **why);
 
-/* Puts `lines` behind those that stand in the file and are not replaced. A file that the core would
- * not trust is written anew, which `tool` says on stderr. */
+/* Appends `lines` to those that stand in the file and are not replaced. A file that the core would
+ * not trust is replaced, which `tool` says on stderr. */
 attn_status cache_lines_write(const char *tool, const char *path, const char *lines,
                               bool (*is_replaced)(const void *user, const char *line),
                               const void *user, struct attn_error *error);

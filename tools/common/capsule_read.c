@@ -9,7 +9,7 @@
 
 #include "util/safe_text.h"
 
-#define MOST_KEYS (1 << 24) /* of a request */
+#define MOST_KEYS (1 << 24) /* keys of a request */
 #define LINE 256            /* bytes of one with a single value */
 
 /* A file's bytes, line by line. */

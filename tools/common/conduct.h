@@ -18,7 +18,7 @@ struct conduct {
     sigset_t blocked;
     uint64_t locale; /* hashes */
     uint64_t environment;
-    uint64_t limits; /* of resources */
+    uint64_t limits; /* limits of resources */
     uint64_t timers;
     cpu_set_t processors;
     int niceness;
@@ -28,8 +28,8 @@ struct conduct {
     mode_t mask;
     int rounding;
     uint32_t float_control; /* flush to zero and trapped exceptions, where the CPU has them */
-    stack_t signal_stack;   /* of the calling thread */
-    int threads;            /* of the process; -1: they are not judged */
+    stack_t signal_stack;   /* the calling thread's */
+    int threads;            /* threads of the process; -1: they are not judged */
     int descriptor;         /* one that has to stay as it is; -1: none */
     int output; /* what conduct_catch_output gave; -1: what is written there is not judged */
 };

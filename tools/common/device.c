@@ -56,7 +56,7 @@ static attn_status wait(const struct device *device, struct attn_error *error)
                                   : ATTN_OK;
 }
 
-/* Behind everything on the device, and done on return. */
+/* Copies after everything on the device; done on return. */
 static attn_status copy(const struct device *device, void *destination, const void *source,
                         size_t bytes, int32_t kind, struct attn_error *error)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define FIRST_ROOM ((size_t)1 << 16) /* of a pipe, doubled as it goes on */
+#define FIRST_ROOM ((size_t)1 << 16) /* first buffer for a pipe, doubled as it goes on */
 
 char *read_whole_file(const char *name, size_t most, size_t *size, const char **why)
 {

@@ -23,9 +23,9 @@ enum json_type {
 struct json {
     enum json_type type;
     bool incomplete; /* memory ran out for one of its values: json_print refuses it */
-    char *name;      /* of a member of an object; else NULL */
-    char *text;      /* of a string; the printed form */
-    double number;   /* of a number; of a boolean 0 or 1 */
+    char *name;      /* name of a member of an object; else NULL */
+    char *text;      /* text of a string, in its printed form */
+    double number;   /* value of a number; a boolean has 0 or 1 */
     struct json *first, *last, *next;
 };
 
@@ -61,7 +61,7 @@ int32_t json_count(const struct json *value);
 /* Whether two values print alike; their own names in what holds them do not count. */
 bool json_equal(const struct json *a, const struct json *b);
 
-/* Prints the document to stdout with a newline behind it; false, and nothing printed, if memory ran
+/* Prints the document to stdout with a newline after it; false, and nothing printed, if memory ran
  * out while it was made. Bytes that are not valid UTF-8 are printed as U+FFFD. */
 bool json_print(const struct json *root);
 

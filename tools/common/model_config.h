@@ -13,7 +13,7 @@
 #include <attn/status.h>
 #include <stdbool.h>
 
-#define MAX_LAYERS 1024 /* of a model */
+#define MAX_LAYERS 1024 /* layers of a model */
 
 struct model_layer {
     struct attn_layer_desc desc;

@@ -8,7 +8,7 @@
 
 static const struct {
     struct attn_dtype dtype;
-    int32_t mantissa_bits; /* of the small float formats */
+    int32_t mantissa_bits; /* this and the next two: small float formats' */
     int32_t bias;
     double largest;
 } formats[ATTN_DTYPE_INT8 + 1] = {

@@ -66,7 +66,7 @@ enum { ORACLE_WRITE_SIGMOID, ORACLE_WRITE_NONE, ORACLE_WRITE_STEP };
 struct oracle_rule {
     bool additive; /* r = beta v, not beta (v - S k) */
     int32_t gate, write_gate;
-    int32_t num_gates;                 /* of a head: 1, or head_size_k */
+    int32_t num_gates;                 /* gates of a head: 1, or head_size_k */
     double gate_bound, dt_min, dt_max; /* dt_max 0: no limit */
 };
 /* Makes the decays e^g and beta of one head's token from a and dt_bias [num_gates]. */

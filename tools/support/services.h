@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn_host's memory over the C library, as hosts of tools and tests have it behind what they count
- * or refuse. */
+/* attn_host's memory over the C library, which hosts of tools and tests call after they have
+ * counted or refused. */
 #ifndef SUPPORT_SERVICES_H
 #define SUPPORT_SERVICES_H
 

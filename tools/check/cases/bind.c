@@ -6,7 +6,7 @@
 #include "cases/problem.h"
 #include "cases/views.h"
 
-#define LOOSENESS 7 /* of bounds that are not exact */
+#define LOOSENESS 7 /* what inexact bounds exceed the lengths by */
 
 /* A scale: its device floats, or where there is one per tensor the host's, or none, which is 1. */
 static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, int32_t form,

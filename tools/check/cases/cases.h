@@ -79,7 +79,7 @@ enum lengths_value {
 };
 enum huge_value {
     HUGE_NONE,
-    HUGE_SCORES, /* of needles: 1e10 */
+    HUGE_SCORES, /* needles score 1e10 */
     HUGE_VALUES  /* whose sum is no float32 although their mean is */
 };
 enum scale_place { SCALES_INLINE, SCALES_APART };

@@ -5,7 +5,7 @@
 
 #include "support/number.h"
 
-#define LARGE_LSE 1000.0 /* of a needle of huge scores */
+#define LARGE_LSE 1000.0 /* a needle of huge scores has more */
 
 static struct attend_form form_of_case(const struct factor_value *v)
 {

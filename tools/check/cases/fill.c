@@ -12,7 +12,7 @@
 #define GARBAGE_BLOCK 0x7ffffff0
 #define P_SCALE (1.0 / 300)
 #define HUGE_VALUE 1e38
-#define TIE_STEP 0x1p-6 /* of the row whose int8 scale is this exactly */
+#define TIE_STEP 0x1p-6 /* the exact int8 scale of one row */
 
 static const double scales[] = {0.031, 0.047, 0.022, 0.039, 0.027, 0.052, 0.035, 0.044, 0.029};
 #define SCALE_OF(i) scales[(i) % 9]

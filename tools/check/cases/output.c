@@ -17,7 +17,7 @@
 #define LEAST_AMAX 1e-10
 #define STATIC_SCALE 0.004f /* outputs of size 1: some saturate */
 #define GLOBAL_SCALE 300.0f /* block scales are then among e4m3's normal numbers */
-#define SLACK 1e-5          /* of products and quotients in float32 */
+#define SLACK 1e-5          /* relative error of products and quotients in float32 */
 
 const struct case_output case_outputs[CASE_OUTPUTS] = {
     {ATTN_OUTPUT_FP8_STATIC, 0, 0},    {ATTN_OUTPUT_FP8_GROUP_64, 0, 0},

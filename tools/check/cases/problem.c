@@ -14,7 +14,7 @@
 #define PADDING_ROWS 3
 #define SHARED_KEYS 256 /* the least prefix of a cascade, a multiple of every block size */
 #define SHARED_REQS 8   /* its least number of requests */
-#define SPARE_BLOCKS 9  /* of a table's row: bounds may be that much longer than the requests */
+#define SPARE_BLOCKS 9  /* entries of a table's row by which bounds may exceed the requests */
 
 static int32_t draw_length(uint64_t *random, int32_t block_size, int32_t least)
 {

@@ -9,8 +9,8 @@
 #include "harness/image.h"
 
 #define PROBLEM_MAX_REQS 16
-#define PROBLEM_LOOSE_ROWS 40  /* of host bounds: more than all requests have */
-#define PROBLEM_LOOSE_KEYS 7   /* of one request */
+#define PROBLEM_LOOSE_ROWS 40  /* host bounds may be so many rows more than all requests have */
+#define PROBLEM_LOOSE_KEYS 7   /* and so many keys more than one request has */
 #define PROBLEM_TREE_WIDTH 160 /* most queries of a request */
 
 struct request {
@@ -45,8 +45,8 @@ struct problem {
     struct problem_buffers at;
     struct request requests[PROBLEM_MAX_REQS];
     int32_t num_reqs;
-    int32_t first_row;         /* of the first request; rows before it are another's */
-    int32_t num_tokens;        /* of q and out, padding rows included */
+    int32_t first_row;         /* row of the first request; rows before it are another's */
+    int32_t num_tokens;        /* rows of q and out, padding rows included */
     int32_t num_actual_tokens; /* end of the last request's rows */
     int32_t num_keys;          /* rows of k and v, first_row included */
     int32_t num_context;

@@ -13,7 +13,7 @@
 #define ZERO_POINT_MASK 15u
 #define POISONED_WORD 0xffffffffu
 #define NVFP4_BLOCK 16
-#define ANY (1 << 16) /* of the steps between two codes */
+#define ANY (1 << 16) /* any number of steps between two codes */
 
 /* K's or V's rows in both images, and in a copy of the found one in which what may differ is
  * replaced by what was expected. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cases/views.h"
 
-#define PACK_BYTES 16 /* of the inner pack: [N, Hk, D/x, B, x] */
+#define PACK_BYTES 16 /* size of the inner pack: [N, Hk, D/x, B, x] */
 
 int32_t views_bits(int32_t kv_dtype, bool value)
 {

@@ -142,7 +142,7 @@ static enum trial_result verify_idle(struct trial *trial, const struct idle_way 
     } else if (!out_holds(tested->copy, way->zeros, found)) {
         result = trial_say(trial, TRIAL_FAILED, "out is not %s",
                            way->zeros ? "zero in its rows alone" : "as it was");
-    } else if (memcmp(found, reference->memory, lse) != 0) { /* of an lse nothing is promised */
+    } else if (memcmp(found, reference->memory, lse) != 0) { /* nothing is promised about lse */
         result = trial_say(trial, TRIAL_FAILED, "out is not what cpu_ref leaves");
     } else if (!engine_guards_whole(tested->engine)) {
         result = trial_say(trial, TRIAL_FAILED, "the workspace was written past its size");

@@ -16,11 +16,11 @@ const char *const engine_way_names[ENGINE_WAY_COUNT] = {
 
 /* A step under way. */
 struct run {
-    struct copy_step step; /* of the first plan */
+    struct copy_step step; /* the first plan's */
     struct trial *trial;
     struct engine *engine;
-    struct problem_copy *other; /* of the second plan, with memory of its own */
-    uint32_t flags;             /* of the runs */
+    struct problem_copy *other; /* the second plan's, with memory of its own */
+    uint32_t flags;             /* flags of the runs */
 };
 
 static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode,

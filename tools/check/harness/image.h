@@ -16,7 +16,7 @@
 
 /* Where a buffer lies in the arena, and whether a kernel may write it. */
 struct region {
-    const char *name; /* of the argument, as the ABI has it */
+    const char *name; /* the argument's, as the ABI has it */
     size_t offset;
     size_t size;
     bool writable;

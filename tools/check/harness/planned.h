@@ -12,7 +12,7 @@ struct plan_memory {
     size_t host_bytes, device_bytes, scratch_bytes;
     uint8_t *host;
     uint8_t *device;
-    uint8_t *scratch; /* of the device, too */
+    uint8_t *scratch; /* device memory, too */
 };
 
 /* `bytes` of the device's memory, poisoned, with a guard past its end that has to stay whole; named

@@ -199,7 +199,7 @@ bool report_badge(const struct report *report, const char *file)
 /* A part of a case's name, between dots and plus signs: a shape, a dtype, a term ... */
 struct part {
     const char *text;
-    size_t length; /* of a term without its value */
+    size_t length; /* length of a term without its value */
     bool term;     /* after a plus sign */
 };
 

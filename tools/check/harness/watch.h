@@ -9,11 +9,11 @@
 #include "harness/backend.h"
 
 struct watch {
-    long allocations; /* of the process */
-    long locks;       /* of the calling thread: pools wake theirs by locks */
+    long allocations; /* the process's */
+    long locks;       /* the calling thread's: pools wake theirs by locks */
 };
 
-/* Of the backend that is tested. Where a driver has threads of its own nothing is judged, the
+/* device_type is the tested backend's. Where a driver has threads of its own nothing is judged, the
  * reference neither: whose allocation it was cannot be known. */
 void watch_init(int32_t device_type);
 /* The host's allocator was asked by the function that holds `caller`. */

@@ -93,7 +93,7 @@ struct worker {
     bool hung;          /* it was ended at the case's deadline */
     double begun_at[2]; /* `current`: processor time and time of day, in seconds */
     clockid_t processor;
-    int32_t value; /* of its run; -1: it did not come to its end */
+    int32_t value; /* value of its run; -1: it did not come to its end */
 };
 
 static void begin_clocks(struct worker *worker)

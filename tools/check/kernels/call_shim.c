@@ -86,7 +86,7 @@ static _Thread_local struct shim {
     int32_t which;  /* enum call_struct */
     int32_t change; /* enum call_change */
     struct changed in_kernel, in_plan, in_prepare;
-    attn_status wrong; /* of a changed call: it has to be served */
+    attn_status wrong; /* status of a changed call, which has to be served */
     bool scribbled;    /* a call that succeeded wrote its error */
 } shim;
 

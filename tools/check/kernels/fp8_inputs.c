@@ -10,7 +10,7 @@ enum { REQS = 3, TOKENS = 29, HEADS = 4, KV_HEADS = 2 };
 static const int32_t starts[REQS + 1] = {0, 11, 12, TOKENS};
 
 struct fp8_variant {
-    int32_t dtype; /* of out */
+    int32_t dtype; /* out's */
     int32_t head_size;
 };
 

@@ -109,10 +109,10 @@ struct gdn_nan {
 struct gdn_case {
     struct gdn_variant v;
     int32_t channels;                  /* 2 Hk Dk + Hv Dv */
-    int64_t first_q, first_k, first_v; /* of them */
-    int32_t gates;                     /* of a token: elements of a; b follows them */
+    int64_t first_q, first_k, first_v; /* first channels of q, k and v */
+    int32_t gates;                     /* a token's elements of a; b follows them */
     int32_t window;                    /* entries of a channel's window */
-    int32_t num_states;                /* of a request */
+    int32_t num_states;                /* states of a request */
     int32_t num_slots;
     int32_t num_rows, num_actual_rows;
     int64_t row_stride, gate_stride, state_stride, channel_stride, ring_stride; /* elements */
