@@ -73,14 +73,14 @@ clean() {
     (cd "$folder" && env -i PATH=/usr/bin:/bin HOME="$folder" ATTN_CACHE_DIR= "$@")
 }
 
-# licence FILE NAME: a licence of what the wheel carries
+# licence FILE NAME FOLDER: a licence of what a package carries, into that folder
 licence() {
-    mkdir -p "$tree/licenses"
+    mkdir -p "$3"
     [ -s "$1" ] || fail "no licence of $2: $1 is not there"
-    cp "$1" "$tree/licenses/$2.txt"
+    cp "$1" "$3/$2.txt"
 }
 
-# The licence of the CUDA runtime that is linked into cuda_flash and cudnn: in the toolkit's folder or in a package's metadata.
+# The licence of the CUDA runtime that is linked into what nvcc compiles: in the toolkit's folder or in a package's metadata.
 cuda_licence() {
     toolkit=$(nvcc --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
     find -L "$toolkit" -maxdepth 5 \( -name EULA.txt -o -path '*cuda_runtime*' -name License.txt \) 2>/dev/null | head -n 1
@@ -105,13 +105,13 @@ wheel() {
     cp "$stage/usr/$libdir/libattn.so.1" "$stage/usr/$libdir/libattn_layout.so.0" "$tree/lib/"
     cp -r "$stage/usr/$libdir/attn" "$tree/lib/attn"
     cp -r "$stage/usr/bin" "$tree/bin"
-    licence LICENSE libattn
-    case $(ls "$tree/lib/attn") in *attn_cuda_flash* | *attn_cudnn*) licence "$(cuda_licence)" cuda-runtime ;; esac
+    licence LICENSE libattn "$tree/licenses"
+    case $(ls "$tree/lib/attn") in *attn_cuda_flash* | *attn_cudnn*) licence "$(cuda_licence)" cuda-runtime "$tree/licenses" ;; esac
     # Next to the C library only cJSON is taken along, for the tools that read JSON.
     cjson=$(ldd "$tree/bin/attn-info" | sed -n 's/.*libcjson\.so\.1 => \([^ ]*\) .*/\1/p')
     if [ -n "$cjson" ]; then
         cp -L "$cjson" "$tree/lib/libcjson.so.1"
-        licence /usr/share/doc/libcjson1/copyright cjson
+        licence /usr/share/doc/libcjson1/copyright cjson "$tree/licenses"
     fi
     objects=$(find "$tree" -type f | while read -r file; do [ "$(head -c 4 "$file" | tail -c 3)" != ELF ] || echo "$file"; done)
     echo "$objects" | while read -r object; do
@@ -212,6 +212,12 @@ package() {
         depends=$depends${depends:+${found:+, }}$found
     fi
     sed 's/^/ /' "$source/LICENSE" | sed '1i Files: *\nCopyright: the authors of libattn\nLicense: Apache-2.0' >"$root/usr/share/doc/$name/copyright"
+    # An error's name shows the CUDA runtime inside of a plugin or of the collectives over NCCL.
+    # shellcheck disable=SC2086
+    if [ -n "$objects" ] && grep -q cudaErrorInsufficientDriver $objects; then
+        licence "$(cuda_licence)" cuda-runtime "$root/usr/share/doc/$name"
+        printf '\nThe CUDA runtime is inside; its licence is in cuda-runtime.txt.\n' >>"$root/usr/share/doc/$name/copyright"
+    fi
     gzip -9 -n -c "$source/NEWS" >"$root/usr/share/doc/$name/changelog.gz"
     case $name in libattn1 | libattn-layout0 | libattn-mpi0 | libattn-nccl0) echo 'activate-noawait ldconfig' >"$root/DEBIAN/triggers" ;; esac
     [ "$name" != libattn1 ] || echo "libattn 1 libattn1 (>= $version)" >"$root/DEBIAN/shlibs"
