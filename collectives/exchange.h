@@ -2,7 +2,7 @@
 /* gather_heads and merge_heads as one kernel each. Every rank has a window, memory that all others
  * map and write: two halves in turn, in each a part for every rank to write. What is sent are
  * packets of 8 bytes and the number of the exchange, stored whole: whoever finds the number has the
- * bytes, and nothing else has to be ordered or signalled. A half is written anew when the exchange
+ * bytes, and nothing else has to be ordered or signalled. A half is written again when the exchange
  * between is done, which every rank took part in, and so had ended the one before. */
 #ifndef COLLECTIVES_EXCHANGE_H
 #define COLLECTIVES_EXCHANGE_H

@@ -140,7 +140,7 @@ bool peer_memory_open(struct peer_memory *w, ncclComm_t comm, int rank, int size
     free(cards);
     if (!opened) {
         peer_memory_close(w);
-        cudaGetLastError(); /* what was not to be had is nobody's error */
+        cudaGetLastError(); /* a refusal here is no error of a later call */
     }
     leave(before, w->device);
     return opened;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lending the threads of an engine whose operators are entered by all of them at once (ggml and
  * many others): every thread calls the operator with its number, the first one runs the layer, and
- * the others wait and help with the loops that the kernels start meanwhile. No thread is made, none
+ * the others wait and help with the loops that the kernels start. No thread is made, none
  * sleeps, nothing is locked.
  *
  *     cc -I abi examples/spmd.c -ldl -lm -lpthread -o spmd && ./spmd path/to/libattn.so.1 */

@@ -53,7 +53,7 @@ struct attn_refused_combination {
     uint64_t features;
     uint64_t kv_dtypes; /* 0: of any; else one of these */
     const char *why;    /* one line */
-    uint64_t dtypes;    /* likewise: activations */
+    uint64_t dtypes;    /* as kv_dtypes: activations */
     uint64_t layer_kinds;
     uint64_t phases;
     struct attn_range head_size; /* head sizes of q and k; max 0: any */
@@ -128,7 +128,7 @@ struct attn_backend_caps {
     int32_t reorder_threshold;  /* query_len <= this goes the decode way; 0 reads as 1 */
     /* bytes: base and row addresses of the cache; 0 reads as the element size */
     int32_t kv_alignment;
-    int32_t io_alignment;    /* bytes: rows of q, k, v, out; 0 likewise */
+    int32_t io_alignment;    /* bytes: rows of q, k, v, out; 0: the same */
     int32_t max_group;       /* largest Hq / Hk; 0: any */
     int32_t max_num_q_heads; /* 0: any */
     /* largest n of 1 + n queries on the decode way; 0: any */

@@ -39,7 +39,7 @@ struct attn_kernels {
     /* rows of `row_bytes`, `stride` bytes apart, set to `value`. */
     attn_status (*fill)(const struct attn_fill_args *args, struct attn_error *error);
     /* Before a plan, once per layer, phase and part, and again after parameters or caches were
-     * bound anew: choose the kernel, load its module. Not a step: may allocate from the host. NULL
+     * bound again: choose the kernel, load its module. Not a step: may allocate from the host. NULL
      * on failure. */
     attn_status (*prepare)(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error);

@@ -75,8 +75,8 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  * the value's step and zero, in float16.
  * - Q8_0: no scale; D/32 blocks of 34 bytes in one piece (pack 0), at any address: a step d in
  *   float16 and 32 int8 c, x = c d.
- * - Q4_0: likewise blocks of 18 bytes: a step d and 16 bytes, elements i and i + 16 in the low and
- *   high half of byte i, x = (c - 8) d.
+ * - Q4_0: as Q8_0 with blocks of 18 bytes: a step d and 16 bytes, elements i and i + 16 in the low
+ *   and high half of byte i, x = (c - 8) d.
  * - FP8_DS_V4, latent rows of 512: 448 bytes of e4m3, then 64 bf16, in one piece (pack 0). At the
  *   scale's address: 7 bytes of e8m0, a power of two for 64 e4m3 each, and one of padding.
  * - OPAQUE and vendors': attn_layer_desc.kv_row_bytes in one piece (pack 0), at any address, and
@@ -136,7 +136,7 @@ enum attn_cache_role {
     ATTN_CACHE_INDEX_K = 6, /* an indexer's keys, by which the keys to attend are chosen */
     /* scales of another cache, `of`, that its own view cannot say (per channel and group) */
     ATTN_CACHE_SCALE = 7,
-    ATTN_CACHE_ZERO = 8,       /* likewise zero points */
+    ATTN_CACHE_ZERO = 8,       /* its zero points */
     ATTN_CACHE_COMPRESSED = 9, /* rows that stand for several tokens each */
     ATTN_CACHE_EXTRA = 10,     /* what no other role says */
     ATTN_CACHE_REPLAY = 11     /* a recurrent layer's ring of inputs, see draft/recurrent.h */

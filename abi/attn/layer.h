@@ -84,7 +84,7 @@ struct attn_layer_desc {
     int32_t device_seq_lens_only;  /* 1: batches come without seq_lens_host */
     int32_t fast_prefill;          /* 1: batches may carry logits_indices */
     int32_t max_seq_len;  /* longest request that will be run, to rank backends by; 0: unknown */
-    int32_t max_num_reqs; /* likewise */
+    int32_t max_num_reqs; /* most requests of a batch; 0: unknown */
     int32_t encoder;      /* enum attn_encoder that an encoder is */
     /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: a backend
      * that does not declare them is refused at selection */

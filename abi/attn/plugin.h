@@ -30,7 +30,7 @@ struct attn_create_args {
     int32_t reserved;
     /* absolute: the backend's own folder, of kernels that it compiles, in the engine's cache
      * folder; it may not be there yet. What else lies in it is trusted no more than any file of
-     * this user. NULL: there is none, and nothing is kept. Borrowed until create returns */
+     * this user. NULL: no folder, and nothing is kept. Borrowed until create returns */
     const char *cache_dir;
 };
 

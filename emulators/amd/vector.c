@@ -390,7 +390,7 @@ const uint32_t *source_lanes(struct wave *w, const struct insn *i, int which,
     return lanes;
 }
 
-/* The lane that lane l reads; -1: there is none. */
+/* The lane that lane l reads; -1: no lane. */
 static int dpp_source(const struct insn *i, int l)
 {
     int row = l & ~15, at = l & 15, arg = i->dpp_arg;

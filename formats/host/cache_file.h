@@ -12,7 +12,7 @@
 
 /* The user's own folder, from the values of XDG_CACHE_HOME and HOME (or NULL): libattn in XDG's,
  * else in ~/.cache. Empty, with *why (or NULL), where there is none: root takes no folder of a home
- * that belongs to somebody else. */
+ * that belongs to another user. */
 void cache_folder_default(char *folder, size_t size, const char *xdg, const char *home,
                           const char **why);
 
@@ -23,7 +23,7 @@ struct cache_file {
 
 /* Opens it for reading. NULL, or why a file that is there is not trusted. */
 const char *cache_file_open(struct cache_file *file, const char *path, size_t most);
-/* All of its info.st_size bytes, and closes it. False: it was cut meanwhile. */
+/* Reads all of its info.st_size bytes, and closes it. False: it became shorter. */
 bool cache_file_read(struct cache_file *file, void *bytes);
 void cache_file_close(struct cache_file *file);
 

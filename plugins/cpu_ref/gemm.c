@@ -41,8 +41,8 @@ static void load_tile(const struct attn_tensor *tensor, int64_t b, int64_t i, in
     }
 }
 
-/* Likewise of mxfp4: an e2m1 lies at its offset in elements, two a byte, and its block's scale at
- * the same place of a tensor of which one dimension is 32 times shorter. */
+/* As above for mxfp4: an e2m1 lies at its offset in elements, two a byte, and its block's scale at
+ * the same place of a tensor with one dimension 32 times shorter. */
 static void load_mxfp4_tile(const struct attn_batched_gemm_args *args, int64_t b, int64_t i,
                             int64_t rows, int64_t j, int64_t columns, double *tile)
 {

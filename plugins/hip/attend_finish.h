@@ -9,7 +9,7 @@
 #if defined(MATRIX_DEPTH)
 
 /* Keys of two tiles and what else a run reads, or a share of the sums with each row's m and l of
- * all splits: a compute unit of CDNA holds two groups, a pair of RDNA's likewise. */
+ * all splits: a compute unit of CDNA holds two groups, as does a pair of RDNA's. */
 template <class S> struct attend_memory {
     static constexpr int rounds = S::staged && S::out_size >= 128 ? S::out_size / 64 : 1;
     static constexpr int round = S::steps / rounds; /* output tiles of a warp in a round */

@@ -58,7 +58,7 @@ template <int KIND_, int D_, int ROW_WARPS_, int WARPS_> struct shape {
 #if defined(MATRIX_CDNA)
     static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
     static constexpr int parts = 1;        /* parts of a key, one after the other in registers */
-    static constexpr int pass = out_size < 128 ? out_size : 128; /* dims of values, likewise */
+    static constexpr int pass = out_size < 128 ? out_size : 128; /* dims of values in a pass */
 #elif defined(MATRIX_RDNA4)
     static constexpr int raw = chunks / 2, parts = size / out_size, pass = out_size;
 #else

@@ -71,7 +71,7 @@ static inline struct loaded *loaded_of(const struct gpu_device *device)
 
 extern const struct gpu_matrix_kernels level_zero_matrix;
 /* The number of an attend on matrix units, by the dtype of the cache, the padded head size and the
- * rows of an item; -1: there is none. */
+ * rows of an item; -1: no attend. */
 int32_t level_zero_attend(int32_t dtype, int32_t size, int32_t rows);
 /* Launches a kernel by its number, with gpu_params or what gpu/kernels/list.h names. */
 const char *level_zero_launch(const struct gpu_device *device, int32_t kernel, int64_t groups,

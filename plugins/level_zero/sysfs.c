@@ -63,7 +63,7 @@ static int64_t memory_of(int card)
     return largest > UINT64_C(256) << 20 ? (int64_t)largest + 1 : 0;
 }
 
-/* 0: the card is none of Intel's, or its files cannot be read. */
+/* 0: the card is not Intel's, or its files cannot be read. */
 static int read_card(int card, struct intel_device *device)
 {
     char path[128], text[1024];

@@ -138,8 +138,8 @@ TEST(test_groups)
     }
 }
 
-/* Nobody else gets them, and says what it was asked for; a plugin that gives a page no size fails
- * by name. */
+/* Other backends refuse them, and say what they were asked for; a plugin that gives a page no size
+ * fails by name. */
 TEST(test_refused)
 {
     OWNED(fixture_finish) struct fixture f;

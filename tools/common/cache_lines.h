@@ -11,7 +11,7 @@
  * cache folder. */
 attn_status cache_lines_path(const char *name, char *path, size_t size, struct attn_error *error);
 
-/* The file's text, which is the caller's to free; NULL where there is none or it is not trusted,
+/* The file's text, which is the caller's to free; NULL where the file is absent or not trusted,
  * with *why (or NULL). */
 char *cache_lines_read(const char *path, const char **why);
 

@@ -30,7 +30,7 @@ struct command {
     void (*describe)(FILE *file); /* prints what follows the usage; NULL: nothing */
     const struct command_option *options;
     int32_t num_options;
-    const char **operand; /* the one argument that is no option; NULL: there is none */
+    const char **operand; /* the one argument that is no option; NULL: no such argument */
     bool may_lack_operand;
     void *user;
 };

@@ -86,7 +86,7 @@ static uint64_t hash_limits(void)
     return hash;
 }
 
-/* Which are armed; the scanner's own alarm counts down meanwhile. */
+/* Which are armed; the scanner's own alarm goes on counting down. */
 static uint64_t hash_timers(void)
 {
     char text[2048];

@@ -38,7 +38,7 @@ struct model_config {
     struct model_layer *layers;
     int32_t num_layers;
     int32_t max_layers;
-    bool guessed; /* model_type is none that is known: read as a plain causal decoder */
+    bool guessed; /* model_type is unknown: read as a plain causal decoder */
 };
 
 /* `tool: file: model_type 'x' is not known …` on stderr where it was guessed. */

@@ -88,7 +88,7 @@ void model_config_keep(struct model_config *config, int32_t count)
     }
     for (int32_t i = 0; i < config->num_layers; i++) {
         int32_t tower = config->layers[i].tower;
-        /* Room is left for the sorts that are still to come. */
+        /* Keeps room for the sorts that follow. */
         bool room = of_tower[tower] + sorts[tower] < count;
         sorts[tower] -= first[i];
         if (first[i] || room) {

@@ -40,7 +40,7 @@ static void put_stage(const char *stage)
     put(&head, sizeof head, 0);
 }
 
-/* What the engine left open is none of the plugin's business. */
+/* Closes what the engine left open, which is not for the plugin. */
 static void close_others(void)
 {
     DIR *directory = opendir("/proc/self/fd");

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-/* attn_host.allocate: memory at a multiple of `alignment`; NULL: there is none. */
+/* attn_host.allocate: memory at a multiple of `alignment`; NULL: no memory. */
 static inline void *services_allocate(void *user, size_t size, size_t alignment)
 {
     alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;

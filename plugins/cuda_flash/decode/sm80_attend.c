@@ -80,7 +80,7 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
                                                                                         : 2;
 }
 
-/* The kernel for the cache's elements (enum gpu_kind); -1 if there is none. */
+/* The kernel for the cache's elements (enum gpu_kind); -1: no kernel. */
 static int32_t kind_of(const struct gpu_params *p)
 {
     static const int8_t kinds[ATTN_DTYPE_INT8 + 1] = {
@@ -194,7 +194,7 @@ static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t hea
 }
 
 /* The largest copy of 16, 8 or 4 bytes with which rows of both caches have the same offset in every
- * slot; 0 if there is none. Keys of KIND_K8V4 are read 4 bytes at a time. */
+ * slot; 0: no such copy. Keys of KIND_K8V4 are read 4 bytes at a time. */
 static int32_t unit_of_rows(const struct gpu_params *p, bool together)
 {
     const struct gpu_cache *k = &p->k, *v = together ? k : &p->v;

@@ -51,7 +51,7 @@ struct sm80_params {
     int32_t overlaps;            /* 1: the launch may begin before the previous one has ended */
     struct gpu_params p;
     /* CTAs beyond p.schedule.ctas that start when a concurrent prefill of the same batch ends,
-     * which was launched before; 0 if there is none. */
+     * which was launched before; 0: no such prefill. */
     int32_t late;
     /* quantized outputs need items of 16 rows and a kind before KIND_INT4 */
     struct gpu_output output;

@@ -140,7 +140,7 @@ void case_space_finish(struct case_space *space);
 /* ATTN_TERM_* and ATTN_FEATURE_* of a case's values. */
 void case_needs(const struct factor_value *v, uint64_t *terms, uint64_t *features);
 
-/* conflicts.c. A factor's value by what it says first; false where it is not declared. */
+/* conflicts.c. Sets a factor to its value with that `a`; false if it is not declared. */
 bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a);
 /* Values that mean nothing together: the later factor falls back to its first value. */
 void case_drop_conflicts(const struct case_space *space, struct attend_case *c);

@@ -228,7 +228,7 @@ static struct key_place key_place(const struct problem *p, bool value, int32_t r
                               (key + j - own) * problem_row_elements(p, p->hk, d)};
 }
 
-/* One key per request and KV head is turned towards the last query of one of the head's queries. */
+/* One key per request and KV head points along the last query of one of the head's queries. */
 static void plant_needles(struct problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
