@@ -11,7 +11,7 @@
 #define CASCADE_MAX_TOKENS 2048
 #define CASCADE_TILE 128 /* query rows and keys of a tile in the cost estimate */
 
-/* All tokens over the common prefix; the requests over the keys behind it. */
+/* All tokens over the common prefix; the requests over the keys after it. */
 struct views {
     struct attn_batch prefix, suffix;
     size_t numbers; /* place in the workspace of what is merged where outputs are codes */

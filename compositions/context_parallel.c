@@ -294,7 +294,7 @@ static int32_t local_length(const attn_layer *layer, int32_t context)
 }
 
 /* The context for the queries of all ranks that split them: each rank's requests, and a request
- * without keys over the padding behind its rows. */
+ * without keys over the padding after its rows. */
 static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
 {
     struct parallel_plan *p = parallel_plan(plan);

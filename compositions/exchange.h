@@ -59,7 +59,7 @@ struct grid {
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
                       const struct grid *from, int64_t bytes, int64_t parts, int64_t rows,
                       int64_t heads, struct attn_error *error);
-/* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
+/* The rows of a tensor [count, heads, D] one after the other; `row` bytes a head. */
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error);
 typedef attn_status collective(const struct attn_collective_args *args, struct attn_error *error);

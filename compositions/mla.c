@@ -237,7 +237,7 @@ static int32_t rows_for_chunk(const attn_plan *plan, int32_t left, int32_t space
     return p->invariant && follows ? 0 : space;
 }
 
-/* One chunk from request r's key `done` on: as many rows as fit, requests one behind the other. */
+/* One chunk from request r's key `done` on: as many rows as fit, requests one after the other. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
     struct mla_plan *p = mla_plan(plan);
@@ -307,7 +307,7 @@ static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
     view->max_seq_len = view->max_query_len;
 }
 
-/* A decode behind a prefill would be computed per head, alone it goes the latent way. */
+/* A decode that follows a prefill would be computed per head, alone it goes the latent way. */
 static attn_status check_order(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *prefill = &plan->prefill;

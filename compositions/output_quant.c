@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
+/* Output forms that no attend of the backend writes, or that follow a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
 #include "compositions.h"
 #include "merged.h"
@@ -14,7 +14,7 @@ struct quant {
 };
 
 /* A backend's own form is that of one call of its slot `attend`: what is merged of parts, projected
- * or another slot's is quantized behind that. */
+ * or another slot's is quantized after that. */
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_backend_caps *caps = check->caps;

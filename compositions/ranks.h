@@ -112,7 +112,7 @@ int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank);
 /* The keys of all ranks in the order of requests, see step.bring_keys. */
 attn_status queries_gather_keys(attn_plan *plan, struct step *step, const struct attn_step_io **io,
                                 struct attn_error *error);
-/* The same again, each slice's keys behind those of the one before. */
+/* The same again, each slice's keys after those of the slice before. */
 attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                struct all_keys *slices, struct attn_error *error);
 

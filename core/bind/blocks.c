@@ -20,7 +20,7 @@ struct planes {
     int32_t count;
 };
 
-/* Joins a plane to one that it touches or lies in: K and V in one page, scales behind their rows.
+/* Joins a plane to one that it touches or lies in: K and V in one page, scales after their rows.
  * What stands between the rows of a block goes with them. */
 static void add_plane(struct planes *all, struct plane plane)
 {

@@ -163,8 +163,8 @@ int64_t layer_num_blocks(const attn_layer *layer, int32_t table);
  * parameters. `call` names who asks. */
 attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error);
 
-/* A cache ends at most so far behind its beginning, which is more than a machine addresses, so that
- * sums of several stay far from overflow. */
+/* A cache is at most so long, which is more than a machine addresses: sums of several stay far from
+ * overflow. */
 #define MAX_CACHE_BITS 56
 #define MAX_CACHE ((int64_t)1 << MAX_CACHE_BITS)
 

@@ -301,7 +301,7 @@ void pool_run(struct pool *pool, int64_t count, int64_t grain, attn_parallel_bod
         body(argument, 0, count, 0);
         return;
     }
-    /* A caller that is cancelled in the loop ends behind it: its workers and the pool are free. */
+    /* A caller that is cancelled in the loop ends after it: its workers and the pool are free. */
     int cancelled_before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled_before);
     if (!ensure_started(pool) ||

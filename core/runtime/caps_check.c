@@ -352,7 +352,7 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
     return ATTN_OK;
 }
 
-/* Extensions are plain int32_t behind their header. */
+/* Extensions are plain int32_t after their header. */
 static attn_status check_extensions(const struct attn_backend_caps *c, struct attn_error *error)
 {
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {

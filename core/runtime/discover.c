@@ -17,7 +17,7 @@
 
 #define MAX_PLUGINS 256
 #define MAX_CONFIGURED                                                                             \
-    192 /* of ATTN_PLUGIN_PATH: whatever lies there, the rest is the own folder's */
+    192 /* most files of ATTN_PLUGIN_PATH: whatever lies there, the rest is the own folder's */
 
 /* One more file, of at most `most` in all; the others are passed over with a warning. */
 static attn_status add_file(attn_runtime *runtime, int32_t most, const char *file,

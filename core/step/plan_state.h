@@ -79,7 +79,7 @@ struct merge_run {
 /* One layer in a plan. "Chosen": by plan_batch, for the batch at hand. */
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
-    step_program *program; /* chosen: the attends, which run_general enters behind its checks */
+    step_program *program; /* chosen: the attends, which run_general enters after its checks */
     step_program *inner;   /* chosen: the program that output_quant's calls before it quantizes */
     struct launch *apart;  /* chosen: what merged_run attends before `rest` */
     step_program *rest;    /* chosen: and what it merges that with */

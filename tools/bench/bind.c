@@ -21,7 +21,7 @@ struct parameters {
     struct attn_kv_quant_params quant;
     struct attn_mla_weights mla;
     struct attn_recurrent_weights gdn;
-    struct shaped weight; /* of the activations' dtype: kv_b_proj, or the convolution's */
+    struct shaped weight; /* kv_b_proj or the convolution's, in the activations' dtype */
 };
 
 static const float *upload_floats(struct measured *measured, int64_t count, float first,

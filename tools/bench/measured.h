@@ -34,7 +34,7 @@ bool requests_init(struct requests *requests, const struct shape *shape, uint64_
 void requests_finish(struct requests *requests);
 
 struct visible {
-    double pairs; /* of a query and a key that it sees, over all requests */
+    double pairs; /* queries and keys that they see, over all requests */
     double rows;  /* keys that any query sees */
 };
 void requests_visible(const struct requests *requests, const struct shape *shape,
@@ -70,13 +70,13 @@ struct measured {
     const struct attn_layer_params *params; /* all layers' */
     int32_t num_layers;
     char (*names)[MEASURED_NAME_SIZE];
-    struct attn_choice choice; /* of the phase that is measured; text is copied to `backend` */
+    struct attn_choice choice; /* the measured phase's; text is copied to `backend` */
     char backend[160];
     int32_t phase;
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
-    int64_t num_blocks; /* of one layer's cache */
+    int64_t num_blocks; /* blocks of one layer's cache */
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;

@@ -21,7 +21,7 @@ struct merge {
     struct direct direct;
     struct memory memory;
     int64_t num_rows;
-    struct shaped (*tensors)[NUM_TENSORS]; /* of each copy */
+    struct shaped (*tensors)[NUM_TENSORS]; /* each copy's */
     struct work work;
 };
 

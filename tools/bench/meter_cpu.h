@@ -22,7 +22,7 @@ struct cpu_kernel {
     const char *name;
     enum ceiling ceiling;
     uint64_t (*work)(const struct share *share);
-    double operations; /* of one round; 0: memory */
+    double operations; /* operations of one round; 0: memory */
 };
 
 /* At most METER_MAX_KERNELS; those that this CPU can run. */

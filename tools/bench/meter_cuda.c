@@ -11,10 +11,10 @@
 #define MEMORY_BLOCKS 1024
 #define ARITHMETIC_BLOCKS 2048
 #define ARITHMETIC_ROUNDS 2000
-#define FMA_OPERATIONS (2.0 * 64) /* of a thread's round */
+#define FMA_OPERATIONS (2.0 * 64) /* a thread's in a round */
 #define MMA_OPERATIONS (8 * 2.0 * 16 * 8 * 16 / 32)
 #define GEMM_SIZE 8192
-#define GEMM_BYTES ((size_t)GEMM_SIZE * GEMM_SIZE * 2) /* of one matrix */
+#define GEMM_BYTES ((size_t)GEMM_SIZE * GEMM_SIZE * 2) /* one matrix */
 
 enum { KERNEL_GEMM = GPU_KERNELS };
 

@@ -10,7 +10,7 @@
 /* 16 times the last cache of MI300X; a gibibyte takes a quarter of a millisecond on an H200, too
  * little next to a launch */
 #define MOST_BYTES ((size_t)4 << 30)
-#define MEMORY_PART 8          /* of the free memory, where there is less */
+#define MEMORY_PART 8          /* 1 / MEMORY_PART of the free memory, where that is less */
 #define PART ((size_t)1 << 22) /* bytes that are drawn; the buffer repeats them */
 
 bool gpu_find(void *library, const char *symbol, void *function)

@@ -29,7 +29,7 @@ struct gpu_meter {
     const struct device *device;
     struct memory memory;
     char *buffer;
-    size_t bytes; /* of it */
+    size_t bytes; /* its bytes */
     int32_t num_units;
     void *library, *module, *begin, *end;
     void *functions[GPU_KERNELS]; /* NULL: the target has no such instructions */
@@ -40,7 +40,7 @@ struct gpu_meter {
 struct gpu_driver {
     const char *libraries[4]; /* the newest first; ends with NULL */
     const char *calls[GPU_CALLS], *entries[GPU_KERNELS];
-    size_t size; /* of its meter, which begins with a struct gpu_meter */
+    size_t size; /* its meter's bytes, which begin with a struct gpu_meter */
     /* With library and calls found: makes the device current, module, begin and end. */
     bool (*open)(struct gpu_meter *meter);
     /* Queues one pass; `amount` are its bytes or operations. */

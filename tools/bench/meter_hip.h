@@ -5,10 +5,10 @@
 
 #include <stdint.h>
 
-#define METER_THREADS 256 /* of a group */
+#define METER_THREADS 256 /* threads of a group */
 #define METER_FMA 64      /* operations of a thread's round: 32 products and sums */
-#define METER_MATRIX                                                                               \
-    (2 * 16 * 16 * 16 / 8) /* of a thread's: 8 products of a wave of 64, or 4 of 32 */
+/* a thread's: 8 products of a wave of 64, or 4 of 32 */
+#define METER_MATRIX (2 * 16 * 16 * 16 / 8)
 
 struct meter_hip_args {
     const void *from;

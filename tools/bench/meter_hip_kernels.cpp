@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels behind AMD's ceilings, freestanding, for all targets of the hip plugin. Memory is
- * walked in 16-byte words, eight (copies: four) a thread in flight, a grid apart; arithmetic stays
- * in registers, in independent chains. What is written under a condition that never holds keeps the
- * work alive. */
+/* The kernels that measure AMD's ceilings, freestanding, for all targets of the hip plugin. Memory
+ * is walked in 16-byte words, eight (copies: four) a thread in flight, a grid apart; arithmetic
+ * stays in registers, in independent chains. What is written under a condition that never holds
+ * keeps the work alive. */
 #include "meter_hip.h"
 
 #define KERNEL                                                                                     \

@@ -14,7 +14,7 @@ struct options {
     int32_t kv_dtype;    /* enum attn_kv_dtype */
     int32_t threads;     /* 0: as the core does */
     double budget;       /* seconds of samples for a shape and backend */
-    bool cpu_time;       /* of the threads, not the wall's */
+    bool cpu_time;       /* the threads' time, not the wall's */
     const char *plot;    /* NULL: none */
     const char *against; /* a build folder or a plugin; NULL: none */
     const char *peer;    /* a file with the functions of peer.h; NULL: none */

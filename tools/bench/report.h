@@ -14,9 +14,9 @@ struct result {
     char backend[160];
     struct timing timing;
     char error[1024];      /* empty: measured */
-    struct json *reasons;  /* of a refusal: backend, phase, field, asked, supported; or NULL */
-    struct json *dispatch; /* of `dispatch`: what the core adds; or NULL */
-    double difference; /* of the output from the first one's, relative; negative: not compared */
+    struct json *reasons;  /* a refusal's: backend, phase, field, asked, supported; or NULL */
+    struct json *dispatch; /* what the core adds, in `dispatch`; or NULL */
+    double difference;     /* the output's from the first one's, relative; negative: not compared */
     int32_t phase;
     int32_t kv_dtype;
     char rank_shape[160]; /* the layer as host/measurement.h names it; empty: no rank is written */

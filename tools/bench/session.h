@@ -18,7 +18,7 @@ struct session {
     const char *device_arch;
     bool against; /* device and stream are another session's */
     void *stream;
-    int32_t num_threads; /* of a CPU; 0 on other devices */
+    int32_t num_threads; /* a CPU's; 0 on other devices */
     int32_t num_units;   /* multiprocessors of another device */
     struct ceilings *ceilings;
 };

@@ -6,12 +6,13 @@
 #include "common/seconds.h"
 #include "support/random.h"
 
-#define SAMPLE_SECONDS 0.02 /* of calls in one sample, where calls are short */
+#define SAMPLE_SECONDS 0.02 /* a sample has calls of so long, where they are short */
 #define MIN_SAMPLES 7
 #define MAX_SAMPLES 41
 #define SLOW_SECONDS 2.0 /* a call as slow as this is sampled three times and no more */
 #define SLOW_SAMPLES 3
-#define COPY_PART 0.05  /* of the bytes being both read and written: a copy ceiling counts */
+#define COPY_PART 0.05  /* part of the bytes that is both read and written: a copy ceiling counts  \
+                         */
 #define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
 
 static int compare(const void *a, const void *b)
@@ -49,7 +50,7 @@ struct sampler {
     int32_t next;
     void *graph; /* NULL: not captured */
     double call_seconds;
-    int64_t calls; /* of one sample */
+    int64_t calls; /* calls of one sample */
     double times[MAX_SAMPLES], floors[MAX_SAMPLES];
 };
 

@@ -10,7 +10,7 @@
 #include "ceilings.h"
 
 struct work {
-    double bytes_read; /* of one call; no byte counts twice */
+    double bytes_read; /* one call's; no byte counts twice */
     double bytes_written;
     double operations; /* a multiply and an add are two */
     enum ceiling arithmetic;

@@ -16,7 +16,7 @@
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
 #define BACKENDS 160  /* bytes of their names in both phases */
-#define MAX_ROWS 4096 /* of a step */
+#define MAX_ROWS 4096 /* rows of a step */
 /* slots of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
 #define NUM_STATE_SLOTS 71
 
@@ -57,7 +57,7 @@ struct request {
     int32_t length; /* keys so far */
     int32_t drawn;  /* tokens whose inputs came with its arrival */
     int32_t produced;
-    int32_t first_row; /* of its rows in a recording */
+    int32_t first_row; /* its first row in a recording */
     bool arrived, running, swapped, left;
 };
 
@@ -95,7 +95,7 @@ struct run_layer {
 struct run_group {
     bool has_cache, cross;
     bool recurrent;         /* GDN: a state slot for each request in place of blocks */
-    int32_t tokens_per_row; /* of row_cache; 0: no layer has one */
+    int32_t tokens_per_row; /* row_cache's; 0: no layer has one */
     int32_t slot[MAX_REQUESTS];
     int32_t replay; /* GDN: tokens from one write of the state to the next; 0: no ring */
     int32_t ring_tokens[MAX_REQUESTS]; /* after what has been planned */
@@ -128,7 +128,7 @@ struct run_engine {
     attn_model *model;
     struct device device; /* that the layers run on */
     void *stream;
-    struct memory kept, batches, rows; /* of the run, of a group's plan, of a layer's run */
+    struct memory kept, batches, rows; /* the run's, a group's plan's, a layer's run's */
     struct model_config config;
     struct run_layer *layers;
     int32_t num_layers;
@@ -138,7 +138,7 @@ struct run_engine {
     int32_t num_requests;
     int32_t steps;
     int32_t longest;    /* keys of the longest request at its end */
-    int32_t block_size; /* of every layer with a cache */
+    int32_t block_size; /* every layer's with a cache */
     int64_t tokens;
     uint64_t random;
     struct attn_error error;

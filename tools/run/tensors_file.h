@@ -12,7 +12,7 @@ struct cJSON;
 struct tensors_file {
     uint8_t *bytes;
     size_t size;
-    const uint8_t *data; /* behind the header */
+    const uint8_t *data; /* after the header */
     size_t data_size;
     struct cJSON *header;
 };

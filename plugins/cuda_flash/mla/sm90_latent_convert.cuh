@@ -82,7 +82,7 @@ static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form
 #define CONVERT_AHEAD 3
 
 struct latent_narrow {
-    const char *row[2]; /* of the tile being read */
+    const char *row[2]; /* rows of the tile being read */
     uint4 x[CONVERT_AHEAD + 1];
     float scale[CONVERT_AHEAD + 1];
 };

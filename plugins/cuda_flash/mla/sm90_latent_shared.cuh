@@ -49,7 +49,7 @@ struct latent_shared {
     float term[2][8][GPU_TILE];
     /* By producer warp: 1 if a term of the tile is not 0 or there is a soft cap. */
     alignas(8) uint8_t has_terms[2][8][LATENT_CONVERT_WARPS];
-    key_lookup lookup[LATENT_CONVERT_WARPS]; /* of each producer warp's run, to save registers */
+    key_lookup lookup[LATENT_CONVERT_WARPS]; /* each producer warp's, not in registers */
     uint64_t q_full, q_empty;
     /* The buffer's columns have arrived. Where threads copy rows, index 0 stands for the half that
      * is copied first and 1 for the other with the rope column. */

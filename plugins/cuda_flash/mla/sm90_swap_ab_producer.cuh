@@ -15,7 +15,7 @@ template <int ROWS> struct swap_ab_shared {
     int32_t query_of[ROWS];    /* the query of each row, counted from the item's first */
     float tile_max[4][ROWS];   /* maximum of a tile, by warp */
     float row_max[2][ROWS];    /* reference of P, valid if row_max_moved */
-    float row_sum[2][4][ROWS]; /* of a run, by warp; written with its last tile */
+    float row_sum[2][4][ROWS]; /* a run's, by warp; written with its last tile */
     int32_t row_max_moved[2];
     uint64_t full[SLOTS], empty[SLOTS];
     uint64_t p_full[2], p_empty[2];

@@ -286,7 +286,7 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
         return descriptor_again(q, at * (S::q_bytes / 16));
     };
     int32_t left = 0, base = 0;             /* tiles of the item, including the one at `base` */
-    float prev_row_max[2], prev_row_sum[2]; /* of the previous item */
+    float prev_row_max[2], prev_row_sum[2]; /* the previous item's */
     bool starts_item;                       /* the tile at `base` is its item's first */
     auto begin_qk = [&]() {
         const prefill_item &item = smem.items[slot.at];

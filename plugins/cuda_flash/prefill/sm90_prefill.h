@@ -71,7 +71,7 @@ struct prefill_item {
     int32_t first_query;
     /* The tiles that need no mask. */
     int32_t inner_first, inner_end;
-    float scale; /* of Q K^T, for PREFILL_BY_HEAD */
+    float scale; /* factor of Q K^T, for PREFILL_BY_HEAD */
     /* The parts of a cut item are consecutive in the schedule. `part` is 0 for a whole item, else
      * one more than the part's index in the schedule. The first part has the number of `parts`, the
      * others 0. Kernels for heads over 256 cut no items; there `part` is the half of the values. */

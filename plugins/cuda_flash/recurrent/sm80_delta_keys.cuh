@@ -49,7 +49,7 @@ struct prepare_item {
     int32_t index, key_head;
     bool is_there;
     char *chunk;
-    chunk_head *heads; /* of the key head's value heads */
+    chunk_head *heads; /* the key head's value heads */
 };
 
 /* Inputs of a chunk's tokens and of the tokens before them (raw_key_place). */

@@ -29,7 +29,7 @@ struct state128_memory {
     float4 values[2][STATE128_TEAMS][TOKEN_TILES][GPU_LANES];
     /* Inputs of a warp's channels, starting three tokens before a chunk (raw_place). */
     char raw[STATE64_TEAMS][2][RAW_ROWS * RAW_ROW_BYTES];
-    const char *keys, *head; /* of the first chunk */
+    const char *keys, *head; /* the first chunk's */
     /* warps that have finished the chunks of a stage, counted over all chunks */
     uint32_t done[STATE128_STAGES];
     chunk_stage stages[STATE128_STAGES];

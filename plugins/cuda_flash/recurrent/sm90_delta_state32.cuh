@@ -110,8 +110,8 @@ static __device__ __forceinline__ void choose_units32(const state_item &shared_i
     int32_t row = lane_index(), num_chunks = shared_item.num_chunks;
     part_place place = {0, 0};
     float unit = 0.0f, norm = 0.0f;                /* norm: upper bound of |S| */
-    float past = 0.0f, added = 0.0f;               /* of the previous chunk */
-    float past_before = 0.0f, added_before = 0.0f; /* of the chunk before that */
+    float past = 0.0f, added = 0.0f;               /* the previous chunk's */
+    float past_before = 0.0f, added_before = 0.0f; /* those of the chunk before that */
     barrier_wait_for(m.state_max_ready, 0);
     for (int32_t c = 0; c < num_chunks; c++) {
         /* the part is still held: the state group waits for these units before it releases it */

@@ -49,8 +49,8 @@ struct state32_memory {
     float4 values[2][STATE32_COLUMNS / 2][4][GPU_LANES];
     /* the largest values of rows, by eights of tokens */
     float largest[2][GPU_LANES / 4][STATE32_LARGEST];
-    float inverse[2][STATE32_ROWS];   /* of the units, by chunk parity */
-    float ratio[2][STATE32_ROWS];     /* of the previous unit to the chunk's */
+    float inverse[2][STATE32_ROWS];   /* 1 / unit, by chunk parity */
+    float ratio[2][STATE32_ROWS];     /* the previous unit over the chunk's */
     float unit[4][STATE32_ROWS];      /* by chunk modulo 4 */
     uint32_t is_new[2];               /* whether a unit changes */
     float state_max[4][STATE32_ROWS]; /* the largest elements of S by warp, in S's units */

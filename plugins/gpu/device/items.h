@@ -196,8 +196,8 @@ GPU_INLINE void finish_item(const gpu_params &p, const gpu_run &r, int32_t threa
 struct gpu_walk {
     gpu_run run;
     gpu_segment segment;
-    int32_t segments, number; /* of the launch; that the group has */
-    int32_t row_tile, next;   /* of the run; the first tile after it */
+    int32_t segments, number; /* segments of the launch; the group's one */
+    int32_t row_tile, next;   /* the run's; the first tile after it */
 };
 
 GPU_INLINE void enter_segment(const gpu_params &p, gpu_walk &w)

@@ -110,7 +110,7 @@ GPU_CALL void store_int4_row(const gpu_cache &c, char *row, float *scale_memory,
     }
     low = warp_extreme(low, false);
     high = warp_extreme(high, true);
-    if (isnan(low)) { /* codes behind it mean nothing */
+    if (isnan(low)) { /* codes after it mean nothing */
         if (lane == 0) {
             *scale_memory = NAN;
         }

@@ -94,7 +94,7 @@ GPU_CALL void store_levels_row(const gpu_cache &c, char *row, char *scale, const
     if (lane == 0) {
         store_half_at(scale, norm);
     }
-    if (isnan(norm)) { /* codes behind it mean nothing */
+    if (isnan(norm)) { /* codes after it mean nothing */
         return;
     }
     hadamard(x, c.head_size, lane);

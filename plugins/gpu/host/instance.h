@@ -51,7 +51,7 @@ struct attn_prepared {
     /* Bytes of a token's queries converted to 16 bits, if they come in 8; else 0. */
     int32_t query_bytes;
     int64_t out_bytes;      /* bytes of a token's output as numbers, if it is quantized; else 0 */
-    int64_t copy_bytes;     /* of gpu_prefill, for the plugin's prefill */
+    int64_t copy_bytes;     /* what gpu_prefill copies, for the plugin's prefill */
     int32_t few_rows;       /* rows of a request up to which it does not use the plugin's prefill */
     int32_t tokens_per_row; /* indexers: tokens of a row of the cache */
     int32_t lists;          /* lists of a token: an indexer's, or those attended over */
