@@ -7,8 +7,10 @@
 
 #include "gpu/tensors.h"
 
-#define DELTA_ROWS 32      /* rows of S of a group */
-#define DELTA_STEP_ROWS 64 /* the same in delta_step and ring_128 */
+#define DELTA_ROWS 32 /* rows of S of a group */
+#define DELTA_STEP_ROWS                                                                            \
+    64 /* rows of S of a group in delta_step, for few tokens of many requests                      \
+        */
 #define DELTA_MAX_HEAD_SIZE 512
 #define DELTA_MAX_CONV_WIDTH 64
 #define DELTA_CHUNK 64 /* tokens of a chunk in a plugin's own kernels */

@@ -11,8 +11,8 @@
 #define MAX_SAMPLES 41
 #define SLOW_SECONDS 2.0 /* a call as slow as this is sampled three times and no more */
 #define SLOW_SAMPLES 3
-#define COPY_PART 0.05  /* part of the bytes that is both read and written: a copy ceiling counts  \
-                         */
+/* part of the bytes that is read and written: a copy ceiling counts */
+#define COPY_PART 0.05
 #define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
 
 static int compare(const void *a, const void *b)

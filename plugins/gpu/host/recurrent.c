@@ -147,12 +147,9 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
-static const char *run_rings(const struct gdn *gdn, struct gpu_delta_params *p,
+static const char *run_rings(const struct gdn *gdn, const struct gpu_delta_params *p,
                              const struct gpu_device *device, void *stream)
 {
-    const bool small = p->head_size_k <= 128;
-    const int32_t rows = small ? DELTA_STEP_ROWS : DELTA_ROWS;
-    p->row_tiles = (p->head_size_v + rows - 1) / rows;
     const struct gpu_ring_params ring = {.delta = *p,
                                          .ring = gdn->ring->data,
                                          .ring_slot = gdn->ring->stride_block,
@@ -162,7 +159,8 @@ static const char *run_rings(const struct gdn *gdn, struct gpu_delta_params *p,
                                          .rows = gdn->ring->block_size,
                                          .dtype = gdn->args->layer->dtype};
     const int64_t items = (int64_t)p->num_reqs * p->num_v_heads * p->row_tiles;
-    return gpu_device_launch(device, small ? GPU_KERNEL_ring_128 : GPU_KERNEL_ring_512,
+    return gpu_device_launch(device,
+                             p->head_size_k <= 128 ? GPU_KERNEL_ring_128 : GPU_KERNEL_ring_512,
                              gpu_groups(items, 1, 1 << 20), &ring, stream);
 }
 

@@ -426,14 +426,13 @@ template <class D> GPU_INLINE void run_items(const gpu_delta_params &p, delta_me
 
 GPU_KERNEL(ring_128, gpu_ring_params)
 {
-    GPU_SHARED
-    ring_memory<delta_shape<128, DELTA_STEP_ROWS, GPU_THREADS_ring_128, true, true>> memory;
+    GPU_SHARED delta_memory<delta_shape<128, DELTA_ROWS, GPU_THREADS_ring_128, true, true>> memory;
     run_rings(p, memory);
 }
 
 GPU_KERNEL(ring_512, gpu_ring_params)
 {
-    GPU_SHARED ring_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_ring_512, true, true>> memory;
+    GPU_SHARED delta_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_ring_512, true, true>> memory;
     run_rings(p, memory);
 }
 
@@ -496,7 +495,7 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         int32_t r = (int32_t)(i / channels);
         int64_t channel = i - r * channels;
         delta_request request;
-        if (!enter_request(p, r, request, p.chunked_from < 0) || is_one_step(p, request)) {
+        if (!enter_request(p, r, request) || is_one_step(p, request)) {
             continue;
         }
         int32_t done = interval > 0 ? interval - request.context % interval : 0;
@@ -541,7 +540,7 @@ GPU_KERNEL(delta_norm, gpu_delta_norm_params)
         delta_request request;
         if (token >= p.delta.query_start[p.delta.num_reqs] ||
             !enter_request(p.delta, find_last(p.delta.query_start, p.delta.num_reqs, token),
-                           request, p.delta.chunked_from < 0)) {
+                           request)) {
             continue;
         }
         float sum = 0.0f, gate;

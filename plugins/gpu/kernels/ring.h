@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers with a ring of inputs (ATTN_CACHE_REPLAY), in recurrent.cpp's words. A step of
- * one token that leaves the state as it is takes two products of S, which the ring's tokens j are
- * not added to:
- *     S x = S_0 (e x) + sum_j u_j <k_j, e_j x>
- * with e the decays of all tokens and e_j of those after j, the step's own included. Else the
- * ring's tokens are added to S in registers, the step's own tokens stored, S written where it is
+/* Recurrent layers with a ring of inputs (ATTN_CACHE_REPLAY), in recurrent.cpp's words: S in
+ * registers, the ring's tokens added to it, the step's own tokens stored, S written where it is
  * due. A step reads 4 Dv Dk bytes of a head and the rows of its ring. */
 #ifndef GPU_KERNELS_RING_H
 #define GPU_KERNELS_RING_H
@@ -60,32 +56,11 @@ GPU_INLINE float ring_number(const gpu_ring_params &p, const char *row, int32_t 
                                      : bits_float(p.dtype == ATTN_DTYPE_BF16 ? bits << 16 : bits);
 }
 
-/* What a group shares: <k_j, e_j k> and <k_j, e_j q> of the ring's tokens, and e. */
-template <class D> struct ring_memory {
-    delta_memory<D> step;
-    float k[GPU_LANES], q[GPU_LANES], decay[D::size];
-};
-
-/* The sum of a column's gates from ring token t on. */
-GPU_INLINE float gates_from(const gpu_ring_params &p, const delta_request &request, int32_t t,
-                            int32_t head, int32_t column)
-{
-    const int32_t gates = ring_gates(p, head);
-    float sum = 0.0f;
-#pragma unroll 4
-    for (; t < 0; t++) {
-        const char *row = ring_row(p, request, request.state_from, t, head);
-        sum += ((const float *)(row + gates))[column];
-    }
-    return sum;
-}
-
 /* Adds the ring's tokens to the warp's rows, which begin with row `first_dim` of the head. */
 template <class D>
 GPU_INLINE void replay(const gpu_ring_params &p, const delta_request &request, int32_t replayed,
                        int32_t head, int32_t first_dim, delta_rows<D> &rows)
 {
-#pragma unroll 4
     for (int32_t t = -replayed; t < 0; t++) {
         const char *row = ring_row(p, request, request.state_from, t, head);
         const char *u = row + ring_u(p, head);
@@ -106,42 +81,6 @@ GPU_INLINE void replay(const gpu_ring_params &p, const delta_request &request, i
             for (int i = 0; i < D::count; i++) {
                 rows.s[r][i] = rows.s[r][i] * decay[i] + change * k[i];
             }
-        }
-    }
-}
-
-/* Computes what a group shares, a warp for each of the ring's tokens, and one for e. */
-template <class D>
-GPU_INLINE void find_products(const gpu_ring_params &p, const delta_request &request,
-                              int32_t replayed, int32_t head, ring_memory<D> &m)
-{
-    const bool by_channel = p.delta.rule.gates > 1;
-    for (int32_t j = warp_index(); j <= replayed; j += D::warps) {
-        const int32_t t = j - replayed;
-        const char *row = ring_row(p, request, request.state_from, t, head);
-        float kk = 0.0f, kq = 0.0f, decay = 0.0f;
-#pragma unroll
-        for (int i = 0; i < D::count; i++) {
-            const int32_t d = i * GPU_LANES + lane_index();
-            if (d < p.delta.head_size_k) {
-                if (by_channel || i == 0) {
-                    const int32_t column = by_channel ? d : 0;
-                    decay = expf(gates_from(p, request, t < 0 ? t + 1 : -replayed, head, column)) *
-                            m.step.decay[0][column];
-                }
-                if (t < 0) {
-                    const float k = ring_number(p, row, d) * decay;
-                    kk += k * m.step.k[0][d];
-                    kq += k * m.step.q[0][d];
-                }
-            }
-            if (t == 0) {
-                m.decay[d] = decay;
-            }
-        }
-        kk = warp_sum(kk), kq = warp_sum(kq);
-        if (t < 0 && lane_index() == 0) {
-            m.k[j] = kk, m.q[j] = kq;
         }
     }
 }
@@ -174,73 +113,6 @@ GPU_INLINE void store_ring(const gpu_ring_params &p, const delta_request &reques
     }
 }
 
-/* Stores the warp's elements of o of token row `row`. */
-template <class D>
-GPU_INLINE void store_out(const gpu_delta_params &p, int32_t row, int32_t head, int32_t first_dim,
-                          const float (&out)[D::outs])
-{
-    char *to = p.out.data + (int64_t)row * p.out.row + head * p.out.head;
-#pragma unroll
-    for (int r = 0; r < D::warp_rows; r++) {
-        if (lane_index() == r && first_dim + r < p.head_size_v) {
-            number_store(to, p.out.dtype, first_dim + r, out[r]);
-        }
-    }
-}
-
-/* A step of one token that leaves the state. Lane j has u_j. */
-template <class D>
-GPU_INLINE void run_ring_step(const gpu_ring_params &p, const delta_request &request,
-                              int32_t replayed, int32_t head, int32_t tile, ring_memory<D> &m)
-{
-    const int32_t group_dim = tile * D::rows, own = warp_index() * D::warp_rows;
-    const int32_t first_dim = group_dim + own, lane = lane_index();
-    delta_rows<D> rows;
-    load_state(p.delta, request, head, first_dim, rows);
-    const char *u =
-        ring_row(p, request, request.state_from, min(lane - replayed, -1), head) + ring_u(p, head);
-    float changes[D::warp_rows];
-#pragma unroll
-    for (int r = 0; r < D::warp_rows; r++) {
-        const bool real = lane < replayed && first_dim + r < p.delta.head_size_v;
-        changes[r] = real ? ring_number(p, u, first_dim + r) : 0.0f;
-    }
-    sync_group(); /* the previous item has been read */
-    load_stretch(p.delta, request, 0, 1, head, group_dim, m.step);
-    sync_group(); /* q and k are written */
-    finish_stretch(p.delta, 1, m.step);
-    sync_group(); /* q and k are normalized */
-    find_products(p, request, replayed, head, m);
-    sync_group(); /* products and decays are written */
-    const float of_k = lane < replayed ? m.k[lane] : 0.0f;
-    const float of_q = lane < replayed ? m.q[lane] : 0.0f;
-    const float beta = m.step.beta[0], kq = m.step.kq[0];
-    const float skip = p.delta.rule.skip != nullptr ? p.delta.rule.skip[head] : 0.0f;
-    float k[D::count], q[D::count], out[D::outs];
-#pragma unroll
-    for (int i = 0; i < D::count; i++) {
-        const int32_t d = i * GPU_LANES + lane;
-        k[i] = m.step.k[0][d] * m.decay[d];
-        q[i] = m.step.q[0][d] * m.decay[d];
-    }
-#pragma unroll
-    for (int r = 0; r < D::warp_rows; r++) {
-        float a = of_k * changes[r], b = of_q * changes[r];
-#pragma unroll
-        for (int i = 0; i < D::count; i++) {
-            a += rows.s[r][i] * k[i];
-            b += rows.s[r][i] * q[i];
-        }
-        a = warp_sum(a), b = warp_sum(b);
-        const float v = m.step.v[0][own + r];
-        const float change = beta * (p.delta.rule.additive ? v : v - a);
-        out[r] = b + change * kq + (p.delta.rule.skip != nullptr ? skip * v : 0.0f);
-        out[D::warp_rows + r] = change;
-    }
-    store_out<D>(p.delta, request.first_row, head, first_dim, out);
-    store_ring(p, request, m.step, 0, 0, head, tile, own, out);
-}
-
 /* As run_request. New rows of the ring are none of those that are read. */
 template <class D>
 GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
@@ -262,7 +134,15 @@ GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
         for (int32_t t = 0; t < count; t++) {
             float out[D::outs];
             run_token(p.delta, m, t, head, own, rows, out);
-            store_out<D>(p.delta, request.first_row + first + t, head, group_dim + own, out);
+            char *to = p.delta.out.data +
+                       (int64_t)(request.first_row + first + t) * p.delta.out.row +
+                       head * p.delta.out.head;
+#pragma unroll
+            for (int r = 0; r < D::warp_rows; r++) {
+                if (lane_index() == r && group_dim + own + r < p.delta.head_size_v) {
+                    number_store(to, p.delta.out.dtype, group_dim + own + r, out[r]);
+                }
+            }
             if (first + t >= ring.written) {
                 store_ring(p, request, m, first, t, head, tile, own, out);
             }
@@ -278,22 +158,15 @@ GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
 }
 
 /* Items as run_items has them. */
-template <class D> GPU_INLINE void run_rings(const gpu_ring_params &p, ring_memory<D> &m)
+template <class D> GPU_INLINE void run_rings(const gpu_ring_params &p, delta_memory<D> &m)
 {
     const int32_t heads = p.delta.num_v_heads * p.delta.row_tiles;
     for (int64_t i = group_index(); i < (int64_t)p.delta.num_reqs * heads; i += group_count()) {
         const int32_t r = (int32_t)(i / heads), rest = (int32_t)(i - (int64_t)r * heads);
         delta_request request;
         ring_request ring;
-        if (!enter_request(p.delta, r, request, true) || !enter_ring(p, r, request, ring)) {
-            continue;
-        }
-        const int32_t head = rest / p.delta.row_tiles, tile = rest % p.delta.row_tiles;
-        if (request.num_tokens == 1 && ring.written == 0 && ring.replayed <= GPU_LANES &&
-            checkpoint_slot(p.delta, request, 1) < 0) {
-            run_ring_step(p, request, ring.replayed, head, tile, m);
-        } else {
-            run_ring(p, request, ring, head, tile, m.step);
+        if (enter_request(p.delta, r, request) && enter_ring(p, r, request, ring)) {
+            run_ring(p, request, ring, rest / p.delta.row_tiles, rest % p.delta.row_tiles, m);
         }
     }
 }
