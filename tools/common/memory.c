@@ -56,10 +56,8 @@ void *memory_get(struct memory *memory, bool host, size_t bytes)
 void *memory_take(struct memory *memory, size_t bytes)
 {
     void *taken = memory_get(memory, false, bytes);
-    if (taken != NULL &&
-        memory->device->device.type ==
-            ATTN_DEVICE_CPU) { /* else samples would time the first touch of pages */
-        memset(taken, 0, bytes);
+    if (taken != NULL && memory->device->device.type == ATTN_DEVICE_CPU) {
+        memset(taken, 0, bytes); /* else samples would time the first touch of pages */
     }
     return taken;
 }

@@ -370,7 +370,7 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
     }
     cut.shares = whole ? chunks : cut.shares;
     cut.segments = cut.shares * cut.levels;
-    int32_t slack = SHORT_ITEM;
+    int32_t slack = SHORT_ITEM; /* more than any short item has tiles */
     begin_stream(p, plan, row_tiles, total, starts, whole ? most : 0, slack, cut, memory);
     if (!whole &&
         is_share_longer(begin, cut.levels, cut.shares,
