@@ -14,16 +14,6 @@ typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_
                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-extern "C" const char *sm80_load(const struct gpu_device *device)
-{
-    device_scope inside(device);
-    cudaError_t error = cudaSuccess;
-    for (gpu_attend_launcher *attend : attends) {
-        error = error ? error : attend(nullptr, nullptr);
-    }
-    return cause_of(error);
-}
-
 extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                                    const struct sm80_params *params, void *stream)
 {

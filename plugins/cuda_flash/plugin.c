@@ -40,20 +40,37 @@ static const char *add_kernels(struct attn_instance *instance)
     instance->matrix = &sm80_matrix;
     instance->chunks = &sm80_delta_chunks;
     instance->gemm = &sm80_gemm;
-    const char *cause = sm80_load(&instance->device);
-    cause = cause != NULL ? cause : sm80_delta_chunks.load(&instance->device);
-    cause = cause != NULL ? cause : sm80_gemm.load(&instance->device);
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
-        cause = cause != NULL ? cause : sm90_prefill.load(&instance->device);
         instance->prefill = &sm90_prefill;
         instance->latent = &sm90_latent;
         instance->index_scores = &sm90_index_scores;
-        cause = cause != NULL ? cause : sm90_latent.load(&instance->device);
-        return cause != NULL ? cause : sm90_index_scores.load(&instance->device);
     }
 #endif
-    return cause;
+    return sm80_gemm.load(&instance->device); /* a service, which no layer asks for */
+}
+
+static const char *load_kernels(const struct attn_instance *instance,
+                                const struct attn_layer_desc *layer,
+                                const struct attn_prepared *prepared)
+{
+    const struct gpu_device *device = &instance->device;
+    const char *cause = NULL;
+    switch (prepared->way) {
+    case GPU_WAY_CHUNKS:
+        return instance->chunks->load(device);
+    case GPU_WAY_LATENT:
+        return instance->latent != NULL ? instance->latent->load(device) : NULL;
+    case GPU_WAY_INDEX:
+        return instance->index_scores != NULL ? instance->index_scores->load(device) : NULL;
+    case GPU_WAY_ATTEND:
+        cause = sm80_load(device, layer);
+        return cause == NULL && instance->prefill != NULL
+                   ? instance->prefill->load(device, layer, prepared)
+                   : cause;
+    default:
+        return NULL; /* the portable kernels, which a device loads when it is opened */
+    }
 }
 
 const struct gpu_vendor gpu_vendor = {
@@ -61,6 +78,7 @@ const struct gpu_vendor gpu_vendor = {
     .device_type = ATTN_DEVICE_CUDA,
     .kernels = &gpu_kernels,
     .add_kernels = add_kernels,
+    .load_kernels = load_kernels,
 };
 
 PLUGIN_ENTRY(NAME, cuda_flash_probe, gpu_supports, gpu_create, gpu_destroy)

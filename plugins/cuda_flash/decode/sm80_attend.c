@@ -105,6 +105,21 @@ static int32_t kind_of(const struct gpu_params *p)
     return plain ? kinds[p->k.dtype] - 1 : -1;
 }
 
+const char *sm80_load(const struct gpu_device *device, const struct attn_layer_desc *layer)
+{
+    struct gpu_params cached = {0}, own = {0};
+    cached.k.dtype = gpu_stored_as(layer, false, &cached.k.form);
+    cached.v.dtype = gpu_stored_as(layer, true, &cached.v.form);
+    own.k.dtype = own.v.dtype = layer->dtype;
+    own.k.form = own.v.form = GPU_ROW_NUMBERS;
+    const int32_t kinds[2] = {kind_of(&own), kind_of(&cached)};
+    const char *cause = NULL;
+    for (int i = 0; i < 2 && cause == NULL; i++) {
+        cause = kinds[i] >= 0 ? sm80_launch(device, kinds[i], NULL, NULL) : NULL;
+    }
+    return cause;
+}
+
 static int32_t padded_size(const struct gpu_problem *problem)
 {
     int32_t size =

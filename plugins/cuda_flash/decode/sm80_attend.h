@@ -57,9 +57,11 @@ struct sm80_params {
     struct gpu_output output;
 };
 
-/* Loads the kernels of all kinds, so that no step does. Returns NULL or the cause of a failure. */
-const char *sm80_load(const struct gpu_device *device);
-/* Launches the kernel for a kind (enum gpu_kind). Returns NULL or the cause of a failure. */
+/* Loads the kernels that a layer may launch, over its cache and over keys of its own type. Returns
+ * NULL or the cause of a failure. */
+const char *sm80_load(const struct gpu_device *device, const struct attn_layer_desc *layer);
+/* Launches the kernel for a kind (enum gpu_kind); with params NULL, only loads it. Returns NULL or
+ * the cause of a failure. */
 const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                         const struct sm80_params *params, void *stream);
 

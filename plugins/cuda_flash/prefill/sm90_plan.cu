@@ -35,65 +35,48 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
                          stream);
 }
 
-/* By head size: 64, 128, 192, 256, 512. */
-struct sized_launchers {
-    prefill_launcher *of[5];
-};
-static constexpr sized_launchers bf16_launchers = {
+#define ANY_SIZE(launch)                                                                           \
+    {                                                                                              \
+        launch, launch, launch, launch, launch                                                     \
+    }
+/* By enum prefill_kernel, then head size: 64, 128, 192, 256, 512. */
+static prefill_launcher *const launchers[PREFILL_KERNELS][5] = {
+    ANY_SIZE(launch_plan),
+    ANY_SIZE(launch_merge),
+    ANY_SIZE(launch_widen),
     {launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill_bf16_192,
-     launch_prefill_bf16_256, launch_prefill_bf16_512}};
-static constexpr sized_launchers f16_launchers = {{launch_prefill_f16_64, launch_prefill_f16_128,
-                                                   launch_prefill_f16_192, launch_prefill_f16_256,
-                                                   launch_prefill_f16_512}};
-static constexpr sized_launchers bf16_copies = {
-    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr}};
-static constexpr sized_launchers f16_copies = {
-    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr}};
-static constexpr sized_launchers bf16_exact = {{launch_exact_bf16_64, launch_exact_bf16_128,
-                                                launch_exact_bf16_192, launch_exact_bf16_256,
-                                                launch_exact_bf16_512}};
-static constexpr sized_launchers f16_exact = {{launch_exact_f16_64, launch_exact_f16_128,
-                                               launch_exact_f16_192, launch_exact_f16_256,
-                                               launch_exact_f16_512}};
+     launch_prefill_bf16_256, launch_prefill_bf16_512},
+    {launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192, launch_prefill_f16_256,
+     launch_prefill_f16_512},
+    ANY_SIZE(launch_prefill_head64),
+    {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr},
+    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr},
+    {launch_exact_bf16_64, launch_exact_bf16_128, launch_exact_bf16_192, launch_exact_bf16_256,
+     launch_exact_bf16_512},
+    {launch_exact_f16_64, launch_exact_f16_128, launch_exact_f16_192, launch_exact_f16_256,
+     launch_exact_f16_512}};
 
-template <const sized_launchers &LAUNCHERS>
-static cudaError_t launch_size(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+static prefill_launcher *launcher_of(enum prefill_kernel kernel, int32_t size)
 {
-    if (a != nullptr) {
-        return LAUNCHERS.of[a->size > 256 ? 4 : a->size / 64 - 1](a, num_sms, stream);
-    }
-    cudaError_t error = cudaSuccess;
-    for (prefill_launcher *load : LAUNCHERS.of) {
-        error = error == cudaSuccess && load != nullptr ? load(nullptr, 0, stream) : error;
-    }
-    return error;
+    return launchers[kernel][size > 256 ? 4 : size / 64 - 1];
 }
-
-static prefill_launcher *const launchers[] = {launch_plan,
-                                              launch_merge,
-                                              launch_widen,
-                                              launch_size<bf16_launchers>,
-                                              launch_size<f16_launchers>,
-                                              launch_prefill_head64,
-                                              launch_size<bf16_copies>,
-                                              launch_size<f16_copies>,
-                                              launch_size<bf16_exact>,
-                                              launch_size<f16_exact>};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)
 {
     device_scope inside(device);
-    int32_t ctas = params != NULL && params->ctas > 0 ? params->ctas : device->num_sms;
-    cudaError_t error = launchers[kernel](params, ctas, (cudaStream_t)stream);
-    return cause_of(error);
+    int32_t ctas = params->ctas > 0 ? params->ctas : device->num_sms;
+    return cause_of(launcher_of(kernel, params->size)(params, ctas, (cudaStream_t)stream));
 }
 
-extern "C" const char *prefill_load(const struct gpu_device *device)
+extern "C" const char *prefill_load(const struct gpu_device *device, uint32_t kernels, int32_t size)
 {
-    const char *cause = NULL;
-    for (int kernel = PREFILL_PLAN; kernel < PREFILL_KERNELS && cause == NULL; kernel++) {
-        cause = prefill_launch(device, (enum prefill_kernel)kernel, NULL, NULL);
+    device_scope inside(device);
+    cudaError_t error = cudaSuccess;
+    for (int kernel = PREFILL_PLAN; kernel < PREFILL_KERNELS; kernel++) {
+        if ((kernels >> kernel & 1) != 0 && error == cudaSuccess) {
+            error = launcher_of((enum prefill_kernel)kernel, size)(nullptr, 0, nullptr);
+        }
     }
-    return cause;
+    return cause_of(error);
 }

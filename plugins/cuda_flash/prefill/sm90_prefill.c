@@ -115,6 +115,31 @@ static bool serves_size(const struct attn_layer_desc *layer)
                            layer->head_size_v % 8 == 0 && is_plain(layer));
 }
 
+static const char *load(const struct gpu_device *device, const struct attn_layer_desc *layer,
+                        const struct attn_prepared *prepared)
+{
+    const bool bf16 = layer->dtype == ATTN_DTYPE_BF16;
+    const int32_t size = size_of(layer->head_size, layer->head_size_v);
+    uint32_t kernels = 1u << PREFILL_PLAN | 1u << PREFILL_MERGE;
+    if (prepared->listed > 0 || (!bf16 && layer->dtype != ATTN_DTYPE_F16)) {
+        return NULL;
+    }
+    if (prepared->copy_bytes > 0) {
+        const uint32_t copies =
+            1u << PREFILL_WIDEN | 1u << (bf16 ? PREFILL_COPIES_BF16 : PREFILL_COPIES_F16);
+        const char *cause = prefill_load(device, copies, size == 192 ? 256 : size);
+        if (cause != NULL) {
+            return cause;
+        }
+    }
+    kernels |= 1u << (bf16 ? PREFILL_BF16 : PREFILL_F16);
+    kernels |= size == 64 ? 1u << PREFILL_HEAD64 : 0;
+    if (prepared->invariant >= 2) {
+        kernels |= 1u << (bf16 ? PREFILL_EXACT_BF16 : PREFILL_EXACT_F16);
+    }
+    return prefill_load(device, kernels, size);
+}
+
 /* Whether the bits of a row do not depend on the rows that share its item. Then they are the same
  * however a request is cut into steps, since all items walk the same tiles in the same order.
  * Linear ALiBi has another formula in inner tiles, and copies would be made of a whole cache for
@@ -804,7 +829,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 }
 
 const struct gpu_prefill sm90_prefill = {
-    .load = prefill_load,
+    .load = load,
     .copy_bytes = copy_bytes,
     .serves = serves,
     .fits = fits,

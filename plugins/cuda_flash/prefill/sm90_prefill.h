@@ -122,8 +122,6 @@ struct prefill_params {
     struct gpu_output output;
 };
 
-/* Loads the kernels on the current device, which is sm_90a. */
-const char *prefill_load(const struct gpu_device *device);
 enum prefill_kernel {
     PREFILL_PLAN,
     PREFILL_MERGE, /* parts of cut items */
@@ -140,6 +138,8 @@ enum prefill_kernel {
 /* Returns NULL or the cause of a failure. */
 const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                            const struct prefill_params *params, void *stream);
+/* Loads kernels (1 << enum prefill_kernel) of a padded head size. */
+const char *prefill_load(const struct gpu_device *device, uint32_t kernels, int32_t size);
 
 #ifdef __cplusplus
 }

@@ -13,8 +13,13 @@ struct gpu_vendor {
     int32_t device_type; /* type of all its devices */
     const struct attn_kernels *kernels;
     /* Adds the kernels that gpu/kernels lacks (`matrix`, `prefill`) to an instance whose device is
-     * open, and loads them; may be NULL. Returns NULL or the cause of a failure. */
+     * open; may be NULL. Returns NULL or the cause of a failure. */
     const char *(*add_kernels)(struct attn_instance *instance);
+    /* Loads those that a layer may launch, so that no step does; NULL: all are loaded. Returns NULL
+     * or the cause of a failure. */
+    const char *(*load_kernels)(const struct attn_instance *instance,
+                                const struct attn_layer_desc *layer,
+                                const struct attn_prepared *prepared);
 };
 
 extern const struct gpu_vendor gpu_vendor;

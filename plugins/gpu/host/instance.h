@@ -134,6 +134,8 @@ struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor);
 struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */
 /* The scale of quantized queries. */
 void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
+/* The storage of a row of K or V, form and element type; -1 if the kv_dtype is not served. */
+int32_t gpu_stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form);
 struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
                               const struct attn_layer_params *params,
                               const struct attn_kv_view *view, bool is_v);

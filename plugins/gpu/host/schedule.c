@@ -6,6 +6,7 @@
 
 #include "common/recurrent.h"
 #include "common/turboquant.h"
+#include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
@@ -66,70 +67,80 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
     return at;
 }
 
-attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
-                        struct attn_error *error)
+static void prepare_layer(const struct attn_prepare_args *args, struct attn_prepared *prepared)
 {
-    attn_instance *instance = args->instance;
+    const attn_instance *instance = args->instance;
     const struct attn_layer_desc *layer = args->layer;
-    const struct attn_host *host = instance->host;
     int32_t size = layer->head_size > layer->head_size_v ? layer->head_size : layer->head_size_v;
-    *prepared = NULL;
-    *prepared = host->allocate(host->user, sizeof **prepared, 64);
-    if (*prepared == NULL) {
-        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared", "%zu bytes",
-                            sizeof **prepared);
-    }
-    **prepared = (struct attn_prepared){0};
-    if (layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
-        gpu_prepare_index(layer, *prepared);
-        return ATTN_OK;
-    }
     const struct attn_mla_desc *mla = mla_of(layer);
     const bool is_sparse = mla != NULL && mla->topk > 0;
     if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL) {
-        (*prepared)->chunk_bytes = instance->chunks->chunk_bytes(&instance->device, layer);
+        prepared->chunk_bytes = instance->chunks->chunk_bytes(&instance->device, layer);
     }
     const bool planned = is_sparse ? instance->latent != NULL : layer->kind == ATTN_LAYER_MLA;
-    (*prepared)->way =
-        (*prepared)->chunk_bytes > 0 ? GPU_WAY_CHUNKS
-        : planned                    ? GPU_WAY_LATENT
-        : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
-            ? GPU_WAY_WITHOUT_PLAN
-            : GPU_WAY_ATTEND;
-    (*prepared)->topk = mla != NULL ? mla->topk : 0;
-    (*prepared)->num_kv_heads = layer->num_kv_heads;
-    (*prepared)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*prepared)->padded_size = (*prepared)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
-                               : size <= 64                       ? 64
-                               : size <= 128                      ? 128
-                               : size <= 256                      ? 256
-                                                                  : PADDED_SIZE_MAX;
-    (*prepared)->invariant = layer->batch_invariant;
+    prepared->way = prepared->chunk_bytes > 0 ? GPU_WAY_CHUNKS
+                    : planned                 ? GPU_WAY_LATENT
+                    : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
+                        ? GPU_WAY_WITHOUT_PLAN
+                        : GPU_WAY_ATTEND;
+    prepared->topk = mla != NULL ? mla->topk : 0;
+    prepared->num_kv_heads = layer->num_kv_heads;
+    prepared->group = layer->num_q_heads / layer->num_kv_heads;
+    prepared->padded_size = prepared->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
+                            : size <= 64                    ? 64
+                            : size <= 128                   ? 128
+                            : size <= 256                   ? 256
+                                                            : PADDED_SIZE_MAX;
+    prepared->invariant = layer->batch_invariant;
     /* Kernels for scales of rows share a reference of their tile's values; those of e4m3 queries
      * round probabilities to 16 bits or less. */
-    (*prepared)->plain =
-        (layer->batch_invariant >= 2 && layer->kv_dtype > ATTN_KV_FP8_E5M2) ||
-        (layer->encoder == ATTN_ENCODER_MULTIMODAL && layer->dtype == ATTN_DTYPE_F32);
-    (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
-    (*prepared)->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
-                          layer->kv_dtype == ATTN_KV_NVFP4 ||
-                          turboquant_bits(layer->kv_dtype, true) > 0;
-    (*prepared)->dense =
+    prepared->plain = (layer->batch_invariant >= 2 && layer->kv_dtype > ATTN_KV_FP8_E5M2) ||
+                      (layer->encoder == ATTN_ENCODER_MULTIMODAL && layer->dtype == ATTN_DTYPE_F32);
+    prepared->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
+    prepared->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
+                       layer->kv_dtype == ATTN_KV_NVFP4 ||
+                       turboquant_bits(layer->kv_dtype, true) > 0;
+    prepared->dense =
         layer->kv_dtype == ATTN_KV_NVFP4 || turboquant_bits(layer->kv_dtype, false) > 0;
-    (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
-    gpu_prepare_lists(args, *prepared);
-    if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND &&
-        (*prepared)->listed == 0) {
-        (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
+    prepared->split = prepared->packed || layer->dtype == ATTN_DTYPE_F32;
+    gpu_prepare_lists(args, prepared);
+    if (instance->prefill != NULL && prepared->way == GPU_WAY_ATTEND && prepared->listed == 0) {
+        prepared->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
     }
-    (*prepared)->few_rows = (*prepared)->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
+    prepared->few_rows = prepared->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
-        (*prepared)->query_bytes = layer->num_q_heads * layer->head_size * 2;
+        prepared->query_bytes = layer->num_q_heads * layer->head_size * 2;
     }
-    if (layer->output_form != ATTN_OUTPUT_PLAIN && (*prepared)->way == GPU_WAY_ATTEND) {
+    if (layer->output_form != ATTN_OUTPUT_PLAIN && prepared->way == GPU_WAY_ATTEND) {
         int32_t element = layer->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-        (*prepared)->out_bytes = (int64_t)layer->num_q_heads * layer->head_size_v * element;
+        prepared->out_bytes = (int64_t)layer->num_q_heads * layer->head_size_v * element;
     }
+}
+
+attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
+                        struct attn_error *error)
+{
+    const struct attn_host *host = args->instance->host;
+    struct attn_prepared *made = host->allocate(host->user, sizeof *made, 64);
+    *prepared = NULL;
+    if (made == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared", "%zu bytes", sizeof *made);
+    }
+    *made = (struct attn_prepared){0};
+    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+        gpu_prepare_index(args->layer, made);
+    } else {
+        prepare_layer(args, made);
+    }
+    const char *cause = gpu_vendor.load_kernels != NULL
+                            ? gpu_vendor.load_kernels(args->instance, args->layer, made)
+                            : NULL;
+    if (cause != NULL) {
+        gpu_release(args->instance, made);
+        return plugin_error(error, ATTN_ERROR_DEVICE, "layer", "its kernels do not load: %s",
+                            cause);
+    }
+    *prepared = made;
     return ATTN_OK;
 }
 

@@ -73,7 +73,9 @@ bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params
  * depend only on the request's lengths, the layer and the tensors, so batch-invariant layers use
  * it, too. */
 struct gpu_prefill {
-    const char *(*load)(const struct gpu_device *device);
+    /* Loads the kernels that a layer may launch. Returns NULL or the cause of a failure. */
+    const char *(*load)(const struct gpu_device *device, const struct attn_layer_desc *layer,
+                        const struct attn_prepared *prepared);
     /* Bytes of its 16-bit copies of a key and its value of one KV head; 0: it makes none. */
     int64_t (*copy_bytes)(const struct attn_layer_desc *layer, const struct attn_kv_view *k_cache);
     /* Whether a plan may give it requests of this layer and cache. */

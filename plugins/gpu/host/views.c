@@ -20,8 +20,7 @@ struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor)
                             tensor_stride(tensor, 0), tensor_stride(tensor, 1)};
 }
 
-/* The storage of a row of K or V, form and element type; -1 if the kv_dtype is not served. */
-static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form)
+int32_t gpu_stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form)
 {
     *form = GPU_ROW_NUMBERS;
     switch (layer->kv_dtype) {
@@ -99,7 +98,7 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
         .head_size = view->head_size,
         .scale_host = 1,
     };
-    c.dtype = stored_as(layer, is_v, &c.form);
+    c.dtype = gpu_stored_as(layer, is_v, &c.form);
     c.bits = turboquant_bits(layer->kv_dtype, is_v);
     if (c.form == GPU_ROW_SCALED || c.form >= GPU_ROW_INT4) {
         c.row_scale = view->scale;
