@@ -3,7 +3,7 @@
 
     first_use.py [PROCESSES]
 
-`bind`: libattn loaded, the device probed, a layer of Llama 3.1 8B selected and bound; `attend`: its plan and its first step,
+`open`: libattn loaded, backends and devices probed; `bind`: a layer of Llama 3.1 8B selected and bound; `attend`: its plan and its first step,
 a prompt of 1024 tokens; `graph`: a plan of a decode, captured without a step before it, and its first replay; `layer`: binding
 a second layer of another dtype and head size. The library is the one of build/core, the plugin the one
 that ATTN_PLUGIN_PATH names.
@@ -49,6 +49,7 @@ def once() -> None:
         return plan, [q, k, v, torch.empty_like(q)]
 
     runtime = libattn.Runtime()
+    stop()
     model = bind(128, "bf16")
     stop()
     plan, tensors = plan_of(1024, 1024)
@@ -72,7 +73,7 @@ def main() -> None:
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     rows = [[float(x) for x in subprocess.run([sys.executable, __file__, "once"], check=True, capture_output=True, text=True)
              .stdout.split()] for _ in range(processes)]
-    for name, column in zip(("bind", "attend", "graph", "layer"), zip(*rows)):
+    for name, column in zip(("open", "bind", "attend", "graph", "layer"), zip(*rows)):
         print(f"{name:8}{statistics.median(column):7.1f} ({min(column):.1f}, {max(column):.1f})")
 
 

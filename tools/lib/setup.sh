@@ -111,7 +111,7 @@ there() {
 
 # Installs what is missing of the given rows of the table, as root or through sudo. Where it may not, or knows no apt-get, it
 # prints the one line to run and ends with 3. A demonstration, or what runs where there is no apt-get, goes on if what it cannot do
-# without ($essential, in Debian's names) is there.
+# without ($essential, in Debian's names) is there; what could not be installed then is not tried again.
 ensure_packages() {
     [ "$(uname -s)" = Linux ] || die "libattn is for Linux; this is $(uname -s)" 3
     manager='' column=2
@@ -140,12 +140,17 @@ ensure_packages() {
         root=1 as_root="sudo -n"
     fi
     if [ "$manager" = apt-get ] && [ -n "$root" ]; then
-        # shellcheck disable=SC2086
-        if watched "packages: the list" $as_root apt-get update &&
-            watched "packages:$missing" $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; then
-            return 0
+        if [ -z "$stops" ] && [ "$(cat build/.without 2>/dev/null)" = "$missing" ]; then
+            how="that failed before (build/.without)"
+        else
+            # shellcheck disable=SC2086
+            if watched "packages: the list" $as_root apt-get update -o Acquire::Retries=1 &&
+                watched "packages:$missing" $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; then
+                return 0
+            fi
+            how="that failed"
+            { mkdir -p build && echo "$missing" >build/.without; } 2>/dev/null || true
         fi
-        how="that failed"
     fi
     case $manager in
     apt-get) line="sudo apt-get install -y --no-install-recommends$missing" ;;
