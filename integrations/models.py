@@ -5,6 +5,7 @@ usage: models.py FOLDER [FILE.gguf]
 """
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def invent(folder: Path, config: dict[str, Any], spread: float = 0.2) -> None:
     values = {name: value for name, value in config.items() if name != "model_type"}
     described = AutoConfig.for_model(config["model_type"], **values, initializer_range=spread)
     AutoModelForCausalLM.from_config(described, dtype=torch.float32).save_pretrained(str(folder))
+    written = folder / "config.json"  # Transformers leaves out members that it replaces, which engines read
+    written.write_text(json.dumps(config | json.loads(written.read_text())))
 
 
 def convert(folder: Path, gguf: Path) -> None:

@@ -48,25 +48,23 @@ static prefill_launcher *const launchers[PREFILL_KERNELS][5] = {
      launch_prefill_bf16_256, launch_prefill_bf16_512},
     {launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192, launch_prefill_f16_256,
      launch_prefill_f16_512},
+    {launch_terms_bf16_64, launch_terms_bf16_128, launch_terms_bf16_192, launch_terms_bf16_256,
+     nullptr},
+    {launch_terms_f16_64, launch_terms_f16_128, launch_terms_f16_192, launch_terms_f16_256,
+     nullptr},
     ANY_SIZE(launch_prefill_head64),
     {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr},
     {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr},
-    {launch_exact_bf16_64, launch_exact_bf16_128, launch_exact_bf16_192, launch_exact_bf16_256,
-     launch_exact_bf16_512},
-    {launch_exact_f16_64, launch_exact_f16_128, launch_exact_f16_192, launch_exact_f16_256,
-     launch_exact_f16_512}};
-
-static prefill_launcher *launcher_of(enum prefill_kernel kernel, int32_t size)
-{
-    return launchers[kernel][size > 256 ? 4 : size / 64 - 1];
-}
+    ANY_SIZE(launch_exact_bf16),
+    ANY_SIZE(launch_exact_f16)};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)
 {
     device_scope inside(device);
     int32_t ctas = params->ctas > 0 ? params->ctas : device->num_sms;
-    return cause_of(launcher_of(kernel, params->size)(params, ctas, (cudaStream_t)stream));
+    prefill_launcher *const launch = launchers[kernel][prefill_size_index(params->size)];
+    return cause_of(launch(params, ctas, (cudaStream_t)stream));
 }
 
 extern "C" const char *prefill_load(const struct gpu_device *device, uint32_t kernels, int32_t size)
@@ -74,8 +72,9 @@ extern "C" const char *prefill_load(const struct gpu_device *device, uint32_t ke
     device_scope inside(device);
     cudaError_t error = cudaSuccess;
     for (int kernel = PREFILL_PLAN; kernel < PREFILL_KERNELS; kernel++) {
-        if ((kernels >> kernel & 1) != 0 && error == cudaSuccess) {
-            error = launcher_of((enum prefill_kernel)kernel, size)(nullptr, 0, nullptr);
+        prefill_launcher *const load = launchers[kernel][prefill_size_index(size)];
+        if ((kernels >> kernel & 1) != 0 && load != nullptr && error == cudaSuccess) {
+            error = load(nullptr, 0, nullptr);
         }
     }
     return cause_of(error);
