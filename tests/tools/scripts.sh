@@ -100,6 +100,9 @@ grep -q 'held to the reference' "$work/said" && grep -q 'all right; what to try 
 fake id 'echo 0'
 expect 0 'that failed; run: sudo apt-get install -y --no-install-recommends libcjson-dev$' demo.sh
 grep -q 'no network' "$work/said" && grep -q '^apt-get update' "$work/asked" || { cat "$work/said"; failed=1; }
+asked=$(cat "$work/asked")
+expect 0 'that failed before (build/.without); run: sudo apt-get install' demo.sh
+[ "$(cat "$work/asked")" = "$asked" ] || { echo "apt-get was run again"; failed=1; }
 [ "$(grep -c . "$work/configured")" -eq 1 ] || { cat "$work/configured"; failed=1; }
 grep -q -- '^build -Dtests=disabled -Dmpi=disabled -Dnccl=disabled -Dcuda-flash=disabled -Dcudnn=disabled -Dhip=disabled -Dlevel-zero=disabled$' "$work/configured" ||
     { cat "$work/configured"; failed=1; }
