@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in cpu_ref, each of which attn-check has to find.
+"""Mistakes in cpu_ref, each of which attn-check, or attn-run, has to find.
 usage: mutants.py BUILD LIST [--part I/N] [--only GLOB] [--jobs N]
 
 mutants.txt has each mutant as
 
-    name | CASES of attn-check that have to find it [OPTION ...] | what it breaks
+    name | CASES of attn-check that have to find it [OPTION ...], or attn-run MODEL | what it breaks
     @ FILE of plugins/
     - a text that is found once in FILE; white space counts as one blank
     + the text in its place; none, or a + alone before another text: the old text is dropped
@@ -122,9 +122,15 @@ class Build:
             except ValueError as why:
                 return str(why)
             part = "1/16" if control and not options else "1/1"
-            done = subprocess.run([str(self.folder / "tools/attn-check"), str(library), *(options or ["--quick"]), "--part", part,
-                                   "--fail-fast", "--filter", cases], capture_output=True, text=True, errors="replace")
-        found = done.returncode == 1 and re.search(r"FAILED|crashed with|capabilities", done.stdout + done.stderr)
+            environment = None
+            command = [str(self.folder / "tools/attn-check"), str(library), *(options or ["--quick"]), "--part", part,
+                       "--fail-fast", "--filter", cases]
+            if cases == "attn-run":
+                command = [str(self.folder / "tools/attn-run"), "--model", str(TREE / "models" / options[0]), "--layers", "1",
+                           "--steps", "2", "--scale", "0.2", "--verify"]
+                environment = {**os.environ, "ATTN_PLUGIN_PATH": str(library), "ATTN_BACKEND": "mutant"}
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        found = done.returncode == 1 and re.search(r"FAILED|crashed with|capabilities|WRONG", done.stdout + done.stderr)
         if control:
             return None if done.returncode == 0 else f"fails: {(done.stdout + done.stderr)[-300:]}"
         return None if found else f"not found: exit status {done.returncode}"

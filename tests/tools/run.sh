@@ -19,7 +19,7 @@ printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "
 printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>"$folder/requests.json"
 # Mamba2's states have 16 bits here.
 sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3-nano-30b-a3b.json" >"$folder/mamba2.json"
-# Compressed rows of 4 tokens with lists shorter than the requests, and of 16.
+# Compressors and their rows, of 4 tokens with lists shorter than the requests and of 16; outputs are rotated back.
 sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window": 128/window": 24/; s/"num_hidden_layers": 43/"num_hidden_layers": 4/; s/"compress_ratios": .0, 0, 4, 128,/"compress_ratios": [0, 0, 4, 16,/' "$models/deepseek-v4.json" >"$folder/compressed.json"
 # Fewer heads: all have the same code.
 sed 's/_heads": 128/_heads": 16/' "$models/deepseek-v3.json" >"$folder/mla.json"
@@ -35,6 +35,7 @@ for model in mla indexer msa qsa kpool compressed gdn kda mamba2; do
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$folder/$model.json" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify
 done
+ATTN_BACKEND='cpu_simd?' "$run" --model "$folder/compressed.json" --layers 1 --steps 7 --requests "$folder/requests.json" --verify
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
 printf '[{"prompt": 300, "output": 6}' >"$folder/requests.json"
 for prompt in 289 290 300 310 330 352 353; do

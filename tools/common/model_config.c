@@ -146,6 +146,24 @@ static int32_t compress_ratio(struct reading *r, const cJSON *text, int32_t i)
     return (int32_t)ratio->valuedouble;
 }
 
+/* What pools the rows of layer i, or of its index keys: those of 4 tokens overlap. */
+static void add_compressor(struct reading *r, const cJSON *text, int32_t i, bool of_index)
+{
+    struct model_layer *layer = add_layer(r, of_index ? "index_compressor" : "compressor", i);
+    const int32_t ratio = compress_ratio(r, text, i), overlaps = ratio == V4_LISTED;
+    read_heads(r, text, &layer->desc);
+    layer->desc.kind = ATTN_LAYER_DRAFT_COMPRESSOR;
+    layer->desc.num_q_heads = layer->desc.num_kv_heads = 2 * (1 + overlaps);
+    layer->desc.head_size =
+        of_index ? read_int(r, text, "index_head_dim", 128, 8, 512) : layer->desc.head_size;
+    layer->compressor = (struct attn_compressor_desc){
+        {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof layer->compressor, NULL},
+        ratio,
+        overlaps,
+        ATTN_ROPE_GPTJ,
+        read_int(r, text, "qk_rope_head_dim", 64, 2, 512)};
+}
+
 static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct model_layer *layer)
 {
     struct attn_layer_desc *desc = &layer->desc;
@@ -156,6 +174,10 @@ static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct 
     desc->has_window = desc->has_sinks = 1;
     desc->window_left = read_int(r, text, "sliding_window", 128, 1, INT32_MAX) - 1;
     desc->window_right = 0;
+    layer->output_rope =
+        (struct attn_output_rope){{ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof layer->output_rope, NULL},
+                                  ATTN_ROPE_GPTJ,
+                                  read_int(r, text, "qk_rope_head_dim", 64, 2, 512)};
     if (ratio <= 1) {
         return;
     }
@@ -437,9 +459,16 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
         const char *type = layer_type(r, text, model_type, i);
         const bool indexed = is_indexed(r, text, model_type, type, i);
         struct model_layer earlier = {.tower = 0}, *indexer = &earlier;
+        const bool pools = is_v4(model_type) && compress_ratio(r, text, i) > 1;
         if (indexed) {
+            if (pools) {
+                add_compressor(r, text, i, true);
+            }
             indexer = has_indexer(r, text, i) ? add_layer(r, "indexer", i) : indexer;
             make_indexer(r, text, model_type, indexer);
+        }
+        if (pools) {
+            add_compressor(r, text, i, false);
         }
         struct model_layer *layer = add_layer(r, "layers", i);
         make_decoder(r, text, model_type, type, i, layer);

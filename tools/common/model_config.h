@@ -5,8 +5,10 @@
 
 #include <attn/api.h>
 #include <attn/draft/compressed.h>
+#include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
+#include <attn/draft/output_rope.h>
 #include <attn/draft/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
@@ -27,6 +29,8 @@ struct model_layer {
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
     struct attn_compressed_rows compressed;
+    struct attn_compressor_desc compressor; /* linked where the kind is a compressor */
+    struct attn_output_rope output_rope;    /* linked of MLA layers, where the model `rotates` */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
     char name[64];
@@ -39,6 +43,7 @@ struct model_config {
     int32_t num_layers;
     int32_t max_layers;
     bool guessed; /* model_type is unknown: read as a plain causal decoder */
+    bool rotates; /* the core rotates outputs, where the model does; set before linking */
 };
 
 /* `tool: file: model_type 'x' is not known …` on stderr where it was guessed. */

@@ -11,7 +11,8 @@ static bool same_sort(const struct model_layer *a, const struct model_layer *b)
 {
     return a->tower == b->tower && a->desc.kind == b->desc.kind &&
            a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size &&
-           a->lists.max_entries == b->lists.max_entries &&
+           a->lists.max_entries == b->lists.max_entries && a->desc.head_size == b->desc.head_size &&
+           a->compressor.tokens_per_row == b->compressor.tokens_per_row &&
            a->cache.tokens_per_row == b->cache.tokens_per_row;
 }
 
@@ -32,11 +33,19 @@ void model_config_link(struct model_config *config)
             }
         } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
-            layer->mla.ext.next = layer->cache.tokens_per_row > 0 ? &layer->caches.ext : lists;
+            struct attn_ext *rope = config->rotates && layer->output_rope.rotary_dim > 0
+                                        ? &layer->output_rope.ext
+                                        : NULL;
+            layer->mla.ext.next = layer->cache.tokens_per_row > 0 ? &layer->caches.ext
+                                  : rope != NULL                  ? rope
+                                                                  : lists;
             layer->caches.caches = &layer->cache;
             layer->caches.ext.next = &layer->compressed.ext;
+            layer->compressed.ext.next = rope;
         } else if (layer->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
             layer->desc.next = &layer->indexer.ext;
+        } else if (layer->desc.kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+            layer->desc.next = &layer->compressor.ext;
         }
     }
 }

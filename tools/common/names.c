@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "names.h"
 
+#include <attn/draft/index_lists.h>
 #include <attn/draft/recurrent.h>
 #include <string.h>
 
@@ -72,8 +73,9 @@ const char *layer_kind_name(const struct attn_layer_desc *layer)
         const struct attn_mla_desc *mla = (const struct attn_mla_desc *)layer->next;
         const struct attn_ext *next = mla->ext.next;
         return next != NULL && next->id == ATTN_EXT_LAYER_CACHES ? "mla_compressed"
-               : mla->topk > 0 || next != NULL                   ? "mla_sparse"
-                                                                 : "mla";
+               : mla->topk > 0 || (next != NULL && next->id == ATTN_EXT_DRAFT_INDEX_LISTS)
+                   ? "mla_sparse"
+                   : "mla";
     }
     if (layer->kind == ATTN_LAYER_ENCODER) {
         return encoders[layer->encoder];

@@ -16,6 +16,12 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
     client_blocks(out, group->table, group->stride, batch->slots);
     out->block_table_rows = MAX_REQUESTS;
     out->block_table_row = batch->rows;
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        const int32_t end = batch->query_start_loc[i + 1];
+        for (int32_t t = batch->query_start_loc[i]; t < end; t++) {
+            batch->positions[t] = batch->seq_lens[i] - (end - t);
+        }
+    }
 }
 
 /* The batch's arrays as they are now, in the device's memory until the next plan. */
@@ -97,9 +103,9 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->layers[i].group == g) {
-            /* a recurrent layer has no keys: there the tokens are run */
-            status = group->recurrent ? layer_run(engine, &engine->layers[i], batch)
-                                      : layer_write(engine, &engine->layers[i], r, first, end);
+            status = engine->layers[i].kind->is_run
+                         ? layer_run(engine, &engine->layers[i], batch)
+                         : layer_write(engine, &engine->layers[i], r, first, end);
             status = status ? status : engine_wait(engine);
             memory_finish(&engine->rows);
         }

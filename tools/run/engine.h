@@ -12,11 +12,13 @@
 #include "common/model_config.h"
 #include "support/layer_io.h"
 #include "support/random.h"
+#include "support/tensor.h"
 
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
 #define BACKENDS 160  /* bytes of their names in both phases */
 #define MAX_ROWS 4096 /* rows of a step */
+#define POISON 0xff   /* bytes of outputs before they are written */
 /* slots of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
 #define NUM_STATE_SLOTS 71
 
@@ -75,10 +77,12 @@ struct run_layer {
     float *sinks, *slopes; /* and of these, as of `weights` and `gates`, the device's copies: */
     void *device_params[2];
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
+    /* whose rows, its v_history, are this layer's rows of several tokens; NULL: these are drawn */
+    const struct run_layer *compressor;
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
-    uint8_t *weights; /* MLA: kv_b_proj; recurrent: the convolution's, of the activations' dtype */
-    float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias */
+    uint8_t *weights; /* kv_b_proj, the convolution's or a norm's, of the activations' dtype */
+    float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias; a compressor's position_bias */
     int32_t *lists;   /* indexers: of the step that ran last, for sparse layers after it */
     void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
     void *ring;       /* GDN: of replay, or NULL; the device's */
@@ -118,7 +122,7 @@ struct batch {
     int32_t seq_lens[MAX_REQUESTS];
     int32_t encoder_lens[MAX_REQUESTS];
     int32_t rows[MAX_REQUESTS];
-    int64_t slots[MAX_ROWS];
+    int64_t slots[MAX_ROWS], positions[MAX_ROWS];
 };
 
 struct run_engine {
@@ -129,6 +133,7 @@ struct run_engine {
     struct device device; /* that the layers run on */
     void *stream;
     struct memory kept, batches, rows; /* the run's, a group's plan's, a layer's run's */
+    void *angles;                      /* [longest, rotary dim] of rotations; the device's */
     struct model_config config;
     struct run_layer *layers;
     int32_t num_layers;
@@ -227,12 +232,13 @@ static inline int32_t step_keys(const struct run_step *step, int32_t i)
     return step->cross ? step->batch->encoder_lens[i] : step->batch->seq_lens[i];
 }
 
-/* What a run has more whose layer has a cache of rows of several tokens each. */
-struct latent_io {
+/* What a run has more of layers with rows of several tokens, or that make these. Must not move. */
+struct more_io {
     struct attn_io_caches caches;
-    struct attn_tensor tensor;
-    int64_t shape[3];
-    const struct attn_tensor *rows[1];
+    struct attn_io_output_rope rotation;
+    struct attn_io_compressor pooling;
+    struct shaped rows, bias, norm, cos_sin;
+    const struct attn_tensor *further[1];
 };
 
 /* What layers of a kind do their own way. */
@@ -244,15 +250,18 @@ struct run_kind {
     /* The part of the outputs with that index, a request of the batch or a head, against the
      * oracle. False: no memory. */
     bool (*verify)(const struct run_step *step, int32_t part, struct tally *tally);
-    /* For each token the row that it may finish, next to the layer's own, in a run's io; `like` is
-     * a tensor of the run. *latent must not move. NULL: there are none. */
-    void (*bring)(const struct run_layer *layer, const struct attn_tensor *like, int64_t tokens,
-                  void *rows, struct layer_io *io, struct latent_io *latent);
+    /* Links to the io of a run of `tokens` tokens what it has more; `rows` are the values of the
+     * history that were sent, `batch` is NULL where keys are only written. NULL: nothing. */
+    attn_status (*bring)(struct run_engine *engine, const struct run_layer *layer,
+                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                         struct more_io *more);
+    void (*keep)(const struct run_step *step); /* outputs, for layers after it; NULL: none are */
+    bool is_run; /* a prompt's first tokens come in runs, too, not in writes alone */
     bool by_heads;
     bool wants_keys; /* step.keys is filled before verify */
 };
 extern const struct run_kind run_attention_kind, run_mla_kind, run_latent_kind, run_recurrent_kind,
-    run_indexer_kind;
+    run_indexer_kind, run_compressor_kind;
 
 /* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
  * position + 1 places, and how many */
@@ -280,7 +289,15 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
  * recording's (NULL: none). */
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
                  int32_t count, const float *recorded, struct tally *tally);
-/* memory.c: parameter `index` of the layer, copied to device_params[index] */
+/* compressor.c: the one whose rows a layer takes, or NULL; the table of angles as a tensor, whose
+ * data are NULL with the engine's error where there is no memory */
+const struct run_layer *compressor_of(const struct run_engine *engine,
+                                      const struct run_layer *layer);
+const struct attn_tensor *angles(struct run_engine *engine, int32_t rotary, struct shaped *to);
+/* memory.c: a dense tensor of the device's memory */
+struct attn_tensor *device_tensor(const struct run_engine *engine, struct shaped *to, void *data,
+                                  int32_t dtype, int32_t ndim, const int64_t *shape);
+/* Parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
 /* latent.c: the second table of a batch whose arrays are the host's. */

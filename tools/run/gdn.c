@@ -9,7 +9,6 @@
 #include "support/client.h"
 #include "support/layer.h"
 #include "support/layer_io.h"
-#include "support/tensor.h"
 
 static int64_t state_size(const struct attn_recurrent_desc *g)
 {
@@ -67,9 +66,8 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     const float *sent = layer->device_params[1];
     const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
     struct shaped conv;
-    shaped_set(&conv, layer->device_params[0], layer->terms.dtype, 2,
-               (int64_t[]){channels, g->conv_width}, NULL);
-    conv.tensor.device = engine->device.device;
+    device_tensor(engine, &conv, layer->device_params[0], layer->terms.dtype, 2,
+                  (int64_t[]){channels, g->conv_width});
     struct attn_recurrent_skip skip = {.ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof skip, NULL},
                                        .skip = sent + hv};
     struct attn_recurrent_weights weights = {
@@ -194,7 +192,7 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
     return true;
 }
 
-const struct run_kind run_recurrent_kind = {.bind = bind, .verify = verify};
+const struct run_kind run_recurrent_kind = {.bind = bind, .verify = verify, .is_run = true};
 
 /* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot.
  */

@@ -1,30 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layers whose rows are key and value, and rows of several tokens each in a cache of their own: the
- * row that a token finishes is the value that is drawn for it. Blocks of both caches hold the same
- * tokens under the same number. */
+ * row that a token finishes is a compressor's or, without one, the value that is drawn for it.
+ * Blocks of both caches hold the same tokens under the same number. */
 #include <stdlib.h>
 
 #include "engine.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
-static void bring(const struct run_layer *layer, const struct attn_tensor *like, int64_t tokens,
-                  void *rows, struct layer_io *io, struct latent_io *latent)
+static bool rotates(const struct run_engine *engine, const struct run_layer *layer)
+{
+    return engine->config.rotates && layer->source->output_rope.rotary_dim > 0;
+}
+
+static attn_status bind(struct run_engine *engine, struct run_layer *layer)
+{
+    layer->roundings = 1 + rotates(engine, layer); /* an output is rotated as it was rounded */
+    return attention_bind(engine, layer);
+}
+
+static attn_status bring(struct run_engine *engine, const struct run_layer *layer,
+                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                         struct more_io *more)
 {
     const struct row_terms *t = &layer->terms;
-    *latent =
-        (struct latent_io){.caches = {.ext = {ATTN_EXT_IO_CACHES, 0, sizeof latent->caches, NULL},
-                                      .rows = latent->rows,
-                                      .num_rows = 1},
-                           .tensor = *like,
-                           .shape = {tokens, t->num_kv_heads, t->head_size_v},
-                           .rows = {&latent->tensor}};
-    latent->tensor.data = rows;
-    latent->tensor.ndim = 3;
-    latent->tensor.shape = latent->shape;
+    const int32_t rotary = layer->source->output_rope.rotary_dim;
     if (layer->source->cache.tokens_per_row > 0) {
-        io->mla.ext.next = &latent->caches.ext;
+        more->further[0] = device_tensor(engine, &more->rows, rows, t->dtype, 3,
+                                         (int64_t[]){tokens, t->num_kv_heads, t->head_size_v});
+        more->caches =
+            (struct attn_io_caches){.ext = {ATTN_EXT_IO_CACHES, 0, sizeof more->caches, NULL},
+                                    .rows = more->further,
+                                    .num_rows = 1};
+        io->mla.ext.next = &more->caches.ext;
     }
+    if (batch == NULL || !rotates(engine, layer)) {
+        return ATTN_OK;
+    }
+    more->rotation = (struct attn_io_output_rope){
+        .ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof more->rotation, io->mla.ext.next},
+        .positions = engine_send(engine, &engine->rows, batch->positions,
+                                 (size_t)tokens * sizeof *batch->positions),
+        .cos_sin = angles(engine, rotary, &more->cos_sin)};
+    io->mla.ext.next = &more->rotation.ext;
+    return more->rotation.positions != NULL && more->rotation.cos_sin->data != NULL
+               ? ATTN_OK
+               : engine->error.status;
 }
 
 void latent_table(const struct run_group *group, struct attn_batch *batch,
@@ -101,6 +122,10 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
             query[e] = number_load(step->rows[STEP_Q], (at + i) * d + e, t->dtype);
         }
         oracle_mla(&head, query, keys, seen, n, scores, expected);
+        if (rotates(step->engine, layer)) {
+            oracle_rotate(expected, d, layer->source->output_rope.rotary_dim, false,
+                          length - count + token, -1);
+        }
         compare_row(layer, expected, step->rows[STEP_OUT], (at + i) * d, d, NULL, tally);
     }
     free(keys);
@@ -109,4 +134,4 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
 }
 
 const struct run_kind run_latent_kind = {
-    .bind = attention_bind, .make_query = attention_query, .verify = verify, .bring = bring};
+    .bind = bind, .make_query = attention_query, .verify = verify, .bring = bring};

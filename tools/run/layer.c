@@ -97,12 +97,12 @@ attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int3
         [STEP_K] = layer->k_history[r] + (size_t)first * row_bytes(layer, STEP_K),
         [STEP_V] = layer->v_history[r] + (size_t)first * row_bytes(layer, STEP_V)};
     struct layer_io io;
-    struct latent_io latent;
+    struct more_io more;
     void *sent[STEP_ROWS];
     attn_status status = send_rows(engine, layer, rows, end - first, &io, sent);
     io.io.flags = ATTN_RUN_NO_ATTEND;
     if (status == ATTN_OK && layer->kind->bring != NULL) {
-        layer->kind->bring(layer, &io.tensors[ROLE_KV_C], end - first, sent[STEP_V], &io, &latent);
+        status = layer->kind->bring(engine, layer, NULL, end - first, sent[STEP_V], &io, &more);
     }
     return status ? status : run_io(engine, layer, &io);
 }
@@ -142,7 +142,7 @@ static attn_status run_step(struct run_step *step)
     struct run_engine *engine = step->engine;
     const void *rows[STEP_ROWS];
     struct layer_io io;
-    struct latent_io latent;
+    struct more_io more;
     void *sent[STEP_ROWS];
     const int32_t *lists = NULL;
     memcpy(rows, step->rows, sizeof rows);
@@ -152,10 +152,12 @@ static attn_status run_step(struct run_step *step)
         status = lists != NULL ? ATTN_OK : engine->error.status;
     }
     if (status == ATTN_OK && step->layer->kind->bring != NULL) {
-        step->layer->kind->bring(step->layer, &io.tensors[ROLE_KV_C], step->tokens, sent[STEP_V],
-                                 &io, &latent);
+        status = step->layer->kind->bring(engine, step->layer, step->batch, step->tokens,
+                                          sent[STEP_V], &io, &more);
+    }
+    if (lists != NULL && step->layer->source->mla.topk > 0) {
         io.mla.topk_indices = lists;
-        io.mla.topk_stride = lists != NULL ? step->lists.form->max_entries : 0;
+        io.mla.topk_stride = step->lists.form->max_entries;
     } else if (lists != NULL) {
         layer_io_lists(&io, lists, step->lists.per_token, step->lists.form->max_entries);
     }
@@ -239,11 +241,14 @@ attn_status layer_run(struct run_engine *engine, struct run_layer *layer, const 
             status =
                 engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
         } else if (i == STEP_OUT) {
-            memset(step.rows[i], 0xff, bytes); /* poison */
+            memset(step.rows[i], POISON, bytes);
         }
     }
     status = status ? status : fill_step(&step);
     status = status ? status : run_step(&step);
+    if (status == ATTN_OK && layer->kind->keep != NULL) {
+        layer->kind->keep(&step);
+    }
     if (status == ATTN_OK && engine->settings->verify) {
         status = verify_step(&step);
     }

@@ -54,6 +54,14 @@ attn_status engine_wait(struct run_engine *engine)
     return engine->api->device->synchronize(engine->device.opened, NULL, &engine->error);
 }
 
+struct attn_tensor *device_tensor(const struct run_engine *engine, struct shaped *to, void *data,
+                                  int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    shaped_set(to, data, dtype, ndim, shape, NULL);
+    to->tensor.device = engine->device.device;
+    return &to->tensor;
+}
+
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes)
 {

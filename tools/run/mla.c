@@ -6,7 +6,6 @@
 #include "engine.h"
 #include "support/number.h"
 #include "support/oracle.h"
-#include "support/tensor.h"
 
 #define LOGIT_DEVIATION 3.0
 #define NEEDLE_LOGIT 9.0
@@ -40,9 +39,8 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
         return status;
     }
     struct shaped kv_b;
-    shaped_set(&kv_b, layer->device_params[0], d->dtype, 2, (int64_t[]){rows, m->kv_lora_rank},
-               NULL);
-    kv_b.tensor.device = engine->device.device;
+    device_tensor(engine, &kv_b, layer->device_params[0], d->dtype, 2,
+                  (int64_t[]){rows, m->kv_lora_rank});
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
                                        .kv_b_proj = &kv_b.tensor};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};

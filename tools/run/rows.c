@@ -33,6 +33,10 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
     int64_t widths[2] = {(int64_t)t->num_kv_heads * t->head_size,
                          (int64_t)t->num_kv_heads * t->head_size_v};
     for (int32_t i = 0; i < 2; i++) {
+        if (layer->compressor != NULL && i == (layer->source->desc.kind == ATTN_LAYER_MLA)) {
+            *histories[i] = layer->compressor->v_history[r];
+            continue;
+        }
         if (*histories[i] == NULL) {
             *histories[i] = malloc((size_t)(capacity * widths[i]) * element_bytes(layer));
         }

@@ -76,21 +76,30 @@ static attn_status try_select(struct run_engine *engine)
     return status;
 }
 
-/* Indexers are a draft, and other layers do not need theirs here: where nothing serves them on the
- * device they are left out. */
+/* Compressors with rotations of outputs, and indexers, are drafts, and other layers do not need
+ * theirs here: where nothing serves them on the device they are left out. */
 static attn_status select_layers(struct run_engine *engine)
 {
+    static const struct {
+        int32_t kind;
+        const char *name;
+    } drafts[] = {{ATTN_LAYER_DRAFT_COMPRESSOR, "compressor, with rotations of outputs,"},
+                  {ATTN_LAYER_DRAFT_INDEXER, "indexer"}};
+    engine->config.rotates = true;
+    model_config_link(&engine->config);
     attn_status status = try_select(engine);
-    const bool unserved = status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED;
-    const int32_t dropped =
-        unserved ? model_config_drop(&engine->config, ATTN_LAYER_DRAFT_INDEXER) : 0;
-    if (dropped == 0) {
-        return status;
+    for (int32_t i = 0; i < 2 && (status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED);
+         i++) {
+        engine->config.rotates = false;
+        const int32_t dropped = model_config_drop(&engine->config, drafts[i].kind);
+        if (dropped > 0) {
+            fprintf(stderr, "attn-run: %d layers of kind %s are left out: %s\n", dropped,
+                    drafts[i].name, engine->error.message);
+            engine->num_layers -= dropped;
+            status = try_select(engine);
+        }
     }
-    fprintf(stderr, "attn-run: %d layers of kind indexer are left out: %s\n", dropped,
-            engine->error.message);
-    engine->num_layers -= dropped;
-    return try_select(engine);
+    return status;
 }
 
 /* Sinks and slopes, for whatever its kind makes of them. */
@@ -100,8 +109,10 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     layer->kind = d->kind == ATTN_LAYER_RECURRENT ? &run_recurrent_kind
                   : d->kind == ATTN_LAYER_MLA
                       ? (layer->source->mla.absorb_in_core ? &run_mla_kind : &run_latent_kind)
-                  : d->kind == ATTN_LAYER_DRAFT_INDEXER ? &run_indexer_kind
-                                                        : &run_attention_kind;
+                  : d->kind == ATTN_LAYER_DRAFT_INDEXER    ? &run_indexer_kind
+                  : d->kind == ATTN_LAYER_DRAFT_COMPRESSOR ? &run_compressor_kind
+                                                           : &run_attention_kind;
+    layer->compressor = compressor_of(engine, layer);
     layer->sinks = calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
     layer->slopes = calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
     if (layer->sinks == NULL || layer->slopes == NULL) {
@@ -283,8 +294,10 @@ void engine_finish(struct run_engine *engine)
     for (int32_t i = 0; engine->layers != NULL && i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
         for (int32_t r = 0; r < MAX_REQUESTS; r++) {
-            free(layer->k_history[r]);
-            free(layer->v_history[r]);
+            const bool has_rows = layer->compressor == NULL,
+                       latent = layer->source->desc.kind == ATTN_LAYER_MLA;
+            free(has_rows || latent ? layer->k_history[r] : NULL);
+            free(has_rows || !latent ? layer->v_history[r] : NULL);
             free(layer->oracle_states[r]);
         }
         free(layer->sinks);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layer_io.h"
 
+#include <attn/draft/compressor.h>
 #include <attn/draft/recurrent.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,15 +76,22 @@ static void indexer_rows(const struct attn_layer_desc *l, struct layer_rows rows
     rows[ROLE_OUT] = (struct layer_rows){x->num_groups, layer_list_room(x)};
 }
 
+static void compressor_rows(const struct attn_layer_desc *l, struct layer_rows rows[LAYER_ROLES])
+{
+    rows[ROLE_K] = (struct layer_rows){l->num_kv_heads, l->head_size};
+    rows[ROLE_OUT] = (struct layer_rows){1, l->head_size};
+}
+
 struct layer_rows layer_rows(const struct attn_layer_desc *layer, enum layer_role role)
 {
     struct layer_rows rows[LAYER_ROLES] = {{0}};
     const bool indexer = layer->kind == ATTN_LAYER_DRAFT_INDEXER;
     const bool scaled = role == ROLE_Q && layer->q_scale_form != ATTN_SCALE_NONE;
-    (layer->kind == ATTN_LAYER_MLA         ? mla_rows
-     : layer->kind == ATTN_LAYER_RECURRENT ? recurrent_rows
-     : indexer                             ? indexer_rows
-                                           : plain_rows)(layer, rows);
+    (layer->kind == ATTN_LAYER_MLA                ? mla_rows
+     : layer->kind == ATTN_LAYER_RECURRENT        ? recurrent_rows
+     : layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR ? compressor_rows
+     : indexer                                    ? indexer_rows
+                                                  : plain_rows)(layer, rows);
     rows[role].dtype = indexer && role == ROLE_OUT ? ATTN_DTYPE_F32
                        : scaled                    ? layer->q_dtype
                                                    : layer->dtype;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request, MLA of one query, recurrent layers and indexers, from the formulas, in
- * float64 over unpaged tensors. They share nothing with the core or any plugin, not even a header.
- */
+/* Attention of one request, MLA of one query, recurrent layers, indexers and compressors, from the
+ * formulas, in float64 over unpaged tensors. They share nothing with the core or any plugin, not
+ * even a header. */
 #ifndef SUPPORT_ORACLE_H
 #define SUPPORT_ORACLE_H
 
@@ -118,5 +118,25 @@ void oracle_index_scores(const struct oracle_indexer *x, int64_t position, const
 const char *oracle_index_judge(const struct oracle_indexer *x, int64_t position,
                                const double *scores, const int32_t *list, int32_t room,
                                double slack);
+
+/* A compressor. */
+struct oracle_compressor {
+    int32_t dtype; /* enum attn_dtype_id of states and norm */
+    int32_t tokens_per_row, overlaps, size;
+    int32_t rotary; /* 0: rows are not rotated */
+    bool neox;
+    const float *bias; /* [tokens_per_row, (1 + overlaps) size], or NULL */
+    const void *norm;  /* [size]; NULL: rows have no norm */
+    double norm_eps;
+};
+/* The row that the token at `position` finishes, by the states [2 (1 + overlaps), size] of each
+ * token: that of position p is number tokens[p] (NULL: p). */
+void oracle_compressor(const struct oracle_compressor *x, const void *states, const int32_t *tokens,
+                       int32_t position, double *row);
+/* cos half, sin half of [positions, rotary]. */
+void oracle_angles(float *cos_sin, int32_t positions, int32_t rotary);
+/* Pairs of the last `rotary` dims turn by the angle of the position times `sign`. */
+void oracle_rotate(double *row, int32_t size, int32_t rotary, bool neox, int32_t position,
+                   double sign);
 
 #endif

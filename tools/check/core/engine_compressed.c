@@ -105,7 +105,7 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
     int32_t *table = test_input(test, ROW_TABLE);
     steps_fill(&c->steps, test, random);
     steps_fill_table(table, REQS * ROW_COLUMNS, random);
-    steps_fill_angles(test_input(test, COS_SIN), ROTARY);
+    oracle_angles(test_input(test, COS_SIN), STEPS_LONGEST, ROTARY);
     for (int32_t h = 0; h < v->heads; h++) {
         ((float *)test_input(test, SINKS))[h] = (float)(1 + 2 * random_normal(random));
     }
@@ -363,7 +363,7 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
             values_of(test, Q, c->v->dtype, at, size, q);
             const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
             if (c->v->rotates) {
-                steps_rotate(out, size, ROTARY, c->v->ratio != 4, c->steps.position[t], -1);
+                oracle_rotate(out, size, ROTARY, c->v->ratio != 4, c->steps.position[t], -1);
             }
             for (int32_t d = 0; d < size; d++) {
                 number_store(test_expected(test, OUT), at + d, c->v->dtype, out[d]);

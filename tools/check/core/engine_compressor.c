@@ -3,7 +3,6 @@
  * float64. Each step comes twice, at first with states that are NaN, as of drafts that are
  * rejected. */
 #include <attn/draft/compressor.h>
-#include <math.h>
 
 #include "common/names.h"
 #include "core/core_cases.h"
@@ -11,6 +10,7 @@
 #include "core/steps.h"
 #include "support/client.h"
 #include "support/number.h"
+#include "support/oracle.h"
 
 enum { MAX_SIZE = 512, ROTARY = 64 };
 
@@ -111,52 +111,34 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     return steps_close(&e, status, error);
 }
 
-static double load(const struct kernel_test *test, int32_t operand, int32_t dtype, int64_t at)
-{
-    return number_load(test_input(test, operand), at, dtype);
-}
-
-/* One channel of the row that ends with a position, from the states as they came. */
-static double pool(const struct compressor_case *c, const struct kernel_test *test, int32_t r,
-                   int32_t position, int32_t d)
-{
-    const struct compressor_variant *v = c->v;
-    const int32_t parts = 1 + v->overlaps, own = position + 1 - v->ratio;
-    const int32_t before = v->overlaps ? own - v->ratio : own;
-    double weighted = 0, sum = 0;
-    for (int32_t p = before > 0 ? before : 0; p <= position; p++) {
-        const int32_t part = p >= own ? parts - 1 : 0;
-        const int64_t token = (int64_t)steps_token(&c->steps, r, p) * 2 * parts;
-        const int64_t bias = ((int64_t)(p % v->ratio) * parts + part) * v->size + d;
-        double gate = load(test, STATES, v->dtype, (token + parts + part) * v->size + d);
-        gate += v->rope != ATTN_ROPE_NONE ? load(test, BIAS, ATTN_DTYPE_F32, bias) : 0;
-        sum += exp(gate);
-        weighted += exp(gate) * load(test, STATES, v->dtype, (token + part) * v->size + d);
-    }
-    return weighted / sum;
-}
-
 static enum trial_result verify(const struct compressor_case *c, struct kernel_test *test)
 {
     const struct compressor_variant *v = c->v;
+    const bool plain = v->rope == ATTN_ROPE_NONE;
+    const struct oracle_compressor x = {.dtype = v->dtype,
+                                        .tokens_per_row = v->ratio,
+                                        .overlaps = v->overlaps,
+                                        .size = v->size,
+                                        .rotary = plain ? 0 : ROTARY,
+                                        .neox = v->rope == ATTN_ROPE_NEOX,
+                                        .bias = plain ? NULL : test_input(test, BIAS),
+                                        .norm = plain ? NULL : test_input(test, NORM),
+                                        .norm_eps = 0.125};
     struct factor_value factors[FACTOR_COUNT] = {{0, 0}};
     uint8_t finishes[STEPS_TOKENS];
+    int32_t tokens[STEPS_LONGEST];
     double row[MAX_SIZE];
     for (int32_t t = 0; t < STEPS_TOKENS; t++) {
         const int32_t p = c->steps.position[t];
-        double square = 0;
         finishes[t] = (p + 1) % v->ratio == 0;
-        for (int32_t d = 0; d < v->size && finishes[t]; d++) {
-            row[d] = pool(c, test, c->steps.request[t], p, d);
-            square += row[d] * row[d] / v->size;
+        if (!finishes[t]) {
+            continue;
         }
-        for (int32_t d = 0; d < v->size && finishes[t] && v->rope != ATTN_ROPE_NONE; d++) {
-            row[d] *= load(test, NORM, v->dtype, d) / sqrt(square + 0.125);
+        for (int32_t i = 0; i <= p; i++) {
+            tokens[i] = steps_token(&c->steps, c->steps.request[t], i);
         }
-        if (finishes[t] && v->rope != ATTN_ROPE_NONE) {
-            steps_rotate(row, v->size, ROTARY, v->rope == ATTN_ROPE_NEOX, p + 1 - v->ratio, 1);
-        }
-        for (int32_t d = 0; d < v->size && finishes[t]; d++) {
+        oracle_compressor(&x, test_input(test, STATES), tokens, p, row);
+        for (int32_t d = 0; d < v->size; d++) {
             number_store(test_expected(test, OUT), (int64_t)t * v->size + d, v->dtype, row[d]);
         }
     }
@@ -185,7 +167,7 @@ static enum trial_result run_compressor(struct trial *trial, const void *variant
     steps_operands(&c.steps, operands);
     if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
         steps_fill(&c.steps, &test, &seed);
-        steps_fill_angles(test_input(&test, COS_SIN), ROTARY);
+        oracle_angles(test_input(&test, COS_SIN), STEPS_LONGEST, ROTARY);
         result = kernel_test_run_tested(&test, run_steps, &c);
         result = result == TRIAL_PASSED ? verify(&c, &test) : result;
     }

@@ -119,32 +119,3 @@ struct attn_limits steps_limits(const struct steps *steps)
                                 .max_seq_len = STEPS_LONGEST,
                                 .max_blocks_per_req = STEPS_COLUMNS};
 }
-
-static double angle_of(int32_t position, int32_t d, int32_t rotary)
-{
-    return position * pow(1e4, -2.0 * d / rotary);
-}
-
-void steps_fill_angles(float *cos_sin, int32_t rotary)
-{
-    for (int32_t p = 0; p < STEPS_LONGEST; p++) {
-        for (int32_t d = 0; d < rotary / 2; d++) {
-            float *row = cos_sin + p * rotary + d;
-            row[0] = (float)cos(angle_of(p, d, rotary));
-            row[rotary / 2] = (float)sin(angle_of(p, d, rotary));
-        }
-    }
-}
-
-void steps_rotate(double *row, int32_t size, int32_t rotary, bool neox, int32_t position,
-                  double sign)
-{
-    double *x = row + size - rotary;
-    for (int32_t d = 0; d < rotary / 2; d++) {
-        const int32_t i = neox ? d : 2 * d, j = neox ? d + rotary / 2 : 2 * d + 1;
-        const double c = cos(angle_of(position, d, rotary)), a = x[i], b = x[j];
-        const double s = sign * sin(angle_of(position, d, rotary));
-        x[i] = a * c - b * s;
-        x[j] = b * c + a * s;
-    }
-}

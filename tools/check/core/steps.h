@@ -44,10 +44,5 @@ static inline int32_t steps_end(const struct steps *steps, int32_t r)
 {
     return steps->lens[STEPS - 1][r];
 }
-/* cos half, sin half of [STEPS_LONGEST, rotary]. */
-void steps_fill_angles(float *cos_sin, int32_t rotary);
-/* Pairs of the last `rotary` dims turn by the angle of the position times `sign`. */
-void steps_rotate(double *row, int32_t size, int32_t rotary, bool neox, int32_t position,
-                  double sign);
 
 #endif
