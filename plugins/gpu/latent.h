@@ -19,9 +19,11 @@ struct gpu_latent_params {
     struct gpu_params attend;
     struct gpu_tensor q_rope;
     int32_t rank, rope;
-    const int32_t *topk; /* [tokens, num_topk] positions of a sparse layer; NULL: dense */
-    int64_t topk_stride;
-    int32_t num_topk;
+    /* A sparse layer's lists [tokens, lists, num_topk] of entries of entry_keys keys each, one list
+     * for list_heads neighbouring heads, and lengths; NULL: dense, and all are num_topk long. */
+    const int32_t *topk, *list_lengths;
+    int64_t topk_stride, list_stride, length_stride; /* from token to token, list to list */
+    int32_t num_topk, entry_keys, list_heads;
 };
 
 struct gpu_latent_write_params {

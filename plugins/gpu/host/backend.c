@@ -28,6 +28,7 @@ static const struct attn_indexer_caps indexer_caps = {
 static const struct attn_index_lists_caps list_caps = {
     .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &indexer_caps.ext},
     .attend = 1,
+    .attend_mla_sparse = 1,
     .granularities = 1 + 4 + 16 + 64 + 128,
     .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD) | BIT(ATTN_LISTS_PER_Q_HEAD)};
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&list_caps.ext)};
@@ -105,7 +106,9 @@ attn_status gpu_supports(const struct attn_supports_args *args,
         layer->batch_invariant >= 2) {
         reasons->refuse(reasons->user, "batch_invariant", "2 of MLA or a recurrent layer", "0, 1");
     }
-    refuse_beside_lists(layer, reasons);
+    if (!layer_is_latent(layer)) { /* else a kernel reads the lists themselves */
+        refuse_beside_lists(layer, reasons);
+    }
     return ATTN_OK;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots of MLA (attn/mla.h): attention over latent rows, and their writing and gathering. */
+#include <attn/draft/index_lists.h>
 #include <attn/mla.h>
 
 #include "gpu/host/schedule.h"
@@ -51,6 +52,8 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
+    const struct attn_index_lists *lists =
+        (const struct attn_index_lists *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
     const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->q_nope : NULL,
                                                 io != NULL ? io->q_pe : NULL};
@@ -70,6 +73,19 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         p.topk = io->topk_indices;
         p.topk_stride = io->topk_stride;
         p.num_topk = mla->topk;
+        p.entry_keys = 1;
+        p.list_heads = args->layer->num_q_heads;
+    }
+    if (lists != NULL) {
+        const struct attn_io_index_lists *given =
+            (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+        p.topk = given->indices;
+        p.topk_stride = given->token_stride;
+        p.list_stride = given->group_stride;
+        p.list_lengths = lists->has_lengths ? given->lengths : NULL;
+        p.length_stride = given->length_stride;
+        p.entry_keys = lists->granularity;
+        p.list_heads = lists->groups == ATTN_LISTS_PER_Q_HEAD ? 1 : p.list_heads;
     }
     if (sparse && (args->prepared->way != GPU_WAY_LATENT || !plan->fast)) {
         return device_status(gpu_device_launch(device, GPU_KERNEL_latent_sparse,

@@ -369,17 +369,18 @@ GPU_KERNEL(latent, gpu_latent_params)
     }
 }
 
-/* Items are (token, LATENT_ROWS heads) with the keys of the token's list. */
+/* Items are (token, LATENT_ROWS heads or fewer) with the keys of their list. */
 GPU_KERNEL(latent_sparse, gpu_latent_params)
 {
     GPU_SHARED latent_memory memory;
     const gpu_params &a = p.attend;
     int32_t first = a.problem.query_start[0], end = a.problem.query_start[a.problem.num_reqs];
-    int32_t blocks = (a.problem.num_q_heads + LATENT_ROWS - 1) / LATENT_ROWS;
+    int32_t heads = min(p.list_heads, LATENT_ROWS), keys = p.entry_keys;
+    int32_t blocks = (a.problem.num_q_heads + heads - 1) / heads;
     int32_t t = (int32_t)thread_index();
     for (int64_t i = group_index(); i < (int64_t)(end - first) * blocks; i += group_count()) {
         int32_t token = first + (int32_t)(i / blocks);
-        int32_t first_head = (int32_t)(i % blocks) * LATENT_ROWS;
+        int32_t first_head = (int32_t)(i % blocks) * heads, list = first_head / p.list_heads;
         gpu_request request =
             load_request(a.problem, find_last(a.problem.query_start, a.problem.num_reqs, token));
         int64_t table =
@@ -388,7 +389,7 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
             a.problem.block_table_stride;
         sync_group(); /* the previous item is finished */
         if (t < LATENT_ROWS) {
-            bool real = first_head + t < a.problem.num_q_heads;
+            bool real = t < heads && first_head + t < a.problem.num_q_heads;
             memory.rows[t] = {real ? token : -1, token - request.query_start, first_head + t};
         }
         sync_group(); /* rows are written */
@@ -396,10 +397,17 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
         latent_values v;
         enter_rows(p, request, memory, w);
         clear_values(v);
-        for (int32_t n = 0; n < p.num_topk; n += LATENT_KEYS) {
+        const int32_t *entries = p.topk + token * p.topk_stride + list * p.list_stride;
+        int32_t end_key = p.num_topk * keys;
+        if (p.list_lengths != nullptr) {
+            end_key = min(end_key, p.list_lengths[token * p.length_stride + list] * keys);
+        }
+        for (int32_t n = 0; n < end_key; n += LATENT_KEYS) {
             if (t < LATENT_KEYS) {
-                int32_t j = n + t < p.num_topk ? p.topk[token * p.topk_stride + n + t] : -1;
-                memory.position[t] = j >= 0 && j < request.length ? j : -1;
+                int32_t entry = n + t < end_key ? entries[(n + t) / keys] : -1;
+                bool has = entry >= 0 && entry <= request.length / keys;
+                int32_t j = has ? entry * keys + (n + t) % keys : -1;
+                memory.position[t] = j < request.length ? j : -1;
             }
             visit_tile(p, request, table, memory, w, v);
         }
