@@ -29,9 +29,13 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
                        struct state_batch *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
+    const size_t blocks = reqs * (size_t)group->stride * word;
     struct latent_table rows = {.table = {.block_table = NULL}};
-    if (group->tokens_per_row > 0) {
-        latent_table(group, batch, &rows);
+    int32_t *second = group->tokens_per_row > 0 ? malloc(blocks) : NULL;
+    if (second != NULL) {
+        latent_table(group, batch, second, &rows);
+    } else if (group->tokens_per_row > 0) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "tables", "no memory");
     }
     struct state_batch none = {.ext = {.state_slots = NULL}};
     const struct {
@@ -44,6 +48,7 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
         {(const void **)&batch->block_table, (size_t)(MAX_REQUESTS * group->stride) * word},
         {(const void **)&batch->block_table_row, reqs * word},
         {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
+        {(const void **)&rows.table.block_table, blocks},
         {(const void **)&rows.table.seq_lens, reqs * word},
         {(const void **)&rows.table.slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
         {(const void **)&(states != NULL ? states : &none)->ext.state_slots, reqs * word},
@@ -53,12 +58,12 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
             *arrays[i].array =
                 engine_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
             if (*arrays[i].array == NULL) {
+                free(second);
                 return engine->error.status;
             }
         }
     }
-    rows.table.block_table = batch->block_table;
-    rows.table.block_table_row = batch->block_table_row;
+    free(second);
     return engine->api->plan_batch(group->plan, batch, engine->stream, &engine->error);
 }
 

@@ -300,13 +300,14 @@ struct attn_tensor *device_tensor(const struct run_engine *engine, struct shaped
 /* Parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
-/* latent.c: the second table of a batch whose arrays are the host's. */
+/* latent.c: the second table of a batch whose arrays are the host's; it has a row for each request
+ * of the batch, in `blocks`. */
 struct latent_table {
     struct attn_batch_table table;
     int32_t lens[MAX_REQUESTS];
     int64_t slots[MAX_ROWS];
 };
-void latent_table(const struct run_group *group, struct attn_batch *batch,
+void latent_table(const struct run_group *group, struct attn_batch *batch, int32_t *blocks,
                   struct latent_table *rows);
 /* gdn.c: states of a batch; those of requests that are swapped, out of their slot and into another
  */

@@ -3,6 +3,7 @@
  * row that a token finishes is a compressor's or, without one, the value that is drawn for it.
  * Blocks of both caches hold the same tokens under the same number. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine.h"
 #include "support/number.h"
@@ -48,19 +49,22 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
                : engine->error.status;
 }
 
-void latent_table(const struct run_group *group, struct attn_batch *batch,
+void latent_table(const struct run_group *group, struct attn_batch *batch, int32_t *blocks,
                   struct latent_table *rows)
 {
     const int32_t tokens = group->tokens_per_row;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         rows->lens[r] = batch->seq_lens_host[r] / tokens;
+        memcpy(blocks + (int64_t)r * group->stride,
+               group->table + (int64_t)batch->block_table_row[r] * group->stride,
+               (size_t)group->stride * sizeof *blocks);
     }
     for (int64_t i = 0; i < batch->num_slots; i++) { /* blocks hold whole rows */
         const int64_t slot = batch->slot_mapping[i];
         rows->slots[i] = slot % tokens == tokens - 1 ? slot / tokens : -1;
     }
-    rows->table = (struct attn_batch_table){.block_table_stride = batch->block_table_stride,
-                                            .block_table_rows = batch->block_table_rows,
+    rows->table = (struct attn_batch_table){.block_table = blocks,
+                                            .block_table_stride = group->stride,
                                             .seq_lens = rows->lens,
                                             .seq_lens_host = rows->lens,
                                             .slot_mapping = rows->slots,
