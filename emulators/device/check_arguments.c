@@ -5,7 +5,9 @@
 #include <attn/draft/mm_encoder.h>
 #include <attn/recurrent.h>
 #include <attn/mla.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "fake_device.h"
 
@@ -33,9 +35,9 @@ static attn_status check_host(const void *address, const char *name, struct attn
                : refuse(name, "the device's memory in place of the host's", error);
 }
 
-static attn_status check_tensor(const struct attn_tensor *tensor, const char *name,
-                                struct attn_error *error)
+static attn_status check_tensor(const void *pointer, const char *name, struct attn_error *error)
 {
+    const struct attn_tensor *tensor = pointer;
     const struct attn_device device = FAKE_DEVICE;
     if (tensor == NULL) {
         return ATTN_OK;
@@ -47,210 +49,160 @@ static attn_status check_tensor(const struct attn_tensor *tensor, const char *na
     return check_address(tensor->data, name, error);
 }
 
-/* Goes on where nothing was wrong so far. */
-#define ADDRESS(owner, field)                                                                      \
-    status = status != ATTN_OK ? status : check_address((owner)->field, #field, error)
-#define HOST(owner, field)                                                                         \
-    status = status != ATTN_OK ? status : check_host((owner)->field, #field, error)
-#define TENSOR(owner, field)                                                                       \
-    status = status != ATTN_OK ? status : check_tensor((owner)->field, #field, error)
+/* A struct's member that points somewhere, and what has to hold of that. */
+struct pointer {
+    const char *name;
+    size_t offset;
+    attn_status (*check)(const void *target, const char *name, struct attn_error *error);
+};
 
-static attn_status check_view(const struct attn_kv_view *view, struct attn_error *error)
+/* `pointers` ends with a row without a name; a struct that is not there has nothing wrong. */
+static attn_status check_pointers(const void *owner, const struct pointer *pointers,
+                                  struct attn_error *error)
 {
     attn_status status = ATTN_OK;
-    if (view != NULL) {
-        ADDRESS(view, data);
-        ADDRESS(view, scale);
+    for (; owner != NULL && pointers->name != NULL && status == ATTN_OK; pointers++) {
+        const void *target;
+        memcpy(&target, (const char *)owner + pointers->offset, sizeof target);
+        status = pointers->check(target, pointers->name, error);
     }
     return status;
 }
 
-/* Extensions of parameters, batches and runs; ids tell them apart. */
-static attn_status check_extensions(const struct attn_ext *ext, struct attn_error *error)
+/* The rows of a type, which is `self` inside POINTERS. */
+#define POINTER(member, check)                                                                     \
+    {                                                                                              \
+#member, offsetof(self, member), check                                                     \
+    }
+#define ADDRESS(member) POINTER(member, check_address)
+#define HOST(member) POINTER(member, check_host)
+#define TENSOR(member) POINTER(member, check_tensor)
+#define POINTERS(type, owner, error, ...)                                                          \
+    do {                                                                                           \
+        typedef struct type self;                                                                  \
+        static const struct pointer pointers[] = {__VA_ARGS__, {NULL, 0, NULL}};                   \
+        return check_pointers(owner, pointers, error);                                             \
+    } while (0)
+
+static attn_status check_view(const void *view, const char *name, struct attn_error *error)
+{
+    POINTERS(attn_kv_view, view, error, ADDRESS(data), ADDRESS(scale));
+}
+
+/* An extension of parameters, batches or runs; ids tell them apart. */
+static attn_status check_extension(const struct attn_ext *ext, struct attn_error *error)
+{
+    switch (ext->id) {
+    case ATTN_EXT_MLA_WEIGHTS:
+        POINTERS(attn_mla_weights, ext, error, TENSOR(kv_b_proj), TENSOR(w_uk), TENSOR(w_uv),
+                 TENSOR(w_uk_scale), TENSOR(w_uv_scale));
+    case ATTN_EXT_RECURRENT_WEIGHTS:
+        POINTERS(attn_recurrent_weights, ext, error, ADDRESS(a_log), ADDRESS(dt_bias),
+                 TENSOR(conv_weight), TENSOR(conv_bias));
+    case ATTN_EXT_KV_QUANT_PARAMS:
+        POINTERS(attn_kv_quant_params, ext, error, ADDRESS(hadamard_signs_k),
+                 ADDRESS(hadamard_signs_v), ADDRESS(v_channel_scale));
+    case ATTN_EXT_DRAFT_MM_ENCODER_STATE:
+        POINTERS(attn_mm_encoder_state, ext, error, ADDRESS(amax_history), ADDRESS(scales));
+    case ATTN_EXT_BATCH_RECURRENT:
+        POINTERS(attn_batch_recurrent, ext, error, ADDRESS(state_slots), ADDRESS(has_initial_state),
+                 ADDRESS(num_accepted_tokens));
+    case ATTN_EXT_BATCH_CONTEXT:
+        POINTERS(attn_batch_context_parallel, ext, error, ADDRESS(local_seq_lens),
+                 HOST(local_seq_lens_host));
+    case ATTN_EXT_IO_MLA:
+        POINTERS(attn_io_mla, ext, error, TENSOR(q_nope), TENSOR(q_pe), TENSOR(kv_c), TENSOR(k_pe),
+                 ADDRESS(topk_indices));
+    case ATTN_EXT_IO_RECURRENT:
+        POINTERS(attn_io_recurrent, ext, error, TENSOR(mixed_qkv), TENSOR(a), TENSOR(b));
+    case ATTN_EXT_IO_OUTPUT_QUANT:
+        POINTERS(attn_io_output_quant, ext, error, ADDRESS(scale), TENSOR(block_scales));
+    case ATTN_EXT_IO_ROPE:
+        POINTERS(attn_io_rope, ext, error, ADDRESS(positions), TENSOR(cos_sin),
+                 TENSOR(q_norm_weight), TENSOR(k_norm_weight));
+    default:
+        return ATTN_OK;
+    }
+}
+
+static attn_status check_extensions(const void *first, const char *name, struct attn_error *error)
 {
     attn_status status = ATTN_OK;
-    for (; ext != NULL && status == ATTN_OK; ext = ext->next) {
-        const void *extension = ext;
-        if (ext->id == ATTN_EXT_MLA_WEIGHTS) {
-            const struct attn_mla_weights *w = extension;
-            TENSOR(w, kv_b_proj);
-            TENSOR(w, w_uk);
-            TENSOR(w, w_uv);
-            TENSOR(w, w_uk_scale);
-            TENSOR(w, w_uv_scale);
-        } else if (ext->id == ATTN_EXT_RECURRENT_WEIGHTS) {
-            const struct attn_recurrent_weights *w = extension;
-            ADDRESS(w, a_log);
-            ADDRESS(w, dt_bias);
-            TENSOR(w, conv_weight);
-            TENSOR(w, conv_bias);
-        } else if (ext->id == ATTN_EXT_KV_QUANT_PARAMS) {
-            const struct attn_kv_quant_params *p = extension;
-            ADDRESS(p, hadamard_signs_k);
-            ADDRESS(p, hadamard_signs_v);
-            ADDRESS(p, v_channel_scale);
-        } else if (ext->id == ATTN_EXT_DRAFT_MM_ENCODER_STATE) {
-            const struct attn_mm_encoder_state *s = extension;
-            ADDRESS(s, amax_history);
-            ADDRESS(s, scales);
-        } else if (ext->id == ATTN_EXT_BATCH_RECURRENT) {
-            const struct attn_batch_recurrent *b = extension;
-            ADDRESS(b, state_slots);
-            ADDRESS(b, has_initial_state);
-            ADDRESS(b, num_accepted_tokens);
-        } else if (ext->id == ATTN_EXT_BATCH_CONTEXT) {
-            const struct attn_batch_context_parallel *b = extension;
-            ADDRESS(b, local_seq_lens);
-            HOST(b, local_seq_lens_host);
-        } else if (ext->id == ATTN_EXT_IO_MLA) {
-            const struct attn_io_mla *io = extension;
-            TENSOR(io, q_nope);
-            TENSOR(io, q_pe);
-            TENSOR(io, kv_c);
-            TENSOR(io, k_pe);
-            ADDRESS(io, topk_indices);
-        } else if (ext->id == ATTN_EXT_IO_RECURRENT) {
-            const struct attn_io_recurrent *io = extension;
-            TENSOR(io, mixed_qkv);
-            TENSOR(io, a);
-            TENSOR(io, b);
-        } else if (ext->id == ATTN_EXT_IO_OUTPUT_QUANT) {
-            const struct attn_io_output_quant *io = extension;
-            ADDRESS(io, scale);
-            TENSOR(io, block_scales);
-        } else if (ext->id == ATTN_EXT_IO_ROPE) {
-            const struct attn_io_rope *io = extension;
-            ADDRESS(io, positions);
-            TENSOR(io, cos_sin);
-            TENSOR(io, q_norm_weight);
-            TENSOR(io, k_norm_weight);
-        }
+    for (const struct attn_ext *ext = first; ext != NULL && status == ATTN_OK; ext = ext->next) {
+        status = check_extension(ext, error);
     }
     return status;
 }
 
-static attn_status check_params(const struct attn_layer_params *params, struct attn_error *error)
+#define VIEW(member) POINTER(member, check_view)
+#define EXTENSIONS(member) POINTER(member, check_extensions)
+#define PARAMS(member) POINTER(member, check_params)
+#define BATCH(member) POINTER(member, check_batch)
+
+static attn_status check_params(const void *params, const char *name, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    if (params == NULL) {
-        return ATTN_OK;
-    }
-    ADDRESS(params, sinks);
-    ADDRESS(params, alibi_slopes);
-    TENSOR(params, sink_k);
-    TENSOR(params, sink_v);
-    ADDRESS(params, q_scale);
-    ADDRESS(params, k_scale);
-    ADDRESS(params, v_scale);
-    ADDRESS(params, p_scale);
-    return status != ATTN_OK ? status : check_extensions(params->next, error);
+    POINTERS(attn_layer_params, params, error, ADDRESS(sinks), ADDRESS(alibi_slopes),
+             TENSOR(sink_k), TENSOR(sink_v), ADDRESS(q_scale), ADDRESS(k_scale), ADDRESS(v_scale),
+             ADDRESS(p_scale), EXTENSIONS(next));
 }
 
-static attn_status check_batch(const struct attn_batch *batch, struct attn_error *error)
+static attn_status check_batch(const void *batch, const char *name, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    if (batch == NULL) {
-        return ATTN_OK;
-    }
-    ADDRESS(batch, query_start_loc);
-    HOST(batch, query_start_loc_host);
-    ADDRESS(batch, seq_lens);
-    HOST(batch, seq_lens_host);
-    ADDRESS(batch, key_start_loc);
-    HOST(batch, key_start_loc_host);
-    ADDRESS(batch, block_table);
-    ADDRESS(batch, block_table_row);
-    ADDRESS(batch, slot_mapping);
-    ADDRESS(batch, causal_per_request);
-    ADDRESS(batch, encoder_seq_lens);
-    HOST(batch, encoder_seq_lens_host);
-    ADDRESS(batch, logits_indices);
-    ADDRESS(batch, spans);
-    ADDRESS(batch, span_start_loc);
-    ADDRESS(batch, tree);
-    return status != ATTN_OK ? status : check_extensions(batch->next, error);
+    POINTERS(attn_batch, batch, error, ADDRESS(query_start_loc), HOST(query_start_loc_host),
+             ADDRESS(seq_lens), HOST(seq_lens_host), ADDRESS(key_start_loc),
+             HOST(key_start_loc_host), ADDRESS(block_table), ADDRESS(block_table_row),
+             ADDRESS(slot_mapping), ADDRESS(causal_per_request), ADDRESS(encoder_seq_lens),
+             HOST(encoder_seq_lens_host), ADDRESS(logits_indices), ADDRESS(spans),
+             ADDRESS(span_start_loc), ADDRESS(tree), EXTENSIONS(next));
 }
 
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = check_params(args->params, error);
-    status = status != ATTN_OK ? status : check_batch(args->batch, error);
-    status = status != ATTN_OK ? status : check_view(args->k_cache, error);
-    status = status != ATTN_OK ? status : check_view(args->v_cache, error);
-    status = status != ATTN_OK ? status : check_extensions(args->next, error);
-    HOST(args, schedule_host);
-    ADDRESS(args, workspace);
-    TENSOR(args, q);
-    TENSOR(args, k);
-    TENSOR(args, v);
-    TENSOR(args, out);
-    TENSOR(args, lse);
-    return status;
+    POINTERS(attn_attend_args, args, error, PARAMS(params), BATCH(batch), VIEW(k_cache),
+             VIEW(v_cache), EXTENSIONS(next), HOST(schedule_host), ADDRESS(workspace), TENSOR(q),
+             TENSOR(k), TENSOR(v), TENSOR(out), TENSOR(lse));
 }
 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = check_params(args->params, error);
-    status = status != ATTN_OK ? status : check_view(args->k_cache, error);
-    status = status != ATTN_OK ? status : check_view(args->v_cache, error);
-    status = status != ATTN_OK ? status : check_extensions(args->next, error);
-    ADDRESS(args, slot_mapping);
-    TENSOR(args, q);
-    TENSOR(args, k);
-    TENSOR(args, v);
-    return status;
+    POINTERS(attn_write_kv_args, args, error, PARAMS(params), VIEW(k_cache), VIEW(v_cache),
+             EXTENSIONS(next), ADDRESS(slot_mapping), TENSOR(q), TENSOR(k), TENSOR(v));
 }
 
 attn_status check_gather(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    attn_status status = check_params(args->params, error);
-    status = status != ATTN_OK ? status : check_view(args->cache, error);
-    status = status != ATTN_OK ? status : check_batch(args->batch, error);
-    ADDRESS(args, first_key);
-    ADDRESS(args, out_start_loc);
-    TENSOR(args, out);
-    return status;
+    POINTERS(attn_gather_kv_args, args, error, PARAMS(params), VIEW(cache), BATCH(batch),
+             ADDRESS(first_key), ADDRESS(out_start_loc), TENSOR(out));
 }
 
 attn_status check_merge(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    attn_status status = check_extensions(args->next, error);
-    TENSOR(args, prefix_out);
-    TENSOR(args, prefix_lse);
-    TENSOR(args, suffix_out);
-    TENSOR(args, suffix_lse);
-    TENSOR(args, out);
-    TENSOR(args, lse);
-    return status;
+    POINTERS(attn_merge_states_args, args, error, EXTENSIONS(next), TENSOR(prefix_out),
+             TENSOR(prefix_lse), TENSOR(suffix_out), TENSOR(suffix_lse), TENSOR(out), TENSOR(lse));
 }
 
 attn_status check_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    TENSOR(args, a);
-    TENSOR(args, w);
-    ADDRESS(args, w_scale);
-    TENSOR(args, out);
-    TENSOR(args, w_block_scale);
-    return status;
+    POINTERS(attn_batched_gemm_args, args, error, TENSOR(a), TENSOR(w), ADDRESS(w_scale),
+             TENSOR(out), TENSOR(w_block_scale));
 }
 
 attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    TENSOR(args, x);
-    TENSOR(args, out);
-    ADDRESS(args, scale);
-    TENSOR(args, block_scales);
-    return status;
+    POINTERS(attn_quantize_args, args, error, TENSOR(x), TENSOR(out), ADDRESS(scale),
+             TENSOR(block_scales));
 }
 
 attn_status check_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    TENSOR(args, x);
-    ADDRESS(args, out);
-    return status;
+    POINTERS(attn_amax_args, args, error, TENSOR(x), ADDRESS(out));
+}
+
+attn_status check_table(const struct attn_block_table_args *args, struct attn_error *error)
+{
+    POINTERS(attn_block_table_args, args, error, ADDRESS(block_table), ADDRESS(block_table_row),
+             ADDRESS(page_indices), ADDRESS(page_start_loc), ADDRESS(last_page_len),
+             ADDRESS(seq_lens), ADDRESS(out), ADDRESS(out_seq_lens));
 }
 
 attn_status check_copy(const void *destination, const void *source, int32_t kind,
@@ -274,19 +226,5 @@ attn_status check_copy_blocks(const struct attn_copy_blocks_args *args, struct a
             (const void *)((const char *)args->copies + (int64_t)i * args->copy_stride);
         status = check_copy(copy->destination, copy->source, args->kind, error);
     }
-    return status;
-}
-
-attn_status check_table(const struct attn_block_table_args *args, struct attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    ADDRESS(args, block_table);
-    ADDRESS(args, block_table_row);
-    ADDRESS(args, page_indices);
-    ADDRESS(args, page_start_loc);
-    ADDRESS(args, last_page_len);
-    ADDRESS(args, seq_lens);
-    ADDRESS(args, out);
-    ADDRESS(args, out_seq_lens);
     return status;
 }

@@ -203,21 +203,6 @@ void _Z18work_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
     }
 }
 
-uint64_t _Z12get_local_idj(uint32_t dimension)
-{
-    return dimension == 0 ? current : 0;
-}
-
-uint64_t _Z12get_group_idj(uint32_t dimension)
-{
-    return dimension == 0 ? group : 0;
-}
-
-uint64_t _Z14get_num_groupsj(uint32_t dimension)
-{
-    return dimension == 0 ? num_groups : 1;
-}
-
 int32_t _Z25atomic_fetch_add_explicitPU3AS4VU7_Atomicii12memory_order12memory_scope(
     _Atomic int32_t *at, int32_t x, int32_t o, int32_t s)
 {
@@ -238,96 +223,48 @@ void _Z22atomic_work_item_fencej12memory_order12memory_scope(uint32_t flags, int
 {
 }
 
-float _Z10vload_halfmPU3AS4KDh(uint64_t offset, const uint16_t *from)
-{
-    return _cvtsh_ss(from[offset]);
-}
-
 void _Z15vstore_half_rtefmPU3AS4Dh(float x, uint64_t offset, uint16_t *to)
 {
     to[offset] = _cvtss_sh(x, 0);
 }
 
-#define MATH1(type, symbol, call)                                                                  \
-    type symbol(type x)                                                                            \
+/* Builtins that are one expression. */
+#define VALUE(result, symbol, parameters, value)                                                   \
+    result symbol parameters                                                                       \
     {                                                                                              \
-        return call(x);                                                                            \
+        return value;                                                                              \
     }
-#define MATH2(type, symbol, call)                                                                  \
-    type symbol(type x, type y)                                                                    \
-    {                                                                                              \
-        return call(x, y);                                                                         \
-    }
-MATH1(double, _Z4fabsd, fabs)
-MATH1(double, _Z4sqrtd, sqrt)
-MATH1(double, _Z5floord, floor)
-MATH1(double, _Z5roundd, round)
-MATH2(double, _Z4fmaxdd, fmax)
-MATH2(double, _Z4fmindd, fmin)
-MATH1(float, _Z3expf, expf)
-MATH1(float, _Z4exp2f, exp2f)
-MATH1(float, _Z11native_exp2f, exp2f)
-MATH1(float, _Z3logf, logf)
-MATH1(float, _Z4fabsf, fabsf)
-MATH1(float, _Z5floorf, floorf)
-MATH1(float, _Z4rintf, rintf)
-MATH1(float, _Z4sqrtf, sqrtf)
-MATH1(float, _Z4tanhf, tanhf)
-MATH1(float, _Z5roundf, roundf)
-MATH2(float, _Z4fmaxff, fmaxf)
-MATH2(float, _Z4fminff, fminf)
-
-float _Z3fmafff(float a, float b, float c)
-{
-    return fmaf(a, b, c);
-}
-
-int32_t _Z3absi(int32_t x)
-{
-    return x < 0 ? -x : x;
-}
-
-int32_t _Z3maxii(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
-int32_t _Z3minii(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-int32_t _Z5isinff(float x)
-{
-    return isinf(x) != 0;
-}
-
-int32_t _Z5isnand(double x)
-{
-    return isnan(x) != 0;
-}
-
-int32_t _Z5isnanf(float x)
-{
-    return isnan(x) != 0;
-}
-
-int32_t _Z7signbitd(double x)
-{
-    return signbit(x) != 0;
-}
-
-int32_t _Z7signbitf(float x)
-{
-    return signbit(x) != 0;
-}
-
-int32_t _Z8isfinited(double x)
-{
-    return isfinite(x) != 0;
-}
-
-int32_t _Z8isfinitef(float x)
-{
-    return isfinite(x) != 0;
-}
+VALUE(double, _Z4fabsd, (double x), fabs(x))
+VALUE(double, _Z4sqrtd, (double x), sqrt(x))
+VALUE(double, _Z5floord, (double x), floor(x))
+VALUE(double, _Z5roundd, (double x), round(x))
+VALUE(double, _Z4fmaxdd, (double x, double y), fmax(x, y))
+VALUE(double, _Z4fmindd, (double x, double y), fmin(x, y))
+VALUE(float, _Z3expf, (float x), expf(x))
+VALUE(float, _Z4exp2f, (float x), exp2f(x))
+VALUE(float, _Z11native_exp2f, (float x), exp2f(x))
+VALUE(float, _Z3logf, (float x), logf(x))
+VALUE(float, _Z4fabsf, (float x), fabsf(x))
+VALUE(float, _Z5floorf, (float x), floorf(x))
+VALUE(float, _Z4rintf, (float x), rintf(x))
+VALUE(float, _Z4sqrtf, (float x), sqrtf(x))
+VALUE(float, _Z4tanhf, (float x), tanhf(x))
+VALUE(float, _Z5roundf, (float x), roundf(x))
+VALUE(float, _Z4fmaxff, (float x, float y), fmaxf(x, y))
+VALUE(float, _Z4fminff, (float x, float y), fminf(x, y))
+VALUE(float, _Z3fmafff, (float a, float b, float c), fmaf(a, b, c))
+VALUE(int32_t, _Z3absi, (int32_t x), x < 0 ? -x : x)
+VALUE(int32_t, _Z3maxii, (int32_t a, int32_t b), a > b ? a : b)
+VALUE(int32_t, _Z3minii, (int32_t a, int32_t b), a < b ? a : b)
+VALUE(int32_t, _Z5isinff, (float x), isinf(x) != 0)
+VALUE(int32_t, _Z5isnand, (double x), isnan(x) != 0)
+VALUE(int32_t, _Z5isnanf, (float x), isnan(x) != 0)
+VALUE(int32_t, _Z7signbitd, (double x), signbit(x) != 0)
+VALUE(int32_t, _Z7signbitf, (float x), signbit(x) != 0)
+VALUE(int32_t, _Z8isfinited, (double x), isfinite(x) != 0)
+VALUE(int32_t, _Z8isfinitef, (float x), isfinite(x) != 0)
+VALUE(uint64_t, _Z12get_local_idj, (uint32_t dimension), dimension == 0 ? current : 0)
+VALUE(uint64_t, _Z12get_group_idj, (uint32_t dimension), dimension == 0 ? group : 0)
+VALUE(uint64_t, _Z14get_num_groupsj, (uint32_t dimension), dimension == 0 ? num_groups : 1)
+VALUE(float, _Z10vload_halfmPU3AS4KDh, (uint64_t offset, const uint16_t *from),
+      _cvtsh_ss(from[offset]))
