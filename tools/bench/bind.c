@@ -298,8 +298,7 @@ static attn_status fill_slots(struct measured *measured, struct fill *fill,
         fill->batch.slot_mapping = first + (at + fill->tokens <= slots ? at : slots - fill->tokens);
         status = api->plan_batch(fill->plan, &fill->batch, measured->session->stream, error);
         for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
-            attn_layer *layer = api->model_layer(measured->model, i);
-            status = api->run(fill->plan, layer, &fill->io.io, error);
+            status = api->run(fill->plan, measured->io[i].layer, &fill->io.io, error);
         }
     }
     return device_wait(&measured->session->device) ? status : ATTN_ERROR_DEVICE;
@@ -347,7 +346,7 @@ attn_status measured_bind(struct measured *measured, struct attn_error *error)
         }
     }
     for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
-        attn_layer *layer = api->model_layer(measured->model, i);
+        attn_layer *layer = measured->io[i].layer = api->model_layer(measured->model, i);
         status = measured->memory.failed ? memory_refused(error)
                                          : api->layer_bind_params(layer, measured->params, error);
         if (status == ATTN_OK) {

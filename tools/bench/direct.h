@@ -7,6 +7,7 @@
 #include <attn/plugin.h>
 
 #include "host/host.h"
+#include "measured.h"
 #include "report.h"
 
 struct direct {
@@ -31,10 +32,16 @@ struct merge *merge_create(struct result *result, struct session *session, const
 const struct work *merge_work(const struct merge *merge);
 void merge_destroy(struct merge *merge); /* accepts NULL */
 
-/* dispatch.c: a run through the core in turns with calls of the backend's own kernels over the same
- * tensors. Completes `result` of a dispatch shape. */
-attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
-                             struct attn_error *error);
+/* dispatch.c: the backend's own kernels over the tensors of a dispatch shape, which outlive them;
+ * the calls, NULL with the reason in `error`. *made is due to direct_calls_destroy in either case.
+ */
+struct direct_calls;
+const struct work *direct_calls_create(struct direct_calls **made, struct measured *measured,
+                                       struct attn_error *error);
+void direct_calls_destroy(struct direct_calls *calls); /* accepts NULL */
+/* Puts into `result` what a run through the core adds to direct calls; both were timed. */
+void dispatch_compare(struct result *result, const struct session *session,
+                      const struct contender *run, const struct contender *direct);
 /* In a process that callgrind watches: `options->child` calls, "run" or "direct", of the first
  * shape. Gives the exit status. */
 int dispatch_child(const struct options *options);

@@ -14,7 +14,6 @@
 
 #include "common/command.h"
 #include "common/names.h"
-#include "measured.h"
 #include "support/planned.h"
 
 #define COUNTED_CALLS 1000
@@ -22,98 +21,85 @@
 enum way { WAY_RUN, WAY_DIRECT, NUM_WAYS };
 static const char *const way_names[] = {"run", "direct"};
 
-struct dispatch {
-    struct measured measured;
+struct direct_calls {
     struct direct direct;
     struct attn_layer_desc layer;
-    struct attn_layer_params params;
     struct attn_limits limits;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
     void *schedule_host;
-    attn_layer *handle;
-    struct work work[NUM_WAYS];
+    struct work work;
 };
-
-static attn_status call_core(void *user, int32_t copy, struct attn_error *error)
-{
-    const struct dispatch *dispatch = user;
-    const struct measured *measured = &dispatch->measured;
-    return measured->session->api->run(measured->plan, dispatch->handle, &measured->io[0].step.io,
-                                       error);
-}
 
 static attn_status call_kernels(void *user, int32_t copy, struct attn_error *error)
 {
-    struct dispatch *dispatch = user;
-    const struct attn_kernels *kernels = dispatch->direct.kernels;
+    struct direct_calls *calls = user;
+    const struct attn_kernels *kernels = calls->direct.kernels;
     attn_status status = ATTN_OK;
-    if (dispatch->write.k != NULL) {
-        status = kernels->write_kv(&dispatch->write, error);
+    if (calls->write.k != NULL) {
+        status = kernels->write_kv(&calls->write, error);
     }
-    return status ? status : kernels->attend(&dispatch->attend, error);
+    return status ? status : kernels->attend(&calls->attend, error);
 }
 
-static void set_arguments(struct dispatch *dispatch)
+static void set_arguments(struct direct_calls *calls, const struct measured *measured)
 {
-    struct measured *measured = &dispatch->measured;
     const struct attn_step_io *io = &measured->io[0].step.io;
     const struct attn_batch *batch = &measured->batch;
-    struct attn_layer_desc *layer = &dispatch->layer;
+    struct attn_layer_desc *layer = &calls->layer;
     *layer = measured->layer.desc;
     layer->name = measured->names[0];
     layer->kv_dtype = measured->choice.kv_dtype;
     layer->block_size = measured->layer.spec.block_size;
     layer->head_size_v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
-    dispatch->params = (struct attn_layer_params){.struct_size = sizeof dispatch->params};
-    dispatch->attend = (struct attn_attend_args){.struct_size = sizeof dispatch->attend,
-                                                 .instance = dispatch->direct.instance,
-                                                 .layer = layer,
-                                                 .params = &dispatch->params,
-                                                 .batch = batch,
-                                                 .k_cache = &measured->io[0].k_view,
-                                                 .v_cache = &measured->io[0].v_view,
-                                                 .stream = measured->session->stream,
-                                                 .flags = ATTN_RUN_NO_WRITE,
-                                                 .phase = measured->phase,
-                                                 .q = io->q,
-                                                 .k = io->k,
-                                                 .v = io->v,
-                                                 .out = io->out};
-    dispatch->limits = (struct attn_limits){.struct_size = sizeof dispatch->limits,
-                                            .max_num_reqs = batch->num_reqs,
-                                            .max_num_tokens = batch->num_tokens,
-                                            .max_query_len = batch->max_query_len,
-                                            .max_seq_len = batch->max_seq_len,
-                                            .max_blocks_per_req = (int32_t)measured->table_stride};
+    calls->attend = (struct attn_attend_args){.struct_size = sizeof calls->attend,
+                                              .instance = calls->direct.instance,
+                                              .layer = layer,
+                                              .params = measured->params,
+                                              .batch = batch,
+                                              .k_cache = &measured->io[0].k_view,
+                                              .v_cache = &measured->io[0].v_view,
+                                              .stream = measured->session->stream,
+                                              .flags = ATTN_RUN_NO_WRITE,
+                                              .phase = measured->phase,
+                                              .q = io->q,
+                                              .k = io->k,
+                                              .v = io->v,
+                                              .out = io->out};
+    calls->limits = (struct attn_limits){.struct_size = sizeof calls->limits,
+                                         .max_num_reqs = batch->num_reqs,
+                                         .max_num_tokens = batch->num_tokens,
+                                         .max_query_len = batch->max_query_len,
+                                         .max_seq_len = batch->max_seq_len,
+                                         .max_blocks_per_req = (int32_t)measured->table_stride};
     if (measured->shape.value[PARAMETER_WRITE] != 0) {
-        dispatch->write = (struct attn_write_kv_args){.struct_size = sizeof dispatch->write,
-                                                      .instance = dispatch->direct.instance,
-                                                      .layer = layer,
-                                                      .params = &dispatch->params,
-                                                      .k_cache = dispatch->attend.k_cache,
-                                                      .v_cache = dispatch->attend.v_cache,
-                                                      .slot_mapping = batch->slot_mapping,
-                                                      .num_slots = batch->num_slots,
-                                                      .stream = measured->session->stream,
-                                                      .k = io->k,
-                                                      .v = io->v};
+        calls->write = (struct attn_write_kv_args){.struct_size = sizeof calls->write,
+                                                   .instance = calls->direct.instance,
+                                                   .layer = layer,
+                                                   .params = measured->params,
+                                                   .k_cache = calls->attend.k_cache,
+                                                   .v_cache = calls->attend.v_cache,
+                                                   .slot_mapping = batch->slot_mapping,
+                                                   .num_slots = batch->num_slots,
+                                                   .stream = measured->session->stream,
+                                                   .k = io->k,
+                                                   .v = io->v};
     }
 }
 
 /* What the core does at bind and plan, for the one layer. */
-static attn_status plan_direct(struct dispatch *dispatch, struct attn_error *error)
+static attn_status plan_calls(struct direct_calls *calls, struct memory *memory,
+                              struct attn_error *error)
 {
-    const struct attn_kernels *kernels = dispatch->direct.kernels;
-    struct memory *memory = &dispatch->measured.memory;
-    struct attn_attend_args *attend = &dispatch->attend;
+    const struct attn_kernels *kernels = calls->direct.kernels;
+    struct attn_attend_args *attend = &calls->attend;
     struct attn_schedule_size size = {.struct_size = sizeof size};
-    attn_status status = planned_prepare(kernels, attend, &dispatch->limits, &size, error);
+    attn_status status = planned_prepare(kernels, attend, &calls->limits, &size, error);
     if (status != ATTN_OK) {
         return status;
     }
-    attend->limits = &dispatch->limits;
-    attend->schedule_host = dispatch->schedule_host = malloc(size.host_bytes + 1);
+    attend->limits = &calls->limits;
+    attend->schedule_host = calls->schedule_host = malloc(size.host_bytes + 1);
     attend->schedule_host_bytes = size.host_bytes;
     attend->workspace = memory_take(memory, size.device_bytes + 1);
     attend->workspace_bytes = size.device_bytes;
@@ -127,45 +113,37 @@ static attn_status plan_direct(struct dispatch *dispatch, struct attn_error *err
     return kernels->schedule != NULL ? kernels->schedule(&args, ATTN_PLAN_EAGER, error) : ATTN_OK;
 }
 
-static void finish(struct dispatch *dispatch)
+void direct_calls_destroy(struct direct_calls *calls)
 {
-    if (dispatch->direct.kernels != NULL) {
-        planned_release(dispatch->direct.kernels, &dispatch->attend);
+    if (calls == NULL) {
+        return;
     }
-    direct_close(&dispatch->direct);
-    measured_finish(&dispatch->measured);
-    free(dispatch->schedule_host);
+    if (calls->direct.kernels != NULL) {
+        planned_release(calls->direct.kernels, &calls->attend);
+    }
+    direct_close(&calls->direct);
+    free(calls->schedule_host);
+    free(calls);
 }
 
-/* On failure nothing is left to finish. */
-static attn_status init(struct dispatch *dispatch, struct session *session,
-                        const struct shape *shape, const char *backend, struct attn_error *error)
+const struct work *direct_calls_create(struct direct_calls **made, struct measured *measured,
+                                       struct attn_error *error)
 {
-    struct measured *measured = &dispatch->measured;
-    *dispatch = (struct dispatch){.schedule_host = NULL};
-    attn_status status = measured_init(measured, session, shape, backend, NULL, error);
-    if (status != ATTN_OK) {
-        return status;
+    struct direct_calls *calls = *made = calloc(1, sizeof *calls);
+    if (calls == NULL) {
+        memory_refused(error);
+        return NULL;
     }
-    status = direct_open(&dispatch->direct, session, measured->choice.backend, error);
+    calls->work =
+        (struct work){.host_only = true, .num_copies = 1, .run = call_kernels, .user = calls};
+    attn_status status =
+        direct_open(&calls->direct, measured->session, measured->choice.backend, error);
     if (status == ATTN_OK) {
-        set_arguments(dispatch);
-        status = plan_direct(dispatch, error);
+        set_arguments(calls, measured);
+        status = plan_calls(calls, &measured->memory, error);
     }
-    dispatch->handle = session->api->model_layer(measured->model, 0);
-    for (int32_t way = 0; way < NUM_WAYS; way++) {
-        dispatch->work[way] = (struct work){.host_only = true,
-                                            .num_copies = 1,
-                                            .run = way == WAY_RUN ? call_core : call_kernels,
-                                            .user = dispatch};
-    }
-    for (int32_t way = 0; way < NUM_WAYS && status == ATTN_OK; way++) {
-        status = dispatch->work[way].run(dispatch, 0, error);
-    }
-    if (status != ATTN_OK) {
-        finish(dispatch);
-    }
-    return status;
+    error->status = status;
+    return status == ATTN_OK ? &calls->work : NULL;
 }
 
 /* COUNTED_CALLS calls. Not inlined: callgrind counts inside it by its name. */
@@ -241,14 +219,14 @@ static double count_in_process(const struct result *result, const struct session
 }
 
 static void add_instructions(struct result *result, const struct session *session,
-                             const struct dispatch *dispatch)
+                             const struct work *const works[NUM_WAYS])
 {
     struct json *item = result->dispatch;
     double count[NUM_WAYS];
     char why[256] = "";
     const char *by = "perf_event";
     for (enum way way = WAY_RUN; way < NUM_WAYS; way++) {
-        count[way] = count_here(&dispatch->work[way]);
+        count[way] = count_here(works[way]);
         if (count[way] < 0) {
             by = "callgrind";
             count[way] = count_in_process(result, session, way, why, sizeof why);
@@ -265,54 +243,40 @@ static void add_instructions(struct result *result, const struct session *sessio
     }
 }
 
-attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
-                             struct attn_error *error)
+void dispatch_compare(struct result *result, const struct session *session,
+                      const struct contender *run, const struct contender *direct)
 {
-    struct dispatch dispatch;
-    attn_status status = init(&dispatch, session, &result->shape, backend, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct contender ways[NUM_WAYS] = {{.work = &dispatch.work[WAY_RUN]},
-                                       {.work = &dispatch.work[WAY_DIRECT]}};
-    timing_measure(ways, NUM_WAYS, session);
-    for (int32_t i = 0; i < NUM_WAYS && status == ATTN_OK; i++) {
-        status = ways[i].status;
-        *error = ways[i].error;
-    }
-    if (status == ATTN_OK) {
-        double run = ways[WAY_RUN].timing.time_us, direct = ways[WAY_DIRECT].timing.time_us;
-        result->timing = ways[WAY_RUN].timing;
-        result->timing.floor_us = direct;
-        result->timing.ratio_to_floor = run / direct;
-        result->timing.ratio_to_first = 0;
-        result->timing.bound = "direct call";
-        memcpy(result->backend, dispatch.measured.backend, sizeof result->backend);
-        result->phase = dispatch.measured.phase;
-        result->kv_dtype = dispatch.measured.choice.kv_dtype;
-        result->dispatch = json_object();
-        json_add(result->dispatch, "run_ns", json_number(1e3 * run));
-        json_add(result->dispatch, "direct_ns", json_number(1e3 * direct));
-        json_add(result->dispatch, "added_ns", json_number(1e3 * (run - direct)));
-        add_instructions(result, session, &dispatch);
-    }
-    finish(&dispatch);
-    return status;
+    result->timing.floor_us = direct->timing.time_us;
+    result->timing.ratio_to_floor = run->timing.time_us / direct->timing.time_us;
+    result->timing.ratio_to_first = 0;
+    result->timing.bound = "direct call";
+    result->dispatch = json_object();
+    json_add(result->dispatch, "run_ns", json_number(1e3 * run->timing.time_us));
+    json_add(result->dispatch, "direct_ns", json_number(1e3 * direct->timing.time_us));
+    json_add(result->dispatch, "added_ns",
+             json_number(1e3 * (run->timing.time_us - direct->timing.time_us)));
+    add_instructions(result, session, (const struct work *const[]){run->work, direct->work});
 }
 
 int dispatch_child(const struct options *options)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct session session;
-    struct dispatch dispatch;
-    enum way way = strcmp(options->child, way_names[WAY_RUN]) == 0 ? WAY_RUN : WAY_DIRECT;
+    struct measured measured;
     attn_status status = session_init(&session, options, false, &error);
     if (status == ATTN_OK) {
-        status =
-            init(&dispatch, &session, &options->shapes.shapes[0], options->backends[0], &error);
+        status = measured_init(&measured, &session, &options->shapes.shapes[0],
+                               options->backends[0], NULL, &error);
         if (status == ATTN_OK) {
-            status = instructions_run(&dispatch.work[way]);
-            finish(&dispatch);
+            struct direct_calls *calls = NULL;
+            const struct work *work = &measured.work;
+            if (strcmp(options->child, way_names[WAY_DIRECT]) == 0) {
+                work = direct_calls_create(&calls, &measured, &error);
+            }
+            status = work != NULL ? work->run(work->user, 0, &error) : error.status;
+            status = status ? status : instructions_run(work);
+            direct_calls_destroy(calls);
+            measured_finish(&measured);
         }
         session_finish(&session);
     }

@@ -9,9 +9,8 @@
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct measured *measured = user;
-    const struct attn_api *api = measured->session->api;
-    return api->run(measured->plan, api->model_layer(measured->model, copy),
-                    &measured->io[copy].step.io, error);
+    const struct measured_io *io = &measured->io[copy];
+    return measured->session->api->run(measured->plan, io->layer, &io->step.io, error);
 }
 
 static int32_t phase_of(const struct shape *shape)
@@ -96,9 +95,12 @@ attn_status measured_init(struct measured *measured, struct session *session,
     }
     measured->work = (struct work){.num_copies = measured->num_layers,
                                    .near = stays_near(measured),
+                                   .host_only = shape->kind == SHAPE_DISPATCH,
                                    .run = run,
                                    .user = measured};
-    measured_count(measured);
+    if (!measured->work.host_only) {
+        measured_count(measured);
+    }
     return ATTN_OK;
 }
 

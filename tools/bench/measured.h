@@ -42,6 +42,7 @@ void requests_visible(const struct requests *requests, const struct shape *shape
 
 /* The cache and the tensors of one layer's run. */
 struct measured_io {
+    attn_layer *layer;
     struct layer_io step;
     struct attn_kv_view k_view, v_view;
 };

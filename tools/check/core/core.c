@@ -111,3 +111,13 @@ struct attn_select_options core_options(const struct core *core)
                                         .device = core->device,
                                         .backend = core->order};
 }
+
+bool core_serves(const struct core *core, const struct attn_layer_desc *layer)
+{
+    const struct attn_select_options options = core_options(core);
+    attn_assignment *assignment = NULL;
+    const bool served =
+        core->api->select(core->runtime, &options, &layer, 1, &assignment, NULL) == ATTN_OK;
+    core->api->assignment_destroy(assignment);
+    return served;
+}

@@ -5,20 +5,28 @@
 
 #define SPARE_LIMITS 8
 
+attn_status engine_open(struct engine *engine, struct core *core, const struct device *device,
+                        const struct attn_layer_desc *layer, struct attn_error *error)
+{
+    const struct attn_select_options options = core_options(core);
+    *engine = (struct engine){.core = core, .device = device};
+    attn_status status =
+        client_model(core->api, core->runtime, &options, &layer, 1, &engine->model, error);
+    if (status == ATTN_OK) {
+        engine->layer = core->api->model_layer(engine->model, 0);
+    }
+    return status;
+}
+
 attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
                         struct attn_error *error)
 {
     const struct binding *binding = &copy->binding;
     const struct attn_api *api = core->api;
-    const struct attn_layer_desc *layers[] = {&binding->layer};
-    const struct attn_select_options options = core_options(core);
-    *engine = (struct engine){.core = core, .device = copy->device};
-    attn_status status =
-        client_model(api, core->runtime, &options, layers, 1, &engine->model, error);
+    attn_status status = engine_open(engine, core, copy->device, &binding->layer, error);
     if (status != ATTN_OK) {
         return status;
     }
-    engine->layer = api->model_layer(engine->model, 0);
     if (binding->attend.k_cache != NULL) {
         status = client_bind(api, engine->layer, binding->attend.k_cache, binding->attend.v_cache,
                              error);

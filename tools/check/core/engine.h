@@ -37,7 +37,10 @@ struct engine {
     struct engine_plan plans[2];
 };
 
-/* engine.c. Selects, binds the copy's caches and parameters; no plan yet. */
+/* engine.c. A model of one layer, with nothing bound; engine_finish is due even after a failure. */
+attn_status engine_open(struct engine *engine, struct core *core, const struct device *device,
+                        const struct attn_layer_desc *layer, struct attn_error *error);
+/* Selects, binds the copy's caches and parameters; no plan yet. */
 attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
                         struct attn_error *error);
 attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,

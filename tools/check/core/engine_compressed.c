@@ -11,7 +11,6 @@
 #include "core/core_cases.h"
 #include "core/engine.h"
 #include "core/steps.h"
-#include "support/client.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/oracle.h"
@@ -180,40 +179,10 @@ static void describe(const struct compressed_variant *v, struct described *x)
     x->mla.ext.next = &x->caches.ext;
 }
 
-/* Selects, binds and makes the plan of all steps. */
-static attn_status open_engine(struct engine *e, const struct compressed_case *c,
-                               const struct kernel_call *call, struct attn_error *error)
+static attn_status run_step(struct engine *e, const void *context, struct kernel_call *call,
+                            int32_t s, struct attn_error *error)
 {
-    const struct attn_api *api = e->core->api;
-    const struct attn_select_options options = core_options(e->core);
-    const int64_t row_blocks = ROW_BLOCKS;
-    void *rows = call_array(call, ROW_CACHE);
-    struct described x;
-    describe(c->v, &x);
-    const struct attn_layer_desc *layers[] = {&x.layer};
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = call_array(call, SINKS)};
-    const struct attn_cache_memory memory = {.struct_size = sizeof memory,
-                                             .base = call_array(call, CACHE),
-                                             .num_blocks = STEPS_BLOCKS,
-                                             .further = &rows,
-                                             .further_num_blocks = &row_blocks,
-                                             .num_further = 1};
-    const struct attn_limits limits = steps_limits(&c->steps);
-    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
-    attn_status status = client_model(api, e->core->runtime, &options, layers, 1, &e->model, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    e->layer = api->model_layer(e->model, 0);
-    status = api->layer_bind_memory(e->layer, &memory, error);
-    status = status == ATTN_OK ? api->layer_bind_params(e->layer, &params, error) : status;
-    return status == ATTN_OK ? engine_make_plan(e, 0, &plan, error) : status;
-}
-
-static attn_status run_step(struct engine *e, const struct compressed_case *c,
-                            struct kernel_call *call, int32_t s, struct attn_error *error)
-{
+    const struct compressed_case *c = context;
     static const int32_t by_token[] = {Q, OWN, POOLED, OUT, LSE};
     struct kernel_call now;
     struct attn_batch batch = steps_batch(&c->steps, call, s);
@@ -260,12 +229,20 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
     const struct compressed_case *c = context;
-    struct engine e = {.core = c->v->core, .device = call->device};
-    attn_status status = open_engine(&e, c, call, error);
-    for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
-        status = run_step(&e, c, call, s, error);
-    }
-    return steps_close(&e, status, error);
+    const int64_t row_blocks = ROW_BLOCKS;
+    void *rows = call_array(call, ROW_CACHE);
+    struct described x;
+    describe(c->v, &x);
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .sinks = call_array(call, SINKS)};
+    const struct attn_cache_memory memory = {.struct_size = sizeof memory,
+                                             .base = call_array(call, CACHE),
+                                             .num_blocks = STEPS_BLOCKS,
+                                             .further = &rows,
+                                             .further_num_blocks = &row_blocks,
+                                             .num_further = 1};
+    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer, &params, &memory, run_step};
+    return steps_call(&layer, call, context, error);
 }
 
 /* A row of a cache as its true values, `given` being what was written there; false: it is not what
@@ -435,21 +412,6 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
     return result;
 }
 
-/* Whether the core composes the layer of the backend. */
-static bool is_served(const struct compressed_variant *v)
-{
-    struct described x;
-    const struct attn_layer_desc *layers[] = {&x.layer};
-    const struct attn_select_options options = core_options(v->core);
-    const struct attn_api *api = v->core->api;
-    attn_assignment *assignment = NULL;
-    describe(v, &x);
-    const bool served =
-        api->select(v->core->runtime, &options, layers, 1, &assignment, NULL) == ATTN_OK;
-    api->assignment_destroy(assignment);
-    return served;
-}
-
 void compressed_cases(const struct kernel_sink *sink)
 {
     static const struct {
@@ -470,7 +432,9 @@ void compressed_cases(const struct kernel_sink *sink)
                                              .dtype = dtype,
                                              .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype,
                                              .rotates = i % 2 == 1};
-        if (is_served(&v)) {
+        struct described x;
+        describe(&v, &x);
+        if (core_serves(sink->core, &x.layer)) {
             kernel_try(sink, run_compressed, &v, "compressed.%s.%s.%s.%d%s", forms[form].name,
                        dtype_name(dtype), kv_dtype_name(v.kv_dtype), v.size,
                        v.rotates ? ".rotated" : "");

@@ -8,7 +8,6 @@
 #include "core/core_cases.h"
 #include "core/engine.h"
 #include "core/steps.h"
-#include "support/client.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
@@ -53,30 +52,9 @@ static void describe(const struct compressor_variant *v, struct described *x)
                                         .block_size = STEPS_BLOCK};
 }
 
-static attn_status open_engine(struct engine *e, const struct compressor_case *c,
-                               const struct kernel_call *call, struct attn_error *error)
-{
-    const struct attn_api *api = e->core->api;
-    const struct attn_select_options options = core_options(e->core);
-    struct described x;
-    describe(c->v, &x);
-    const struct attn_layer_desc *layers[] = {&x.layer};
-    const struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS};
-    const struct attn_limits limits = steps_limits(&c->steps);
-    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
-    attn_status status = client_model(api, e->core->runtime, &options, layers, 1, &e->model, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    e->layer = api->model_layer(e->model, 0);
-    status = api->layer_bind_memory(e->layer, &memory, error);
-    return status == ATTN_OK ? engine_make_plan(e, 0, &plan, error) : status;
-}
-
-static attn_status run_step(struct engine *e, const struct compressor_case *c,
-                            struct kernel_call *call, int32_t s, int32_t states,
-                            struct attn_error *error)
+static attn_status run_states(struct engine *e, const struct compressor_case *c,
+                              struct kernel_call *call, int32_t s, int32_t states,
+                              struct attn_error *error)
 {
     const bool plain = c->v->rope == ATTN_ROPE_NONE;
     struct kernel_call now;
@@ -98,17 +76,23 @@ static attn_status run_step(struct engine *e, const struct compressor_case *c,
     return steps_run(e, call, s, &batch, &io, error);
 }
 
+static attn_status run_step(struct engine *e, const void *context, struct kernel_call *call,
+                            int32_t s, struct attn_error *error)
+{
+    attn_status status = run_states(e, context, call, s, REJECTED, error);
+    return status ? status : run_states(e, context, call, s, STATES, error);
+}
+
 static attn_status run_steps(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
     const struct compressor_case *c = context;
-    struct engine e = {.core = c->v->core, .device = call->device};
-    attn_status status = open_engine(&e, c, call, error);
-    for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
-        status = run_step(&e, c, call, s, REJECTED, error);
-        status = status == ATTN_OK ? run_step(&e, c, call, s, STATES, error) : status;
-    }
-    return steps_close(&e, status, error);
+    struct described x;
+    describe(c->v, &x);
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS};
+    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer, NULL, &memory, run_step};
+    return steps_call(&layer, call, context, error);
 }
 
 static enum trial_result verify(const struct compressor_case *c, struct kernel_test *test)

@@ -280,17 +280,9 @@ static bool engine_serves(void *user, const struct factor_value *v)
 {
     struct engine_service *service = user;
     struct attn_layer_desc layer;
-    attn_assignment *assignment = NULL;
-    const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_select_options options = core_options(service->core);
-    const struct attn_api *api = service->core->api;
     case_layer(v, &layer);
-    if (!trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) ||
-        api->select(service->core->runtime, &options, layers, 1, &assignment, NULL) != ATTN_OK) {
-        return false;
-    }
-    api->assignment_destroy(assignment);
-    return true;
+    return trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) &&
+           core_serves(service->core, &layer);
 }
 
 bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,

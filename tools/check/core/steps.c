@@ -99,23 +99,32 @@ attn_status steps_run(struct engine *e, struct kernel_call *call, int32_t s,
     return status;
 }
 
-attn_status steps_close(struct engine *e, attn_status status, struct attn_error *error)
+attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call,
+                       const void *context, struct attn_error *error)
 {
-    device_wait(e->device);
-    if (status == ATTN_OK && !engine_guards_whole(e)) {
+    const struct attn_api *api = layer->core->api;
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = STEPS_REQS,
+                                       .max_num_tokens = layer->steps->first[1],
+                                       .max_query_len = STEPS_PROMPT,
+                                       .max_seq_len = STEPS_LONGEST,
+                                       .max_blocks_per_req = STEPS_COLUMNS};
+    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
+    struct engine e;
+    attn_status status = engine_open(&e, layer->core, call->device, layer->layer, error);
+    status = status ? status : api->layer_bind_memory(e.layer, layer->memory, error);
+    if (status == ATTN_OK && layer->params != NULL) {
+        status = api->layer_bind_params(e.layer, layer->params, error);
+    }
+    status = status ? status : engine_make_plan(&e, 0, &plan, error);
+    for (int32_t s = 0; s < STEPS && status == ATTN_OK; s++) {
+        status = layer->run(&e, context, call, s, error);
+    }
+    device_wait(e.device);
+    if (status == ATTN_OK && !engine_guards_whole(&e)) {
         status = error->status = ATTN_ERROR_PLUGIN;
         snprintf(error->message, sizeof error->message, "the workspace was written past its size");
     }
-    engine_finish(e);
+    engine_finish(&e);
     return status;
-}
-
-struct attn_limits steps_limits(const struct steps *steps)
-{
-    return (struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                .max_num_reqs = STEPS_REQS,
-                                .max_num_tokens = steps->first[1],
-                                .max_query_len = STEPS_PROMPT,
-                                .max_seq_len = STEPS_LONGEST,
-                                .max_blocks_per_req = STEPS_COLUMNS};
 }

@@ -32,14 +32,22 @@ static inline int64_t steps_slot(const int32_t *table, int32_t columns, int32_t 
 /* The token at a position of a request. */
 int32_t steps_token(const struct steps *steps, int32_t r, int32_t position);
 struct attn_batch steps_batch(const struct steps *steps, const struct kernel_call *call, int32_t s);
+/* A layer's steps over the operands of a call, each by `run`, which calls steps_run. */
+struct steps_layer {
+    struct core *core;
+    const struct steps *steps;
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params; /* NULL: it has none */
+    const struct attn_cache_memory *memory;
+    attn_status (*run)(struct engine *engine, const void *context, struct kernel_call *call,
+                       int32_t s, struct attn_error *error);
+};
+attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call,
+                       const void *context, struct attn_error *error);
 /* Plans a step and runs it; after the first one nothing of the heap or the allocator may go. */
 attn_status steps_run(struct engine *engine, struct kernel_call *call, int32_t s,
                       const struct attn_batch *batch, const struct attn_step_io *io,
                       struct attn_error *error);
-/* Waits for the steps, of that status, and ends the engine. */
-attn_status steps_close(struct engine *engine, attn_status status, struct attn_error *error);
-/* Limits of a plan of all steps. */
-struct attn_limits steps_limits(const struct steps *steps);
 static inline int32_t steps_end(const struct steps *steps, int32_t r)
 {
     return steps->lens[STEPS - 1][r];
