@@ -24,36 +24,42 @@
 
 #define DOES(name) __attribute__((unused)) static void does_##name(void)
 
-/* Writes to where there is no memory. */
-DOES(crash)
+/* Those of one statement. */
+#define DOES_ONE(name, statement)                                                                  \
+    DOES(name)                                                                                     \
+    {                                                                                              \
+        statement;                                                                                 \
+    }
+
+static void on_signal(int number)
 {
-    *(volatile int *)8 = 1;
 }
 
-DOES(hang)
+static void wait_for_ever(void)
 {
     for (;;) {
         pause();
     }
 }
 
-DOES(exit)
-{
-    exit(7);
-}
-
-DOES(abort)
-{
-    abort();
-}
-
 void throw_something(void);
 
-/* Lets a C++ exception out. */
-DOES(throw)
-{
-    throw_something();
-}
+DOES_ONE(crash, *(volatile int *)8 = 1) /* where there is no memory */
+DOES_ONE(hang, wait_for_ever())
+DOES_ONE(exit, exit(7))
+DOES_ONE(abort, abort())
+DOES_ONE(throw, throw_something()) /* a C++ exception */
+DOES_ONE(terminates, raise(SIGTERM))
+DOES_ONE(stops, raise(SIGSTOP)) /* as a debugger would */
+DOES_ONE(divides, raise(SIGFPE))
+DOES_ONE(handler, signal(SIGSEGV, on_signal))
+DOES_ONE(locale, setlocale(LC_ALL, "C.UTF-8"))
+DOES_ONE(rounding, fesetround(FE_UPWARD))
+DOES_ONE(folder, (void)!chdir("/proc"))
+DOES_ONE(environment, setenv("OMP_NUM_THREADS", "1", 1))
+DOES_ONE(mask, umask(0)) /* everybody may write what the process will create */
+DOES_ONE(nice, (void)!nice(3))
+DOES_ONE(talks, puts("hello")) /* on standard output, where an engine's own document may stand */
 
 __attribute__((noinline, unused)) static int deeper(volatile char *above)
 {
@@ -97,17 +103,6 @@ DOES(floods_pipe)
     }
 }
 
-DOES(terminates)
-{
-    raise(SIGTERM);
-}
-
-/* Stops its process, as a debugger would. */
-DOES(stops)
-{
-    raise(SIGSTOP);
-}
-
 /* Executes what this CPU does not have, as a library built for a newer one would. */
 DOES(illegal)
 {
@@ -118,25 +113,11 @@ DOES(illegal)
 #endif
 }
 
-DOES(divides)
-{
-    raise(SIGFPE);
-}
-
 DOES(closes_descriptors)
 {
     for (int i = 0; i < 256; i++) {
         close(i);
     }
-}
-
-__attribute__((unused)) static void on_signal(int number)
-{
-}
-
-DOES(handler)
-{
-    signal(SIGSEGV, on_signal);
 }
 
 /* Keeps the handler of SIGCHLD and changes what comes with it. */
@@ -163,16 +144,6 @@ DOES(blocks_signal)
     sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
-DOES(locale)
-{
-    setlocale(LC_ALL, "C.UTF-8");
-}
-
-DOES(rounding)
-{
-    fesetround(FE_UPWARD);
-}
-
 /* Has the processor flush subnormal numbers to zero. */
 DOES(flush)
 {
@@ -183,22 +154,6 @@ DOES(flush)
     __asm__ volatile("mrs %0, fpcr" : "=r"(control));
     __asm__ volatile("msr fpcr, %0" : : "r"(control | UINT64_C(1) << 24));
 #endif
-}
-
-DOES(folder)
-{
-    (void)!chdir("/proc");
-}
-
-DOES(environment)
-{
-    setenv("OMP_NUM_THREADS", "1", 1);
-}
-
-/* Lets everybody write what the process will create. */
-DOES(mask)
-{
-    umask(0);
 }
 
 DOES(affinity)
@@ -231,28 +186,15 @@ DOES(streams)
     close(own);
 }
 
-DOES(nice)
-{
-    (void)!nice(3);
-}
-
 DOES(timer)
 {
     const struct itimerval every = {{500, 0}, {500, 0}};
     (void)setitimer(ITIMER_PROF, &every, NULL);
 }
 
-/* Greets on standard output, where an engine's own document may stand. */
-DOES(talks)
-{
-    puts("hello");
-}
-
 __attribute__((unused)) static void *run_on(void *nothing)
 {
-    for (;;) {
-        pause();
-    }
+    wait_for_ever();
     return nothing;
 }
 
@@ -266,9 +208,7 @@ DOES(thread)
 DOES(leaves_child)
 {
     if (fork() == 0) {
-        for (;;) {
-            pause();
-        }
+        wait_for_ever();
     }
     _exit(9);
 }
@@ -280,9 +220,7 @@ DOES(daemon)
     if (pid == 0) {
         (void)setsid();
         if (fork() == 0) {
-            for (;;) {
-                pause();
-            }
+            wait_for_ever();
         }
         _exit(0);
     }

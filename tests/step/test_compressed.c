@@ -9,6 +9,7 @@
 
 #include "opened.h"
 #include "support/layer.h"
+#include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
 
@@ -250,47 +251,46 @@ static bool is_listed(const struct compressed *c, int32_t token, int32_t row)
     return c->s->topk == 0;
 }
 
-static void add_key(const struct compressed *c, const float *q, const float *key, double *sum,
-                    double *out)
+static void copy_row(double *to, const float *from)
 {
-    double score = 0;
     for (int32_t d = 0; d < D; d++) {
-        score += (double)q[d] * (double)key[d];
-    }
-    score *= (double)c->described.scale;
-    const double cap = (double)c->s->soft_cap;
-    const double weight = exp(cap > 0 ? cap * tanh(score / cap) : score);
-    *sum += weight;
-    for (int32_t d = 0; d < D; d++) {
-        out[d] += weight * (double)key[d];
+        to[d] = (double)from[d];
     }
 }
 
-/* Scores are small enough for sums without a maximum. */
 static void compare_head(const struct compressed *c, int32_t r, int32_t token, int32_t h)
 {
+    static double keys[2 * LENGTH][D], scores[2 * LENGTH];
     const int32_t position = c->length[r] - (c->starts[r + 1] - token);
     const int32_t from = c->s->window > 0 ? position - c->s->window + 1 : 0;
-    double out[D] = {0}, sum = c->s->sinks ? exp((double)c->sinks[h]) : 0, square = 0;
+    const double sink = (double)c->sinks[h];
+    const struct oracle_mla head = {.rank = D,
+                                    .scale = (double)c->described.scale,
+                                    .sink = c->s->sinks ? &sink : NULL,
+                                    .soft_cap = (double)c->s->soft_cap};
+    double q[D], out[D], square = 0;
+    int32_t count = 0;
     for (int32_t j = from > 0 ? from : 0; j <= position; j++) {
-        add_key(c, c->q[token][h], c->keys[r][j], &sum, out);
+        copy_row(keys[count++], c->keys[r][j]);
     }
     for (int32_t s = 0; s < (position + 1) / c->s->ratio; s++) {
         if (is_listed(c, token, s)) {
-            add_key(c, c->q[token][h], c->key_rows[r][s], &sum, out);
+            copy_row(keys[count++], c->key_rows[r][s]);
         }
     }
+    copy_row(q, c->q[token][h]);
+    const double lse = oracle_mla(&head, q, keys[0], NULL, count, scores, out);
     for (int32_t d = 0; d < D; d++) {
-        square += out[d] / sum * out[d] / sum / D;
+        square += out[d] * out[d] / D;
     }
     for (int32_t d = 0; d < D; d++) {
-        const double bound = 4e-5 * sqrt(square) + 2e-5 * fabs(out[d] / sum);
-        if (!(fabs((double)c->out[token][h][d] - out[d] / sum) <= bound)) {
+        const double bound = 4e-5 * sqrt(square) + 2e-5 * fabs(out[d]);
+        if (!(fabs((double)c->out[token][h][d] - out[d]) <= bound)) {
             fail_msg("%s: request %d, position %d, head %d, dim %d: %g, not %g", c->s->backend, r,
-                     position, h, d, (double)c->out[token][h][d], out[d] / sum);
+                     position, h, d, (double)c->out[token][h][d], out[d]);
         }
     }
-    assert_true(fabs((double)c->lse[h][token] - log(sum)) <= 0x1p-12);
+    assert_true(fabs((double)c->lse[h][token] - lse) <= 0x1p-12);
 }
 
 static void step(struct compressed *c, const int32_t queries[REQS])

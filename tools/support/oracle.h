@@ -52,6 +52,7 @@ struct oracle_mla {
     const double *weights; /* [nope + v, rank], the head's rows of kv_b_proj: W_UK, then W_UV; NULL:
                             * q is [rank + rope] and out is [rank] */
     const double *sink;    /* NULL: none */
+    double soft_cap;       /* 0: none */
 };
 /* One query: q is [nope + rope]; keys [any, rank + rope], of which the `count` listed ones are
  * attended (NULL: 0 .. count-1). Writes out [v] and returns the log-sum-exp. `scores` holds count

@@ -24,7 +24,8 @@ double oracle_mla(const struct oracle_mla *head, const double *q, const double *
     for (int32_t i = 0; i < count; i++) {
         const double *key = keys + (int64_t)(listed != NULL ? listed[i] : i) * row;
         double s = oracle_dot(query, key, rank) + oracle_dot(q_pe, key + rank, head->rope);
-        scores[i] = head->scale * s;
+        s *= head->scale;
+        scores[i] = head->soft_cap > 0 ? head->soft_cap * tanh(s / head->soft_cap) : s;
         row_max = fmax(row_max, scores[i]);
     }
     row_max = head->sink != NULL ? fmax(row_max, *head->sink) : row_max;
