@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "check_arguments.h"
+/* What the fake device refuses: places that a kernel there could not follow, and those that the
+ * host could not. */
+#include "fake_device.h"
 
 #include <attn/collectives.h>
 #include <attn/draft/mm_encoder.h>
@@ -8,8 +10,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "fake_device.h"
 
 static attn_status refuse(const char *name, const char *what, struct attn_error *error)
 {

@@ -19,8 +19,6 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "check_arguments.h"
-
 #define RESERVED ((size_t)32 << 30) /* addresses; pages come when they are touched */
 #define MAX_BLOCKS 65536
 #define PAGE 4096

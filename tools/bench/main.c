@@ -14,7 +14,6 @@
 #include "report.h"
 #include "measured.h"
 #include "tune.h"
-#include "tune_model.h"
 #include "host/measurement.h"
 
 /* Outputs of one layer by two libraries differ by less; codes of 8 bits stay well below. */

@@ -14,7 +14,7 @@
 
 #include "common/memory.h"
 #include "session.h"
-#include "work.h"
+#include "timing.h"
 
 #define MEASURED_NAME_SIZE 32
 

@@ -27,7 +27,7 @@ struct report {
     int32_t count;
     bool failed;           /* a result could not be kept */
     char ranks_file[4096]; /* that --tune wrote; empty: none */
-    struct json *choices;  /* before and after --tune --model, see tune_model.h; or NULL */
+    struct json *choices;  /* before and after --tune --model, see tune.h; or NULL */
 };
 
 void report_finish(struct report *report);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tune_model.h"
+/* attn-bench --tune --model: a model's layers by phase and bucket, within a budget. */
+#include "tune.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "capsule.h"
+/* attn-run --capsule: one recorded step of one layer, run again and held to cpu_ref. */
+#include "engine.h"
 
 #include <attn/api.h>
 #include <math.h>
@@ -14,7 +15,6 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/library.h"
-#include "engine.h"
 #include "support/client.h"
 #include "support/layer_io.h"
 #include "support/number.h"

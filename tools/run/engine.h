@@ -318,4 +318,9 @@ attn_status engine_replay(struct run_engine *engine);
 attn_status engine_fail(struct run_engine *engine, attn_status status, const char *field,
                         const char *what);
 
+/* capsule.c: --capsule, one recorded step of one layer, run again on any backend and held to
+ * cpu_ref. `backend` is a selection text as in ATTN_BACKEND; NULL: what would be chosen here.
+ * Random contents are drawn from `seed`. Returns the exit status: 1 where a result is off. */
+int capsule_replay(const char *file, const char *backend, uint64_t seed, bool as_json);
+
 #endif

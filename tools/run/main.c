@@ -13,7 +13,6 @@
 #include "common/library.h"
 #include "common/names.h"
 #include "common/seconds.h"
-#include "capsule.h"
 #include "engine.h"
 
 static const char usage[] =
