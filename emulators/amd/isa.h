@@ -319,41 +319,20 @@ static inline void spread_mask(uint64_t mask, uint32_t *lanes, uint32_t value)
 #endif
 }
 
-static inline float as_float(uint32_t bits)
-{
-    union {
-        uint32_t u;
-        float f;
-    } x = {bits};
-    return x.f;
-}
-
-static inline uint32_t as_bits(float number)
-{
-    union {
-        float f;
-        uint32_t u;
-    } x = {number};
-    return x.u;
-}
-
-static inline double as_double(uint64_t bits)
-{
-    union {
-        uint64_t u;
-        double f;
-    } x = {bits};
-    return x.f;
-}
-
-static inline uint64_t as_bits64(double number)
-{
-    union {
-        double f;
-        uint64_t u;
-    } x = {number};
-    return x.u;
-}
+/* The same bits as another type. */
+#define SAME_BITS(NAME, TO, FROM)                                                                  \
+    static inline TO NAME(FROM given)                                                              \
+    {                                                                                              \
+        union {                                                                                    \
+            FROM given;                                                                            \
+            TO taken;                                                                              \
+        } x = {given};                                                                             \
+        return x.taken;                                                                            \
+    }
+SAME_BITS(as_float, float, uint32_t)
+SAME_BITS(as_bits, uint32_t, float)
+SAME_BITS(as_double, double, uint64_t)
+SAME_BITS(as_bits64, uint64_t, double)
 
 static inline float half_to_float(uint16_t bits)
 {

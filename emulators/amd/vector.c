@@ -664,84 +664,93 @@ void run_dual(struct wave *w, const struct insn *i)
 
 /* ---- operations that are more than lanes ---- */
 
+struct sources {
+    _Alignas(64) uint32_t rooms[3][2 * LANES];
+    const uint32_t *x[3];
+    uint64_t known[3], all; /* lanes where one is known, and where all of them are */
+};
+
+static void take_sources(struct wave *w, const struct insn *i, struct sources *s)
+{
+    s->all = ALL_LANES;
+    for (int n = 0; n < i->num_src; n++) {
+        s->x[n] = source_lanes(w, i, n, s->rooms[n], &s->known[n]);
+        s->all &= s->known[n];
+    }
+}
+
+static uint64_t take64(const uint32_t *from, unsigned l)
+{
+    return from[l] | (uint64_t)from[l + WORD2] << 32;
+}
+
+static void put64(uint32_t *to, unsigned l, uint64_t value)
+{
+    to[l] = (uint32_t)value;
+    to[l + WORD2] = (uint32_t)(value >> 32);
+}
+
 /* Sums with a carry: (sum, carry out) of sources, and of a mask as a third one. arg: bit 0
  * subtract, bit 1 the sources change places. */
 static void run_carry(struct wave *w, const struct insn *i)
 {
     static const uint32_t none[LANES];
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[LANES], out[LANES];
-    uint64_t known[3] = {ALL_LANES, ALL_LANES, ALL_LANES}, exec = exec_of(w);
-    const uint32_t *x[3] = {NULL, NULL, none};
-    for (int n = 0; n < i->num_src; n++) {
-        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    _Alignas(64) uint32_t d[LANES], out[LANES];
+    struct sources s = {.x = {NULL, NULL, none}};
+    take_sources(w, i, &s);
+    const uint32_t *x = s.x[i->op->arg & 2 ? 1 : 0], *y = s.x[i->op->arg & 2 ? 0 : 1], *z = s.x[2];
+    for (unsigned l = 0; l < w->lanes && i->op->arg & 1; l++) {
+        uint32_t first = x[l] - y[l];
+        d[l] = first - z[l];
+        out[l] = (x[l] < y[l]) | (first < z[l]);
     }
-    if (i->op->arg & 2) {
-        const uint32_t *other = x[0];
-        x[0] = x[1];
-        x[1] = other;
+    for (unsigned l = 0; l < w->lanes && !(i->op->arg & 1); l++) {
+        uint32_t first = x[l] + y[l];
+        d[l] = first + z[l];
+        out[l] = (first < x[l]) | (d[l] < first);
     }
-    if (i->op->arg & 1) {
-        for (unsigned l = 0; l < w->lanes; l++) {
-            uint32_t first = x[0][l] - x[1][l];
-            d[l] = first - x[2][l];
-            out[l] = (x[0][l] < x[1][l]) | (first < x[2][l]);
-        }
-    } else {
-        for (unsigned l = 0; l < w->lanes; l++) {
-            uint32_t first = x[0][l] + x[1][l];
-            d[l] = first + x[2][l];
-            out[l] = (first < x[0][l]) | (d[l] < first);
-        }
-    }
-    uint64_t all = known[0] & known[1] & known[2], carries = mask_of_lanes(out, w->lanes);
-    write_lanes(w, &i->dst[0], 0, d, all, exec);
-    mask_set(w, &i->dst[1], carries & exec, all | ~exec);
+    uint64_t exec = exec_of(w), carries = mask_of_lanes(out, w->lanes);
+    write_lanes(w, &i->dst[0], 0, d, s.all, exec);
+    mask_set(w, &i->dst[1], carries & exec, s.all | ~exec);
 }
 
 /* a * b + c in 64 bits; signed: arg. */
 static void run_mad64(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES], out[LANES];
-    uint64_t known[3], exec = exec_of(w), is_signed = i->op->arg ? ALL_LANES : 0;
-    const uint32_t *x[3];
-    for (int n = 0; n < 3; n++) {
-        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
-    }
+    _Alignas(64) uint32_t d[2 * LANES], out[LANES];
+    struct sources s;
+    uint64_t exec = exec_of(w), is_signed = i->op->arg ? ALL_LANES : 0;
+    take_sources(w, i, &s);
     for (unsigned l = 0; l < w->lanes; l++) {
-        uint64_t c = x[2][l] | (uint64_t)x[2][l + LANES] << 32, a = x[0][l], b = x[1][l];
+        uint64_t c = take64(s.x[2], l), a = s.x[0][l], b = s.x[1][l];
         uint64_t over = (a >> 31 ? b : 0) + (b >> 31 ? a : 0); /* what signs take off the top */
         uint64_t sum = a * b - (over << 32 & is_signed) + c;
-        d[0][l] = (uint32_t)sum;
-        d[1][l] = (uint32_t)(sum >> 32);
+        put64(d, l, sum);
         out[l] = sum < c;
     }
-    uint64_t carries = mask_of_lanes(out, w->lanes);
-    uint64_t all = known[0] & known[1] & known[2], low = all;
+    uint64_t carries = mask_of_lanes(out, w->lanes), low = s.all;
     if (i->src[2].kind == OPERAND_VECTOR) { /* the low word takes nothing from c's high one */
-        low = known[0] & known[1] & w->v_known[i->src[2].reg];
+        low = s.known[0] & s.known[1] & w->v_known[i->src[2].reg];
     }
-    write_lanes(w, &i->dst[0], 0, d[0], low, exec);
-    write_lanes(w, &i->dst[0], 1, d[1], all, exec);
-    mask_set(w, &i->dst[1], carries & exec, all | ~exec);
+    write_lanes(w, &i->dst[0], 0, d, low, exec);
+    write_lanes(w, &i->dst[0], 1, d + WORD2, s.all, exec);
+    mask_set(w, &i->dst[1], carries & exec, s.all | ~exec);
 }
 
 /* Scales an operand of a quotient so that the steps to it neither overflow nor lose bits; the mask
  * says where v_div_fmas has to scale back. */
 static void run_div_scale(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
-    uint64_t known[3], scaled = 0, exec = exec_of(w);
-    const uint32_t *x[3];
+    _Alignas(64) uint32_t d[2 * LANES];
+    struct sources s;
+    uint64_t scaled = 0, exec = exec_of(w);
     bool wide = i->op->arg;
     int most = wide ? 1023 : 127, far = wide ? 768 : 96, step = wide ? 128 : 64;
-    for (int n = 0; n < 3; n++) {
-        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
-    }
+    take_sources(w, i, &s);
     for (unsigned l = 0; l < w->lanes; l++) {
         double v[3];
         for (int n = 0; n < 3; n++) {
-            v[n] = wide ? as_double(x[n][l] | (uint64_t)x[n][l + LANES] << 32)
-                        : (double)as_float(x[n][l]);
+            v[n] = wide ? as_double(take64(s.x[n], l)) : (double)as_float(s.x[n][l]);
         }
         double value = v[0], divisor = v[1], dividend = v[2];
         bool same = wide ? as_bits64(value) == as_bits64(divisor) : v[0] == v[1];
@@ -767,53 +776,35 @@ static void run_div_scale(struct wave *w, const struct insn *i)
             scale = step;
         }
         value = scale != 0 ? ldexp(value, scale) : value;
-        if (wide) {
-            d[0][l] = (uint32_t)as_bits64(value);
-            d[1][l] = (uint32_t)(as_bits64(value) >> 32);
-        } else {
-            d[0][l] = as_bits((float)value);
-        }
+        put64(d, l, wide ? as_bits64(value) : as_bits((float)value));
         scaled |= (uint64_t)vcc << l;
     }
-    uint64_t all = known[0] & known[1] & known[2];
-    write_lanes(w, &i->dst[0], 0, d[0], all, exec);
-    if (wide) {
-        write_lanes(w, &i->dst[0], 1, d[1], all, exec);
+    for (int word = 0; word <= wide; word++) {
+        write_lanes(w, &i->dst[0], word, d + word * WORD2, s.all, exec);
     }
-    mask_set(w, &i->dst[1], scaled & exec, all | ~exec);
+    mask_set(w, &i->dst[1], scaled & exec, s.all | ~exec);
 }
 
 static void run_div_fmas(struct wave *w, const struct insn *i)
 {
     static const struct operand vcc = {.kind = OPERAND_SCALAR, .reg = REG_VCC, .words = 2};
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
-    uint64_t known[3], vcc_known, scaled = mask_get(w, &vcc, &vcc_known);
-    const uint32_t *x[3];
-    for (int n = 0; n < 3; n++) {
-        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
-    }
+    _Alignas(64) uint32_t d[2 * LANES];
+    struct sources s;
+    uint64_t vcc_known, scaled = mask_get(w, &vcc, &vcc_known);
+    take_sources(w, i, &s);
     for (unsigned l = 0; l < w->lanes; l++) {
         bool is = scaled >> l & 1;
         if (i->op->arg) {
-            uint64_t y[3];
-            for (int n = 0; n < 3; n++) {
-                y[n] = x[n][l] | (uint64_t)x[n][l + LANES] << 32;
-            }
-            double r = fma(as_double(y[0]), as_double(y[1]), as_double(y[2]));
-            int e = exponent_of(as_double(y[2]));
-            uint64_t bits = as_bits64(is ? ldexp(r, e > 0 ? 128 : -128) : r);
-            d[0][l] = (uint32_t)bits;
-            d[1][l] = (uint32_t)(bits >> 32);
+            double z = as_double(take64(s.x[2], l));
+            double r = fma(as_double(take64(s.x[0], l)), as_double(take64(s.x[1], l)), z);
+            put64(d, l, as_bits64(is ? ldexp(r, exponent_of(z) > 0 ? 128 : -128) : r));
         } else {
-            float r = fmaf(as_float(x[0][l]), as_float(x[1][l]), as_float(x[2][l]));
-            int e = exponent_of((double)as_float(x[2][l]));
-            d[0][l] = as_bits(is ? ldexpf(r, e > 0 ? 64 : -64) : r);
+            float z = as_float(s.x[2][l]), r = fmaf(as_float(s.x[0][l]), as_float(s.x[1][l]), z);
+            d[l] = as_bits(is ? ldexpf(r, exponent_of((double)z) > 0 ? 64 : -64) : r);
         }
     }
-    uint64_t all = known[0] & known[1] & known[2] & vcc_known;
-    write_lanes(w, &i->dst[0], 0, d[0], all, exec_of(w));
-    if (i->op->arg) {
-        write_lanes(w, &i->dst[0], 1, d[1], all, exec_of(w));
+    for (int word = 0; word <= i->op->arg; word++) {
+        write_lanes(w, &i->dst[0], word, d + word * WORD2, s.all & vcc_known, exec_of(w));
     }
 }
 
@@ -938,26 +929,22 @@ static void run_mix(struct wave *w, const struct insn *i)
 /* Any function of three bits, by a table of its results for S0 S1 S2 from 000 to 111. */
 static void run_bitop3(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t rooms[3][2 * LANES];
     _Alignas(64) struct result r;
-    uint64_t known[3];
-    const uint32_t *x[3];
+    struct sources s;
     if (i->op_sel != 0) {
         wave_fail(w, "halves of v_bitop3_b16, which nothing here has read yet");
         return;
     }
-    for (int n = 0; n < 3; n++) {
-        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
-    }
+    take_sources(w, i, &s);
     for (unsigned l = 0; l < w->lanes; l++) {
+        const uint32_t x = s.x[0][l], y = s.x[1][l], z = s.x[2][l];
         r.d[l] = 0;
         for (int n = 0; n < 8; n++) {
-            uint32_t here = (n & 4 ? x[0][l] : ~x[0][l]) & (n & 2 ? x[1][l] : ~x[1][l]) &
-                            (n & 1 ? x[2][l] : ~x[2][l]);
+            uint32_t here = (n & 4 ? x : ~x) & (n & 2 ? y : ~y) & (n & 1 ? z : ~z);
             r.d[l] |= i->offset >> n & 1 ? here : 0;
         }
     }
-    r.known = known[0] & known[1] & known[2];
+    r.known = s.all;
     r.lanes = exec_of(w);
     commit_lanes(w, i, &r);
 }
