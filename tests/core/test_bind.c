@@ -425,29 +425,20 @@ CASE(wrong_views_are_refused)
     assert_int_equal((uint8_t *)v.data - (uint8_t *)k.data, 2 * PAGE);
     INVALID(&error, "base", layer_kv_views(layer, (uint8_t *)base + 64, 1, &k, &v, &error));
 
-    bad = k;
-    bad.stride_slot /= 2;
-    INVALID(&error, "stride_slot", bind_kv(layer, &bad, &v, &error));
-    bad = k;
-    bad.head_size = 32;
-    INVALID(&error, "num_heads", bind_kv(layer, &bad, &v, &error));
-    bad = k;
-    bad.num_heads = 1;
-    INVALID(&error, "num_heads", bind_kv(layer, &bad, &v, &error));
+    WITH(k, k.stride_slot /= 2, INVALID(&error, "stride_slot", bind_kv(layer, &k, &v, &error)));
+    WITH(k, k.head_size = 32, INVALID(&error, "num_heads", bind_kv(layer, &k, &v, &error)));
+    WITH(k, k.num_heads = 1, INVALID(&error, "num_heads", bind_kv(layer, &k, &v, &error)));
+    WITH(k, k.pack = k.head_size - 1, INVALID(&error, "pack", bind_kv(layer, &k, &v, &error)));
     struct attn_kv_view odd[] = {k, v}; /* one block each: a stride that no block needs */
     odd[0].num_blocks = odd[1].num_blocks = 1;
     odd[0].stride_block += 2;
     INVALID(&error, "data", bind_kv(layer, &odd[0], &odd[1], &error));
-    bad = k;
-    bad.pack = k.head_size - 1;
-    INVALID(&error, "pack", bind_kv(layer, &bad, &v, &error));
     bad = k; /* hnd, which the fake does not declare */
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
     REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &error, "view_forms", bind_kv(layer, &bad, &v, &error));
-    bad = v;
-    bad.num_blocks = 3;
-    assert_int_equal(bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    WITH(v, v.num_blocks = 3,
+         assert_int_equal(bind_kv(layer, &k, &v, &error), ATTN_ERROR_INVALID_ARGUMENT));
     assert_int_equal(bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
     views_share_no_bytes(layer, &k, &v);
     views_end_in_memory(layer, &k, &v);

@@ -4,6 +4,11 @@
 #include "support/client.h"
 #include "plan_fixture.h"
 
+#define ROOM_REFUSED(status, field, change)                                                        \
+    WITH(room, change,                                                                             \
+         REFUSED_AS(ATTN_ERROR_##status, &b->error, field,                                         \
+                    plan_bind_workspace(plan, &room.known, &b->error)))
+
 /* Limits that mean "none" do not fit in a plan of composed requests: that is an error, and no small
  * allocation. */
 TEST(limits_and_workspaces_may_grow)
@@ -22,15 +27,14 @@ TEST(limits_and_workspaces_may_grow)
     attn_plan *plan;
     INVALID(&b->error, "attn_limits", plan_create(b->model, 0, &options, &plan, &b->error));
     options.limits = &limits.known;
-    limits.unknown = 1;
-    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_STRUCT_SIZE);
-    limits.unknown = 0;
-    limits.known.reserved = 1;
-    INVALID(&b->error, "reserved", plan_create(b->model, 0, &options, &plan, &b->error));
-    limits.known.reserved = 0;
-    limits.known.next = &ext;
-    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_EXTENSION);
-    limits.known.next = NULL;
+    WITH(limits, limits.unknown = 1,
+         REFUSED_AS(ATTN_ERROR_STRUCT_SIZE, &b->error, "attn_limits",
+                    plan_create(b->model, 0, &options, &plan, &b->error)));
+    WITH(limits, limits.known.reserved = 1,
+         INVALID(&b->error, "reserved", plan_create(b->model, 0, &options, &plan, &b->error)));
+    WITH(limits, limits.known.next = &ext,
+         REFUSED_AS(ATTN_ERROR_EXTENSION, &b->error, "attn_limits",
+                    plan_create(b->model, 0, &options, &plan, &b->error)));
     assert_ok(plan_create(b->model, 0, &options, &plan, &b->error));
     assert_ok(plan_workspace(plan, &room.known, &b->error));
     assert_int_equal(room.unknown, 0); /* what this core does not say is 0 */
@@ -40,19 +44,11 @@ TEST(limits_and_workspaces_may_grow)
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     room.known.memory = aligned_alloc(256, (room.known.bytes + 255) / 256 * 256);
-    room.known.device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
-    INVALID(&b->error, "workspace", plan_bind_workspace(plan, &room.known, &b->error));
-    room.known.device.type = ATTN_DEVICE_CPU;
-    room.unknown = 1;
-    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_STRUCT_SIZE);
-    room.unknown = 0;
-    room.known.bytes--;
-    REFUSED_AS(ATTN_ERROR_WORKSPACE, &b->error, "bytes",
-               plan_bind_workspace(plan, &room.known, &b->error));
-    room.known.bytes++;
-    room.known.memory = (uint8_t *)room.known.memory + 8;
-    INVALID(&b->error, "workspace", plan_bind_workspace(plan, &room.known, &b->error));
-    room.known.memory = (uint8_t *)room.known.memory - 8;
+    ROOM_REFUSED(INVALID_ARGUMENT, "workspace", room.known.device.type = ATTN_DEVICE_CUDA);
+    ROOM_REFUSED(STRUCT_SIZE, "attn_workspace", room.unknown = 1);
+    ROOM_REFUSED(WORKSPACE, "bytes", room.known.bytes--);
+    ROOM_REFUSED(INVALID_ARGUMENT, "workspace",
+                 room.known.memory = (uint8_t *)room.known.memory + 8);
     assert_ok(plan_bind_workspace(plan, &room.known, &b->error));
     /* the scratch apart: what `memory` then has is the plan's own */
     const size_t scratch = room.known.scratch_bytes;

@@ -317,6 +317,9 @@ TEST(test_source_at_the_same_address)
     free(last_released.memory);
 }
 
+#define LISTS_REFUSED(field, change)                                                               \
+    WITH(f.batch, , WITH(*l, change, fixture_refuse_plan(&f, field)))
+
 TEST(test_wrong_lists)
 {
     OWNED(fixture_finish) struct fixture f, without;
@@ -326,30 +329,16 @@ TEST(test_wrong_lists)
     as_lists(&without, l, false);
     fixture_refuse_plan(&without, "page_indices"); /* the layer does not say that they come */
     as_lists(&f, l, true);
-    const struct attn_batch right = f.batch;
-    f.batch.block_table = f.block_table;
-    fixture_refuse_plan(&f, "page_indices"); /* one of the two */
-    f.batch = right;
-    f.batch.page_start_loc = NULL;
-    fixture_refuse_plan(&f, "page_indices");
-    f.batch = right;
-    f.batch.seq_lens = f.seq_lens;
-    fixture_refuse_plan(&f, "last_page_len");
-    f.batch = right;
-    f.batch.num_pages--;
-    fixture_refuse_plan(&f, "page_start_loc");
-    f.batch = right;
-    l->last[1] = BLOCK + 1;
-    fixture_refuse_plan(&f, "last_page_len");
-    l->last[1] = 0;
-    fixture_refuse_plan(&f, "last_page_len");
-    l->last[1] = 1;
-    l->start[2] = l->start[1] - 1;
-    fixture_refuse_plan(&f, "page_start_loc");
-    l->start[2] = l->start[1] + 5;
-    l->indices[2] = (int32_t)f.num_blocks; /* validated in the engine's blocks */
-    fixture_refuse_plan(&f, "block_table");
-    l->indices[2] = f.block_table[MAX_BLOCKS + 1];
+    struct attn_batch *b = &f.batch;
+    LISTS_REFUSED("page_indices", b->block_table = f.block_table); /* one of the two */
+    LISTS_REFUSED("page_indices", b->page_start_loc = NULL);
+    LISTS_REFUSED("last_page_len", b->seq_lens = f.seq_lens);
+    LISTS_REFUSED("page_start_loc", b->num_pages--);
+    LISTS_REFUSED("last_page_len", l->last[1] = BLOCK + 1);
+    LISTS_REFUSED("last_page_len", l->last[1] = 0);
+    LISTS_REFUSED("page_start_loc", l->start[2] = l->start[1] - 1);
+    /* validated in the engine's blocks */
+    LISTS_REFUSED("block_table", l->indices[2] = (int32_t)f.num_blocks);
     f.batch.last_page_len = NULL;
     f.batch.seq_lens = f.batch.seq_lens_host = f.seq_lens;
     f.seq_lens[1] = 6 * BLOCK; /* in five pages */

@@ -133,76 +133,60 @@ TEST(test_ring)
     close_model(ring);
 }
 
-static void refuse(struct compressor *c, const char *field, const char *text)
-{
-    REFUSED(&c->error, field, c->api->run(c->plan, c->layer, &c->io, &c->error));
-    SAYS(c, text);
-    c->length = 0;
-    plan(c, 8);
-}
+#define RUN_REFUSED(field, text, change)                                                           \
+    do {                                                                                           \
+        c->length = 0;                                                                             \
+        plan(c, 8);                                                                                \
+        change;                                                                                    \
+        REFUSED(&c->error, field, c->api->run(c->plan, c->layer, &c->io, &c->error));              \
+        SAYS(c, text);                                                                             \
+    } while (0)
 
 TEST(test_runs)
 {
     struct compressor *c = open_model(false);
-    plan(c, 8);
-    c->io.next = NULL;
-    refuse(c, "attn_io_compressor", "is missing");
-    c->io_compressor.norm_eps = -1;
-    refuse(c, "attn_io_compressor", "norm_eps is negative");
-    c->io.q = c->io.k;
-    refuse(c, "q", "has neither q nor v nor lse");
-    c->io.k = tensor(c, 2, c->k, 8, HEADS - 1, D);
-    refuse(c, "k", "");
-    c->io.out = tensor(c, 3, c->out, 8, HEADS, D);
-    refuse(c, "out", "");
-    c->io_compressor.position_bias = tensor(c, 0, c->bias, RATIO - 1, HEADS / 2 * D, 0);
-    refuse(c, "position_bias", "[4 or more, 32]");
-    c->io_compressor.cos_sin = tensor(c, 1, c->cos_sin, 7, ROTARY, 0);
-    refuse(c, "cos_sin", "[8 or more, 8]");
-    c->io_compressor.cos_sin = NULL;
-    refuse(c, "cos_sin", "[8 or more, 8]");
-    c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0);
-    refuse(c, "norm_weight", "[16] f16, bf16 or f32");
-    c->k[3][1][2] = NAN;
-    refuse(c, "k", "");
+    RUN_REFUSED("attn_io_compressor", "is missing", c->io.next = NULL);
+    RUN_REFUSED("attn_io_compressor", "norm_eps is negative", c->io_compressor.norm_eps = -1);
+    RUN_REFUSED("q", "has neither q nor v nor lse", c->io.q = c->io.k);
+    RUN_REFUSED("k", "", c->io.k = tensor(c, 2, c->k, 8, HEADS - 1, D));
+    RUN_REFUSED("out", "", c->io.out = tensor(c, 3, c->out, 8, HEADS, D));
+    RUN_REFUSED("position_bias", "[4 or more, 32]",
+                c->io_compressor.position_bias =
+                    tensor(c, 0, c->bias, RATIO - 1, HEADS / 2 * D, 0));
+    RUN_REFUSED("cos_sin", "[8 or more, 8]",
+                c->io_compressor.cos_sin = tensor(c, 1, c->cos_sin, 7, ROTARY, 0));
+    RUN_REFUSED("cos_sin", "[8 or more, 8]", c->io_compressor.cos_sin = NULL);
+    RUN_REFUSED("norm_weight", "[16] f16, bf16 or f32",
+                c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0));
+    RUN_REFUSED("k", "", c->k[3][1][2] = NAN);
     close_model(c);
 }
 
-static void refuse_layer(struct compressor *c, const char *field)
-{
-    LAYER_IS_REFUSED(c, &c->described, field, "");
-    describe(c);
-}
+#define LAYER_REFUSED(field, change)                                                               \
+    do {                                                                                           \
+        describe(c);                                                                               \
+        change;                                                                                    \
+        LAYER_IS_REFUSED(c, &c->described, field, "");                                             \
+    } while (0)
 
 TEST(test_descriptions)
 {
     struct compressor *c = open_model(false);
-    c->described.num_kv_heads = c->described.num_q_heads = 2;
-    refuse_layer(c, "num_kv_heads");
-    c->desc.overlaps = 0;
-    refuse_layer(c, "num_kv_heads");
-    c->described.kv_dtype = ATTN_KV_BF16;
-    refuse_layer(c, "kv_dtype");
-    c->described.skip_kv_quantization = 1; /* its states are float32, whatever dtype it has */
-    refuse_layer(c, "skip_kv_quantization");
-    c->desc.rotary_dim = 0;
-    refuse_layer(c, "rotary_dim");
-    c->desc.rope = ATTN_ROPE_NONE;
-    refuse_layer(c, "rotary_dim");
-    c->desc.rotary_dim = 7;
-    refuse_layer(c, "rotary_dim");
-    c->desc.rotary_dim = D + 2;
-    refuse_layer(c, "rotary_dim");
-    c->desc.tokens_per_row = 0;
-    refuse_layer(c, "tokens_per_row");
-    c->described.next = NULL;
-    refuse_layer(c, "attn_compressor_desc");
-    c->described.kind = ATTN_LAYER_DECODER;
-    refuse_layer(c, "attn_compressor_desc");
-    c->described.has_window = 1;
-    refuse_layer(c, "has_window");
-    c->described.causal = ATTN_CAUSAL_NO;
-    refuse_layer(c, "causal");
+    LAYER_REFUSED("num_kv_heads", c->described.num_kv_heads = c->described.num_q_heads = 2);
+    LAYER_REFUSED("num_kv_heads", c->desc.overlaps = 0);
+    LAYER_REFUSED("kv_dtype", c->described.kv_dtype = ATTN_KV_BF16);
+    /* its states are float32, whatever dtype it has */
+    LAYER_REFUSED("skip_kv_quantization", c->described.skip_kv_quantization = 1);
+    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = 0);
+    LAYER_REFUSED("rotary_dim", c->desc.rope = ATTN_ROPE_NONE);
+    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = 7);
+    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = D + 2);
+    LAYER_REFUSED("tokens_per_row", c->desc.tokens_per_row = 0);
+    LAYER_REFUSED("attn_compressor_desc", c->described.next = NULL);
+    LAYER_REFUSED("attn_compressor_desc", c->described.kind = ATTN_LAYER_DECODER);
+    LAYER_REFUSED("has_window", c->described.has_window = 1);
+    LAYER_REFUSED("causal", c->described.causal = ATTN_CAUSAL_NO);
+    describe(c);
     const struct attn_layer_desc reader = {.struct_size = sizeof reader,
                                            .name = "reader",
                                            .kv_sharing_target = c->described.name,

@@ -81,34 +81,28 @@ TEST(test_dims_that_stay)
     }
 }
 
-static void refuse(struct rotated *t, const char *field, const char *text)
-{
-    fixture_refuse_run(&t->f, field);
-    if (strstr(t->f.error.message, text) == NULL) {
-        fail_msg("no '%s' in: %s", text, t->f.error.message);
-    }
-    bring(t);
-}
+#define RUN_REFUSED(field, text, change)                                                           \
+    do {                                                                                           \
+        change;                                                                                    \
+        fixture_refuse_run(&t->f, field);                                                          \
+        SAYS(&t->f, text);                                                                         \
+        bring(t);                                                                                  \
+    } while (0)
 
 TEST(test_runs)
 {
     OWNED(memory_end) struct rotated *t = calloc(1, sizeof *t);
     init(t, ATTN_ROPE_GPTJ);
-    t->f.io.next = NULL;
-    refuse(t, "attn_io_output_rope", "is missing");
-    t->io.positions = NULL;
-    refuse(t, "attn_io_output_rope", "positions are NULL");
-    t->positions[TOKENS - 1] = POSITIONS;
-    refuse(t, "positions", "positions[30] is 64; 0 to 63, the rows of cos_sin");
-    t->positions[0] = -1;
-    refuse(t, "positions", "positions[0] is -1");
+    RUN_REFUSED("attn_io_output_rope", "is missing", t->f.io.next = NULL);
+    RUN_REFUSED("attn_io_output_rope", "positions are NULL", t->io.positions = NULL);
+    RUN_REFUSED("positions", "positions[30] is 64; 0 to 63, the rows of cos_sin",
+                t->positions[TOKENS - 1] = POSITIONS);
+    RUN_REFUSED("positions", "positions[0] is -1", t->positions[0] = -1);
     t->positions[TOKENS] = -1; /* no token's */
     CHECK(&t->f,
           t->f.api->run(t->f.plan, t->f.api->model_layer(t->f.model, 0), &t->f.io, &t->f.error));
-    t->io.cos_sin = NULL;
-    refuse(t, "cos_sin", "[any, 8] f16, bf16 or f32");
-    t->table.shape[1] = ROTARY - 2;
-    refuse(t, "cos_sin", "[any, 8] f16, bf16 or f32");
+    RUN_REFUSED("cos_sin", "[any, 8] f16, bf16 or f32", t->io.cos_sin = NULL);
+    RUN_REFUSED("cos_sin", "[any, 8] f16, bf16 or f32", t->table.shape[1] = ROTARY - 2);
     t->f.io.next = NULL; /* what attends nothing rotates nothing */
     t->f.io.flags = ATTN_RUN_NO_ATTEND;
     fixture_step(&t->f);
@@ -137,17 +131,13 @@ TEST(test_descriptions)
     init(t, ATTN_ROPE_GPTJ);
     t->layer = t->f.layer;
     assert_false(unserved(t, NULL));
-    t->rope.form = ATTN_ROPE_NONE;
-    refuse_layer(t, "form");
+    WITH(t->rope, t->rope.form = ATTN_ROPE_NONE, refuse_layer(t, "form"));
+    WITH(t->rope, t->rope.rotary_dim = 7, refuse_layer(t, "rotary_dim"));
+    WITH(t->rope, t->rope.rotary_dim = D + 2, refuse_layer(t, "rotary_dim"));
     t->rope.form = ATTN_ROPE_NEOX;
-    t->rope.rotary_dim = 7;
-    refuse_layer(t, "rotary_dim");
-    t->rope.rotary_dim = D + 2;
-    refuse_layer(t, "rotary_dim");
     t->rope.rotary_dim = D;
-    t->layer.output_form = ATTN_OUTPUT_FP8_STATIC;
-    assert_true(unserved(t, "with a quantized output_form"));
-    t->layer.output_form = ATTN_OUTPUT_PLAIN;
+    WITH(t->layer, t->layer.output_form = ATTN_OUTPUT_FP8_STATIC,
+         assert_true(unserved(t, "with a quantized output_form")));
     t->layer.fast_prefill = 1;
     assert_true(unserved(t, "with fast_prefill"));
     t->layer.kind = ATTN_LAYER_CROSS;

@@ -309,6 +309,14 @@ TEST(test_dtypes)
     }
 }
 
+/* With one change of a side or of the tokens. */
+#define CONVERT_REFUSED(status, field, change)                                                     \
+    WITH(source, ,                                                                                 \
+         WITH(target, ,                                                                            \
+              WITH(t, change,                                                                      \
+                   REFUSED_AS(ATTN_ERROR_##status, &engine.error, field,                           \
+                              convert(&source, &target, &t)))))
+
 TEST(test_refused)
 {
     static const int32_t sizes[] = {64, 64}, other[] = {128, 64};
@@ -318,40 +326,18 @@ TEST(test_refused)
     cache_init(&target, HND, ATTN_KV_BF16, 64, 8, sizes, ATTN_DTYPE_BF16);
     cache_init(&wide, HND, ATTN_KV_BF16, 64, 8, other, ATTN_DTYPE_BF16);
     struct tokens t = tokens_of(&source, &target, 40);
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "head_size",
-               convert(&source, &wide, &t));
-    target.views[1].num_heads = 2;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "num_kv_heads",
-               convert(&source, &target, &t));
-    target.views[1].num_heads = HEADS;
-    target.layer.rope = ATTN_ROPE_NEOX;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "rope", convert(&source, &target, &t));
-    target.layer.rope = ATTN_ROPE_NONE;
-    target.specs[0].role = ATTN_CACHE_LATENT;
-    target.num_caches = 1;
-    REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &engine.error, "caches", convert(&source, &target, &t));
-    target.specs[0].role = ATTN_CACHE_K;
-    target.num_caches = 2;
-    source.specs[0].kv_dtype = ATTN_KV_NVFP4;
-    REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &engine.error, "kv_dtype", convert(&source, &target, &t));
-    source.specs[0].kv_dtype = ATTN_KV_BF16;
-    source.views[0].pack = 8;
-    REFUSED_AS(ATTN_ERROR_UNSUPPORTED, &engine.error, "pack", convert(&source, &target, &t));
-    source.views[0].pack = 0;
-    t.source_blocks = twice;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "source_blocks",
-               convert(&source, &target, &t));
-    t.source_blocks = far;
-    t.num_tokens = 17;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "source_blocks",
-               convert(&source, &target, &t));
+    INVALID(&engine.error, "head_size", convert(&source, &wide, &t));
+    CONVERT_REFUSED(INVALID_ARGUMENT, "num_kv_heads", target.views[1].num_heads = 2);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "rope", target.layer.rope = ATTN_ROPE_NEOX);
+    CONVERT_REFUSED(UNSUPPORTED, "caches",
+                    (target.specs[0].role = ATTN_CACHE_LATENT, target.num_caches = 1));
+    CONVERT_REFUSED(UNSUPPORTED, "kv_dtype", source.specs[0].kv_dtype = ATTN_KV_NVFP4);
+    CONVERT_REFUSED(UNSUPPORTED, "pack", source.views[0].pack = 8);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", t.source_blocks = twice);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", (t.source_blocks = far, t.num_tokens = 17));
     t = tokens_of(&source, &target, 129);
-    t.target_blocks = twice;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "target_blocks",
-               convert(&source, &target, &t));
-    t.num_tokens = 64 * MAX_BLOCKS + 1;
-    REFUSED_AS(ATTN_ERROR_INVALID_ARGUMENT, &engine.error, "source_blocks",
-               convert(&source, &target, &t));
+    CONVERT_REFUSED(INVALID_ARGUMENT, "target_blocks", t.target_blocks = twice);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", t.num_tokens = 64 * MAX_BLOCKS + 1);
     cache_finish(&source);
     cache_finish(&target);
     cache_finish(&wide);

@@ -79,4 +79,21 @@ static inline void memory_end(void *pointer)
         REFUSED_AS(any_, error, field_, any_);                                                     \
     } while (0)
 
+/* The error that `owner` points to has the text. */
+#define SAYS(owner, text)                                                                          \
+    do {                                                                                           \
+        if (strstr((owner)->error.message, text) == NULL) {                                        \
+            fail_msg("no '%s' in: %s", text, (owner)->error.message);                              \
+        }                                                                                          \
+    } while (0)
+
+/* `check` after a change of `object`, which is then put back. */
+#define WITH(object, change, check)                                                                \
+    do {                                                                                           \
+        __typeof__(object) kept_ = (object);                                                       \
+        change;                                                                                    \
+        check;                                                                                     \
+        (object) = kept_;                                                                          \
+    } while (0)
+
 #endif
