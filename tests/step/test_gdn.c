@@ -483,23 +483,13 @@ TEST(test_groups)
 }
 
 #define PLAN_REFUSED(field, change)                                                                \
-    do {                                                                                           \
-        const struct attn_batch good = g->batch;                                                   \
-        const struct attn_batch_recurrent good_ext = g->ext;                                       \
-        change;                                                                                    \
-        REFUSED(&g->error, field, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));        \
-        g->batch = good;                                                                           \
-        g->ext = good_ext;                                                                         \
-    } while (0)
+    WITH(g->batch, ,                                                                               \
+         WITH(g->ext, change,                                                                      \
+              REFUSED(&g->error, field, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error))))
 #define RUN_REFUSED(field, change)                                                                 \
-    do {                                                                                           \
-        const struct attn_step_io good = g->io;                                                    \
-        const struct attn_io_recurrent good_ext = g->io_ext;                                       \
-        change;                                                                                    \
-        REFUSED(&g->error, field, g->api->run(g->plan, g->layer, &g->io, &g->error));              \
-        g->io = good;                                                                              \
-        g->io_ext = good_ext;                                                                      \
-    } while (0)
+    WITH(g->io, ,                                                                                  \
+         WITH(g->io_ext, change,                                                                   \
+              REFUSED(&g->error, field, g->api->run(g->plan, g->layer, &g->io, &g->error))))
 
 TEST(test_bad_steps)
 {

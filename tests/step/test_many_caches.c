@@ -364,8 +364,15 @@ static void read_moved(struct opened *t, struct step *s, const struct attn_batch
     others[last_row] = (int32_t)of_rows[0];
 }
 
+#define BATCH_REFUSED(field, change)                                                               \
+    WITH(batch, ,                                                                                  \
+         WITH(table, change,                                                                       \
+              REFUSED(&t->error, field, t->api->plan_batch(t->plan, &batch, NULL, &t->error))))
+#define RUN_REFUSED(field, object, change)                                                         \
+    WITH(object, change, REFUSED(&t->error, field, t->api->run(t->plan, t->layer, &io, &t->error)))
+
 static void run_many(struct opened *t, struct step *s, const int32_t *queries, enum form form,
-                     const char *broken)
+                     bool refuses)
 {
     fill_step(s, queries);
     int64_t of_tokens[] = {s->num_tokens, HEADS, D}, of_rows[] = {s->num_rows, HEADS, D},
@@ -397,29 +404,21 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
     if (form != BLOCK_TABLES) {
         give_lists(t, s, &batch, &table.known, form == LAST_PAGES);
     }
-    for (const char *b = broken; *b != '\0'; b++) { /* each alone is refused by name */
-        const struct attn_batch good = batch;
-        const struct later_table good_table = table;
-        batch.num_tables = *b == 'n' ? 0 : batch.num_tables;
-        table.unknown = *b == 'u';
-        table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
-        table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
-        table.known.block_table_rows = *b == 'r' ? 1 : 0;
-        table.known.max_seq_len = *b == 'm' ? 1 : 0;
-        table.known.reserved = *b == 'x';
-        const int32_t block = s->other_blocks[0][0];
-        const int64_t slot = s->other_slots[0];
-        s->other_blocks[0][0] = *b == 'b' ? OTHER_BLOCKS : block; /* one after the last */
-        s->other_slots[0] = *b == 'o' ? OTHER_BLOCKS * OTHER_BLOCK : slot;
-        REFUSED(&t->error,
-                *b == 'u'   ? "attn_batch_table"
-                : *b == 'x' ? "reserved"
-                            : "tables",
-                t->api->plan_batch(t->plan, &batch, NULL, &t->error));
-        s->other_blocks[0][0] = block;
-        s->other_slots[0] = slot;
-        batch = good;
-        table = good_table;
+    if (refuses) { /* each alone is refused by name */
+        BATCH_REFUSED("tables", batch.num_tables = 0);
+        BATCH_REFUSED("attn_batch_table", table.unknown = 1);
+    }
+    if (refuses && form == BLOCK_TABLES) {
+        BATCH_REFUSED("tables", table.known.seq_lens = NULL);
+        BATCH_REFUSED("tables", table.known.block_table_stride = 0);
+        BATCH_REFUSED("tables", table.known.block_table_rows = 1);
+        BATCH_REFUSED("tables", table.known.max_seq_len = 1);
+        BATCH_REFUSED("reserved", table.known.reserved = 1);
+        /* one after the last */
+        WITH(s->other_blocks[0][0], s->other_blocks[0][0] = OTHER_BLOCKS,
+             BATCH_REFUSED("tables", ));
+        WITH(s->other_slots[0], s->other_slots[0] = OTHER_BLOCKS * OTHER_BLOCK,
+             BATCH_REFUSED("tables", ));
     }
     if (form == BLOCK_TABLES) { /* planned over other blocks and slots, which are then replaced */
         static const int32_t blocks[REQS][ROWS];
@@ -435,19 +434,11 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
     } else {
         CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
     }
-    if (*broken != '\0') {
-        io_caches.num_rows = 1;
-        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
-        io_caches.num_rows = FURTHER;
-        io_caches.reserved = 1;
-        REFUSED(&t->error, "reserved", t->api->run(t->plan, t->layer, &io, &t->error));
-        io_caches.reserved = 0;
-        of_index[0]--;
-        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
-        of_index[0]++;
-        of_rows[1]--;
-        REFUSED(&t->error, "attn_io_caches", t->api->run(t->plan, t->layer, &io, &t->error));
-        of_rows[1]++;
+    if (refuses) {
+        RUN_REFUSED("attn_io_caches", io_caches, io_caches.num_rows = 1);
+        RUN_REFUSED("reserved", io_caches, io_caches.reserved = 1);
+        RUN_REFUSED("attn_io_caches", of_index[0], of_index[0]--);
+        RUN_REFUSED("attn_io_caches", of_rows[1], of_rows[1]--);
     }
     CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
     check_out(s);
@@ -471,10 +462,10 @@ TEST(test_five_caches)
             bind_own_views(&t);
         }
         make_plan(&t);
-        run_many(&t, s, (const int32_t[]){21, 5, 7}, form,
-                 form == BLOCK_TABLES ? "nuswrbmox" : "nu");
-        run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
-        run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
+        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, true);
+        /* decodes, a prefill: two calls */
+        run_many(&t, s, (const int32_t[]){1, 1, 4}, form, false);
+        run_many(&t, s, (const int32_t[]){1, 1, 1}, form, false);
         many.needs_page_lists = 0;
         close_all(&t);
     }
@@ -508,6 +499,12 @@ TEST(test_fewest_blocks)
     refuse_table(&t, last, &table, "block_table");
 }
 
+#define CACHES_REFUSED(field, object, change)                                                      \
+    WITH(object, change,                                                                           \
+         REFUSED(&t.error, field,                                                                  \
+                 t.api->select(t.runtime, NULL, &(const struct attn_layer_desc *){&many}, 1,       \
+                               &t.assignment, &t.error)))
+
 /* Whoever has not declared such caches is refused with its reasons; a description that makes no
  * sense is by its field. */
 TEST(test_refused_caches)
@@ -525,16 +522,9 @@ TEST(test_refused_caches)
                 !refused(&t, "many_caches", "caches"));
     t.api->assignment_destroy(t.assignment);
     described[0].known.tokens_per_row = GROUP;
-    described[1].known.tokens_per_row = 4; /* table 1 then has rows of 4 and of 2 tokens */
-    const struct attn_layer_desc *layer = &many;
-    REFUSED(&t.error, "table", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
-    described[1].known.tokens_per_row = PER_ROW;
-    described[2].unknown = 1;
-    REFUSED(&t.error, "attn_cache_desc",
-            t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
-    described[2].unknown = 0;
-    described[0].known.role = ATTN_CACHE_K;
-    REFUSED(&t.error, "role", t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error));
-    described[0].known.role = ATTN_CACHE_SCALE;
+    /* table 1 then has rows of 4 and of 2 tokens */
+    CACHES_REFUSED("table", described[1], described[1].known.tokens_per_row = 4);
+    CACHES_REFUSED("attn_cache_desc", described[2], described[2].unknown = 1);
+    CACHES_REFUSED("role", described[0], described[0].known.role = ATTN_CACHE_K);
     close_all(&t);
 }

@@ -248,18 +248,14 @@ TEST(test_amax)
     struct attn_tensor pairs = *io->q_pe; /* pairs of numbers, which the ABI does not have */
     pairs.dtype.lanes = 2;
 #define AMAX_REFUSED(field, change)                                                                \
-    do {                                                                                           \
-        struct attn_amax_args bad = args;                                                          \
-        change;                                                                                    \
-        INVALID(&m->error, field, m->api->layer_amax(layer, &bad, &m->error));                     \
-    } while (0)
-    AMAX_REFUSED("x", bad.x = NULL);
-    AMAX_REFUSED("x", bad.x = &pairs);
-    AMAX_REFUSED("out", bad.out = NULL);
-    AMAX_REFUSED("out", bad.instance = (attn_instance *)&pairs);
-    AMAX_REFUSED("per_head", bad.per_head = 2);
-    AMAX_REFUSED("accumulate", bad.accumulate = -1);
-    AMAX_REFUSED("history_len", (bad.accumulate = 0, bad.history_len = 1));
+    WITH(args, change, INVALID(&m->error, field, m->api->layer_amax(layer, &args, &m->error)))
+    AMAX_REFUSED("x", args.x = NULL);
+    AMAX_REFUSED("x", args.x = &pairs);
+    AMAX_REFUSED("out", args.out = NULL);
+    AMAX_REFUSED("out", args.instance = (attn_instance *)&pairs);
+    AMAX_REFUSED("per_head", args.per_head = 2);
+    AMAX_REFUSED("accumulate", args.accumulate = -1);
+    AMAX_REFUSED("history_len", (args.accumulate = 0, args.history_len = 1));
 }
 
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
@@ -494,19 +490,12 @@ TEST(test_refusals)
 
 /* A run of the io as `change` leaves it. */
 #define RUN_REFUSED(field, change)                                                                 \
-    do {                                                                                           \
-        const struct attn_io_mla good_ext = m->ext;                                                \
-        const struct attn_index_lists good_lists = m->lists;                                       \
-        const struct attn_io_index_lists good_lists_io = m->lists_io;                              \
-        const struct attn_step_io good_io = m->io;                                                 \
-        change;                                                                                    \
-        REFUSED(&m->error, field,                                                                  \
-                m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));        \
-        m->ext = good_ext;                                                                         \
-        m->lists = good_lists;                                                                     \
-        m->lists_io = good_lists_io;                                                               \
-        m->io = good_io;                                                                           \
-    } while (0)
+    WITH(m->ext, ,                                                                                 \
+         WITH(m->lists_io, ,                                                                       \
+              WITH(m->io, change,                                                                  \
+                   REFUSED(&m->error, field,                                                       \
+                           m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io,          \
+                                       &m->error)))))
 
 TEST(test_bad_runs)
 {
