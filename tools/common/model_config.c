@@ -73,14 +73,13 @@ static char pattern_at(struct reading *r, const cJSON *text, int32_t i)
 static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type,
                               int32_t i)
 {
-    const cJSON *types = cJSON_GetObjectItemCaseSensitive(text, "layer_types");
+    const cJSON *types = read_member(text, "layer_types");
     int32_t pattern = read_int(r, text, "sliding_window_pattern", 0, 1, 1024);
     int32_t interval = read_int(r, text, "full_attention_interval", 0, 1, 1024);
     if (cJSON_IsArray(types)) {
         return listed_type(r, types, i);
     }
-    const cJSON *kda = cJSON_GetObjectItemCaseSensitive(
-        cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config"), "kda_layers");
+    const cJSON *kda = read_member(read_member(text, "linear_attn_config"), "kda_layers");
     if (strcmp(model_type, "kimi_linear") == 0) { /* counted from 1 */
         return lists_number(kda, i + 1) ? "linear_attention" : "full_attention";
     }
@@ -89,8 +88,7 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     }
     /* every fourth layer has no rotation and sees all */
     if (strcmp(model_type, "llama4_text") == 0) {
-        const cJSON *no_rope =
-            cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(text, "no_rope_layers"), i);
+        const cJSON *no_rope = cJSON_GetArrayItem(read_member(text, "no_rope_layers"), i);
         bool full = no_rope != NULL ? no_rope->valueint == 0 : (i + 1) % 4 == 0;
         return full ? "full_attention" : "chunked_attention";
     }
@@ -111,7 +109,7 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
  * (DeepSeek's yarn_get_mscale): 0.1 mscale_all_dim ln(factor) + 1. */
 static double yarn_scale(struct reading *r, const cJSON *text)
 {
-    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(text, "rope_scaling");
+    const cJSON *scaling = read_member(text, "rope_scaling");
     double all_dims = read_number(r, scaling, "mscale_all_dim", 0),
            factor = read_number(r, scaling, "factor", 1);
     return all_dims > 0 && factor > 1 ? 0.1 * all_dims * log(factor) + 1 : 1;
@@ -137,7 +135,7 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
  * ratio of so many tokens each, of which an indexer lists some where these are few. */
 static int32_t compress_ratio(struct reading *r, const cJSON *text, int32_t i)
 {
-    const cJSON *ratios = cJSON_GetObjectItemCaseSensitive(text, "compress_ratios");
+    const cJSON *ratios = read_member(text, "compress_ratios");
     const cJSON *ratio = cJSON_GetArrayItem(ratios, i);
     if (!cJSON_IsNumber(ratio) || ratio->valuedouble < 0 || ratio->valuedouble > 1024) {
         reading_fail(r, "compress_ratios", "has no number from 0 to 1024 for layer %d", i);
@@ -214,9 +212,8 @@ static bool is_indexed(struct reading *r, const cJSON *text, const char *model_t
         return false;
     }
     if (is_model(model_type, "minimax_m3")) {
-        const cJSON *sparse = cJSON_GetObjectItemCaseSensitive(text, "sparse_attention_config");
-        const cJSON *flag = cJSON_GetArrayItem(
-            cJSON_GetObjectItemCaseSensitive(sparse, "sparse_attention_freq"), i);
+        const cJSON *sparse = read_member(text, "sparse_attention_config");
+        const cJSON *flag = cJSON_GetArrayItem(read_member(sparse, "sparse_attention_freq"), i);
         return strcmp(type, "minimax_m3_sparse") == 0 || (flag != NULL && flag->valueint != 0);
     }
     return is_v4(model_type) ? compress_ratio(r, text, i) == V4_LISTED
@@ -238,7 +235,7 @@ static bool has_indexer(struct reading *r, const cJSON *text, int32_t i)
 static struct attn_indexer_desc read_msa(struct reading *r, const cJSON *text,
                                          struct attn_layer_desc *desc)
 {
-    const cJSON *sparse = cJSON_GetObjectItemCaseSensitive(text, "sparse_attention_config");
+    const cJSON *sparse = read_member(text, "sparse_attention_config");
     const int32_t heads = read_int(r, sparse, "sparse_num_index_heads", 4, 1, 1024);
     if (heads != desc->num_kv_heads) {
         reading_fail(r, "sparse_num_index_heads", "%d; num_key_value_heads, %d, are allowed", heads,
@@ -290,8 +287,7 @@ static struct attn_indexer_desc read_dsa(struct reading *r, const cJSON *text,
         .activation = ATTN_INDEXER_RELU,
         .has_weights = 1,
         .tokens_per_row = tokens,
-        .tail = tokens > 1 && !cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(
-                                  text, "index_kpool_always_select_tail")),
+        .tail = tokens > 1 && !cJSON_IsFalse(read_member(text, "index_kpool_always_select_tail")),
         .forced_on_top = tokens > 1};
 }
 
@@ -341,20 +337,13 @@ static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *l
     make_recurrent(layer, 1 / sqrt(layer->gdn.head_size_k));
 }
 
-/* The same sizes under Nemotron's names and Falcon's. */
-static int32_t read_either(struct reading *r, const cJSON *text, const char *name,
-                           const char *other, int32_t otherwise, int32_t max)
-{
-    return read_int(r, text, name, read_int(r, text, other, otherwise, 1, max), 1, max);
-}
-
 /* Kimi Linear's and GLM-5.3-Flash's: a gate per channel, which the latter bounds. */
 static void make_kda(struct reading *r, const cJSON *text, bool bounded, struct model_layer *layer)
 {
-    const cJSON *linear = cJSON_GetObjectItemCaseSensitive(text, "linear_attn_config");
+    const cJSON *linear = read_member(text, "linear_attn_config");
     linear = linear != NULL ? linear : text;
-    const cJSON *bound = cJSON_GetObjectItemCaseSensitive(linear, "gate_lower_bound");
-    bound = bound != NULL ? bound : cJSON_GetObjectItemCaseSensitive(text, "linear_lower_bound");
+    const cJSON *bound = read_member(linear, "gate_lower_bound");
+    bound = bound != NULL ? bound : read_member(text, "linear_lower_bound");
     const int32_t heads = read_either(r, linear, "num_heads", "linear_num_heads", 32, 1024);
     const int32_t size = read_either(r, linear, "head_dim", "linear_head_dim", 128, 512);
     layer->gdn =
@@ -375,10 +364,11 @@ static void make_kda(struct reading *r, const cJSON *text, bool bounded, struct 
     make_recurrent(layer, 1 / sqrt(size));
 }
 
+/* Nemotron's and Falcon's, each by its own names. */
 static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer *layer)
 {
     const char *state = read_text(text, "mamba_ssm_cache_dtype");
-    const cJSON *limits = cJSON_GetObjectItemCaseSensitive(text, "time_step_limit");
+    const cJSON *limits = read_member(text, "time_step_limit");
     const cJSON *least = cJSON_GetArrayItem(limits, 0), *most = cJSON_GetArrayItem(limits, 1);
     layer->gdn = (struct attn_recurrent_desc){
         .num_k_heads = read_either(r, text, "n_groups", "mamba_n_groups", 1, 1024),
@@ -404,7 +394,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
                          const char *type, int32_t index, struct model_layer *layer)
 {
     struct attn_layer_desc *desc = &layer->desc;
-    const cJSON *use_window = cJSON_GetObjectItemCaseSensitive(text, "use_sliding_window");
+    const cJSON *use_window = read_member(text, "use_sliding_window");
     int32_t window = read_int(r, text, "sliding_window", 0, 1, INT32_MAX);
     desc->kind = ATTN_LAYER_DECODER;
     read_heads(r, text, desc);
@@ -442,8 +432,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
 
 static void read_decoder(struct reading *r, const cJSON *text, const char *model_type)
 {
-    int32_t layers = read_int(r, text, "num_hidden_layers",
-                              read_int(r, text, "n_layer", 0, 1, MAX_LAYERS), 1, MAX_LAYERS);
+    int32_t layers = read_either(r, text, "num_hidden_layers", "n_layer", 0, MAX_LAYERS);
     if (layers <= 0) {
         reading_fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
     }
@@ -482,48 +471,21 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
-    static const char *const known[] = {"llama",
-                                        "llama4_text",
-                                        "gemma",
-                                        "gemma2",
-                                        "gemma3",
-                                        "gemma3_text",
-                                        "gpt_oss",
-                                        "mistral",
-                                        "mixtral",
-                                        "bloom",
-                                        "deepseek_v3",
-                                        "deepseek_v32",
-                                        "deepseek_v4",
-                                        "glm_moe_dsa",
-                                        "qwen2",
-                                        "qwen3",
-                                        "qwen3_next",
-                                        "qwen2_5_vl",
-                                        "qwen2_5_vl_text",
-                                        "qwen3_5_text",
-                                        "qwen3_5_moe_text",
-                                        "kimi_linear",
-                                        "nemotron_h",
-                                        "falcon_h1",
-                                        "minimax_m3",
-                                        "minimax_m3_vl_text",
-                                        "glm5_next",
-                                        "glm5_next_text",
-                                        "qwen4_exp",
-                                        "qwen4_exp_text"};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (strcmp(model_type, known[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
+    static const char known[] =
+        " llama llama4_text gemma gemma2 gemma3 gemma3_text gpt_oss mistral mixtral bloom"
+        " deepseek_v3 deepseek_v32 deepseek_v4 glm_moe_dsa qwen2 qwen3 qwen3_next"
+        " qwen2_5_vl qwen2_5_vl_text qwen3_5_text qwen3_5_moe_text kimi_linear nemotron_h"
+        " falcon_h1 minimax_m3 minimax_m3_vl_text glm5_next glm5_next_text qwen4_exp"
+        " qwen4_exp_text ";
+    char word[80];
+    snprintf(word, sizeof word, " %s ", model_type);
+    return strchr(model_type, ' ') == NULL && strstr(known, word) != NULL;
 }
 
 static void read_root(struct reading *r, const cJSON *root)
 {
     const char *model_type = read_text(root, "model_type");
-    const cJSON *text = cJSON_GetObjectItemCaseSensitive(root, "text_config");
+    const cJSON *text = read_member(root, "text_config");
     snprintf(r->config->model_type, sizeof r->config->model_type, "%s", model_type);
     text_make_safe(r->config->model_type, false);
     if (strcmp(model_type, "whisper") == 0 || strcmp(model_type, "bert") == 0) {
@@ -541,7 +503,7 @@ static void read_root(struct reading *r, const cJSON *root)
     }
     r->config->guessed = !is_known(text_type) && !is_known(model_type);
     read_decoder(r, text, strcmp(model_type, "llama4") == 0 ? "llama4_text" : text_type);
-    if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "vision_config"))) {
+    if (cJSON_IsObject(read_member(root, "vision_config"))) {
         read_tower(r, root, model_type);
     }
 }

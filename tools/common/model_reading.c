@@ -23,10 +23,15 @@ void reading_fail(struct reading *r, const char *field, const char *format, ...)
     text_make_safe(r->error->message, false); /* it may quote the file */
 }
 
+const cJSON *read_member(const cJSON *object, const char *name)
+{
+    return cJSON_GetObjectItemCaseSensitive(object, name);
+}
+
 int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32_t otherwise,
                  int32_t min, int32_t max)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    const cJSON *item = read_member(object, name);
     if (item == NULL || cJSON_IsNull(item) || cJSON_IsFalse(item)) {
         return otherwise;
     }
@@ -39,9 +44,15 @@ int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32
     return (int32_t)item->valuedouble;
 }
 
+int32_t read_either(struct reading *r, const cJSON *object, const char *name, const char *other,
+                    int32_t otherwise, int32_t max)
+{
+    return read_int(r, object, name, read_int(r, object, other, otherwise, 1, max), 1, max);
+}
+
 double read_number(struct reading *r, const cJSON *object, const char *name, double otherwise)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    const cJSON *item = read_member(object, name);
     if (item == NULL || cJSON_IsNull(item)) {
         return otherwise;
     }
@@ -56,7 +67,7 @@ double read_number(struct reading *r, const cJSON *object, const char *name, dou
 
 const char *read_text(const cJSON *object, const char *name)
 {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+    const char *text = cJSON_GetStringValue(read_member(object, name));
     return text != NULL ? text : "";
 }
 
@@ -87,10 +98,8 @@ static int32_t read_dtype(const cJSON *text)
 
 void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *desc)
 {
-    int32_t heads =
-        read_int(r, text, "num_attention_heads", read_int(r, text, "n_head", 0, 1, 4096), 1, 4096);
-    int32_t hidden =
-        read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
+    int32_t heads = read_either(r, text, "num_attention_heads", "n_head", 0, 4096);
+    int32_t hidden = read_either(r, text, "hidden_size", "n_embed", 0, 1 << 20);
     if (heads <= 0) {
         reading_fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
         heads = 1;

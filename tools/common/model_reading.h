@@ -15,8 +15,13 @@ struct reading {
 /* The first failure is reported. */
 void reading_fail(struct reading *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* NULL where the object has none, or is none. */
+const struct cJSON *read_member(const struct cJSON *object, const char *name);
 int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,
                  int32_t min, int32_t max);
+/* The same under either of two names. */
+int32_t read_either(struct reading *r, const struct cJSON *object, const char *name,
+                    const char *other, int32_t otherwise, int32_t max);
 double read_number(struct reading *r, const struct cJSON *object, const char *name,
                    double otherwise);
 const char *read_text(const struct cJSON *object, const char *name);

@@ -74,7 +74,7 @@ static void read_bert(struct reading *r, const cJSON *root)
 /* Vision towers name their sizes in several ways. */
 static void read_vision(struct reading *r, const cJSON *root)
 {
-    const cJSON *vision = cJSON_GetObjectItemCaseSensitive(root, "vision_config");
+    const cJSON *vision = read_member(root, "vision_config");
     int32_t layers =
         read_int(r, vision, "num_hidden_layers", read_int(r, vision, "depth", 27, 1, 500), 1, 500);
     int32_t heads = read_int(r, vision, "num_attention_heads",
