@@ -15,7 +15,7 @@ struct reading {
 /* The first failure is reported. */
 void reading_fail(struct reading *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* NULL where the object has none, or is none. */
+/* NULL where there is no such member. */
 const struct cJSON *read_member(const struct cJSON *object, const char *name);
 int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,
                  int32_t min, int32_t max);

@@ -13,6 +13,8 @@
 
 #include <cmocka.h>
 
+#include "owned.h"
+
 /* TEST(name) { ... } is a test of its program; `state` is what a set-up made. */
 #define TEST(name) TEST_AROUND(name, NULL, NULL)
 
@@ -39,14 +41,6 @@ void test_add(struct test *test);
  * tear-down of all (or NULL), and returns how many failed. A program without a main of its own
  * (test_main.c) runs them with neither. */
 int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
-
-/* A variable whose address `end` is called with where it goes out of scope. */
-#define OWNED(end) __attribute__((cleanup(end)))
-/* Such an end for a pointer to memory. */
-static inline void memory_end(void *pointer)
-{
-    free(*(void **)pointer);
-}
 
 /* `call` has to return ATTN_OK; `owner` points to a struct whose `error` has the text otherwise. */
 #define CHECK(owner, call)                                                                         \

@@ -405,7 +405,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct problem_copies copies;
+    OWNED(problem_copies_finish) struct problem_copies copies;
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
     if (result == TRIAL_PASSED) {
         struct binding *binding = &copies.tested.binding;
@@ -421,7 +421,6 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
                                        : trial_call_failed(trial, "reference", status, &error);
         }
     }
-    problem_copies_finish(&copies);
     return result;
 }
 

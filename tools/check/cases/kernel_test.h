@@ -10,6 +10,7 @@
 #include "harness/image.h"
 #include "harness/trial.h"
 #include "harness/watch.h"
+#include "support/owned.h"
 
 #define OPERAND_DIMS 3
 #define MAX_OPERANDS 26
@@ -82,7 +83,7 @@ void call_bind(struct kernel_call *call, const struct kernel_test *test, struct 
                const struct device *device, uint8_t *base);
 
 /* Makes and fills the buffers, normal numbers in the order of the operands. False: there is no
- * memory, as kernel_test_run says, too. kernel_test_finish is due either way. */
+ * memory, as kernel_test_run says, too. OWNED(kernel_test_finish) is due either way. */
 bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
                       int32_t num_operands, uint64_t *random);
 void kernel_test_finish(struct kernel_test *test);

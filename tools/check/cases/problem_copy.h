@@ -9,6 +9,7 @@
 #include "harness/planned.h"
 #include "cases/problem.h"
 #include "harness/trial.h"
+#include "support/owned.h"
 
 /* The host's copies of lengths that are bounds. */
 struct loose_lengths {

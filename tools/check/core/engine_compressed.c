@@ -380,7 +380,7 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
     const size_t row = v->kv_dtype == ATTN_KV_FP8_DS_V4 ? V4_ROW + V4_SCALES
                                                         : (size_t)size * number_bytes(v->dtype);
     const size_t topk = (size_t)v->topk;
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     steps_init(&c.steps);
     c.scale = 2 / sqrt(v->size);
     for (int32_t i = 0; i < STEPS * REQS; i++) {
@@ -408,7 +408,6 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
         result = kernel_test_run_tested(&test, run_steps, &c);
         result = result == TRIAL_PASSED ? verify(&c, &test) : result;
     }
-    kernel_test_finish(&test);
     return result;
 }
 

@@ -145,7 +145,7 @@ static enum trial_result run_compressor(struct trial *trial, const void *variant
         [BIAS] = {"position_bias", ATTN_DTYPE_F32, 2, {v->ratio, heads / 2 * size}, .deviation = 1},
         [NORM] = {"norm_weight", v->dtype, 1, {size}, .deviation = 1},
         [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {STEPS_LONGEST, ROTARY}}};
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     steps_init(&c.steps);
     steps_operands(&c.steps, operands);
@@ -155,7 +155,6 @@ static enum trial_result run_compressor(struct trial *trial, const void *variant
         result = kernel_test_run_tested(&test, run_steps, &c);
         result = result == TRIAL_PASSED ? verify(&c, &test) : result;
     }
-    kernel_test_finish(&test);
     return result;
 }
 

@@ -85,14 +85,11 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
         [SCALES] = {"q_scale, k_scale or v_scale", .bytes = sizeof scales, .from = scales},
         [STARTS] = {"query_start_loc", .bytes = sizeof starts, .from = starts},
     };
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed);
     enum trial_result result = kernel_test_run(&test, call_attend, v);
-    if (result == TRIAL_PASSED) {
-        result = kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype));
-    }
-    kernel_test_finish(&test);
-    return result;
+    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
+                                  : result;
 }
 
 void fp8_inputs_cases(const struct kernel_sink *sink)

@@ -53,7 +53,6 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
     const int32_t dtype = p->dtype;
     int32_t first_key[PROBLEM_MAX_REQS], starts[PROBLEM_MAX_REQS + 1] = {0};
     struct attn_error error = ATTN_ERROR_INIT;
-    struct kernel_test test;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const int32_t length = p->requests[r].seq_len;
         first_key[r] = length / 3;
@@ -68,23 +67,19 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "reference write_kv", status, &error);
     }
+    OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL);
     enum trial_result result = kernel_test_run(&test, call_gather, copies);
-    if (result == TRIAL_PASSED) {
-        result = kernel_test_compare(&test, OUT, NULL, bound_of_dtype(dtype));
-    }
-    kernel_test_finish(&test);
-    return result;
+    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(dtype))
+                                  : result;
 }
 
 static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct gather_variant *v = variant;
-    struct problem_copies copies;
+    OWNED(problem_copies_finish) struct problem_copies copies;
     enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
-    result = result == TRIAL_PASSED ? gather(trial, &copies) : result;
-    problem_copies_finish(&copies);
-    return result;
+    return result == TRIAL_PASSED ? gather(trial, &copies) : result;
 }
 
 void gather_cases(const struct kernel_sink *sink)

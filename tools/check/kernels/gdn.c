@@ -320,7 +320,7 @@ static enum trial_result verify_ring(struct kernel_test *test, const struct gdn_
 static enum trial_result run_gdn(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct gdn_case c;
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     struct kernel_call call;
     struct gdn_step s;
     gdn_case_init(&c, variant, &seed);
@@ -338,9 +338,7 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
             kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
     }
     /* after the parts, whose memory begins as the image that this changes */
-    result = result == TRIAL_PASSED ? verify_ring(&test, &c) : result;
-    kernel_test_finish(&test);
-    return result;
+    return result == TRIAL_PASSED ? verify_ring(&test, &c) : result;
 }
 
 static enum trial_result limits_missing(struct trial *trial, const void *variant, uint64_t seed)

@@ -94,7 +94,7 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
                  {n.columns, BATCH * n.columns, 1},
                  .written = true},
     };
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     if (v->shared) {
         o[A].strides[0] = 0;
         /* once odd: kernels of pairs of elements cannot halve it */
@@ -111,11 +111,9 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
         fill_mxfp4(&test, &n, &seed);
     }
     enum trial_result result = kernel_test_run(&test, call_gemm, v);
-    if (result == TRIAL_PASSED) { /* a batch is a row here, and its rows are heads */
-        result = kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype));
-    }
-    kernel_test_finish(&test);
-    return result;
+    /* a batch is a row here, and its rows are heads */
+    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
+                                  : result;
 }
 
 void gemm_cases(const struct kernel_sink *sink)

@@ -369,7 +369,7 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
                                      .tokens_per_row = tokens > 0 ? tokens : 1,
                                      .first_row = FIRST_ROW, .padding = PADDING}};
     struct operand operands[NUM_OPERANDS];
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     struct kernel_call call;
     struct index_step step;
     memcpy(c.batch.before, v->shape->before, sizeof v->shape->before);
@@ -388,7 +388,6 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
     }
     result = result == TRIAL_PASSED ? verify_index(&test, &c) : result;
     free(c.keys);
-    kernel_test_finish(&test);
     return result;
 }
 

@@ -104,7 +104,7 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
                                       [OUT] = rows,
                                       [LSE] = sums,
                                       [SCALE] = {"output_scale", .bytes = 4, .from = &scale}};
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     o[PREFIX].written = in_prefix;
     o[SUFFIX].written = in_suffix;
     o[SUFFIX].name = "suffix";
@@ -121,9 +121,7 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
     }
     test.optional = fp8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
     enum trial_result result = kernel_test_run(&test, call_merge, v);
-    result = result == TRIAL_PASSED ? verify_merge(&test, v) : result;
-    kernel_test_finish(&test);
-    return result;
+    return result == TRIAL_PASSED ? verify_merge(&test, v) : result;
 }
 
 void merge_cases(const struct kernel_sink *sink)

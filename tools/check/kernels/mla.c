@@ -295,7 +295,7 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
 {
     struct mla_case c = {.v = variant, .batch = {REQS, TABLE, .tokens_per_row = 1}};
     struct operand operands[NUM_OPERANDS];
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     struct kernel_call call;
     struct mla_step step;
     for (int32_t r = 0; r < REQS; r++) {
@@ -316,7 +316,6 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     if (result == TRIAL_PASSED && c.v->invariant) {
         result = kernel_test_parts(&test, call_mla, &c, REQS);
     }
-    kernel_test_finish(&test);
     return result;
 }
 

@@ -122,7 +122,7 @@ static enum trial_result run_quantize(struct trial *trial, const void *variant, 
                           {TOKENS, groups},
                           .written = true},
     };
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     if (nvfp4) { /* bytes of pairs */
         o[OUT].as = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
     }
@@ -141,7 +141,6 @@ static enum trial_result run_quantize(struct trial *trial, const void *variant, 
     if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
         result = kernel_test_parts(&test, call_quantize, v, PARTS);
     }
-    kernel_test_finish(&test);
     return result;
 }
 
@@ -185,7 +184,7 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
         [HISTORY] = {"history", .bytes = kept > 0 ? kept : sizeof(float), .written = true},
         [HISTORY_SCALE] = {"scale", .bytes = sizeof(float), .written = true},
     };
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     const bool ready = kernel_test_init(&test, trial, o, AMAX_OPERANDS, &seed);
     for (int32_t n = 0; n < v->history && ready; n++) { /* the first goes, the second stays */
         ((float *)test_input(&test, HISTORY))[n] = n < 2 ? 500 - 100 * n : n % 7;
@@ -202,7 +201,6 @@ static enum trial_result run_amax(struct trial *trial, const void *variant, uint
                            *(float *)test_found(&test, HISTORY_SCALE),
                            *(float *)test_expected(&test, HISTORY_SCALE));
     }
-    kernel_test_finish(&test);
     return result;
 }
 

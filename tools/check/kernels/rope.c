@@ -169,26 +169,21 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
         [Q_WEIGHT] = {"q_weight", dtype, 1, {d}},
         [K_WEIGHT] = {"k_weight", dtype, 1, {d}},
     };
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     if (kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL)) {
         fill_tables(&test, &seed);
     }
     enum trial_result result = kernel_test_run(&test, call_rope, &c);
-    if (result == TRIAL_PASSED) {
-        result = verify_rope(trial, p, &copies->reference, &copies->tested);
-    }
-    kernel_test_finish(&test);
-    return result;
+    return result == TRIAL_PASSED ? verify_rope(trial, p, &copies->reference, &copies->tested)
+                                  : result;
 }
 
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct rope_variant *v = variant;
-    struct problem_copies copies;
+    OWNED(problem_copies_finish) struct problem_copies copies;
     enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
-    result = result == TRIAL_PASSED ? rope(trial, &copies, v, seed) : result;
-    problem_copies_finish(&copies);
-    return result;
+    return result == TRIAL_PASSED ? rope(trial, &copies, v, seed) : result;
 }
 
 void rope_cases(const struct kernel_sink *sink)

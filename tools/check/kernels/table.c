@@ -83,7 +83,7 @@ static attn_status call_table(struct kernel_call *call, const void *context,
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct operand arrays = {"an array", .bytes = sizeof(struct arrays), .written = true};
-    struct kernel_test test;
+    OWNED(kernel_test_finish) struct kernel_test test;
     if (kernel_test_init(&test, trial, &arrays, 1, NULL)) {
         fill(test_input(&test, 0), &seed);
     }
@@ -95,7 +95,6 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
                 ? TRIAL_PASSED
                 : trial_say(trial, TRIAL_FAILED, "an entry is wrong, or another place was written");
     }
-    kernel_test_finish(&test);
     return result;
 }
 
