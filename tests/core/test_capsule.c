@@ -70,7 +70,7 @@ static const char *read_text(struct capsule *c, size_t length)
 
 TEST(is_read_as_written)
 {
-    struct capsule *c = make(), *read = make();
+    OWNED(memory_end) struct capsule *c = make(), *read = make();
     const size_t length = write_text(c);
     memset(read, 0xff, sizeof *read);
     assert_null(read_text(read, length));
@@ -82,13 +82,11 @@ TEST(is_read_as_written)
     assert_null(read_text(read, head + (size_t)capsule_bytes(c)));
     assert_non_null(read_text(read, head + (size_t)capsule_bytes(c) - 1));
     assert_non_null(read_text(read, head + (size_t)capsule_bytes(c) + 1));
-    free(c);
-    free(read);
 }
 
 TEST(an_mla_layer_has_latent_rows_and_weights)
 {
-    struct capsule *c = make(), *read = make();
+    OWNED(memory_end) struct capsule *c = make(), *read = make();
     c->num_kv_heads = 1;
     c->kv_lora_rank = 48;
     c->qk_nope_head_dim = 32;
@@ -103,13 +101,11 @@ TEST(an_mla_layer_has_latent_rows_and_weights)
     const char *why = read_text(read, write_text(c));
     assert_non_null(why);
     assert_non_null(strstr(why, "kv_lora_rank is '48'; less than head_size"));
-    free(c);
-    free(read);
 }
 
 TEST(cut_or_changed_it_is_none)
 {
-    struct capsule *c = make(), *read = make();
+    OWNED(memory_end) struct capsule *c = make(), *read = make();
     const size_t length = write_text(c);
     for (size_t cut = 0; cut < length; cut++) {
         assert_non_null(read_text(read, cut));
@@ -120,8 +116,6 @@ TEST(cut_or_changed_it_is_none)
         assert_non_null(read_text(read, length));
         text[i] = was;
     }
-    free(c);
-    free(read);
 }
 
 TEST(values_out_of_range_are_named)
@@ -151,7 +145,7 @@ TEST(values_out_of_range_are_named)
         {"step 17\n", "", "step is 'missing'"},
     };
     static char whole[sizeof text];
-    struct capsule *c = make(), *read = make();
+    OWNED(memory_end) struct capsule *c = make(), *read = make();
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         write_text(c);
         char *at = strstr(text, changes[i].from);
@@ -164,6 +158,4 @@ TEST(values_out_of_range_are_named)
             fail_msg("'%s' gave '%s'", changes[i].to, why != NULL ? why : "nothing");
         }
     }
-    free(c);
-    free(read);
 }

@@ -52,14 +52,17 @@
         free(t);                                                                                   \
     } while (0)
 
-/* Selecting the layer fails with an error that names the field and has the text. */
-#define LAYER_IS_REFUSED(t, desc, name, text)                                                      \
+/* Selecting the layer that the test describes, with a change, fails with an error that names the
+ * field and has the text. */
+#define LAYER_REFUSED(t, name, text, change)                                                       \
     do {                                                                                           \
         attn_assignment *made = NULL;                                                              \
-        REFUSED(&(t)->error, name,                                                                 \
+        describe(t);                                                                               \
+        change;                                                                                    \
+        INVALID(&(t)->error, name,                                                                 \
                 (t)->api->select((t)->runtime, CLIENT_ORDER(""),                                   \
-                                 (const struct attn_layer_desc *const[]){desc}, 1, &made,          \
-                                 &(t)->error));                                                    \
+                                 (const struct attn_layer_desc *const[]){&(t)->described}, 1,      \
+                                 &made, &(t)->error));                                             \
         SAYS(t, text);                                                                             \
     } while (0)
 

@@ -121,11 +121,11 @@ static void bind(struct compressed *c)
     OPEN_PLAN(c, REQS, TOKENS, LENGTH);
 }
 
-static void close_all(struct compressed *c)
+static void close_all(struct compressed **c)
 {
-    free(c->own);
-    free(c->rows);
-    CLOSE(c);
+    free((*c)->own);
+    free((*c)->rows);
+    CLOSE(*c);
 }
 
 /* Scores have a standard deviation of about 4. */
@@ -316,13 +316,12 @@ static const int32_t steps[STEPS][REQS] = {
 
 static void check(const struct setting *s)
 {
-    struct compressed *c = open_runtime(s);
+    OWNED(close_all) struct compressed *c = open_runtime(s);
     draw(c, c->sinks, HEADS);
     bind(c);
     for (int32_t i = 0; i < STEPS; i++) {
         step(c, steps[i]);
     }
-    close_all(c);
 }
 
 TEST(test_steps)
@@ -347,7 +346,7 @@ static const struct setting plain = {"cpu_ref", 4, 0, 8, 0, true, 0};
 /* A run that brings no rows writes none; one that only writes does. */
 TEST(test_rows_written_apart)
 {
-    struct compressed *c = open_runtime(&plain);
+    OWNED(close_all) struct compressed *c = open_runtime(&plain);
     bind(c);
     fill(c, steps[0]);
     set_step(c);
@@ -365,12 +364,11 @@ TEST(test_rows_written_apart)
     c->io.flags = ATTN_RUN_NO_WRITE;
     RUN(c);
     compare_head(c, 0, 36, 1);
-    close_all(c);
 }
 
 TEST(test_batches)
 {
-    struct compressed *c = open_runtime(&plain);
+    OWNED(close_all) struct compressed *c = open_runtime(&plain);
     bind(c);
     fill(c, steps[0]);
     set_step(c);
@@ -392,45 +390,30 @@ TEST(test_batches)
         assert_true(c->out[t][0][0] == 0);
         assert_true(fabsf(c->lse[1][t] - c->sinks[1]) < 1e-6f);
     }
-    close_all(c);
-}
-
-static void refuse(struct compressed *c, const char *field, const char *text)
-{
-    LAYER_IS_REFUSED(c, &c->described, field, text);
-    describe(c);
 }
 
 TEST(test_descriptions)
 {
-    struct compressed *c = open_runtime(&plain);
+    OWNED(close_all) struct compressed *c = open_runtime(&plain);
     struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
                                      .max_entries = 8};
-    c->compressed.reserved = 1;
-    refuse(c, "reserved", "reserved is 1");
-    c->mla.absorb_in_core = 1;
-    refuse(c, "absorb_in_core", "0: queries and output in latent space");
-    c->mla.ext.next = &c->compressed.ext;
-    refuse(c, "caches", "0 further caches with attn_compressed_rows; 1");
-    c->compressed.ext.next = &lists.ext;
-    refuse(c, "attn_index_lists", "takes no attn_index_lists");
-    c->described.kind = ATTN_LAYER_DECODER;
-    c->described.num_kv_heads = 1;
-    c->described.next = &c->caches.ext;
-    refuse(c, "attn_compressed_rows", "takes no attn_compressed_rows");
-    struct attn_cache_desc good = c->cache;
-    struct attn_cache_desc bad[] = {good, good, good, good, good};
-    bad[0].role = ATTN_CACHE_EXTRA;
-    bad[1].table = 0;
-    bad[2].num_heads = 2;
-    bad[3].head_size = D - 8;
-    bad[4].kv_dtype = ATTN_KV_BF16;
-    for (int32_t i = 0; i < 5; i++) {
-        c->cache = bad[i];
-        refuse(c, "caches",
-               "role compressed (9), table 1 or above, 1 head of head_size 32, kv_dtype f32");
-    }
-    close_all(c);
+    LAYER_REFUSED(c, "reserved", "reserved is 1", c->compressed.reserved = 1);
+    LAYER_REFUSED(c, "absorb_in_core", "0: queries and output in latent space",
+                  c->mla.absorb_in_core = 1);
+    LAYER_REFUSED(c, "caches", "0 further caches with attn_compressed_rows; 1",
+                  c->mla.ext.next = &c->compressed.ext);
+    LAYER_REFUSED(c, "attn_index_lists", "takes no attn_index_lists",
+                  c->compressed.ext.next = &lists.ext);
+    LAYER_REFUSED(c, "attn_compressed_rows", "takes no attn_compressed_rows",
+                  (c->described.kind = ATTN_LAYER_DECODER, c->described.num_kv_heads = 1,
+                   c->described.next = &c->caches.ext));
+    static const char needed[] =
+        "role compressed (9), table 1 or above, 1 head of head_size 32, kv_dtype f32";
+    LAYER_REFUSED(c, "caches", needed, c->cache.role = ATTN_CACHE_EXTRA);
+    LAYER_REFUSED(c, "caches", needed, c->cache.table = 0);
+    LAYER_REFUSED(c, "caches", needed, c->cache.num_heads = 2);
+    LAYER_REFUSED(c, "caches", needed, c->cache.head_size = D - 8);
+    LAYER_REFUSED(c, "caches", needed, c->cache.kv_dtype = ATTN_KV_BF16);
 }
 
 /* Is the layer refused, with a reason of that text? */
@@ -445,7 +428,7 @@ static void unserved(struct compressed *c, const char *asked)
 
 TEST(test_terms)
 {
-    struct compressed *c = open_runtime(&plain);
+    OWNED(close_all) struct compressed *c = open_runtime(&plain);
     unserved(c, NULL);
     c->described.causal = ATTN_CAUSAL_NO;
     c->described.window_right = c->described.window_left;
@@ -460,7 +443,6 @@ TEST(test_terms)
     unserved(c, "fast_prefill or batch_invariant");
     c->cache.block_size = 5000;
     unserved(c, "blocks of so many rows");
-    close_all(c);
 }
 
 /* A backend names the dtypes of latent rows that it has. */
@@ -470,12 +452,11 @@ TEST(test_latent_dtypes)
     const struct attn_reason reason = {
         .field = "kv_dtype",
         .supported = "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla, fp8_ds_v4 in MLA layers"};
-    struct compressed *c = open_runtime(&plain);
+    OWNED(close_all) struct compressed *c = open_runtime(&plain);
     c->mla.ext.next = NULL;
     c->described.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD;
     for (int32_t b = 0; b < 1 + CPU_SIMD; b++) {
         assert_true(client_refuses(c->api, c->runtime, &c->described, ATTN_PHASE_PREFILL,
                                    backends[b], &reason) > 0);
     }
-    close_all(c);
 }

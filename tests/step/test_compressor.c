@@ -72,10 +72,10 @@ static struct compressor *open_model(bool ring)
     return c;
 }
 
-static void close_model(struct compressor *c)
+static void close_model(struct compressor **c)
 {
-    free(c->cache);
-    CLOSE(c);
+    free((*c)->cache);
+    CLOSE(*c);
 }
 
 static const struct attn_tensor *tensor(struct compressor *c, int32_t which, void *data, int64_t a,
@@ -112,7 +112,7 @@ static void plan(struct compressor *c, int32_t count)
 TEST(test_ring)
 {
     static const int32_t steps[] = {5, 3, 1, 8, 7, 8, 8, 1, 1, 8, 6};
-    struct compressor *paged = open_model(false), *ring = open_model(true);
+    OWNED(close_model) struct compressor *paged = open_model(false), *ring = open_model(true);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         plan(paged, steps[i]);
         plan(ring, steps[i]);
@@ -129,8 +129,6 @@ TEST(test_ring)
     for (int32_t t = 0; t < paged->length; t++) {
         assert_true((paged->out[t][0] != 0) == ((t + 1) % RATIO == 0));
     }
-    close_model(paged);
-    close_model(ring);
 }
 
 #define RUN_REFUSED(field, text, change)                                                           \
@@ -144,7 +142,7 @@ TEST(test_ring)
 
 TEST(test_runs)
 {
-    struct compressor *c = open_model(false);
+    OWNED(close_model) struct compressor *c = open_model(false);
     RUN_REFUSED("attn_io_compressor", "is missing", c->io.next = NULL);
     RUN_REFUSED("attn_io_compressor", "norm_eps is negative", c->io_compressor.norm_eps = -1);
     RUN_REFUSED("q", "has neither q nor v nor lse", c->io.q = c->io.k);
@@ -159,33 +157,25 @@ TEST(test_runs)
     RUN_REFUSED("norm_weight", "[16] f16, bf16 or f32",
                 c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0));
     RUN_REFUSED("k", "", c->k[3][1][2] = NAN);
-    close_model(c);
 }
-
-#define LAYER_REFUSED(field, change)                                                               \
-    do {                                                                                           \
-        describe(c);                                                                               \
-        change;                                                                                    \
-        LAYER_IS_REFUSED(c, &c->described, field, "");                                             \
-    } while (0)
 
 TEST(test_descriptions)
 {
-    struct compressor *c = open_model(false);
-    LAYER_REFUSED("num_kv_heads", c->described.num_kv_heads = c->described.num_q_heads = 2);
-    LAYER_REFUSED("num_kv_heads", c->desc.overlaps = 0);
-    LAYER_REFUSED("kv_dtype", c->described.kv_dtype = ATTN_KV_BF16);
+    OWNED(close_model) struct compressor *c = open_model(false);
+    LAYER_REFUSED(c, "num_kv_heads", "", c->described.num_kv_heads = c->described.num_q_heads = 2);
+    LAYER_REFUSED(c, "num_kv_heads", "", c->desc.overlaps = 0);
+    LAYER_REFUSED(c, "kv_dtype", "", c->described.kv_dtype = ATTN_KV_BF16);
     /* its states are float32, whatever dtype it has */
-    LAYER_REFUSED("skip_kv_quantization", c->described.skip_kv_quantization = 1);
-    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = 0);
-    LAYER_REFUSED("rotary_dim", c->desc.rope = ATTN_ROPE_NONE);
-    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = 7);
-    LAYER_REFUSED("rotary_dim", c->desc.rotary_dim = D + 2);
-    LAYER_REFUSED("tokens_per_row", c->desc.tokens_per_row = 0);
-    LAYER_REFUSED("attn_compressor_desc", c->described.next = NULL);
-    LAYER_REFUSED("attn_compressor_desc", c->described.kind = ATTN_LAYER_DECODER);
-    LAYER_REFUSED("has_window", c->described.has_window = 1);
-    LAYER_REFUSED("causal", c->described.causal = ATTN_CAUSAL_NO);
+    LAYER_REFUSED(c, "skip_kv_quantization", "", c->described.skip_kv_quantization = 1);
+    LAYER_REFUSED(c, "rotary_dim", "", c->desc.rotary_dim = 0);
+    LAYER_REFUSED(c, "rotary_dim", "", c->desc.rope = ATTN_ROPE_NONE);
+    LAYER_REFUSED(c, "rotary_dim", "", c->desc.rotary_dim = 7);
+    LAYER_REFUSED(c, "rotary_dim", "", c->desc.rotary_dim = D + 2);
+    LAYER_REFUSED(c, "tokens_per_row", "", c->desc.tokens_per_row = 0);
+    LAYER_REFUSED(c, "attn_compressor_desc", "", c->described.next = NULL);
+    LAYER_REFUSED(c, "attn_compressor_desc", "", c->described.kind = ATTN_LAYER_DECODER);
+    LAYER_REFUSED(c, "has_window", "", c->described.has_window = 1);
+    LAYER_REFUSED(c, "causal", "", c->described.causal = ATTN_CAUSAL_NO);
     describe(c);
     const struct attn_layer_desc reader = {.struct_size = sizeof reader,
                                            .name = "reader",
@@ -200,5 +190,4 @@ TEST(test_descriptions)
     attn_assignment *made = NULL;
     REFUSED(&c->error, "kv_sharing_target",
             c->api->select(c->runtime, CLIENT_ORDER(""), layers, 2, &made, &c->error));
-    close_model(c);
 }

@@ -73,10 +73,10 @@ static void bind(struct index *x)
     OPEN_PLAN(x, REQS, LENGTH * REQS, LENGTH);
 }
 
-static void close_all(struct index *x)
+static void close_all(struct index **x)
 {
-    free(x->cache);
-    CLOSE(x);
+    free((*x)->cache);
+    CLOSE(*x);
 }
 
 static struct attn_tensor *tensor(struct index *x, int32_t which, void *data, int64_t a, int64_t b,
@@ -136,7 +136,7 @@ static const int32_t steps[STEPS][REQS] = {{30, 3, 1}, {1, 17, 0}};
 
 TEST(blocks_move)
 {
-    struct index *x = open_runtime();
+    OWNED(close_all) struct index *x = open_runtime();
     bind(x);
     run(x, steps[0]);
     int32_t before[LENGTH * REQS][ROOM];
@@ -154,12 +154,11 @@ TEST(blocks_move)
     PLAN(x);
     RUN(x);
     assert_memory_equal(before, x->out, sizeof before);
-    close_all(x);
 }
 
 TEST(idle_steps_list_nothing)
 {
-    struct index *x = open_runtime();
+    OWNED(close_all) struct index *x = open_runtime();
     bind(x);
     fill(x, steps[0]);
     x->batch.mode = ATTN_BATCH_IDLE;
@@ -170,47 +169,35 @@ TEST(idle_steps_list_nothing)
             assert_int_equal(x->out[t][i], -1);
         }
     }
-    close_all(x);
 }
-
-#define LAYER_REFUSED(field, change)                                                               \
-    do {                                                                                           \
-        describe(x);                                                                               \
-        change;                                                                                    \
-        INVALID(&x->error, field,                                                                  \
-                client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &x->model,    \
-                             &x->error));                                                          \
-    } while (0)
 
 TEST(layers_are_refused_by_field)
 {
-    struct index *x = open_runtime();
-    const struct attn_layer_desc *layers[] = {&x->described};
-    LAYER_REFUSED("topk", x->desc.topk = 0);
-    LAYER_REFUSED("activation", x->desc.activation = 2);
-    LAYER_REFUSED("has_weights", x->desc.has_weights = 2);
-    LAYER_REFUSED("num_groups", x->desc.num_groups = 4);
-    LAYER_REFUSED("tokens_per_row", x->desc.tokens_per_row = -1);
-    LAYER_REFUSED("tokens_per_row", x->desc.tokens_per_row = 5);
-    LAYER_REFUSED("rows_per_entry", x->desc.rows_per_entry = 5000);
-    LAYER_REFUSED("first_entries", x->desc.first_entries = -1);
-    LAYER_REFUSED("first_entries", (x->desc.last_entries = TOPK, x->desc.forced_on_top = 0));
-    LAYER_REFUSED("tail", x->desc.rows_per_entry = 2);
-    LAYER_REFUSED("tail", x->desc.tokens_per_row = 0);
-    LAYER_REFUSED("forced_on_top", x->desc.forced_on_top = 2);
-    LAYER_REFUSED("num_kv_heads", x->described.num_kv_heads = 2);
-    LAYER_REFUSED("kv_dtype", x->described.kv_dtype = ATTN_KV_NVFP4);
-    LAYER_REFUSED("has_window", (x->described.has_window = 1, x->described.window_left = 3));
-    LAYER_REFUSED("needs_lse", x->described.needs_lse = 1);
-    LAYER_REFUSED("causal", x->described.causal = ATTN_CAUSAL_NO);
-    LAYER_REFUSED("attn_indexer_desc", x->described.next = NULL);
-    LAYER_REFUSED("attn_indexer_desc", x->described.kind = ATTN_LAYER_DECODER);
-    close_all(x);
+    OWNED(close_all) struct index *x = open_runtime();
+    LAYER_REFUSED(x, "topk", "", x->desc.topk = 0);
+    LAYER_REFUSED(x, "activation", "", x->desc.activation = 2);
+    LAYER_REFUSED(x, "has_weights", "", x->desc.has_weights = 2);
+    LAYER_REFUSED(x, "num_groups", "", x->desc.num_groups = 4);
+    LAYER_REFUSED(x, "tokens_per_row", "", x->desc.tokens_per_row = -1);
+    LAYER_REFUSED(x, "tokens_per_row", "", x->desc.tokens_per_row = 5);
+    LAYER_REFUSED(x, "rows_per_entry", "", x->desc.rows_per_entry = 5000);
+    LAYER_REFUSED(x, "first_entries", "", x->desc.first_entries = -1);
+    LAYER_REFUSED(x, "first_entries", "", (x->desc.last_entries = TOPK, x->desc.forced_on_top = 0));
+    LAYER_REFUSED(x, "tail", "", x->desc.rows_per_entry = 2);
+    LAYER_REFUSED(x, "tail", "", x->desc.tokens_per_row = 0);
+    LAYER_REFUSED(x, "forced_on_top", "", x->desc.forced_on_top = 2);
+    LAYER_REFUSED(x, "num_kv_heads", "", x->described.num_kv_heads = 2);
+    LAYER_REFUSED(x, "kv_dtype", "", x->described.kv_dtype = ATTN_KV_NVFP4);
+    LAYER_REFUSED(x, "has_window", "", (x->described.has_window = 1, x->described.window_left = 3));
+    LAYER_REFUSED(x, "needs_lse", "", x->described.needs_lse = 1);
+    LAYER_REFUSED(x, "causal", "", x->described.causal = ATTN_CAUSAL_NO);
+    LAYER_REFUSED(x, "attn_indexer_desc", "", x->described.next = NULL);
+    LAYER_REFUSED(x, "attn_indexer_desc", "", x->described.kind = ATTN_LAYER_DECODER);
 }
 
 TEST(backends_refuse_what_they_do_not_declare)
 {
-    struct index *x = open_runtime();
+    OWNED(close_all) struct index *x = open_runtime();
     const struct {
         const char *backend, *field, *asked;
         int32_t topk, last_entries;
@@ -225,7 +212,6 @@ TEST(backends_refuse_what_they_do_not_declare)
         assert_true(client_refuses(x->api, x->runtime, &x->described, ATTN_PHASE_DECODE,
                                    refused[i].backend, &wanted) > 0); /* each variant */
     }
-    close_all(x);
 }
 
 #define RUN_REFUSED(field, change)                                                                 \
@@ -239,7 +225,7 @@ TEST(backends_refuse_what_they_do_not_declare)
 
 TEST(runs_are_refused_by_field)
 {
-    struct index *x = open_runtime();
+    OWNED(close_all) struct index *x = open_runtime();
     bind(x);
     run(x, steps[1]);
     RUN_REFUSED("weights", x->ext.weights = NULL);
@@ -254,7 +240,6 @@ TEST(runs_are_refused_by_field)
     fill(x, steps[1]);
     x->batch.causal = ATTN_CAUSAL_NO;
     INVALID(&x->error, "causal", x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
-    close_all(x);
 }
 
 /* The oracle's judge sees a tie that went to the larger index. */
