@@ -207,6 +207,11 @@ EXPORTED int hipDeviceSynchronize(void)
     return SUCCESS;
 }
 
+EXPORTED int hipStreamSynchronize(void *stream)
+{
+    return SUCCESS;
+}
+
 EXPORTED const char *hipGetErrorString(int error)
 {
     return error == LAUNCH_FAILURE ? machine.error
@@ -249,19 +254,9 @@ EXPORTED int hipMalloc(void **memory, size_t bytes)
     return allocate(memory, bytes);
 }
 
-EXPORTED int hipFree(void *memory)
-{
-    return release(memory);
-}
-
 EXPORTED int hipHostMalloc(void **memory, size_t bytes, unsigned flags)
 {
     return allocate(memory, bytes);
-}
-
-EXPORTED int hipHostFree(void *memory)
-{
-    return release(memory);
 }
 
 /* The device's number is the one attribute that is asked for. */
@@ -405,12 +400,6 @@ EXPORTED int hipEventCreate(void **event)
     return *event != NULL ? SUCCESS : OUT_OF_MEMORY;
 }
 
-EXPORTED int hipEventDestroy(void *event)
-{
-    free(event);
-    return SUCCESS;
-}
-
 EXPORTED int hipEventRecord(void *event, void *stream)
 {
     clock_gettime(CLOCK_MONOTONIC, event);
@@ -436,17 +425,6 @@ EXPORTED int hipStreamCreateWithFlags(void **stream, unsigned flags)
 {
     *stream = calloc(1, sizeof(struct stream));
     return *stream != NULL ? SUCCESS : OUT_OF_MEMORY;
-}
-
-EXPORTED int hipStreamDestroy(void *stream)
-{
-    free(stream);
-    return SUCCESS;
-}
-
-EXPORTED int hipStreamSynchronize(void *stream)
-{
-    return SUCCESS;
 }
 
 EXPORTED int hipStreamBeginCapture(void *handle, int mode)
@@ -509,12 +487,22 @@ static int free_jobs(void *handle)
     return SUCCESS;
 }
 
-EXPORTED int hipGraphDestroy(void *graph)
+/* ---- ends ---- */
+
+static int free_handle(void *handle)
 {
-    return free_jobs(graph);
+    free(handle);
+    return SUCCESS;
 }
 
-EXPORTED int hipGraphExecDestroy(void *exec)
-{
-    return free_jobs(exec);
-}
+#define ENDS(name, end)                                                                            \
+    EXPORTED int name(void *handle)                                                                \
+    {                                                                                              \
+        return end(handle);                                                                        \
+    }
+ENDS(hipFree, release)
+ENDS(hipHostFree, release)
+ENDS(hipEventDestroy, free_handle)
+ENDS(hipStreamDestroy, free_handle)
+ENDS(hipGraphDestroy, free_jobs)
+ENDS(hipGraphExecDestroy, free_jobs)

@@ -249,18 +249,6 @@ static ze_result_t log_text(ze_module_build_log_handle_t log, size_t *bytes, cha
     return OK;
 }
 
-static ze_result_t log_destroy(ze_module_build_log_handle_t log)
-{
-    (void)log; /* the module's */
-    return OK;
-}
-
-static ze_result_t module_destroy(ze_module_handle_t module)
-{
-    free(module);
-    return OK;
-}
-
 static ze_result_t kernel_create(ze_module_handle_t module, const ze_kernel_desc_t *desc,
                                  ze_kernel_handle_t *kernel)
 {
@@ -274,12 +262,6 @@ static ze_result_t kernel_create(ze_module_handle_t module, const ze_kernel_desc
     k->module = m;
     memcpy(&k->entry, &entry, sizeof entry);
     *kernel = (ze_kernel_handle_t)k;
-    return OK;
-}
-
-static ze_result_t kernel_destroy(ze_kernel_handle_t kernel)
-{
-    free(kernel);
     return OK;
 }
 
@@ -486,11 +468,6 @@ static ze_result_t queue_create(ze_context_handle_t context, ze_device_handle_t 
     return OK;
 }
 
-static ze_result_t queue_destroy(ze_command_queue_handle_t queue)
-{
-    return OK;
-}
-
 static ze_result_t queue_execute(ze_command_queue_handle_t queue, uint32_t count,
                                  ze_command_list_handle_t *lists, ze_fence_handle_t fence)
 {
@@ -520,21 +497,10 @@ static ze_result_t pool_create(ze_context_handle_t context, const ze_event_pool_
     return OK;
 }
 
-static ze_result_t pool_destroy(ze_event_pool_handle_t pool)
-{
-    return OK;
-}
-
 static ze_result_t event_create(ze_event_pool_handle_t pool, const ze_event_desc_t *desc,
                                 ze_event_handle_t *event)
 {
     *event = calloc(1, sizeof(struct event));
-    return OK;
-}
-
-static ze_result_t event_destroy(ze_event_handle_t event)
-{
-    free(event);
     return OK;
 }
 
@@ -640,6 +606,21 @@ static ze_result_t mem_range(ze_context_handle_t context, const void *address, v
     pthread_mutex_unlock(&lock);
     return result;
 }
+
+/* ---- ends ---- */
+
+#define ENDS(name, handle_type, end)                                                               \
+    static ze_result_t name(handle_type handle)                                                    \
+    {                                                                                              \
+        end;                                                                                       \
+        return OK;                                                                                 \
+    }
+ENDS(module_destroy, ze_module_handle_t, free(handle))
+ENDS(kernel_destroy, ze_kernel_handle_t, free(handle))
+ENDS(event_destroy, ze_event_handle_t, free(handle))
+ENDS(log_destroy, ze_module_build_log_handle_t, ) /* the module's */
+ENDS(queue_destroy, ze_command_queue_handle_t, )  /* this and the next are static */
+ENDS(pool_destroy, ze_event_pool_handle_t, )
 
 /* ---- the tables that the loader fills in ---- */
 
