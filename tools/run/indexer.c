@@ -40,17 +40,7 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     const struct row_terms *t = &layer->terms;
     const int32_t heads = t->num_q_heads / x->num_groups, d = t->head_size;
     const int32_t rows = length / x->tokens_per_row, room = layer_list_room(x);
-    const struct oracle_indexer oracle = {heads,
-                                          d,
-                                          x->topk,
-                                          x->tokens_per_row,
-                                          x->rows_per_entry,
-                                          x->first_entries,
-                                          x->last_entries,
-                                          x->activation == ATTN_INDEXER_RELU,
-                                          x->tail,
-                                          x->forced_on_top,
-                                          t->scale};
+    const struct oracle_indexer oracle = layer_index_oracle(x, t->num_q_heads, d, t->scale);
     double *keys = malloc((size_t)(rows * (d + 1) + heads * (d + 1) + 1) * sizeof *keys);
     double *scores = keys + (int64_t)rows * d, *q = scores + rows,
            *weights = q + (int64_t)heads * d;

@@ -112,6 +112,35 @@ int32_t layer_list_room(const struct attn_indexer_desc *indexer)
                                 : 0);
 }
 
+struct oracle_indexer layer_index_oracle(const struct attn_indexer_desc *x, int32_t num_q_heads,
+                                         int32_t head_size, double scale)
+{
+    return (struct oracle_indexer){num_q_heads / x->num_groups,
+                                   head_size,
+                                   x->topk,
+                                   x->tokens_per_row,
+                                   x->rows_per_entry,
+                                   x->first_entries,
+                                   x->last_entries,
+                                   x->activation == ATTN_INDEXER_RELU,
+                                   x->tail,
+                                   x->forced_on_top,
+                                   scale};
+}
+
+struct oracle_rule layer_rule_oracle(const struct attn_recurrent_rule *rule, int32_t num_gates)
+{
+    static const struct attn_recurrent_rule gated_delta;
+    rule = rule != NULL ? rule : &gated_delta;
+    return (struct oracle_rule){rule->rule == ATTN_RULE_ADDITIVE,
+                                rule->gate,
+                                rule->write_gate,
+                                num_gates,
+                                rule->gate_bound,
+                                rule->dt_min,
+                                rule->dt_max};
+}
+
 attn_status layer_bind_states(const struct attn_api *api, attn_layer *layer,
                               const struct attn_recurrent_desc *recurrent, int32_t dtype,
                               const struct attn_cache_desc *ring, int64_t num_slots,

@@ -5,10 +5,13 @@
 
 #include <attn/api.h>
 #include <attn/draft/indexer.h>
+#include <attn/draft/recurrent.h>
 #include <attn/kv_cache.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/recurrent.h>
+
+#include "oracle.h"
 
 /* A causal decoder in float32, its scale 1/8. */
 static inline struct attn_layer_desc layer_decoder(const char *name, int32_t q_heads,
@@ -37,6 +40,11 @@ void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_de
 void layer_set_indexer(struct attn_layer_desc *layer, struct attn_indexer_desc *indexer);
 /* Places in a list. */
 int32_t layer_list_room(const struct attn_indexer_desc *indexer);
+/* What the oracle takes of an indexer that has so many query heads, and of a recurrent rule (NULL:
+ * the gated delta rule). */
+struct oracle_indexer layer_index_oracle(const struct attn_indexer_desc *indexer,
+                                         int32_t num_q_heads, int32_t head_size, double scale);
+struct oracle_rule layer_rule_oracle(const struct attn_recurrent_rule *rule, int32_t num_gates);
 
 /* Channels of the convolution: q, k and v of all heads. */
 static inline int64_t layer_channels(const struct attn_recurrent_desc *recurrent)

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "checked.h"
+#include "support/layer.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
@@ -278,7 +279,8 @@ static attn_status step(const struct sequence *s, int64_t t, int32_t head, doubl
     int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t keys = (int64_t)desc->num_k_heads * dk, values = (int64_t)desc->num_v_heads * dv;
     bool last = r != NULL && r->values_first; /* q and k after v, k first */
-    struct oracle_rule rule = {.num_gates = 1};
+    const struct oracle_rule rule =
+        layer_rule_oracle(r, r != NULL && r->gate_per_channel ? desc->head_size_k : 1);
     struct oracle_token token = {dk,
                                  dv,
                                  q,
@@ -287,15 +289,6 @@ static attn_status step(const struct sequence *s, int64_t t, int32_t head, doubl
                                  decay,
                                  .scale = s->args->layer->scale,
                                  .skip = skip != NULL ? skip->skip[head] : 0};
-    if (r != NULL) {
-        rule = (struct oracle_rule){.additive = r->rule == ATTN_RULE_ADDITIVE,
-                                    .gate = r->gate,
-                                    .write_gate = r->write_gate,
-                                    .num_gates = r->gate_per_channel ? dk : 1,
-                                    .gate_bound = r->gate_bound,
-                                    .dt_min = r->dt_min,
-                                    .dt_max = r->dt_max};
-    }
     load(s, s->args->q, key_head, t, (last ? values + keys : 0) + key_head * (int64_t)dk, dk, q);
     load(s, s->args->k, key_head, t, (last ? values : keys) + key_head * (int64_t)dk, dk, k);
     load(s, s->args->v, head, t, (last ? 0 : 2 * keys) + head * (int64_t)dv, dv, v);

@@ -271,17 +271,7 @@ static enum trial_result verify_query(struct kernel_test *test, const struct ind
     const int32_t groups = x->num_groups, d = v->form->head_size, heads = v->form->heads / groups;
     const int64_t position = c->batch.lens[r] - c->batch.starts[r + 1] + token;
     const bool inexact = v->drawn || v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
-    const struct oracle_indexer oracle = {heads,
-                                          d,
-                                          x->topk,
-                                          x->tokens_per_row,
-                                          x->rows_per_entry,
-                                          x->first_entries,
-                                          x->last_entries,
-                                          x->activation == ATTN_INDEXER_RELU,
-                                          x->tail,
-                                          x->forced_on_top,
-                                          (double)SCALE};
+    const struct oracle_indexer oracle = layer_index_oracle(x, v->form->heads, d, (double)SCALE);
     for (int32_t g = 0; g < groups; g++) {
         const int64_t which = (int64_t)token * groups + g, first = which * heads;
         const int32_t *list = (const int32_t *)test_found(test, LATENT_OUT) + which * c->room;
