@@ -334,6 +334,15 @@ SAME_BITS(as_bits, uint32_t, float)
 SAME_BITS(as_double, double, uint64_t)
 SAME_BITS(as_bits64, uint64_t, double)
 
+/* Bit 0 as bit 31, and so on. */
+static inline uint32_t reversed(uint32_t x)
+{
+    x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
+    x = (x & 0x33333333) << 2 | (x >> 2 & 0x33333333);
+    x = (x & 0x0f0f0f0f) << 4 | (x >> 4 & 0x0f0f0f0f);
+    return __builtin_bswap32(x);
+}
+
 static inline float half_to_float(uint16_t bits)
 {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff;

@@ -146,35 +146,26 @@ static unsigned words_in(int32_t access)
     return ((unsigned)(access & BYTES) + 3) / 4;
 }
 
+/* What a register becomes of the 8 or 16 bits that were read. */
+static inline uint32_t taken_part(uint32_t x, int32_t access, uint32_t old)
+{
+    uint32_t shift = 32 - 8 * (uint32_t)(access & BYTES);
+    x = access & SIGNED ? (uint32_t)((int32_t)(x << shift) >> shift) : x;
+    x = access & LOW16 ? (x & 0xffff) | (old & 0xffff0000) : x;
+    return access & HIGH16 ? x << 16 | (old & 0xffff) : x;
+}
+
 static void take_lane(struct wave *w, const struct operand *dst, unsigned lane, int32_t access,
                       const char *from, bool known)
 {
     unsigned bytes = (unsigned)(access & BYTES);
     uint64_t bit = UINT64_C(1) << lane;
-    if (bytes == 4) {
-        memcpy(&w->v[dst->reg][lane], from, 4);
-        w->v_known[dst->reg] = (w->v_known[dst->reg] & ~bit) | (known ? bit : 0);
-        return;
+    for (unsigned n = 0; n < words_in(access); n++) {
+        uint32_t *to = &w->v[dst->reg + n][lane], x = 0;
+        memcpy(&x, from + 4 * n, bytes < 4 ? bytes : 4);
+        *to = bytes < 4 ? taken_part(x, access, *to) : x;
+        w->v_known[dst->reg + n] = (w->v_known[dst->reg + n] & ~bit) | (known ? bit : 0);
     }
-    if (bytes > 4) {
-        for (unsigned n = 0; n < bytes / 4; n++) {
-            memcpy(&w->v[dst->reg + n][lane], from + 4 * n, 4);
-            w->v_known[dst->reg + n] = (w->v_known[dst->reg + n] & ~bit) | (known ? bit : 0);
-        }
-        return;
-    }
-    uint32_t *to = &w->v[dst->reg][lane], x = 0;
-    memcpy(&x, from, bytes);
-    if (access & SIGNED) {
-        x = (uint32_t)((int32_t)(x << (32 - 8 * bytes)) >> (32 - 8 * bytes));
-    }
-    if (access & LOW16) {
-        x = (x & 0xffff) | (*to & 0xffff0000);
-    } else if (access & HIGH16) {
-        x = x << 16 | (*to & 0xffff);
-    }
-    *to = x;
-    w->v_known[dst->reg] = (w->v_known[dst->reg] & ~bit) | (known ? bit : 0);
 }
 
 static void give_lane(struct wave *w, const struct operand *src, unsigned lane, int32_t access,
@@ -268,7 +259,6 @@ static void load_lanes(struct wave *w, const struct insn *i, const uint64_t at[L
     _Alignas(64) uint32_t d[4][LANES];
     unsigned bytes = (unsigned)(i->op->arg & BYTES), words = words_in(i->op->arg);
     const struct operand *dst = &i->dst[0];
-    int32_t access = i->op->arg;
     for (unsigned l = 0; l < w->lanes; l++) {
         const char *from = (const char *)at[l];
         switch (bytes) {
@@ -287,10 +277,7 @@ static void load_lanes(struct wave *w, const struct insn *i, const uint64_t at[L
     }
     const uint32_t *old = w->v[dst->reg];
     for (unsigned l = 0; l < w->lanes && bytes < 4; l++) {
-        uint32_t x = d[0][l], shift = 32 - 8 * bytes;
-        x = access & SIGNED ? (uint32_t)((int32_t)(x << shift) >> shift) : x;
-        x = access & LOW16 ? (x & 0xffff) | (old[l] & 0xffff0000) : x;
-        d[0][l] = access & HIGH16 ? x << 16 | (old[l] & 0xffff) : x;
+        d[0][l] = taken_part(d[0][l], i->op->arg, old[l]);
     }
     for (unsigned n = 0; n < words; n++) {
         write_lanes(w, dst, (int)n, d[n], ALL_LANES, exec_of(w));

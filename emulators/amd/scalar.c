@@ -142,15 +142,6 @@ static void s_cselect(struct wave *w, const struct insn *i)
     scalar_set(w, &i->dst[0], value, w->scc_known ? known : 0);
 }
 
-static uint32_t reversed(uint32_t a)
-{
-    uint32_t d = 0;
-    for (int n = 0; n < 32; n++) {
-        d |= (a >> n & 1) << (31 - n);
-    }
-    return d;
-}
-
 #define FA as_float(a)
 #define FB as_float(b)
 #define FLOATS(NAME, VALUE) PLAIN(NAME, uint32_t, as_bits(VALUE))

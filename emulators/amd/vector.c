@@ -164,14 +164,6 @@ static int32_t exponent_of(double x)
     return e == 0x7ff ? 0 : e - 1022;
 }
 
-static uint32_t reversed(uint32_t x)
-{
-    x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
-    x = (x & 0x33333333) << 2 | (x >> 2 & 0x33333333);
-    x = (x & 0x0f0f0f0f) << 4 | (x >> 4 & 0x0f0f0f0f);
-    return __builtin_bswap32(x);
-}
-
 static uint32_t bit_field_i(uint32_t x, uint32_t offset, uint32_t width)
 {
     offset &= 31;
