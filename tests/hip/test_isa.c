@@ -56,6 +56,13 @@ static bool launch(struct machine *m, const char *name, uint32_t groups, size_t 
     return ok;
 }
 
+static void runs(struct machine *m, const char *name, int count)
+{
+    if (!launch(m, name, (uint32_t)count / 128, sizeof out, count)) {
+        fail_msg("%s", m->error);
+    }
+}
+
 static void fill(void)
 {
     srand(7);
@@ -85,9 +92,7 @@ TEST(test_arithmetic)
 {
     struct machine m;
     fill();
-    if (!launch(&m, "divide", COUNT / 128, sizeof out, COUNT)) {
-        fail_msg("%s", m.error);
-    }
+    runs(&m, "divide", COUNT);
     for (int i = 0; i < COUNT; i++) {
         const float expected[RESULTS] = {a[i] / b[i],
                                          (float)((double)a[i] / (double)b[i]),
@@ -119,9 +124,7 @@ TEST(test_exchange)
             sums[i] += a[j];
         }
     }
-    if (!launch(&m, "exchange", 1, sizeof out, 128)) {
-        fail_msg("%s", m.error);
-    }
+    runs(&m, "exchange", 128);
     for (int i = 0; i < 128; i++) {
         assert_true(out[i] == sums[127 - i] + b[i]);
     }
@@ -137,9 +140,7 @@ TEST(test_literals)
     }
     a[7] = 0x1p-130f;
     b[7] = 0.0f;
-    if (!launch(&m, "literals", 1, sizeof out, 128)) {
-        fail_msg("%s", m.error);
-    }
+    runs(&m, "literals", 128);
     for (int i = 0; i < 128; i++) {
         assert_true(out[i] == (i == 7 && flushes ? 0.0f : 3.0f * a[i] + b[i]));
         assert_true(out[128 + i] == a[i] * b[i] + 3.0f);
@@ -156,9 +157,7 @@ TEST(test_words)
         a[i] = (float)i;
         b[i] = (float)(1000 + i);
     }
-    if (!launch(&m, "words", 1, sizeof out, 128)) {
-        fail_msg("%s", m.error);
-    }
+    runs(&m, "words", 128);
     for (int i = 0; i < 128; i++) {
         assert_true(out[i] == b[i] && out[128 + i] == a[i] + 1.0f);
         assert_true(out[256 + i] == a[i] && out[384 + i] == b[i] + 1.0f);
