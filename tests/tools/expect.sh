@@ -6,8 +6,8 @@ failed=0
 expect() {
     want=$1 pattern=$2
     shift 2
-    output=$("$@" 2>&1)
-    got=$?
+    got=0
+    output=$("$@" 2>&1) || got=$?
     if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
         echo "status $got (wanted $want), pattern '$pattern' in: $*"
         printf '%s\n' "$output" | head -n 20
