@@ -407,21 +407,20 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(problem_copies_finish) struct problem_copies copies;
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
-    if (result == TRIAL_PASSED) {
-        struct binding *binding = &copies.tested.binding;
-        binding->layer.batch_invariant = way == TRIAL_PARTS ? 2 : way == TRIAL_ALONE;
-        output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
-                    copies.tested.memory, trial->device->device);
-        problem_copy_loosen(&copies.tested);
-        if (!trial_supports(trial, trial->tested, &binding->layer, copies.problem.phase)) {
-            result = TRIAL_SKIPPED;
-        } else {
-            attn_status status = problem_copy_run_reference(&copies.reference, &error);
-            result = status == ATTN_OK ? run_tested(trial, &copies.reference, &copies.tested, way)
-                                       : trial_call_failed(trial, "reference", status, &error);
-        }
+    if (result != TRIAL_PASSED) {
+        return result;
     }
-    return result;
+    struct binding *binding = &copies.tested.binding;
+    binding->layer.batch_invariant = way == TRIAL_PARTS ? 2 : way == TRIAL_ALONE;
+    output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
+                copies.tested.memory, trial->device->device);
+    problem_copy_loosen(&copies.tested);
+    if (!trial_supports(trial, trial->tested, &binding->layer, copies.problem.phase)) {
+        return TRIAL_SKIPPED;
+    }
+    attn_status status = problem_copy_run_reference(&copies.reference, &error);
+    return status == ATTN_OK ? run_tested(trial, &copies.reference, &copies.tested, way)
+                             : trial_call_failed(trial, "reference", status, &error);
 }
 
 /* Two threads attend at once, each with its own cases. */

@@ -59,36 +59,35 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
 {
     const struct problem *problem = tested->problem;
     const uint8_t *expected = reference->memory;
+    OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
-    uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
+    OWNED(memory_end) uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
     enum trial_result result =
         rows == NULL ? TRIAL_FAILED
         : problem->output.form == ATTN_OUTPUT_PLAIN
             ? verify_out(trial, tested, rows, expected, found)
             : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
     result = result == TRIAL_PASSED ? verify_image(trial, &problem->image, found) : result;
-    if (result == TRIAL_PASSED && !problem_copy_guards_whole(tested)) {
-        result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
+    if (result != TRIAL_PASSED) {
+        return result;
+    }
+    if (!problem_copy_guards_whole(tested)) {
+        return trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
     }
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype);
     const size_t code_row = codes ? (size_t)output_row_bytes(problem) : 0;
-    if (result == TRIAL_PASSED &&
-        !(other_rows_untouched(problem, problem->at.out, row, found) &&
-          other_rows_untouched(problem, problem->at.codes, code_row, found))) {
-        result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
+    if (!other_rows_untouched(problem, problem->at.out, row, found) ||
+        !other_rows_untouched(problem, problem->at.codes, code_row, found)) {
+        return trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }
-    if (result == TRIAL_PASSED) {
-        result = verify_cache(trial, problem, expected, found);
+    result = verify_cache(trial, problem, expected, found);
+    if (result != TRIAL_PASSED || tested->binding.attend.lse == NULL) {
+        return result;
     }
-    if (result == TRIAL_PASSED && tested->binding.attend.lse != NULL) {
-        const int64_t *strides = tested->binding.lse.strides;
-        const struct compared_lse lse = {tested->binding.lse.shape[0], strides[0], strides[1], 0,
-                                         problem->num_actual_tokens,   rows};
-        result = compare_lse(trial, &lse, expected + problem->at.lse, found + problem->at.lse,
-                             bound_of_lse(problem->v));
-    }
-    free(found);
-    free(rows);
-    return result;
+    const int64_t *strides = tested->binding.lse.strides;
+    const struct compared_lse lse = {tested->binding.lse.shape[0], strides[0], strides[1], 0,
+                                     problem->num_actual_tokens,   rows};
+    return compare_lse(trial, &lse, expected + problem->at.lse, found + problem->at.lse,
+                       bound_of_lse(problem->v));
 }

@@ -249,29 +249,25 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct problem_copies copies;
-    struct problem_copy other = {.device = trial->device};
-    struct engine engine = {.core = core, .device = trial->device};
+    OWNED(problem_copies_finish) struct problem_copies copies;
+    OWNED(problem_copy_finish) struct problem_copy other = {.device = trial->device};
+    OWNED(engine_finish) struct engine engine = {.core = core, .device = trial->device};
     struct run run = {{&copies.tested, plan_first, run_first}, trial, &engine, &other, 0};
     enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
-    if (result == TRIAL_PASSED &&
-        !problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {
-        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    if (result != TRIAL_PASSED) {
+        return result;
     }
-    if (result == TRIAL_PASSED) {
-        struct binding *binding = &copies.tested.binding;
-        output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
-                    copies.tested.memory, trial->device->device);
-        problem_copy_loosen(&copies.tested);
-        problem_copy_loosen(&other);
-        attn_status status = problem_copy_run_reference(&copies.reference, &error);
-        result = status == ATTN_OK ? run_engine(&run, &copies.reference, way)
-                                   : trial_call_failed(trial, "reference", status, &error);
+    if (!problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    engine_finish(&engine);
-    problem_copy_finish(&other);
-    problem_copies_finish(&copies);
-    return result;
+    struct binding *binding = &copies.tested.binding;
+    output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
+                copies.tested.memory, trial->device->device);
+    problem_copy_loosen(&copies.tested);
+    problem_copy_loosen(&other);
+    attn_status status = problem_copy_run_reference(&copies.reference, &error);
+    return status == ATTN_OK ? run_engine(&run, &copies.reference, way)
+                             : trial_call_failed(trial, "reference", status, &error);
 }
 
 /* Whether the core serves the case's layer with the backend ordered; `user` is an engine_service.
