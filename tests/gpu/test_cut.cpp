@@ -143,7 +143,7 @@ static void run(const batch &b, const char *name, int parts = -1, int longest = 
     p.problem.window_left = b.window > 0 ? b.window - 1 : -1, p.problem.window_right = -1;
     p.problem.query_start = starts.data(), p.problem.seq_lens = b.lengths.data();
     p.schedule.tile_rows = 16, p.schedule.by_item = b.by_item, p.schedule.ctas = b.ctas,
-    p.schedule.tile = b.tile, p.schedule.concurrent = 1, p.schedule.least_share = 2 + b.ctas % 3;
+    p.schedule.tile = b.tile, p.schedule.concurrent = 1, p.schedule.least_share = 1 + b.ctas % 4;
     if (b.by_item == 2 && b.ctas % 3 == 0) { /* three concurrent row tiles of a query */
         p.problem.group = p.problem.num_q_heads = 48, p.schedule.concurrent = 3;
     }

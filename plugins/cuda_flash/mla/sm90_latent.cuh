@@ -17,6 +17,10 @@
 #define BARRIER_CLEAR 1    /* and 2, one for each warp group: masked values are cleared */
 #define BARRIER_KEYS 3     /* and 4, one for each warp group: its Q K^T has read the tile */
 
+/* Who copies keys: TMA, where scores have no terms; four warps by cp.async; or eight warps that
+ * convert 8-bit rows to f16. */
+enum latent_producer { LATENT_BY_BOXES, LATENT_BY_ROWS, LATENT_BY_CODES };
+
 /* Starts acc_s = Q K^T with half of the columns of buffer B, each as soon as it has arrived. The
  * first half is the one that is released first, B; the rope column belongs to the second. */
 template <int KIND, bool BOXES, int B, bool SECOND>
@@ -446,10 +450,11 @@ static __device__ __forceinline__ latent_rows begin_run(const gpu_params &p, lat
 }
 
 /* The warp group that makes P of the first tiles of pairs; it has dims 0 .. 255. */
-template <int KIND, bool BOXES, int COLUMNS>
+template <int KIND, int PRODUCER, int COLUMNS>
 static __device__ __forceinline__ void consumer_first(const sm90_latent_params &a,
                                                       latent_shared &smem)
 {
+    constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
     const gpu_params &p = a.p.attend;
     const float scale = score_scale(p);
     float acc_o[128], acc_s[32], row_max[2], sum[2];
@@ -462,6 +467,9 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             acc_o[i] = 0.0f;
+        }
+        if (PRODUCER == LATENT_BY_CODES) {
+            copy_own_queries(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
@@ -512,10 +520,11 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
 
 /* The warp group that makes P of the second tiles; it has dims 256 .. 511. Its Q K^T starts before
  * it waits for P of the first tile, whose P V runs during its softmax. */
-template <int KIND, bool BOXES, int COLUMNS>
+template <int KIND, int PRODUCER, int COLUMNS>
 static __device__ __forceinline__ void consumer_second(const sm90_latent_params &a,
                                                        latent_shared &smem)
 {
+    constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
     const gpu_params &p = a.p.attend;
     const float scale = score_scale(p);
     float acc_o[128], acc_s[32], row_max[2], sum[2];
@@ -527,6 +536,9 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             acc_o[i] = 0.0f;
+        }
+        if (PRODUCER == LATENT_BY_CODES) {
+            copy_own_queries(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
@@ -576,10 +588,6 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
     }
 }
 
-/* Who copies keys: TMA, where scores have no terms; four warps by cp.async; or eight warps that
- * convert 8-bit rows to f16. */
-enum latent_producer { LATENT_BY_BOXES, LATENT_BY_ROWS, LATENT_BY_CODES };
-
 template <int PRODUCER>
 static __device__ __forceinline__ void init_barriers(latent_shared &smem, bool q_boxes)
 {
@@ -590,10 +598,10 @@ static __device__ __forceinline__ void init_barriers(latent_shared &smem, bool q
     barrier_init(shared_address(&smem.q_full), q_boxes ? 1 : WARPS * 32);
     barrier_init(shared_address(&smem.q_empty), 8);
     for (int b = 0; b < 2; b++) {
-        /* each producer warp also arrives for its terms */
+        /* copying threads arrive, and each producer warp for its terms; converting warps only so */
         for (int c = 0; c < LATENT_COLUMNS; c++) {
-            int arrivals = c == 1 ? WARPS : 0;
-            barrier_init(shared_address(&smem.full[b][c]), BOXES ? 1 : WARPS * 32 + arrivals);
+            int arrivals = PRODUCER == LATENT_BY_CODES ? WARPS : WARPS * 32 + (c == 1 ? WARPS : 0);
+            barrier_init(shared_address(&smem.full[b][c]), BOXES ? 1 : arrivals);
         }
         barrier_init(shared_address(&smem.empty[b][0]), 4);
         barrier_init(shared_address(&smem.empty[b][1]), 4);
@@ -657,10 +665,10 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
         }
     } else if (group == 0) {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_first<KIND, BOXES, COLUMNS>(a, smem);
+        consumer_first<KIND, PRODUCER, COLUMNS>(a, smem);
     } else {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_second<KIND, BOXES, COLUMNS>(a, smem);
+        consumer_second<KIND, PRODUCER, COLUMNS>(a, smem);
     }
 }
 

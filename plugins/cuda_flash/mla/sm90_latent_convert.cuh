@@ -6,8 +6,16 @@
 
 #include "sm90_latent_shared.cuh"
 
+static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        barrier_arrive(shared_address(&barrier));
+    }
+}
+
 /* Converts two bf16 to f16; values out of range become the largest of f16. */
-static __device__ __forceinline__ uint32_t half_of_bf16(uint32_t two)
+static __device__ __forceinline__ uint32_t clamped_halves(uint32_t two)
 {
     float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000u);
     low = isfinite(low) ? fminf(fmaxf(low, -65504.0f), 65504.0f) : low;
@@ -17,38 +25,49 @@ static __device__ __forceinline__ uint32_t half_of_bf16(uint32_t two)
 
 static __device__ __forceinline__ uint4 halves_of_bf16(uint4 x)
 {
-    return make_uint4(half_of_bf16(x.x), half_of_bf16(x.y), half_of_bf16(x.z), half_of_bf16(x.w));
+    uint32_t w[4] = {x.x, x.y, x.z, x.w}, far = 0; /* sign bits: numbers from 65536 on */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        far |= ((w[i] & 0x7fff7fffu) + 0x38803880u) & 0x80008000u;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (far == 0) {
+            w[i] =
+                pack2<KIND_F16>(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u));
+        } else {
+            w[i] = clamped_halves(w[i]);
+        }
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* A scale as a product of two f16 factors, each stored twice. e4m3 times the first is at most 896.
- */
-struct latent_factors {
-    uint32_t first, second;
-};
-
-static __device__ __forceinline__ latent_factors factors_of(float scale)
+/* A scale as a product of two f16 factors: a power of two in the low half, and a number from 1 to 2
+ * in the high half. e4m3 times the second is at most 896. */
+static __device__ __forceinline__ uint32_t factors_of(float scale)
 {
     scale = fminf(fmaxf(scale, 0x1p-24f), 146.0f); /* 448 x 146 is the largest product in f16 */
-    uint32_t bits = __float_as_uint(scale), power = bits & 0x7f800000u;
-    __half2 second = __float2half2_rn(__uint_as_float(power));
-    __half2 first = __float2half2_rn(__uint_as_float((bits & 0x007fffffu) | 0x3f800000u));
-    return {*(uint32_t *)&first, *(uint32_t *)&second};
+    const uint32_t bits = __float_as_uint(scale);
+    return pack2<KIND_F16>(__uint_as_float(bits & 0x7f800000u),
+                           __uint_as_float((bits & 0x007fffffu) | 0x3f800000u));
 }
 
 /* Converts two 8-bit elements to f16. */
 template <int FROM, bool DS>
-static __device__ __forceinline__ uint32_t widen_number(uint32_t two, const latent_factors &f)
+static __device__ __forceinline__ uint32_t widen_number(uint32_t two, uint32_t factors)
 {
-    uint32_t x = widen<FROM>(two);
-    return DS ? multiply_halves(multiply_halves(x, f.first), f.second) : x;
+    const uint32_t x = halves_of_fp8(FROM == KIND_E5M2, (uint16_t)two);
+    const __half2 both = *(const __half2 *)&factors;
+    const __half2 y = __hmul2(__hmul2(*(const __half2 *)&x, __high2half2(both)), __low2half2(both));
+    return DS ? *(const uint32_t *)&y : x;
 }
 
 template <int FROM, bool DS>
-static __device__ __forceinline__ uint4 widen_numbers(uint32_t x, uint32_t y,
-                                                      const latent_factors &f)
+static __device__ __forceinline__ uint4 widen_numbers(uint32_t x, uint32_t y, uint32_t factors)
 {
-    return make_uint4(widen_number<FROM, DS>(x & 0xffff, f), widen_number<FROM, DS>(x >> 16, f),
-                      widen_number<FROM, DS>(y & 0xffff, f), widen_number<FROM, DS>(y >> 16, f));
+    return make_uint4(
+        widen_number<FROM, DS>(x & 0xffff, factors), widen_number<FROM, DS>(x >> 16, factors),
+        widen_number<FROM, DS>(y & 0xffff, factors), widen_number<FROM, DS>(y >> 16, factors));
 }
 
 /* Reads chunk `chunk` of column c of a row of any form and alignment, converted as in a tile. */
@@ -59,7 +78,7 @@ static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form
         uint4 x = read_bytes(row + (wide ? c * 128 : DS_MLA_ROPE_AT) + chunk * 16);
         return wide ? x : halves_of_bf16(x);
     }
-    latent_factors f = {0, 0};
+    uint32_t f = 0;
     if (is_ds) {
         f = factors_of(__uint_as_float(read_bytes(row + DS_MLA_SCALES_AT + (c >> 1) * 4).x));
     }
@@ -68,126 +87,126 @@ static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form
     for (int i = 0; i < 4; i++) {
         const uint8_t *x = (const uint8_t *)row + c * 64 + chunk * 8 + i * 2;
         uint32_t two = x[0] | (uint32_t)x[1] << 8;
-        w[i] = form == LATENT_FORM_E5M2 ? widen<KIND_E5M2>(two)
+        w[i] = form == LATENT_FORM_E5M2 ? widen_number<KIND_E5M2, false>(two, f)
                : is_ds                  ? widen_number<KIND_E4M3, true>(two, f)
                                         : widen_number<KIND_E4M3, false>(two, f);
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* The conversion of a tile of 8-bit rows, in steps of one row for each thread and 128 bytes: two
- * rows of four pairs of columns, starting with the half that is released first, and the rope
- * column. Each step stores one row and reads the row of three steps later, across tiles. */
-#define CONVERT_STEPS 10
-#define CONVERT_AHEAD 3
-
-struct latent_narrow {
-    const char *row[2]; /* rows of the tile being read */
-    uint4 x[CONVERT_AHEAD + 1];
-    float scale[CONVERT_AHEAD + 1];
+/* The conversion of a tile of 8-bit rows. Four threads have a row; a step has 16 elements of each
+ * thread: one of eight columns, or the rope column, which in bf16 takes two steps. Each step stores
+ * one and reads the elements of AHEAD steps later, across tiles, as far as registers allow. A tile
+ * starts with the half that is released first. */
+template <bool DS> struct latent_narrow {
+    static constexpr int STEPS = DS ? 10 : 9, AHEAD = DS ? 5 : 3;
+    static_assert(STEPS % AHEAD == 0, "each tile begins with the same registers");
+    const char *from; /* this thread's first element of the row being read */
+    uint4 x[AHEAD];
+    float scale; /* the next tile's: thread i of a row has the scale of dims 128 i and up */
 };
 
-static_assert(2 * CONVERT_STEPS % (CONVERT_AHEAD + 1) == 0,
-              "each pair of tiles begins with the same registers");
+static __device__ const uint4 zero_row[DS_MLA_ROW / 16] = {}; /* the row of a hidden key */
 
-/* The register that holds a step of buffer b. */
-static __device__ __forceinline__ constexpr int register_of_step(int b, int step)
+/* The thread's index among those that convert, read again, since registers are few. */
+static __device__ __forceinline__ uint32_t converting_thread()
 {
-    return (b * CONVERT_STEPS + step) % (CONVERT_AHEAD + 1);
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread & (LATENT_CONVERT_WARPS * 32 - 1);
 }
 
-/* The columns of a step: pair 0 .. 3, 4: rope. */
-static __device__ __forceinline__ int pair_of_step(int b, int step)
+/* Reads 16 bytes here: read earlier, they would need further registers. */
+static __device__ __forceinline__ uint4 read_here(const char *from)
 {
-    return step >= 8 ? 4 : (step >> 1) ^ b * 2;
+    uint4 x;
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from));
+    return x;
 }
 
 /* b is t & 1, as a constant. */
 template <bool DS>
 static __device__ __forceinline__ void read_step(const latent_shared &smem, int b, int32_t t,
-                                                 int step, latent_narrow &n)
+                                                 int step, uint32_t thread, latent_narrow<DS> &n)
 {
-    const int part = threadIdx.x & 7, pair = pair_of_step(b, step);
-    const int at = pair < 4 ? pair * 128 + part * 16
-                   : DS     ? DS_MLA_ROPE_AT + part * 16
-                            : LATENT_MAX_RANK + (part >> 1) * 16;
-    if (step < 2) {
-        n.row[step] = row_of_thread<LATENT_CONVERT_WARPS>(smem, t, step);
-    }
-    const char *row = n.row[step & 1];
-    uint4 x = make_uint4(0, 0, 0, 0);
-    float scale = 1.0f;
-    if (row != nullptr) {
-        x = __ldg((const uint4 *)(row + at));
-        if (DS && step < 8) {
-            scale = __ldg((const float *)(row + DS_MLA_SCALES_AT) + pair);
+    const uint32_t part = thread & 3;
+    uint4 &x = n.x[step % latent_narrow<DS>::AHEAD];
+    if (step == 0) {
+        const char *row = smem.from[t & 7][thread >> 2];
+        row = row != nullptr ? row : (const char *)zero_row;
+        n.from = row + part * 16;
+        if (DS) {
+            n.scale = __ldg((const float *)(row + DS_MLA_SCALES_AT + part * 4));
         }
     }
-    n.x[register_of_step(b, step)] = x;
-    n.scale[register_of_step(b, step)] = scale;
+    if (step < 8) {
+        x = read_here(n.from + (step ^ b * 4) * 64);
+    } else if (DS) {
+        x = read_here(n.from + DS_MLA_ROPE_AT + part * 16 + (step - 8) * 16);
+    } else {
+        x = read_here(n.from + LATENT_MAX_RANK);
+    }
 }
 
-/* Converts a row of a pair of columns: 8 threads have 16 of 128 elements each. Threads of the
- * second column store their chunks in the other order, since both columns share banks. In the rope
- * column a thread has 8 elements; without DS, two threads have read the same 16. */
+/* Converts 16 elements and stores them as two chunks, at `place` and place ^ 16 of a column. Eight
+ * threads, which store at once, have even chunks of one row and odd chunks of the next, so they use
+ * all banks. */
 template <int FROM, bool DS>
-static __device__ __forceinline__ void store_step(latent_shared &smem, int b, int step,
-                                                  const latent_narrow &n)
+static __device__ __forceinline__ void store_step(uint32_t to, uint32_t place, uint32_t next_place,
+                                                  int step, uint32_t factors, uint4 x)
 {
-    const int part = threadIdx.x & 7, second = part >> 2, chunk = (part & 3) * 2;
-    const int row = copied_row<LATENT_CONVERT_WARPS>(0);
-    const uint32_t further = (step & 1) * (LATENT_CONVERT_WARPS * 4) * 128;
-    const uint4 x = n.x[register_of_step(b, step)];
-    if (step >= 8) {
-        const bool upper = (part & 1) != 0;
-        uint4 y = DS ? halves_of_bf16(x)
-                     : widen_numbers<FROM, false>(upper ? x.z : x.x, upper ? x.w : x.y, {});
-        store16(shared_address(smem.k[b][LATENT_ROPE]) + further + place_in_column(row, part), y);
-        return;
+    if (DS && step >= 8) {
+        store16(to + (step == 8 ? place : next_place), halves_of_bf16(x));
+    } else {
+        store16(to + place, widen_numbers<FROM, DS>(x.x, x.y, factors));
+        store16(to + next_place, widen_numbers<FROM, DS>(x.z, x.w, factors));
     }
-    latent_factors f = {0, 0};
-    if (DS) {
-        f = factors_of(n.scale[register_of_step(b, step)]);
-    }
-    const uint32_t to = shared_address(smem.k[b][2 * pair_of_step(b, step) + second]) + further;
-    uint4 low = widen_numbers<FROM, DS>(x.x, x.y, f);
-    uint4 high = widen_numbers<FROM, DS>(x.z, x.w, f);
-    store16(to + place_in_column(row, chunk + second), second ? high : low);
-    store16(to + place_in_column(row, chunk + 1 - second), second ? low : high);
 }
 
 /* Reads ahead for a run's first tile. */
 template <bool DS>
-static __device__ __forceinline__ void begin_convert(const latent_shared &smem, latent_narrow &n)
+static __device__ __forceinline__ void begin_convert(const latent_shared &smem,
+                                                     latent_narrow<DS> &n)
 {
+    const uint32_t thread = converting_thread();
 #pragma unroll
-    for (int step = 0; step < CONVERT_AHEAD; step++) {
-        read_step<DS>(smem, 0, 0, step, n);
+    for (int step = 0; step < n.AHEAD; step++) {
+        read_step<DS>(smem, 0, 0, step, thread, n);
     }
 }
 
-/* Converts tile t into its buffer. `more`: there is a next tile whose rows are known. */
+/* Converts tile t into its buffer; the caller arrives at its last barrier, and consumers fence.
+ * Rows of the next tile are known; after the last tile they are hidden. */
 template <int FROM, bool DS>
 static __device__ __forceinline__ void convert_tile(latent_shared &smem, int b, int phase,
-                                                    int32_t t, bool more, latent_narrow &n)
+                                                    int32_t t, latent_narrow<DS> &n)
 {
+    const uint32_t thread = converting_thread();
+    const uint32_t place = place_in_column(thread >> 2, (thread & 3) * 2);
+    const uint32_t factors = DS ? factors_of(n.scale) : 0;
+    uint32_t of_pair = 0;
+    constexpr int STEPS = latent_narrow<DS>::STEPS, AHEAD = latent_narrow<DS>::AHEAD;
     barrier_wait(shared_address(&smem.empty[b][b]), phase);
 #pragma unroll
-    for (int step = 0; step < CONVERT_STEPS; step++) {
-        if (step + CONVERT_AHEAD < CONVERT_STEPS) {
-            read_step<DS>(smem, b, t, step + CONVERT_AHEAD, n);
-        } else if (more) {
-            read_step<DS>(smem, b ^ 1, t + 1, step + CONVERT_AHEAD - CONVERT_STEPS, n);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        const int c = step < 8 ? step ^ b * 4 : LATENT_ROPE;
         if (step == 4) {
-            fence_async_proxy();
-            barrier_arrive(shared_address(&smem.full[b][0]));
+            arrive_warp(smem.full[b][0]);
             barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
         }
-        store_step<FROM, DS>(smem, b, step, n);
+        if (DS && step < 8 && step % 2 == 0) {
+            of_pair = __shfl_sync(0xffffffffu, factors, c >> 1, 4);
+        }
+        store_step<FROM, DS>(shared_address(smem.k[b][c]), place, place ^ 16, step, of_pair,
+                             n.x[step % latent_narrow<DS>::AHEAD]);
+        if (step + AHEAD < STEPS) {
+            read_step<DS>(smem, b, t, step + AHEAD, thread, n);
+        } else {
+            read_step<DS>(smem, b ^ 1, t + 1, step + AHEAD - STEPS, thread, n);
+        }
     }
-    fence_async_proxy();
-    barrier_arrive(shared_address(&smem.full[b][1]));
 }
 
 #endif

@@ -38,12 +38,12 @@ static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrie
     }
 }
 
-/* Copies an item's query rows with the last THREADS producer threads. */
+/* Copies an item's query rows by THREADS threads. */
 template <int THREADS, bool NARROWS>
 static __device__ __forceinline__ void
 copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
 {
-    constexpr int UNROLLED = NARROWS ? 3 : LATENT_COLUMNS;
+    constexpr int UNROLLED = NARROWS ? 1 : LATENT_COLUMNS;
     const gpu_params &p = a.p.attend;
 #pragma unroll 1
     for (int row = (threadIdx.x & (THREADS - 1)) >> 3; row < SM90_LATENT_ROWS; row += THREADS / 8) {
@@ -51,6 +51,20 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
         int64_t token = item.query_start + index, head = at - index * p.problem.group;
         const char *latent = p.q.data + token * p.q.row + head * p.q.head;
         const char *rope = a.p.q_rope.data + token * a.p.q_rope.row + head * a.p.q_rope.head;
+        if (NARROWS && a.wide_queries && row < item.num_rows) { /* all reads at once */
+            uint4 x[LATENT_COLUMNS];
+#pragma unroll
+            for (int c = 0; c < LATENT_COLUMNS; c++) {
+                const char *from = c < LATENT_ROPE ? latent + c * 128 : rope;
+                x[c] = __ldg((const uint4 *)from + (threadIdx.x & 7));
+            }
+#pragma unroll
+            for (int c = 0; c < LATENT_COLUMNS; c++) {
+                store16(shared_address(smem.q[c]) + place_in_column(row, threadIdx.x & 7),
+                        halves_of_bf16(x[c]));
+            }
+            continue;
+        }
 #pragma unroll(UNROLLED)
         for (int c = 0; c < LATENT_COLUMNS; c++) {
             copy_chunk<NARROWS>(latent, rope, row < item.num_rows, a.wide_queries, p.q.data,
@@ -75,8 +89,9 @@ copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_s
     copy_box(shared_address(smem.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
 }
 
-/* Copies an item's queries; the last THREADS producer threads call. */
-template <int KIND, int THREADS>
+/* Copies an item's queries; the last THREADS producer threads call. Queries that TMA cannot copy
+ * for converting warps are copied by the consumers, who have registers for many reads at once. */
+template <int KIND, int THREADS, bool CONVERTS = false>
 static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
                                                     const gpu_row_tile &item, latent_shared &smem)
 {
@@ -85,10 +100,29 @@ static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
             copy_query_boxes(a, item, smem);
         }
         __syncwarp();
+    } else if (CONVERTS) {
+        return;
     } else if (KIND == KIND_F16 && a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
         copy_query_rows<THREADS, true>(a, item, smem);
     } else {
         copy_query_rows<THREADS, false>(a, item, smem);
+    }
+}
+
+/* The consumers copy an item's queries for converting warps, unless TMA copies them. Both have read
+ * the previous run's. */
+static __device__ __forceinline__ void
+copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment, int phase)
+{
+    if (a.q_mapped) {
+        return;
+    }
+    barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
+    const gpu_row_tile &item = a.p.attend.schedule.segments[segment].row_tile;
+    if (a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
+        copy_query_rows<256, true>(a, item, smem);
+    } else {
+        copy_query_rows<256, false>(a, item, smem);
     }
 }
 
@@ -142,14 +176,6 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
     barrier_arrive(shared_address(&smem.full[b][1]));
 }
 
-static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
-{
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) {
-        barrier_arrive(shared_address(&barrier));
-    }
-}
-
 /* Copies queries and keys of all runs by whole warp groups, for any block size, list and form of
  * rows. FORM: of rows that can be read 16 bytes at a time; -1: any form and alignment. */
 template <int KIND, int FORM>
@@ -159,12 +185,13 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
     constexpr int FROM = FORM == LATENT_FORM_E5M2 ? KIND_E5M2 : KIND_E4M3;
     constexpr bool IS_DS = FORM == LATENT_FORM_DS, NARROW = FORM > LATENT_FORM_OWN;
     constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
+    constexpr int AT_ONCE = WARPS / 2; /* tiles that a warp looks up at once */
     const gpu_params &p = a.p.attend;
     /* bits 0 and 1: phases of the buffers; bit 2: of the queries; bit 3: parity of the run */
     int phases = 7;
-    latent_narrow narrow;
+    latent_narrow<IS_DS> narrow;
     /* b is t & 1, as a constant. */
-    auto copy_tile = [&](int b, int32_t t, int32_t count) {
+    auto copy_tile = [&](int b, int32_t t) {
         const int phase = phases >> b & 1;
         if constexpr (FORM == LATENT_FORM_OWN) {
             barrier_wait(shared_address(&smem.empty[b][b]), phase);
@@ -172,12 +199,13 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
             barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
             copy_half<true>(a, smem, b, t, b ^ 1);
         } else if constexpr (NARROW) {
-            convert_tile<FROM, IS_DS>(smem, b, phase, t, t + 1 < count, narrow);
+            convert_tile<FROM, IS_DS>(smem, b, phase, t, narrow);
         } else {
             copy_tile_slowly(a, smem, phase, t);
         }
         phases ^= 1 << b;
-        arrive_warp(smem.full[b][1]); /* the terms are written and the rows have been read */
+        asm volatile("" : "+r"(phases)); /* otherwise the old phases are kept and spilled */
+        arrive_warp(smem.full[b][1]);    /* the terms are written and the rows have been read */
     };
 #pragma unroll 1
     /* Rarely used fields of a run are loaded again instead of kept. */
@@ -190,30 +218,39 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
         }
         __syncwarp(); /* the lookup is written */
         int32_t key = key_of_lane<WARPS>(lookup, 0), block = block_of_lane(a, lookup, key);
-        int32_t later = key_of_lane<WARPS>(lookup, 2);
+        const int32_t first = key;
+        key = key_of_lane<WARPS>(lookup, AT_ONCE);
         /* Both consumers are in the previous run, so the terms of the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
-        copy_queries<KIND, WARPS * 32>(a, p.schedule.segments[s].row_tile, smem);
-        publish_row<WARPS>(a, smem, lookup, phases >> 3, 0, key, block);
+        publish_row<WARPS>(a, smem, lookup, phases >> 3, 0, first, block);
+        copy_queries<KIND, WARPS * 32, NARROW>(a, p.schedule.segments[s].row_tile, smem);
         __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
             begin_convert<IS_DS>(smem, narrow);
         }
 #pragma unroll 1
-        for (int32_t t = 0; t < run.count; t += 2) {
-            key = later;
-            block = block_of_lane(a, lookup, key);
-            later = t + 4 < run.count ? key_of_lane<WARPS>(lookup, t + 4) : -1;
-            copy_tile(0, t, run.count);
-            if (NARROW) { /* before the next tile, since rows are read ahead */
+        for (int32_t t = 0; t < lookup.count; t += 2) {
+            auto key_ahead = [&] {
+                const int32_t at = t + 2 + AT_ONCE;
+                return at < lookup.count ? key_of_lane<WARPS>(lookup, at) : -1;
+            };
+            const bool publishes = AT_ONCE == 2 || (t & 2) != 0;
+            if (AT_ONCE == 2 || !publishes) {
+                block = block_of_lane(a, lookup, key);
+            }
+            const int32_t later = NARROW ? 0 : key_ahead();
+            copy_tile(0, t);
+            if (NARROW && publishes) { /* before the next tile, since rows are read ahead */
                 publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                key = key_ahead();
                 __syncwarp(); /* the addresses are written */
             }
-            if (t + 1 < run.count) {
-                copy_tile(1, t + 1, run.count);
+            if (t + 1 < lookup.count) {
+                copy_tile(1, t + 1);
             }
             if (!NARROW) { /* now, since no buffer becomes free for a while */
                 publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                key = later;
                 __syncwarp(); /* the addresses are written */
             }
         }

@@ -29,10 +29,10 @@ struct key_lookup {
     const int32_t *list; /* the query's list of positions; NULL: all keys */
     const int32_t *blocks;
     int32_t first, last; /* keys that the query may see */
-    int32_t fetches;     /* rows are fetched into the L2 first */
+    int32_t fetches;     /* bits 0 and 1: even and odd rows are fetched into the L2 first */
     /* the run's first index in the list, or key; the end of the list or keys */
     int32_t base, end;
-    int32_t segment;
+    int32_t segment, count; /* the run's segment and tiles */
 };
 
 struct latent_shared {
@@ -42,12 +42,17 @@ struct latent_shared {
                  /* row_max that P of a pair's first and second tile is relative to */
                  [SM90_LATENT_ROWS];
     float row_sum[2][2][SM90_LATENT_ROWS]; /* by run parity and warp group */
-    /* rows of tile t & 3; NULL: the key is hidden and its row zero */
-    const char *from[4][GPU_TILE];
+    union {
+        /* rows of tile t & 7; NULL: the key is hidden and its row zero */
+        alignas(16) const char *from[8][GPU_TILE];
+        /* where TMA copies keys: the first and last key of each row, by warp group */
+        int2 seen[2][SM90_LATENT_ROWS];
+    };
     /* Terms of tile t & 7, for even and odd runs, which are added to a key's scores; -inf: hidden.
      */
     float term[2][8][GPU_TILE];
-    /* By producer warp: 1 if a term of the tile is not 0 or there is a soft cap. */
+    /* By producer warp: 1 if a term of the tiles that are looked up at once is not 0, or there is a
+     * soft cap. */
     alignas(8) uint8_t has_terms[2][8][LATENT_CONVERT_WARPS];
     key_lookup lookup[LATENT_CONVERT_WARPS]; /* each producer warp's, not in registers */
     uint64_t q_full, q_empty;
@@ -59,8 +64,6 @@ struct latent_shared {
     uint64_t empty[2][2];
     uint64_t p_full[2]; /* P of a pair's first and second tile is written */
     uint64_t sums_full; /* row_sum of a run is written */
-    /* The first and last key of each row, by warp group. */
-    alignas(16) int2 seen[2][SM90_LATENT_ROWS];
 };
 
 /* Consecutive tiles of one item in one CTA. */
@@ -187,7 +190,10 @@ static __device__ __forceinline__ key_lookup lookup_of(const sm90_latent_params 
     lookup.base = run.base;
     lookup.end = item.k1;
     lookup.segment = segment;
-    lookup.fetches = a.wide_keys && item.query_len <= FETCHING_QUERIES;
+    lookup.count = run.count;
+    const bool fetches =
+        a.wide_keys && (a.form != LATENT_FORM_OWN || item.query_len <= FETCHING_QUERIES);
+    lookup.fetches = !fetches ? 0 : a.p.attend.schedule.concurrent < 2 ? 3 : 1 << (blockIdx.x & 1);
     return lookup;
 }
 
@@ -203,13 +209,14 @@ static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_r
     return sees_slow(p, request, index, seen.position, j, sees) ? bias : -INFINITY;
 }
 
-/* Each of WARPS producer warps looks up its rows of two tiles at once, well ahead: position in the
- * list, block, address. A lane has one row of one of the tiles. Of eight warps each has 16 rows,
- * and its upper 16 lanes none. */
+/* Each of WARPS producer warps looks up its rows of WARPS / 2 tiles at once, well ahead: position
+ * in the list, block, address. A lane has one row of one of the tiles. Of eight warps each has 8
+ * consecutive rows of a tile. */
 template <int WARPS> static __device__ __forceinline__ int row_of_lane()
 {
-    const int lane = threadIdx.x & (GPU_TILE / WARPS - 1);
-    return (threadIdx.x >> 5 & (WARPS - 1)) * 4 + (lane & 3) + (lane >> 2) * (WARPS * 4);
+    const int warp = threadIdx.x >> 5 & (WARPS - 1), lane = threadIdx.x & (GPU_TILE / WARPS - 1);
+    return WARPS == LATENT_CONVERT_WARPS ? warp * 8 + lane
+                                         : warp * 4 + (lane & 3) + (lane >> 2) * (WARPS * 4);
 }
 
 template <int WARPS> static __device__ __forceinline__ int tile_of_lane()
@@ -217,13 +224,12 @@ template <int WARPS> static __device__ __forceinline__ int tile_of_lane()
     return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
-/* The key of this lane's row of tiles t and t + 1 of the run; -1: none. */
+/* The key of this lane's row of the tiles from t on; -1: none. */
 template <int WARPS>
 static __device__ __forceinline__ int32_t key_of_lane(const key_lookup &lookup, int32_t t)
 {
     int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
-    bool real = at < lookup.end && tile_of_lane<WARPS>() < 2;
-    return !real ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
+    return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
 }
 
 /* The index of a key's block in the block table. */
@@ -247,47 +253,44 @@ static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes
     if constexpr (WARPS == LATENT_COPY_WARPS) {
         fetch_bytes(from, bytes);
     } else {
-        for (int32_t i = 0; i < bytes; i += 128) {
+#pragma unroll
+        for (int i = 0; i < LATENT_MAX_RANK; i += 128) {
             fetch_line(from + i);
         }
+        fetch_line(from + bytes - 16);
+        fetch_line(from + LATENT_MAX_RANK);
     }
 }
 
-/* Writes address and term of this lane's row of tiles t and t + 1. One of the CTAs that walk the
- * same keys fetches the row into the L2. */
+/* Writes address and term of this lane's row of the tiles from t on. Of the CTAs that walk the same
+ * keys, one fetches even and one odd rows into the L2. */
 template <int WARPS>
 static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, latent_shared &smem,
                                                    const key_lookup &lookup, int turn, int32_t t,
                                                    int32_t key, int32_t block)
 {
-    constexpr int ROWS = GPU_TILE / WARPS;
     const gpu_params &p = a.p.attend;
     const char *from = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
         term = term_slow(p.problem, p.schedule.segments[lookup.segment].row_tile, key);
     }
-    const int lane = threadIdx.x & 31;
-    const uint32_t has_terms =
-        __ballot_sync(0xffffffffu, term != 0.0f || p.problem.soft_cap > 0.0f);
-    if (tile_of_lane<WARPS>() > 1) {
-        return;
-    }
+    const bool has_terms = __any_sync(0xffffffffu, term != 0.0f || p.problem.soft_cap > 0.0f);
+    int row = row_of_lane<WARPS>();
+    /* hides where it comes from: the compiler would keep what it computes of it over the loop */
+    asm volatile("mov.b32 %0, %0;" : "+r"(row));
     t += tile_of_lane<WARPS>();
-    if (lane % ROWS == 0) {
-        smem.has_terms[turn][t & 7][threadIdx.x >> 5] =
-            (has_terms >> lane & ((1u << ROWS) - 1)) != 0;
+    if ((threadIdx.x & (GPU_TILE / WARPS - 1)) == 0) {
+        smem.has_terms[turn][t & 7][threadIdx.x >> 5] = has_terms;
     }
-    smem.term[turn][t & 7][row_of_lane<WARPS>()] = term;
+    smem.term[turn][t & 7][row] = term;
     if (term != -INFINITY) {
         from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
-        /* converting warps have no registers for lookup.fetches */
-        if ((WARPS == LATENT_CONVERT_WARPS ? a.wide_keys : lookup.fetches) &&
-            (p.schedule.concurrent < 2 || ((threadIdx.x ^ blockIdx.x) & 1) == 0)) {
+        if ((lookup.fetches >> (row & 1) & 1) != 0) {
             fetch_row<WARPS>(from, a.row_bytes);
         }
     }
-    smem.from[t & 3][row_of_lane<WARPS>()] = from;
+    smem.from[t & 7][row] = from;
 }
 
 /* Row i of the rows that a group of 8 threads copies: every (4 WARPS)-th row of the tile. */
@@ -300,7 +303,7 @@ template <int WARPS>
 static __device__ __forceinline__ const char *row_of_thread(const latent_shared &smem, int32_t t,
                                                             int i)
 {
-    return smem.from[t & 3][copied_row<WARPS>(i)];
+    return smem.from[t & 7][copied_row<WARPS>(i)];
 }
 
 #endif

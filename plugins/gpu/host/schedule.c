@@ -13,7 +13,8 @@
 #define SEGMENTS_PER_CTA 8
 #define LEAST_SHARE 4        /* tiles of a share with by_item 2 */
 #define LEAST_SHARE_OF_FEW 2 /* parts of such plans have fewer rows */
-#define PADDED_SIZE_MAX 512  /* head size of the matrix kernels */
+#define LEAST_SHARE_OF_LISTS 1
+#define PADDED_SIZE_MAX 512 /* head size of the matrix kernels */
 
 static size_t round_up(size_t bytes)
 {
@@ -277,7 +278,9 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
     s->concurrent = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
-    s->least_share = plan->fast_few ? LEAST_SHARE_OF_FEW : LEAST_SHARE;
+    s->least_share = prepared->topk > 0 ? LEAST_SHARE_OF_LISTS
+                     : plan->fast_few   ? LEAST_SHARE_OF_FEW
+                                        : LEAST_SHARE;
     s->invariant = prepared->invariant;
     s->ctas = (args->instance->device.num_sms - plan->prefill_sms) *
               (latent ? 1 : matrix->groups_of_sm(args));
