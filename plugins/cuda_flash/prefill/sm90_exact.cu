@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The exact kernels: the bits of a row do not depend on the rows that share its item. */
 #include "sm90_by_item.cuh"
 
 template <int KIND>

@@ -27,7 +27,7 @@ prefill_launcher launch_copies_f16_64, launch_copies_f16_128, launch_copies_f16_
 /* whose bits do not depend on the rows of an item, of all sizes */
 prefill_launcher launch_exact_bf16, launch_exact_f16;
 
-/* Of 64, 128, 192, 256 and 512. */
+/* Head sizes are 64, 128, 192, 256 and 512. */
 static inline int prefill_size_index(int32_t size)
 {
     return size > 256 ? 4 : size / 64 - 1;
