@@ -87,10 +87,12 @@ struct measured {
     struct work work;
 };
 
-/* Tokens in the ring of a request: requests are at all cursors, one after the other. */
+/* Tokens in the ring of a request. */
 static inline int32_t measured_ring_tokens(const struct measured *measured, int32_t r)
 {
-    return measured->layer.ring.block_size > 0 ? r % measured->layer.ring.block_size : 0;
+    const int32_t size = measured->layer.ring.block_size;
+    const int32_t cursor = shape_int(&measured->shape, PARAMETER_CURSOR);
+    return size == 0 ? 0 : cursor < 0 ? r % size : cursor < size ? cursor : size - 1;
 }
 
 /* Tokens in a block of the table. */
