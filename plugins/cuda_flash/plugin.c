@@ -31,7 +31,6 @@ static attn_status cuda_flash_probe(const struct attn_host *host,
     struct attn_backend_caps caps = gpu_caps;
     (void)host;
     caps.output_forms = OUTPUT_FORMS;
-    caps.cache_roles = 0; /* no rings: drafts of forks are wrong (HAS_RING), steps slow */
     return cuda_probe(sink, &caps, error);
 }
 

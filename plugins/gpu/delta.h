@@ -38,6 +38,9 @@ struct gpu_delta_params {
     /* NULL: states and windows are read from the slots that are written */
     const int32_t *initial_slots;
     int64_t initial_slots_stride;
+    /* 1: states and windows have been copied to state_slots, and are read there; requests whose
+     * initial slot is negative are left alone */
+    int32_t in_place;
     const int32_t *checkpoint_slots;
     int64_t checkpoint_slots_stride;
     int64_t state_slots_stride, num_slots;

@@ -140,7 +140,8 @@ static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_
         (uint64_t)(uintptr_t)p->state | (uint64_t)p->state_slot | (uint64_t)p->state_head;
     return has_sm90(device) && takes(p) && p->conv_width == CHUNK_TAPS &&
            p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
-           p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0;
+           p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0 && p->num_reqs <= UINT16_MAX &&
+           p->num_k_heads <= UINT16_MAX;
 }
 
 static const char *run_steps(const struct gpu_device *device, const struct gpu_delta_params *p,
@@ -154,12 +155,33 @@ static const char *run_steps(const struct gpu_device *device, const struct gpu_d
 #endif
 }
 
+/* Rings of bf16 whose rows can be read 16 bytes at a time. */
+static bool takes_rings(const struct gpu_device *device, const struct gpu_ring_params *p)
+{
+    uint64_t ring = (uint64_t)(uintptr_t)p->ring | (uint64_t)p->ring_slot | (uint64_t)p->ring_row |
+                    (uint64_t)p->ring_head;
+    return takes_steps(device, &p->delta) && p->dtype == ATTN_DTYPE_BF16 && p->rows <= RING_MOST &&
+           p->ring_row <= INT32_MAX && p->delta.head_size_v % 8 == 0 && ring % 16 == 0;
+}
+
+static const char *run_rings(const struct gpu_device *device, const struct gpu_ring_params *p,
+                             void *stream)
+{
+#ifdef CUDA_FLASH_SM90
+    struct sm90_ring_params a = {.ring = *p};
+    return sm90_ring_launch(device, &a, stream);
+#else
+    return NULL;
+#endif
+}
+
 static const char *load(const struct gpu_device *device)
 {
     const char *cause = sm80_delta_launch(device, NULL, NULL);
 #ifdef CUDA_FLASH_SM90
     if (cause == NULL && has_sm90(device)) {
         cause = sm90_delta_launch(device, NULL, NULL);
+        cause = cause ? cause : sm90_ring_launch(device, NULL, NULL);
         cause = cause ? cause : sm90_delta_state(device, NULL, NULL);
     }
 #endif
@@ -174,6 +196,8 @@ const struct gpu_delta_chunks sm80_delta_chunks = {
     .takes = takes,
     .takes_steps = takes_steps,
     .run_steps = run_steps,
+    .takes_rings = takes_rings,
+    .run_rings = run_rings,
     .rolls = rolls,
     .run = run,
 };

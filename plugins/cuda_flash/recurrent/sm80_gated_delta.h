@@ -80,6 +80,13 @@ struct sm80_delta_params {
     char *segment_ends;
 };
 
+#define RING_MOST 16 /* rows of a ring, at most */
+
+struct sm90_ring_params {
+    struct gpu_ring_params ring;
+    int32_t slices; /* set by the launch */
+};
+
 /* The largest number of requests with enough tokens for chunks. */
 static inline int64_t sm80_delta_most_requests(const struct sm80_delta_params *a)
 {
@@ -95,9 +102,12 @@ const char *sm80_delta_launch(const struct gpu_device *device, struct sm80_delta
  * may be per channel. */
 const char *sm90_delta_state(const struct gpu_device *device, struct sm80_delta_params *params,
                              void *stream);
-/* As sm80_delta_launch, for requests of one token, on sm_90. */
+/* As sm80_delta_launch, for requests of one token, on sm_90; of a layer with a ring also what comes
+ * before the chunks of longer ones. */
 const char *sm90_delta_launch(const struct gpu_device *device, struct sm80_delta_params *params,
                               void *stream);
+const char *sm90_ring_launch(const struct gpu_device *device, struct sm90_ring_params *params,
+                             void *stream);
 
 #ifdef __cplusplus
 }

@@ -57,6 +57,7 @@ template <int STATE, int ROWS> struct step_memory {
     uint4 state[ROWS][step_pieces<STATE>::of_row];
     float q[CHUNK_DIMS], k[CHUNK_DIMS], decay[CHUNK_DIMS], v[ROWS], out[ROWS];
     float sums[STEP_WARPS][3]; /* sums of q q, k k, k q */
+    float beta;
     uint64_t full;
 };
 
@@ -66,10 +67,9 @@ struct step_channel {
     char *window;
     float bias;
 
-    __device__ __forceinline__ void load(const sm80_delta_params &a, const delta_request &request,
+    __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
                                          int64_t channel)
     {
-        const gpu_delta_params &p = a.p;
         const char *before =
             p.window + request.window_from * p.window_slot + channel * p.window_channel;
         window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
@@ -80,11 +80,19 @@ struct step_channel {
         input[STEP_TAPS - 1] =
             *(const uint16_t *)(p.mixed.data + request.first_row * p.mixed.row + channel * 2);
         const char *weights = p.conv_weight.data + channel * p.conv_weight.row * 2;
+        if (p.conv_weight.column == 1 && p.conv_weight.row == STEP_TAPS &&
+            (uint64_t)p.conv_weight.data % 8 == 0) {
+            const uint2 four = *(const uint2 *)weights;
+            weight[0] = four.x & 0xffff, weight[1] = four.x >> 16;
+            weight[2] = four.y & 0xffff, weight[3] = four.y >> 16;
+        } else {
 #pragma unroll
-        for (int i = 0; i < STEP_TAPS; i++) {
-            weight[i] = *(const uint16_t *)(weights + i * p.conv_weight.column * 2);
+            for (int i = 0; i < STEP_TAPS; i++) {
+                weight[i] = *(const uint16_t *)(weights + i * p.conv_weight.column * 2);
+            }
         }
-        bias = p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel) : 0.0f;
+        const uint16_t *biases = (const uint16_t *)p.conv_bias.data;
+        bias = biases != nullptr ? float_of_bf16(biases[channel * p.conv_bias.column]) : 0.0f;
     }
 
     __device__ __forceinline__ float convolve(const gpu_delta_params &p) const
@@ -97,11 +105,12 @@ struct step_channel {
         return p.conv_silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
 
-    __device__ __forceinline__ void roll() const
+    /* Stores the window after the step's token or, with TOKENS 0, as it was before. */
+    template <int TOKENS = 1> __device__ __forceinline__ void roll() const
     {
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 1; i++) {
-            ((uint16_t *)window)[i] = (uint16_t)input[i + 1];
+            ((uint16_t *)window)[i] = (uint16_t)input[i + TOKENS];
         }
     }
 };
@@ -134,14 +143,64 @@ struct step_gates {
         bias = gate == ATTN_GATE_GIVEN || gate == ATTN_GATE_CONSTANT ? 0.0f : p.dt_bias[at];
     }
 
-    /* Returns beta; `decay` gets e^g. */
-    __device__ __forceinline__ float make(const gpu_delta_params &p, float &decay) const
+    /* Returns beta. */
+    __device__ __forceinline__ float make(const gpu_delta_params &p, float &log_decay) const
     {
         float step = 0.0f;
-        decay = expf(log_decay_of(p.rule, number_of(a, p.a.dtype), a_log, bias, &step));
+        log_decay = log_decay_of(p.rule, number_of(a, p.a.dtype), a_log, bias, &step);
         return p.rule.write_gate == ATTN_WRITE_GATE_SIGMOID ? sigmoid(number_of(b, p.b.dtype))
                : p.rule.write_gate == ATTN_WRITE_GATE_STEP  ? step
                                                             : 1.0f;
+    }
+};
+
+/* A CTA's part of the work: rows first .. first + rows - 1 of a request's head, of at most MOST. */
+template <int MOST> struct step_place {
+    int32_t request, rank, key_head, first, rows; /* rank: in the cluster */
+    int32_t group, member, head;                  /* value heads of the key head, and which */
+
+    __device__ __forceinline__ step_place(const gpu_delta_params &p, int32_t slices)
+    {
+        slices = MOST == CHUNK_DIMS ? 1 : slices;
+        request = (int32_t)blockIdx.z;
+        rank = (int32_t)blockIdx.x;
+        key_head = (int32_t)blockIdx.y;
+        group = (int32_t)gridDim.x / slices;
+        member = rank / slices;
+        head = key_head * group + member;
+        first = rank % slices * MOST;
+        rows = min(MOST, p.head_size_v - first);
+    }
+};
+
+/* A gate per head is made by the first warp. */
+static __device__ __forceinline__ bool makes_gates(const gpu_delta_params &p)
+{
+    return p.rule.gates > 1 || warp_index() == 0;
+}
+
+/* A thread's channels of q, k and v, and its gate. */
+struct step_inputs {
+    step_channel q, k, v;
+    step_gates gates;
+    bool has_value;
+
+    template <int ROWS>
+    __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
+                                         const step_place<ROWS> &at)
+    {
+        int32_t thread = (int32_t)thread_index();
+        int64_t channel = (int64_t)at.key_head * CHUNK_DIMS + thread;
+        q.load(p, request, p.first_q + channel);
+        k.load(p, request, p.first_k + channel);
+        has_value = thread < at.rows;
+        if (has_value) {
+            v.load(p, request, p.first_v + (int64_t)at.head * p.head_size_v + at.first + thread);
+        }
+        if (makes_gates(p)) {
+            gates.load(p, request.first_row, at.head,
+                       p.rule.gates > 1 ? at.head * p.rule.gates + thread : at.head);
+        }
     }
 };
 
@@ -164,6 +223,60 @@ static __device__ __forceinline__ void fetch_state(step_memory<STATE, ROWS> &m, 
 struct step_token {
     float beta, k_factor, q_factor, read_factor, kq, skip;
 };
+
+/* Writes q, k and v to shared memory, g to `gates` or, if that is NULL, e^g, and makes the token
+ * for the whole CTA; a gate per head by one warp. The cluster's barrier is waited for before
+ * windows are rolled. */
+template <int STATE, int ROWS>
+static __device__ __forceinline__ step_token make_token(step_memory<STATE, ROWS> &m,
+                                                        const gpu_delta_params &p,
+                                                        const step_inputs &inputs, int32_t head,
+                                                        float *gates = nullptr)
+{
+    int32_t thread = (int32_t)thread_index();
+    float q = inputs.q.convolve(p), k = inputs.k.convolve(p);
+    /* q and k are computed, so the windows have been read. The barrier orders no writes. */
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
+    m.q[thread] = q;
+    m.k[thread] = k;
+    if (thread < ROWS) {
+        m.v[thread] = inputs.has_value ? inputs.v.convolve(p) : 0.0f;
+    }
+    float sums[3] = {q * q, k * k, k * q};
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        sums[i] = warp_sum(sums[i]);
+        if (lane_index() == 0) {
+            m.sums[warp_index()][i] = sums[i];
+        }
+    }
+    step_token token;
+    if (makes_gates(p)) {
+        float log_decay, *to = gates != nullptr ? gates : m.decay;
+        const float beta = inputs.gates.make(p, log_decay);
+        const float x = gates != nullptr ? log_decay : expf(log_decay);
+        if (p.rule.gates > 1) {
+            to[thread] = x;
+        } else {
+            ((float4 *)to)[thread] = make_float4(x, x, x, x);
+        }
+        if (thread == 0) {
+            m.beta = beta;
+        }
+    }
+    token.skip = p.rule.skip != nullptr ? p.rule.skip[head] : 0.0f;
+    sync_group();
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        sums[i] = m.sums[0][i] + m.sums[1][i] + m.sums[2][i] + m.sums[3][i];
+    }
+    token.beta = m.beta;
+    token.q_factor = p.scale * (p.l2norm ? rsqrtf(sums[0] + L2_EPSILON) : 1.0f);
+    token.k_factor = p.l2norm ? rsqrtf(sums[1] + L2_EPSILON) : 1.0f;
+    token.read_factor = p.rule.additive ? 0.0f : token.k_factor;
+    token.kq = sums[2] * token.q_factor * token.k_factor;
+    return token;
+}
 
 template <int STATE, int ROWS>
 static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
@@ -222,6 +335,26 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
     }
 }
 
+/* Rolls the windows and writes the outputs. */
+template <int STATE, int ROWS>
+static __device__ __forceinline__ void
+finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
+             const delta_request &request, const step_inputs &inputs, const step_place<ROWS> &at)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (at.rank == 0) {
+        inputs.q.roll();
+        inputs.k.roll();
+    }
+    sync_group(); /* all outputs are written */
+    if (inputs.has_value) {
+        inputs.v.roll();
+        char *out = p.out.data + request.first_row * p.out.row + at.head * p.out.head;
+        int32_t thread = (int32_t)thread_index();
+        ((uint16_t *)out)[at.first + thread] = (uint16_t)pack2<KIND_BF16>(m.out[thread], 0.0f);
+    }
+}
+
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
 template <int STATE, int ROWS>
@@ -231,11 +364,8 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     extern __shared__ __align__(16) char memory[];
     step_memory<STATE, ROWS> &m = *(step_memory<STATE, ROWS> *)memory;
     const gpu_delta_params &p = a.p;
-    int32_t thread = (int32_t)thread_index(), group = p.num_v_heads / p.num_k_heads;
-    int32_t rank = (int32_t)blockIdx.x % (group * a.slices);
-    int32_t rest = (int32_t)blockIdx.x / (group * a.slices), key_head = rest % p.num_k_heads;
-    int32_t head = key_head * group + rank / a.slices, first = rank % a.slices * ROWS;
-    int32_t rows = min(ROWS, p.head_size_v - first);
+    int32_t thread = (int32_t)thread_index();
+    const step_place<ROWS> at(p, a.slices);
     delta_request request;
     if (thread == 0) {
         barrier_init(shared_address(&m.full), 1);
@@ -244,66 +374,22 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     sync_group();
     wait_for_earlier_kernels();
     let_later_kernels_begin();
-    if (!enter_request(p, rest / p.num_k_heads, request) || !is_one_step(p, request)) {
+    if (!enter_request(p, at.request, request) || !is_one_step(p, request)) {
         return; /* the whole cluster returns */
     }
     if (thread == 0 && request.has_state) {
-        fetch_state(m, state_bytes_at(p, request.state_from, head, first),
-                    rows * step_pieces<STATE>::of_row * 16);
+        fetch_state(m, state_bytes_at(p, request.state_from, at.head, at.first),
+                    at.rows * step_pieces<STATE>::of_row * 16);
     }
-    int64_t channel = (int64_t)key_head * CHUNK_DIMS + thread;
-    step_channel of_q, of_k, of_v;
-    of_q.load(a, request, p.first_q + channel);
-    of_k.load(a, request, p.first_k + channel);
-    bool has_value = thread < rows;
-    if (has_value) {
-        of_v.load(a, request, p.first_v + (int64_t)head * p.head_size_v + first + thread);
-    }
-    step_gates gates;
-    gates.load(p, request.first_row, head, p.rule.gates > 1 ? head * p.rule.gates + thread : head);
-    float q = of_q.convolve(p), k = of_k.convolve(p);
-    /* q and k are computed, so the windows have been read. The barrier orders no writes. */
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
-    m.q[thread] = q;
-    m.k[thread] = k;
-    if (thread < ROWS) {
-        m.v[thread] = has_value ? of_v.convolve(p) : 0.0f;
-    }
-    float sums[3] = {q * q, k * k, k * q};
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        sums[i] = warp_sum(sums[i]);
-        if (lane_index() == 0) {
-            m.sums[warp_index()][i] = sums[i];
-        }
-    }
-    step_token token;
-    token.beta = gates.make(p, m.decay[thread]);
-    token.skip = p.rule.skip != nullptr ? p.rule.skip[head] : 0.0f;
-    sync_group();
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        sums[i] = m.sums[0][i] + m.sums[1][i] + m.sums[2][i] + m.sums[3][i];
-    }
-    token.q_factor = p.scale * (p.l2norm ? 1.0f / sqrtf(sums[0] + L2_EPSILON) : 1.0f);
-    token.k_factor = p.l2norm ? 1.0f / sqrtf(sums[1] + L2_EPSILON) : 1.0f;
-    token.read_factor = p.rule.additive ? 0.0f : token.k_factor;
-    token.kq = sums[2] * token.q_factor * token.k_factor;
+    step_inputs inputs;
+    inputs.load(p, request, at);
+    step_token token = make_token(m, p, inputs, at.head);
     if (request.has_state) {
         barrier_wait(shared_address(&m.full), 0);
     }
-    run_rows(m, token, request.has_state, rows, state_bytes_at(p, request.slots[0], head, first));
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    if (rank == 0) {
-        of_q.roll();
-        of_k.roll();
-    }
-    sync_group(); /* all outputs are written */
-    if (has_value) {
-        of_v.roll();
-        char *out = p.out.data + request.first_row * p.out.row + head * p.out.head;
-        ((uint16_t *)out)[first + thread] = (uint16_t)pack2<KIND_BF16>(m.out[thread], 0.0f);
-    }
+    run_rows(m, token, request.has_state, at.rows,
+             state_bytes_at(p, request.slots[0], at.head, at.first));
+    finish_token(m, p, request, inputs, at);
 }
 
 #endif

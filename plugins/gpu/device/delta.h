@@ -22,15 +22,10 @@ struct delta_request {
     bool has_state, keeps_all;
 };
 
-/* Whether the layer has a ring. CUDA's plugin takes none, and its kernels stay as they are. */
-#ifdef __CUDACC__
-#define HAS_RING(p) false
-#else
-#define HAS_RING(p) ((p).chunked_from < 0)
-#endif
-
-/* Loads everything it needs before the first decision, so that latency is paid once. */
-GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
+/* Loads everything it needs before the first decision, so that latency is paid once. has_ring: a
+ * request has one state, whatever was drafted. */
+GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request,
+                              bool has_ring = false)
 {
     int32_t first = p.query_start[r], end = p.query_start[r + 1];
     request.slots = p.state_slots + r * p.state_slots_stride;
@@ -50,12 +45,12 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
         return false;
     }
     request.has_state = p.has_state != nullptr ? has_state : length > request.num_tokens;
-    request.window_from = initial;
-    request.state_from = request.from > 0 && !HAS_RING(p) ? row[request.from] : initial;
+    request.window_from = p.in_place ? slot : initial;
+    request.state_from = request.from > 0 && !has_ring ? row[request.from] : request.window_from;
     request.context = p.seq_lens != nullptr ? length - (end - first) : 0;
     request.checkpoints = p.checkpoint_slots + r * p.checkpoint_slots_stride;
-    return request.state_from >= 0 && request.state_from < p.num_slots &&
-           request.window_from >= 0 && request.window_from < p.num_slots;
+    return request.state_from >= 0 && request.state_from < p.num_slots && initial >= 0 &&
+           initial < p.num_slots;
 }
 
 /* The checkpoint slot for the state after `done` tokens of the step; negative if there is none. */

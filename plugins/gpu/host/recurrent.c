@@ -98,7 +98,8 @@ struct ways {
 /* Drafts that keep all of their states count as few whatever their number, which the plan does not
  * know. */
 static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_delta_params *p,
-                               struct ways *ways, struct attn_error *error)
+                               const struct gpu_ring_params *ring, struct ways *ways,
+                               struct attn_error *error)
 {
     const struct attn_instance *instance = args->instance;
     const struct gpu_delta_chunks *own = instance->chunks;
@@ -107,7 +108,12 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     if (args->prepared == NULL || args->prepared->way != GPU_WAY_CHUNKS || plan == NULL) {
         return ATTN_OK;
     }
-    p->steps_apart = p->num_accepted == NULL && own->takes_steps(&instance->device, p);
+    p->steps_apart =
+        p->num_accepted == NULL && (ring != NULL ? own->takes_rings(&instance->device, ring)
+                                                 : own->takes_steps(&instance->device, p));
+    if (ring != NULL && !p->steps_apart) {
+        return ATTN_OK;
+    }
     p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
     ways->steps = p->steps_apart && plan->has_steps;
     ways->chunks = p->chunked_from > 0;
@@ -147,21 +153,33 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     return gpu_device_launch(device, kernel, gpu_groups(items, 1, 1 << 20), p, stream);
 }
 
-static const char *run_rings(const struct gdn *gdn, const struct gpu_delta_params *p,
-                             const struct gpu_device *device, void *stream)
+static struct gpu_ring_params ring_of(const struct gdn *gdn, const struct gpu_delta_params *p)
 {
-    const struct gpu_ring_params ring = {.delta = *p,
-                                         .ring = gdn->ring->data,
-                                         .ring_slot = gdn->ring->stride_block,
-                                         .ring_row = gdn->ring->stride_slot,
-                                         .ring_head = gdn->ring->stride_head,
-                                         .ring_tokens = gdn->ring_tokens,
-                                         .rows = gdn->ring->block_size,
-                                         .dtype = gdn->args->layer->dtype};
+    return (struct gpu_ring_params){.delta = *p,
+                                    .ring = gdn->ring->data,
+                                    .ring_slot = gdn->ring->stride_block,
+                                    .ring_row = gdn->ring->stride_slot,
+                                    .ring_head = gdn->ring->stride_head,
+                                    .ring_tokens = gdn->ring_tokens,
+                                    .rows = gdn->ring->block_size,
+                                    .dtype = gdn->args->layer->dtype};
+}
+
+/* Launches a plugin's own kernel and then the one that goes token by token. */
+static const char *run_rings(const struct attn_instance *instance, struct gpu_ring_params *ring,
+                             const struct ways *ways, void *stream)
+{
+    const struct gpu_delta_params *p = &ring->delta;
+    const char *cause = ways->steps || ways->chunks
+                            ? instance->chunks->run_rings(&instance->device, ring, stream)
+                            : NULL;
+    if (cause != NULL || !ways->few) {
+        return cause;
+    }
     const int64_t items = (int64_t)p->num_reqs * p->num_v_heads * p->row_tiles;
-    return gpu_device_launch(device,
+    return gpu_device_launch(&instance->device,
                              p->head_size_k <= 128 ? GPU_KERNEL_ring_128 : GPU_KERNEL_ring_512,
-                             gpu_groups(items, 1, 1 << 20), &ring, stream);
+                             gpu_groups(items, 1, 1 << 20), ring, stream);
 }
 
 static const char *run_norm(const struct gdn *gdn, const struct gpu_delta_params *p,
@@ -191,20 +209,30 @@ attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error
     const struct gpu_device *device = &args->instance->device;
     struct gpu_delta_params p = params_of(&gdn);
     const struct gpu_delta_chunks *own = args->instance->chunks;
-    struct ways ways = {.few = true};
+    struct ways ways;
+    struct gpu_ring_params ring;
     p.chunked_from = gdn.ring != NULL ? -1 : 0;
-    attn_status status = gdn.ring != NULL ? ATTN_OK : choose_ways(args, &p, &ways, error);
+    if (gdn.ring != NULL) {
+        ring = ring_of(&gdn, &p);
+    }
+    attn_status status = choose_ways(args, &p, gdn.ring != NULL ? &ring : NULL, &ways, error);
     if (status != ATTN_OK) {
         return status;
     }
-    const char *cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
+    const char *cause = NULL;
     if (gdn.ring != NULL) {
-        cause = run_rings(&gdn, &p, device, args->stream);
-    } else if (cause == NULL && ways.few) {
-        cause = run_tokens(device, &p, gdn_is_plain(args->layer), args->stream);
+        ring.delta = p;
+        cause = run_rings(args->instance, &ring, &ways, args->stream);
+    } else {
+        cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
+        if (cause == NULL && ways.few) {
+            cause = run_tokens(device, &p, gdn_is_plain(args->layer), args->stream);
+        }
     }
     if (cause == NULL && ways.chunks) {
-        cause = own->run(device, &p, args->prepared->chunk_bytes, args->scratch, args->stream);
+        struct gpu_delta_params chunks = p;
+        chunks.in_place = gdn.ring != NULL; /* run_rings has left them so */
+        cause = own->run(device, &chunks, args->prepared->chunk_bytes, args->scratch, args->stream);
     }
     if (cause == NULL && p.conv_width > 1 &&
         (ways.few || (ways.chunks && (!p.chunks_roll || p.checkpoint_interval > 0)))) {

@@ -136,6 +136,11 @@ struct gpu_delta_chunks {
     bool (*takes_steps)(const struct gpu_device *device, const struct gpu_delta_params *p);
     const char *(*run_steps)(const struct gpu_device *device, const struct gpu_delta_params *p,
                              void *stream);
+    /* The same for layers with a ring. Before kernels of chunks, its launch adds the ring's tokens
+     * of their requests to the states in state_slots, and copies windows there. */
+    bool (*takes_rings)(const struct gpu_device *device, const struct gpu_ring_params *p);
+    const char *(*run_rings)(const struct gpu_device *device, const struct gpu_ring_params *p,
+                             void *stream);
     /* Whether the kernels also roll the windows of their requests. */
     bool (*rolls)(const struct gpu_device *device, const struct gpu_delta_params *p);
     /* Launches the kernels; chunked_from is set. Returns NULL or the cause of a failure. */

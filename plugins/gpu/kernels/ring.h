@@ -5,47 +5,7 @@
 #ifndef GPU_KERNELS_RING_H
 #define GPU_KERNELS_RING_H
 
-/* What a ring does to a request: its tokens that the state has not seen, and how many of the step's
- * are in the state that is written; 0: none is. */
-struct ring_request {
-    int32_t replayed, written;
-};
-
-GPU_INLINE bool enter_ring(const gpu_ring_params &p, int32_t r, const delta_request &request,
-                           ring_request &ring)
-{
-    const int32_t drafted = p.delta.num_drafted;
-    const bool is_short = request.num_tokens <= 1 + (p.delta.num_accepted != nullptr ? drafted : 0);
-    ring.replayed = request.has_state ? p.ring_tokens[r] : 0;
-    const bool stays = request.has_state && request.state_from == request.slots[0] &&
-                       ring.replayed < p.rows - 2 * drafted - 1;
-    ring.written = !is_short ? request.num_tokens : stays ? 0 : 1;
-    return ring.replayed >= 0 && ring.replayed < p.rows - drafted &&
-           ring.replayed <= request.context;
-}
-
-/* The row of token t of the step, below 0 of one before it. */
-GPU_INLINE char *ring_row(const gpu_ring_params &p, const delta_request &request, int32_t slot,
-                          int32_t t, int32_t head)
-{
-    const int32_t group = p.delta.num_v_heads / p.delta.num_k_heads;
-    return p.ring + slot * p.ring_slot + (request.context + t) % p.rows * p.ring_row +
-           head / group * p.ring_head;
-}
-
-/* Places in a row, in bytes: u and the gates of a value head. */
-GPU_INLINE int32_t ring_u(const gpu_ring_params &p, int32_t head)
-{
-    const int32_t member = head % (p.delta.num_v_heads / p.delta.num_k_heads);
-    return (p.delta.head_size_k + member * p.delta.head_size_v) * number_bytes_of(p.dtype);
-}
-
-GPU_INLINE int32_t ring_gates(const gpu_ring_params &p, int32_t head)
-{
-    const int32_t group = p.delta.num_v_heads / p.delta.num_k_heads, member = head % group;
-    const int32_t inputs = p.delta.head_size_k + group * p.delta.head_size_v;
-    return (inputs + inputs % 2) * number_bytes_of(p.dtype) + member * p.delta.rule.gates * 4;
-}
+#include "gpu/device/ring.h"
 
 /* k or u, by their width and without a branch, as state_load. */
 GPU_INLINE float ring_number(const gpu_ring_params &p, const char *row, int32_t d)
@@ -165,7 +125,8 @@ template <class D> GPU_INLINE void run_rings(const gpu_ring_params &p, delta_mem
         const int32_t r = (int32_t)(i / heads), rest = (int32_t)(i - (int64_t)r * heads);
         delta_request request;
         ring_request ring;
-        if (enter_request(p.delta, r, request) && enter_ring(p, r, request, ring)) {
+        if (enter_request(p.delta, r, request, true) && !goes_in_chunks(p.delta, request) &&
+            !is_one_step(p.delta, request) && enter_ring(p, r, request, ring)) {
             run_ring(p, request, ring, rest / p.delta.row_tiles, rest % p.delta.row_tiles, m);
         }
     }

@@ -468,6 +468,14 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_DELTA_SKIP},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
     {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},
+    /* a ring of inputs: steps, forks, prompts with tokens in the ring, drafts */
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .replay = 16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .replay = 8},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 72, 4, 64, 0, true, false, true, .initial = true, .rule = GDN_KDA_BOUNDED, .replay = 16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .strided = true, .kept = 64, .replay = 16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, false, true, .initial = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
+    {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 3, true, false, true, .initial = true, .replay = 16},
     /* many chunks of few rows, which may be prepared while earlier ones are walked */
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, true},
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA},
