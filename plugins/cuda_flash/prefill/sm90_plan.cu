@@ -31,8 +31,7 @@ static cudaError_t launch_merge(const prefill_params *a, int32_t num_sms, cudaSt
     }
     const bool bf16 = a->p.out.dtype == ATTN_DTYPE_BF16;
     return launch_kernel(bf16 ? merge_parts<KIND_BF16> : merge_parts<KIND_F16>, *a,
-                         dim3(PREFILL_MOST_PARTS, PREFILL_ROWS / MERGE_ROWS), MERGE_THREADS, 0,
-                         stream);
+                         PREFILL_MOST_PARTS, MERGE_THREADS, 0, stream);
 }
 
 #define ANY_SIZE(launch)                                                                           \

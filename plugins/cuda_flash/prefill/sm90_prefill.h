@@ -73,8 +73,9 @@ struct prefill_item {
     int32_t inner_first, inner_end;
     float scale; /* factor of Q K^T, for PREFILL_BY_HEAD */
     /* The parts of a cut item are consecutive in the schedule. `part` is 0 for a whole item, else
-     * one more than the part's index in the schedule. The first part has the number of `parts`, the
-     * others 0. Kernels for heads over 256 cut no items; there `part` is the half of the values. */
+     * one more than the part's index in the schedule. `parts` has their number in its lower half
+     * and the part's, from 0 on, in its upper half. Kernels for heads over 256 cut no items; there
+     * `part` is the half of the values. */
     int32_t part, parts;
     struct gpu_row_tile row_tile;
 };

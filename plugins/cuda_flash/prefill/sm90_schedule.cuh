@@ -120,7 +120,7 @@ GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, 
         item.row_tile.k0 = i > 0 ? base + first * keys : row_tile.k0;
         item.row_tile.k1 = i + 1 < parts ? base + end * keys : row_tile.k1;
         item.part = parts > 1 ? at + i + 1 : 0;
-        item.parts = parts > 1 && i == 0 ? parts : 0;
+        item.parts = parts > 1 ? parts | i << 16 : 0;
         find_inner(a, item);
         a.items[at + i] = item;
     }
