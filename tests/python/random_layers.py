@@ -56,6 +56,10 @@ class Place:
                           max_seq_len=max(lengths) + self.random.choice((0, 700)))
         if plan.workspace_bytes:
             plan.bind_workspace(libattn.allocate(plan.workspace_bytes, device=self.device))
+        if "spans" in more:
+            ends = torch.tensor([span for request in more["spans"] for span in request], dtype=torch.int32).view(-1, 2)
+            counts = itertools.accumulate((len(request) for request in more["spans"]), initial=0)
+            more["spans"] = (self.up(ends), self.up(torch.tensor(list(counts), dtype=torch.int32)))
         plan.update(libattn.Batch(self.up(first), self.up(keys), self.up(torch.tensor(table, dtype=torch.int32)) if table else None,
                                   self.up(torch.tensor(slots)) if slots else None, query_start_loc_host=first, seq_lens_host=keys,
                                   extensions=batch, **more))
