@@ -2,10 +2,9 @@
 /* Recurrent layers with a ring of inputs (ATTN_CACHE_REPLAY), in recurrent.cpp's words: S in
  * registers, the ring's tokens added to it, the step's own tokens stored, S written where it is
  * due. A step reads 4 Dv Dk bytes of a head and the rows of its ring. */
-#ifndef GPU_KERNELS_RING_H
-#define GPU_KERNELS_RING_H
-
 #include "gpu/device/ring.h"
+
+#include "gpu/kernels/delta_rows.h"
 
 /* k or u, by their width and without a branch, as state_load. */
 GPU_INLINE float ring_number(const gpu_ring_params &p, const char *row, int32_t d)
@@ -132,4 +131,14 @@ template <class D> GPU_INLINE void run_rings(const gpu_ring_params &p, delta_mem
     }
 }
 
-#endif
+GPU_KERNEL(ring_128, gpu_ring_params)
+{
+    GPU_SHARED delta_memory<delta_shape<128, DELTA_ROWS, GPU_THREADS_ring_128, true, true>> memory;
+    run_rings(p, memory);
+}
+
+GPU_KERNEL(ring_512, gpu_ring_params)
+{
+    GPU_SHARED delta_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_ring_512, true, true>> memory;
+    run_rings(p, memory);
+}
