@@ -158,7 +158,7 @@ static inline void refuse_beside_lists(const struct attn_layer_desc *layer,
                 {layer->prefix_lm != 0, "prefix_lm", "yes"},
                 {layer->kv_dtype == ATTN_KV_NVFP4, "kv_dtype", "nvfp4"},
                 {layer->kv_dtype_v == ATTN_KV_NVFP4, "kv_dtype_v", "nvfp4"}};
-    const bool lists = ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS) != NULL;
+    const bool lists = lists_of(layer) != NULL;
     for (size_t i = 0; lists && i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].refused) {
             reasons->refuse(reasons->user, rows[i].field, rows[i].asked, "not with lists of keys");

@@ -5,6 +5,7 @@
 #define PLUGINS_COMMON_TENSORS_H
 
 #include <attn/cache_kernels.h>
+#include <attn/draft/index_lists.h>
 #include <attn/mla.h>
 #include <attn/status.h>
 #include <stdarg.h>
@@ -35,6 +36,11 @@ static inline const struct attn_ext *ext_of(const struct attn_ext *next, uint32_
 static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
 {
     return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
+}
+
+static inline const struct attn_index_lists *lists_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
 }
 
 static inline bool layer_is_latent(const struct attn_layer_desc *layer)

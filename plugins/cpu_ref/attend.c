@@ -283,11 +283,6 @@ struct query query_of(const struct attn_attend_args *args, int64_t token)
     return query;
 }
 
-static const struct attn_index_lists *lists_of(const struct attn_layer_desc *layer)
-{
-    return (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
-}
-
 int32_t list_heads(const struct attn_layer_desc *layer)
 {
     const struct attn_index_lists *lists = lists_of(layer);

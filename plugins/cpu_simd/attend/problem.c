@@ -88,8 +88,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     shape->batch_invariant = layer->batch_invariant != 0;
     shape->sink_len = layer->sink_len;
-    const struct attn_index_lists *lists =
-        (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+    const struct attn_index_lists *lists = lists_of(layer);
     if (lists == NULL && layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
     } else if (lists != NULL) {

@@ -16,11 +16,6 @@ prefill_launcher launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill
     launch_prefill_bf16_256, launch_prefill_bf16_512;
 prefill_launcher launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192,
     launch_prefill_f16_256, launch_prefill_f16_512;
-/* with terms that the former have no kernels for; there are none for head size 512 */
-prefill_launcher launch_terms_bf16_64, launch_terms_bf16_128, launch_terms_bf16_192,
-    launch_terms_bf16_256;
-prefill_launcher launch_terms_f16_64, launch_terms_f16_128, launch_terms_f16_192,
-    launch_terms_f16_256;
 /* over copies of narrow keys and values; there is none for head sizes 192 and 512 */
 prefill_launcher launch_copies_bf16_64, launch_copies_bf16_128, launch_copies_bf16_256;
 prefill_launcher launch_copies_f16_64, launch_copies_f16_128, launch_copies_f16_256;

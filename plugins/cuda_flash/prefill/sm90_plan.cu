@@ -47,10 +47,6 @@ static prefill_launcher *const launchers[PREFILL_KERNELS][5] = {
      launch_prefill_bf16_256, launch_prefill_bf16_512},
     {launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192, launch_prefill_f16_256,
      launch_prefill_f16_512},
-    {launch_terms_bf16_64, launch_terms_bf16_128, launch_terms_bf16_192, launch_terms_bf16_256,
-     nullptr},
-    {launch_terms_f16_64, launch_terms_f16_128, launch_terms_f16_192, launch_terms_f16_256,
-     nullptr},
     ANY_SIZE(launch_prefill_head64),
     {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr},
     {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr},
@@ -72,7 +68,7 @@ extern "C" const char *prefill_load(const struct gpu_device *device, uint32_t ke
     cudaError_t error = cudaSuccess;
     for (int kernel = PREFILL_PLAN; kernel < PREFILL_KERNELS; kernel++) {
         prefill_launcher *const load = launchers[kernel][prefill_size_index(size)];
-        if ((kernels >> kernel & 1) != 0 && load != nullptr && error == cudaSuccess) {
+        if ((kernels >> kernel & 1) != 0 && error == cudaSuccess) {
             error = load(nullptr, 0, nullptr);
         }
     }

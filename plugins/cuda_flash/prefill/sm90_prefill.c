@@ -132,8 +132,7 @@ static const char *load(const struct gpu_device *device, const struct attn_layer
             return cause;
         }
     }
-    kernels |= bf16 ? 1u << PREFILL_BF16 | 1u << PREFILL_TERMS_BF16
-                    : 1u << PREFILL_F16 | 1u << PREFILL_TERMS_F16;
+    kernels |= 1u << (bf16 ? PREFILL_BF16 : PREFILL_F16);
     kernels |= size == 64 ? 1u << PREFILL_HEAD64 : 0;
     if (prepared->invariant >= 2) {
         kernels |= 1u << (bf16 ? PREFILL_EXACT_BF16 : PREFILL_EXACT_F16);
@@ -818,13 +817,10 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         return false;
     }
     const bool exact = args->prepared->invariant >= 2 && a.kernel == 0;
-    const bool terms = a.kernel == PREFILL_LINEAR || a.kernel == PREFILL_ANY;
     *cause = prefill_launch(&args->instance->device,
                             exact && bf16                               ? PREFILL_EXACT_BF16
                             : exact                                     ? PREFILL_EXACT_F16
                             : plan->prefill_rows == PREFILL_HEAD64_ROWS ? PREFILL_HEAD64
-                            : terms && bf16                             ? PREFILL_TERMS_BF16
-                            : terms                                     ? PREFILL_TERMS_F16
                             : bf16                                      ? PREFILL_BF16
                                                                         : PREFILL_F16,
                             &a, args->stream);

@@ -686,15 +686,7 @@ static cudaError_t launch_prefill(const prefill_params *a, int32_t num_sms, cuda
             error = launch_prefill_layout<KIND, SIZE, PREFILL_CAPPED>(a, num_sms, stream);
         }
     }
-    return error;
-}
-
-/* The kernels of other terms. */
-template <int KIND, int SIZE>
-static cudaError_t launch_terms(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
-{
-    cudaError_t error = cudaSuccess;
-    if (a == nullptr || a->kernel == PREFILL_LINEAR) {
+    if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_LINEAR)) {
         error = launch_prefill_layout<KIND, SIZE, PREFILL_LINEAR>(a, num_sms, stream);
     }
     if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_ANY)) {

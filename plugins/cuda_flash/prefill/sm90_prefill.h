@@ -129,8 +129,6 @@ enum prefill_kernel {
     PREFILL_WIDEN,
     PREFILL_BF16,
     PREFILL_F16,
-    PREFILL_TERMS_BF16, /* PREFILL_LINEAR, PREFILL_ANY */
-    PREFILL_TERMS_F16,
     PREFILL_HEAD64,      /* items of PREFILL_HEAD64_ROWS rows */
     PREFILL_COPIES_BF16, /* over copies of narrow keys and values */
     PREFILL_COPIES_F16,

@@ -133,7 +133,8 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
 }
 
 /* Whether the one-token kernel serves the call. It uses bulk copies and clusters: state rows of 128
- * numbers aligned to 16 bytes, and at most eight CTAs for each key head. */
+ * numbers aligned to 16 bytes, at most eight CTAs for each key head, and grids by key head and
+ * request. */
 static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
     uint64_t state =

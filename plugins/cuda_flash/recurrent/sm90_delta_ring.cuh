@@ -6,7 +6,7 @@
  * head, and makes the products with k_j while the copy runs. Where the state is due,
  *     S = S_0 e + sum_j u_j (e_j k_j)^T + u k^T
  * is made of the rows in shared memory, 4 Dv Dk bytes more. Before a request goes in chunks, S is
- * written without its tokens. Memory bandwidth is the limit. */
+ * written without its tokens. Instructions are the limit. */
 #ifndef CUDA_FLASH_SM90_DELTA_RING_CUH
 #define CUDA_FLASH_SM90_DELTA_RING_CUH
 
@@ -137,13 +137,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 5
     const step_place<ROWS> at(p, a.slices);
     delta_request request;
     ring_request state;
-    if (thread == 0) {
-        barrier_init(shared_address(&m.full), 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    sync_group();
-    wait_for_earlier_kernels();
-    let_later_kernels_begin();
+    begin_step(m);
     if (!enter_request(p, at.request, request, true) ||
         !enter_ring(a.ring, at.request, request, state)) {
         return; /* the whole cluster returns, below, too */

@@ -173,6 +173,19 @@ template <int MOST> struct step_place {
     }
 };
 
+/* Makes the barrier of the state's copy, and lets the launch overlap its neighbours. */
+template <int STATE, int ROWS>
+static __device__ __forceinline__ void begin_step(step_memory<STATE, ROWS> &m)
+{
+    if (thread_index() == 0) {
+        barrier_init(shared_address(&m.full), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    sync_group();
+    wait_for_earlier_kernels();
+    let_later_kernels_begin();
+}
+
 /* A gate per head is made by the first warp. */
 static __device__ __forceinline__ bool makes_gates(const gpu_delta_params &p)
 {
@@ -367,13 +380,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     int32_t thread = (int32_t)thread_index();
     const step_place<ROWS> at(p, a.slices);
     delta_request request;
-    if (thread == 0) {
-        barrier_init(shared_address(&m.full), 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    sync_group();
-    wait_for_earlier_kernels();
-    let_later_kernels_begin();
+    begin_step(m);
     if (!enter_request(p, at.request, request) || !is_one_step(p, request)) {
         return; /* the whole cluster returns */
     }

@@ -52,8 +52,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_index_lists *lists =
-        (const struct attn_index_lists *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+    const struct attn_index_lists *lists = lists_of(args->layer);
     const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->q_nope : NULL,
                                                 io != NULL ? io->q_pe : NULL};

@@ -5,13 +5,6 @@
 
 #include "gpu/host/schedule.h"
 
-static const struct attn_index_lists *lists_of(const struct attn_layer_desc *layer)
-{
-    return layer_is_latent(layer)
-               ? NULL
-               : (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
-}
-
 /* Neighbouring keys of an entry whose slots are neighbours, too: a power of two. Where a window or
  * chunk may hide the first of them it is one. */
 static int32_t unit_of(const struct attn_layer_desc *layer, const struct attn_kv_view *cache)
@@ -28,7 +21,7 @@ void gpu_prepare_lists(const struct attn_prepare_args *args, struct attn_prepare
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_index_lists *lists = lists_of(layer);
-    if (lists == NULL) {
+    if (lists == NULL || layer_is_latent(layer)) {
         return;
     }
     prepared->lists = lists->groups == ATTN_LISTS_SHARED        ? 1

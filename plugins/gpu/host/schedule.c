@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The preparation of a layer, the memory of its plans, and the launch of the kernel that makes a
  * schedule. */
-#include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/mla.h>
 
@@ -79,9 +78,8 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
     if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL) {
         prepared->chunk_bytes = instance->chunks->chunk_bytes(&instance->device, layer);
     }
-    const bool is_plain = ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS) == NULL;
-    const bool planned =
-        is_sparse ? instance->latent != NULL && is_plain : layer->kind == ATTN_LAYER_MLA;
+    const bool planned = is_sparse ? instance->latent != NULL && lists_of(layer) == NULL
+                                   : layer->kind == ATTN_LAYER_MLA;
     prepared->way = prepared->chunk_bytes > 0 ? GPU_WAY_CHUNKS
                     : planned                 ? GPU_WAY_LATENT
                     : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
