@@ -23,7 +23,9 @@ cudaError_t launch_exact_bf16(const prefill_params *a, int32_t num_sms, cudaStre
     return launch_sizes<KIND_BF16>(a, num_sms, stream);
 }
 
+#ifndef CUDA_FLASH_BF16_ALONE
 cudaError_t launch_exact_f16(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     return launch_sizes<KIND_F16>(a, num_sms, stream);
 }
+#endif

@@ -22,6 +22,13 @@ prefill_launcher launch_copies_f16_64, launch_copies_f16_128, launch_copies_f16_
 /* whose bits do not depend on the rows of an item, of all sizes */
 prefill_launcher launch_exact_bf16, launch_exact_f16;
 
+/* With the target bf16 (meson_options.txt) float16 has no kernels here. */
+#ifdef CUDA_FLASH_BF16_ALONE
+#define F16_LAUNCHER(launch) nullptr
+#else
+#define F16_LAUNCHER(launch) launch
+#endif
+
 /* Head sizes are 64, 128, 192, 256 and 512. */
 static inline int prefill_size_index(int32_t size)
 {

@@ -45,13 +45,15 @@ static prefill_launcher *const launchers[PREFILL_KERNELS][5] = {
     ANY_SIZE(launch_widen),
     {launch_prefill_bf16_64, launch_prefill_bf16_128, launch_prefill_bf16_192,
      launch_prefill_bf16_256, launch_prefill_bf16_512},
-    {launch_prefill_f16_64, launch_prefill_f16_128, launch_prefill_f16_192, launch_prefill_f16_256,
-     launch_prefill_f16_512},
+    {F16_LAUNCHER(launch_prefill_f16_64), F16_LAUNCHER(launch_prefill_f16_128),
+     F16_LAUNCHER(launch_prefill_f16_192), F16_LAUNCHER(launch_prefill_f16_256),
+     F16_LAUNCHER(launch_prefill_f16_512)},
     ANY_SIZE(launch_prefill_head64),
     {launch_copies_bf16_64, launch_copies_bf16_128, nullptr, launch_copies_bf16_256, nullptr},
-    {launch_copies_f16_64, launch_copies_f16_128, nullptr, launch_copies_f16_256, nullptr},
+    {F16_LAUNCHER(launch_copies_f16_64), F16_LAUNCHER(launch_copies_f16_128), nullptr,
+     F16_LAUNCHER(launch_copies_f16_256), nullptr},
     ANY_SIZE(launch_exact_bf16),
-    ANY_SIZE(launch_exact_f16)};
+    ANY_SIZE(F16_LAUNCHER(launch_exact_f16))};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)

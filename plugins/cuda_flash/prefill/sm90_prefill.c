@@ -26,6 +26,17 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
+/* Element types of queries, rows and outputs. With the target bf16 (meson_options.txt) float16 has
+ * no kernels here. */
+static bool has_kernels_of(int32_t dtype)
+{
+#ifdef CUDA_FLASH_BF16_ALONE
+    return dtype == ATTN_DTYPE_BF16;
+#else
+    return dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16;
+#endif
+}
+
 /* The kernel's padded head size of K. V has the same size, except 128 with 192 and 256 with 512,
  * where an item has half of the values. */
 static int32_t size_of(int32_t head_size, int32_t head_size_v)
@@ -64,7 +75,6 @@ static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn
 {
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
     int32_t size = size_of(layer->head_size, layer->head_size_v), of_boxes = size;
-    bool is_short = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
     bool served = false;
     size = size == 192 ? 256 : size; /* copies are padded to 256 */
     switch (layer->kv_dtype) {
@@ -86,8 +96,9 @@ static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn
                  !has_boxes(view->block_size, of_boxes);
         break;
     }
-    served = served && is_short && (layer->head_size | layer->head_size_v) % 16 == 0 &&
-             layer->head_size <= 256 && layer->head_size_v <= 256;
+    served = served && has_kernels_of(layer->dtype) &&
+             (layer->head_size | layer->head_size_v) % 16 == 0 && layer->head_size <= 256 &&
+             layer->head_size_v <= 256;
     return served ? 4 * (int64_t)size + (int64_t)sizeof(float) : 0;
 }
 
@@ -121,7 +132,7 @@ static const char *load(const struct gpu_device *device, const struct attn_layer
     const bool bf16 = layer->dtype == ATTN_DTYPE_BF16;
     const int32_t size = size_of(layer->head_size, layer->head_size_v);
     uint32_t kernels = 1u << PREFILL_PLAN | 1u << PREFILL_MERGE;
-    if (prepared->listed > 0 || (!bf16 && layer->dtype != ATTN_DTYPE_F16)) {
+    if (prepared->listed > 0 || !has_kernels_of(layer->dtype)) {
         return NULL;
     }
     if (prepared->copy_bytes > 0) {
@@ -157,8 +168,7 @@ static bool serves(const struct attn_attend_args *args)
     const struct gpu_device *device = &args->instance->device;
     int32_t kv = layer->kv_dtype,
             own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
-    bool short_type = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
-    if (device->major != 9 || device->encode_map == NULL || !short_type ||
+    if (device->major != 9 || device->encode_map == NULL || !has_kernels_of(layer->dtype) ||
         layer->p_scale_form != ATTN_SCALE_NONE || args->prepared->group > PREFILL_ROWS ||
         !serves_size(layer) || (args->prepared->invariant >= 2 && !cuts_alike(args))) {
         return false;
@@ -631,8 +641,9 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
         return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
                walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
     }
-    a->grouped = a->kernel != PREFILL_ANY && a->size <= 256 && args->prepared->invariant < 2 &&
-                 p->problem.head_size == a->size && p->problem.head_size_v == a->size_v &&
+    /* Cut items start sooner with smaller boxes. */
+    a->grouped = a->kernel == 0 && p->problem.head_size == 128 && p->problem.head_size_v == 128 &&
+                 a->part_tiles == 0 && args->prepared->invariant < 2 &&
                  (p->k.head | p->v.head) % 128 == 0;
     return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size, keys, a->grouped) &&
@@ -805,8 +816,8 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         *cause = *cause == NULL ? merge_items(&a, args) : *cause;
         return true;
     }
-    if (!same || (!bf16 && p->q.dtype != ATTN_DTYPE_F16) || p->k.form != GPU_ROW_NUMBERS ||
-        p->k.pack != 0 || p->v.pack != 0 || p->k.scale_host != 1 || p->v.scale_host != 1 ||
+    if (!same || !has_kernels_of(p->q.dtype) || p->k.form != GPU_ROW_NUMBERS || p->k.pack != 0 ||
+        p->v.pack != 0 || p->k.scale_host != 1 || p->v.scale_host != 1 ||
         (bits_of(&p->k) | bits_of(&p->v) | bits_of_rows(&p->q)) % 16 != 0) {
         return false;
     }

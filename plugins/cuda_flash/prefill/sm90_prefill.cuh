@@ -569,10 +569,12 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     return launch_kernel(prefill<S>, *a, (unsigned)num_sms, S::threads, bytes, stream);
 }
 
-/* Which terms have kernels of their own; other calls use PREFILL_ANY, whose pages come column by
- * column. Agrees with `has_kernel` and `map_tensors` in sm90_prefill.c. */
+/* Which terms have kernels of their own; other calls use PREFILL_ANY. Agrees with `has_kernel` in
+ * sm90_prefill.c. */
 template <int KIND> static constexpr bool has_capped = KIND == KIND_BF16;
-template <int TERMS> static constexpr bool has_groups = TERMS != PREFILL_ANY;
+/* Which kernels have a form for PREFILL_PAGE_BOX: for others it gains nothing in pages of 16 and
+ * more. Agrees with `map_tensors` in sm90_prefill.c. */
+template <int SIZE, int TERMS> static constexpr bool has_groups = SIZE == 128 && TERMS == 0;
 template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
 template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
 
@@ -583,7 +585,7 @@ template <int KIND, int SIZE, bool GROUPED, int TERMS, int SCALES> struct prefil
         SIZE >= 192 || (SIZE == 128 && TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY) ? 1 : 2;
     static constexpr bool there = SIZE == 192   ? has_mixed<TERMS> && SCALES == PREFILL_UNSCALED
                                   : SIZE == 256 ? has_large<TERMS>
-                                  : SIZE == 512 ? !GROUPED && TERMS == 0
+                                  : SIZE == 512 ? TERMS == 0
                                                 : true;
     static constexpr int values = SIZE == 192 ? 128 : SIZE == 512 ? 256 : SIZE;
     using shape =
@@ -663,7 +665,7 @@ template <int KIND, int SIZE, int TERMS>
 static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
                                          cudaStream_t stream)
 {
-    if constexpr (has_groups<TERMS>) {
+    if constexpr (has_groups<SIZE, TERMS>) {
         if (a == nullptr || a->grouped) {
             cudaError_t error = launch_prefill_size<KIND, SIZE, true, TERMS>(a, num_sms, stream);
             if (a != nullptr || error != cudaSuccess) {
