@@ -150,6 +150,9 @@ finds '' has_nvidia
 finds sm_120,sm_90a nvidia_targets
 fake nvcc 'printf "sm_80\nsm_90\n"'
 finds compute_80,sm_90a nvidia_targets
+rm "$copy/build" # a file
+ATTN_TEST_ROOT=$work/machine expect 0 'Float16 prompts .* -Dcuda-archs=compute_80,sm_90a ' demo.sh
+grep -q -- '-Dcuda-flash=auto -Dcuda-archs=compute_80,sm_90a,bf16 ' "$work/configured" || { cat "$work/configured"; failed=1; }
 fake nvidia-smi 'exit 9'
 finds '' nvidia_targets
 echo 'gfx_target_version 0' >"$work/machine/sys/class/kfd/kfd/topology/nodes/0/properties"
