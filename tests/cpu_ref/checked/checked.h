@@ -11,7 +11,7 @@
 #include <stdbool.h>
 
 /* cpu_ref's own kernels */
-extern const struct attn_kernels *cpu_ref_kernels;
+extern const struct attn_kernels *const cpu_ref_kernels;
 
 /* Indexers' lists and compressors' rows are held to their formulas by attn-check's own cases. */
 static inline bool attends(const struct attn_layer_desc *layer)

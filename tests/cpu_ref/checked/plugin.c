@@ -5,14 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../step/cpu_ref_plugin.h"
+#include "../../step/cpu_ref_backend.h"
 #include "checked.h"
 #include "support/number.h"
 
 #define MEMORY_DOUBLES (1 << 25)
 
-const struct attn_kernels *cpu_ref_kernels;
-static struct attn_kernels kernels;
+const struct attn_kernels *const cpu_ref_kernels = &real_kernels;
 static double memory[MEMORY_DOUBLES];
 static int64_t used;
 static atomic_flag busy = ATOMIC_FLAG_INIT;
@@ -124,105 +123,40 @@ double head_scale(const float *device, float host, int32_t form, int64_t head)
 
 const struct attn_ext *extension(const struct attn_ext *next, uint32_t id)
 {
-    for (; next != NULL && next->id != id; next = next->next) {
-    }
-    return next;
+    return ext_of(next, id);
 }
 
-static const struct attn_plugin *cpu_ref(struct attn_error *error)
+static attn_status declare_backends(const struct attn_probe_sink *sink,
+                                    const struct attn_backend_caps *caps, struct attn_error *why)
 {
-    const struct attn_plugin *plugin = NULL;
-    (void)cpu_ref_plugin(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, error);
-    return plugin;
-}
-
-static attn_status forward_device(void *user, const struct attn_device_info *device,
-                                  struct attn_error *why)
-{
-    const struct attn_probe_sink *sink = user;
-    return sink->device(sink->user, device, why);
-}
-
-static attn_status forward_backend(void *user, const struct attn_backend_caps *caps,
-                                   struct attn_error *why)
-{
-    const struct attn_probe_sink *sink = user;
     struct attn_backend_caps mine = *caps;
     mine.name = "cpu_ref_checked";
     mine.rank[0] = mine.rank[1] = -1;
     return sink->backend(sink->user, &mine, why);
 }
 
-static attn_status checked_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
-                                 struct attn_error *error)
-{
-    const struct attn_plugin *real = cpu_ref(error);
-    const struct attn_probe_sink mine = {.struct_size = sizeof mine,
-                                         .user = (void *)(uintptr_t)sink,
-                                         .device = forward_device,
-                                         .backend = forward_backend};
-    return real != NULL ? real->probe(host, &mine, error) : ATTN_ERROR_PLUGIN;
-}
-
-static attn_status checked_supports(const struct attn_supports_args *args,
-                                    const struct attn_reason_sink *reasons,
-                                    struct attn_error *error)
-{
-    const struct attn_plugin *real = cpu_ref(error);
-    return real != NULL ? real->supports(args, reasons, error) : ATTN_ERROR_PLUGIN;
-}
-
 /* The instance is cpu_ref's own, so that a kernel's arguments need no copy. */
-static attn_status checked_create(const struct attn_create_args *args, attn_instance **instance,
+static void change_kernels(struct attn_kernels *kernels)
+{
+    kernels->attend = checked_attend;
+    kernels->attend_mla = checked_attend_mla;
+    kernels->attend_mla_sparse = checked_attend_mla_sparse;
+    kernels->write_kv = checked_write_kv;
+    kernels->recurrent = checked_gated_delta;
+    kernels->merge_states = checked_merge_states;
+    kernels->rope_write_kv = checked_rope_write_kv;
+    kernels->gather_kv = checked_gather_kv;
+    kernels->quantize = checked_quantize;
+    kernels->amax = checked_amax;
+    kernels->batched_gemm = checked_batched_gemm;
+}
+
+/* Under cpu_ref's name as well; other names are cpu_ref's to refuse. */
+static attn_status create_checked(const struct attn_create_args *args, attn_instance **instance,
                                   const struct attn_kernels **table, struct attn_error *error)
 {
-    const struct attn_plugin *real = cpu_ref(error);
-    struct attn_create_args of_real = *args;
-    of_real.backend = strcmp(args->backend, "cpu_ref_checked") == 0 ? "cpu_ref" : args->backend;
-    const struct attn_kernels *table_of_real = NULL;
-    attn_status status =
-        real != NULL ? real->create(&of_real, instance, &table_of_real, error) : ATTN_ERROR_PLUGIN;
-    *table = NULL;
-    if (status == ATTN_OK) {
-        cpu_ref_kernels = table_of_real;
-        kernels = *cpu_ref_kernels;
-        kernels.attend = checked_attend;
-        kernels.attend_mla = checked_attend_mla;
-        kernels.attend_mla_sparse = checked_attend_mla_sparse;
-        kernels.write_kv = checked_write_kv;
-        kernels.recurrent = checked_gated_delta;
-        kernels.merge_states = checked_merge_states;
-        kernels.rope_write_kv = checked_rope_write_kv;
-        kernels.gather_kv = checked_gather_kv;
-        kernels.quantize = checked_quantize;
-        kernels.amax = checked_amax;
-        kernels.batched_gemm = checked_batched_gemm;
-        *table = &kernels;
-    }
-    return status;
+    return strncmp(args->backend, "cpu_ref", 7) == 0 ? create(args, instance, table, error)
+                                                     : real->create(args, instance, table, error);
 }
 
-static void checked_destroy(attn_instance *instance)
-{
-    if (instance != NULL) {
-        cpu_ref(NULL)->destroy(instance);
-    }
-}
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    static const struct attn_plugin checked = {
-        .struct_size = sizeof checked,
-        .abi_version = ATTN_ABI_VERSION,
-        .name = "cpu_ref_checked",
-        .version = "0",
-        .vendor = "libattn tests",
-        .probe = checked_probe,
-        .supports = checked_supports,
-        .create = checked_create,
-        .destroy = checked_destroy,
-    };
-    *plugin = &checked;
-    return ATTN_VERSION_SERVES(abi_version_min, abi_version_max) ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
-}
+CPU_REF_BACKEND("cpu_ref_checked", create_checked, NULL)
