@@ -2,11 +2,12 @@
 /* Sources: NVIDIA cuDNN Backend API, "Graph Library". */
 #include "cudnn/library.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "common/library.h"
 
 #define NAME "libcudnn.so.9"
 #define SIGNALS 32
@@ -25,14 +26,6 @@ static int32_t minor_of(int32_t version)
     return version / 100 % 100;
 }
 
-/* Converts a data pointer to a function pointer as POSIX requires for dlsym. */
-static int find(void *library, const char *name, void *function)
-{
-    void *symbol = dlsym(library, name);
-    memcpy(function, &symbol, sizeof symbol);
-    return symbol != NULL;
-}
-
 int cudnn_open(struct cudnn_library *library, char cause[CUDNN_CAUSE_BYTES])
 {
     void *handle = dlopen(NAME, RTLD_NOW | RTLD_LOCAL);
@@ -43,7 +36,7 @@ int cudnn_open(struct cudnn_library *library, char cause[CUDNN_CAUSE_BYTES])
     }
     int found = 1;
 #define CUDNN_FIND(name, result, arguments)                                                        \
-    found &= find(handle, "cudnn" #name, (void *)&library->name);
+    found &= library_find(handle, "cudnn" #name, (void *)&library->name);
     CUDNN_FUNCTIONS(CUDNN_FIND)
 #undef CUDNN_FIND
     library->version = library->GetVersion != NULL ? (int32_t)library->GetVersion() : 0;

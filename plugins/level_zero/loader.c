@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "loader.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
+
+#include "common/library.h"
 
 static struct ze_functions functions;
 static char missing[192];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A data pointer becomes a function pointer as POSIX's dlsym has it. */
 static void find(void *library, const char *name, void *function)
 {
-    void *symbol = dlsym(library, name);
-    memcpy(function, &symbol, sizeof symbol);
-    if (symbol == NULL && missing[0] == '\0') {
+    if (!library_find(library, name, function) && missing[0] == '\0') {
         snprintf(missing, sizeof missing,
                  "libze_loader.so.1 has no %s: Level Zero 1.4 or later is needed", name);
     }

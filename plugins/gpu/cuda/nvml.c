@@ -3,9 +3,10 @@
  * Programming Guide, "CUDA Environment Variables". */
 #include "nvml.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/library.h"
 
 typedef void *nvml_handle;
 struct nvml_memory {
@@ -25,25 +26,18 @@ struct nvml {
     int (*cores)(nvml_handle device, unsigned *cores);
 };
 
-/* Converts a data pointer to a function pointer as POSIX requires for dlsym. */
-static int find(void *library, const char *name, void *function)
-{
-    void *symbol = dlsym(library, name);
-    memcpy(function, &symbol, sizeof symbol);
-    return symbol != NULL;
-}
-
 static int open_nvml(void *library, struct nvml *n)
 {
-    return find(library, "nvmlInit_v2", &n->init) & find(library, "nvmlShutdown", &n->shutdown) &
-           find(library, "nvmlDeviceGetCount_v2", &n->count) &
-           find(library, "nvmlDeviceGetHandleByIndex_v2", &n->handle) &
-           find(library, "nvmlDeviceGetHandleByUUID", &n->handle_by_uuid) &
-           find(library, "nvmlDeviceGetUUID", &n->uuid) &
-           find(library, "nvmlDeviceGetName", &n->name) &
-           find(library, "nvmlDeviceGetCudaComputeCapability", &n->capability) &
-           find(library, "nvmlDeviceGetMemoryInfo", &n->memory) &
-           find(library, "nvmlDeviceGetNumGpuCores", &n->cores);
+    return library_find(library, "nvmlInit_v2", &n->init) &
+           library_find(library, "nvmlShutdown", &n->shutdown) &
+           library_find(library, "nvmlDeviceGetCount_v2", &n->count) &
+           library_find(library, "nvmlDeviceGetHandleByIndex_v2", &n->handle) &
+           library_find(library, "nvmlDeviceGetHandleByUUID", &n->handle_by_uuid) &
+           library_find(library, "nvmlDeviceGetUUID", &n->uuid) &
+           library_find(library, "nvmlDeviceGetName", &n->name) &
+           library_find(library, "nvmlDeviceGetCudaComputeCapability", &n->capability) &
+           library_find(library, "nvmlDeviceGetMemoryInfo", &n->memory) &
+           library_find(library, "nvmlDeviceGetNumGpuCores", &n->cores);
 }
 
 static int read_device(const struct nvml *n, nvml_handle handle, struct nvml_device *device)

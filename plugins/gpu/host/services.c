@@ -23,97 +23,44 @@ attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memo
     return device_status(cause, "allocate_memory", error);
 }
 
-attn_status gpu_free_memory(const struct attn_memory_args *args, struct attn_error *error)
-{
-    return args->memory == NULL
-               ? ATTN_OK
-               : device_status(gpu_device_free(&args->instance->device, args->kind, args->memory),
-                               "free_memory", error);
-}
+/* A slot is a call of the device: plain, one that makes something, one that destroys what may be
+ * NULL. */
+#define DEVICE &args->instance->device
+#define SLOT(name, type, call)                                                                     \
+    attn_status gpu_##name(const struct type *args, struct attn_error *error)                      \
+    {                                                                                              \
+        return device_status(call, #name, error);                                                  \
+    }
+#define MAKES(name, type, call)                                                                    \
+    attn_status gpu_##name(const struct type *args, void **made, struct attn_error *error)         \
+    {                                                                                              \
+        *made = NULL;                                                                              \
+        return device_status(call, #name, error);                                                  \
+    }
+#define DESTROYS(name, type, what, call) SLOT(name, type, args->what != NULL ? call : NULL)
+
+DESTROYS(free_memory, attn_memory_args, memory, gpu_device_free(DEVICE, args->kind, args->memory))
+MAKES(create_stream, attn_stream_args, gpu_device_stream_create(DEVICE, made))
+DESTROYS(destroy_stream, attn_stream_args, stream, gpu_device_stream_destroy(DEVICE, args->stream))
+SLOT(synchronize, attn_stream_args, gpu_device_synchronize(DEVICE, args->stream))
+SLOT(begin_capture, attn_stream_args, gpu_device_capture_begin(DEVICE, args->stream))
+MAKES(end_capture, attn_stream_args, gpu_device_capture_end(DEVICE, args->stream, made))
+SLOT(launch_graph, attn_stream_args, gpu_device_graph_launch(DEVICE, args->graph, args->stream))
+DESTROYS(destroy_graph, attn_stream_args, graph, gpu_device_graph_destroy(DEVICE, args->graph))
+MAKES(create_event, attn_event_args, gpu_device_event_create(DEVICE, made))
+SLOT(record_event, attn_event_args, gpu_device_event_record(DEVICE, args->event, args->stream))
+SLOT(destroy_event, attn_event_args, gpu_device_event_destroy(DEVICE, args->event))
 
 attn_status gpu_memory_device(const struct attn_memory_args *args, struct attn_device *device,
                               struct attn_error *error)
 {
-    return device_status(gpu_device_of_memory(&args->instance->device, args->memory, device),
-                         "memory_device", error);
-}
-
-attn_status gpu_create_stream(const struct attn_stream_args *args, void **stream,
-                              struct attn_error *error)
-{
-    *stream = NULL;
-    return device_status(gpu_device_stream_create(&args->instance->device, stream), "create_stream",
+    return device_status(gpu_device_of_memory(DEVICE, args->memory, device), "memory_device",
                          error);
-}
-
-attn_status gpu_destroy_stream(const struct attn_stream_args *args, struct attn_error *error)
-{
-    return args->stream == NULL
-               ? ATTN_OK
-               : device_status(gpu_device_stream_destroy(&args->instance->device, args->stream),
-                               "destroy_stream", error);
-}
-
-attn_status gpu_synchronize(const struct attn_stream_args *args, struct attn_error *error)
-{
-    return device_status(gpu_device_synchronize(&args->instance->device, args->stream),
-                         "synchronize", error);
-}
-
-attn_status gpu_begin_capture(const struct attn_stream_args *args, struct attn_error *error)
-{
-    return device_status(gpu_device_capture_begin(&args->instance->device, args->stream),
-                         "begin_capture", error);
-}
-
-attn_status gpu_end_capture(const struct attn_stream_args *args, void **graph,
-                            struct attn_error *error)
-{
-    *graph = NULL;
-    return device_status(gpu_device_capture_end(&args->instance->device, args->stream, graph),
-                         "end_capture", error);
-}
-
-attn_status gpu_launch_graph(const struct attn_stream_args *args, struct attn_error *error)
-{
-    return device_status(
-        gpu_device_graph_launch(&args->instance->device, args->graph, args->stream), "launch_graph",
-        error);
-}
-
-attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_error *error)
-{
-    return args->graph == NULL
-               ? ATTN_OK
-               : device_status(gpu_device_graph_destroy(&args->instance->device, args->graph),
-                               "destroy_graph", error);
-}
-
-attn_status gpu_create_event(const struct attn_event_args *args, void **event,
-                             struct attn_error *error)
-{
-    *event = NULL;
-    return device_status(gpu_device_event_create(&args->instance->device, event), "create_event",
-                         error);
-}
-
-attn_status gpu_record_event(const struct attn_event_args *args, struct attn_error *error)
-{
-    return device_status(
-        gpu_device_event_record(&args->instance->device, args->event, args->stream), "record_event",
-        error);
 }
 
 attn_status gpu_elapsed(const struct attn_event_args *args, int64_t *nanoseconds,
                         struct attn_error *error)
 {
-    return device_status(
-        gpu_device_event_elapsed(&args->instance->device, args->since, args->event, nanoseconds),
-        "elapsed", error);
-}
-
-attn_status gpu_destroy_event(const struct attn_event_args *args, struct attn_error *error)
-{
-    return device_status(gpu_device_event_destroy(&args->instance->device, args->event),
-                         "destroy_event", error);
+    return device_status(gpu_device_event_elapsed(DEVICE, args->since, args->event, nanoseconds),
+                         "elapsed", error);
 }
