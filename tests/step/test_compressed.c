@@ -94,19 +94,6 @@ static struct compressed *open_runtime(const struct setting *s)
     return c;
 }
 
-static struct attn_kv_view view_of(void *data, int64_t blocks, int32_t block)
-{
-    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
-                                 .data = data,
-                                 .num_blocks = blocks,
-                                 .block_size = block,
-                                 .num_heads = 1,
-                                 .head_size = D,
-                                 .stride_block = (int64_t)block * D * 4,
-                                 .stride_slot = (int64_t)D * 4,
-                                 .stride_head = (int64_t)D * 4};
-}
-
 static void bind(struct compressed *c)
 {
     const struct attn_layer_params params = {.struct_size = sizeof params,
@@ -114,8 +101,8 @@ static void bind(struct compressed *c)
     OPEN_LAYER(c, c->s->backend, &c->described);
     c->own = client_memory((size_t)BLOCKS * BLOCK * D * 4);
     c->rows = client_memory((size_t)ROW_BLOCKS * ROW_BLOCK * D * 4);
-    const struct attn_kv_view own = view_of(c->own, BLOCKS, BLOCK);
-    const struct attn_kv_view rows = view_of(c->rows, ROW_BLOCKS, ROW_BLOCK);
+    const struct attn_kv_view own = client_view(c->own, BLOCKS, BLOCK, 1, D, 4);
+    const struct attn_kv_view rows = client_view(c->rows, ROW_BLOCKS, ROW_BLOCK, 1, D, 4);
     CHECK(c, client_bind(c->api, c->layer, &own, &rows, &c->error));
     CHECK(c, c->api->layer_bind_params(c->layer, &params, &c->error));
     OPEN_PLAN(c, REQS, TOKENS, LENGTH);
@@ -210,22 +197,13 @@ static void set_step(struct compressed *c)
                                           .slot_mapping = c->row_slots + first,
                                           .num_slots = tokens - first,
                                           .seq_lens = c->row_length};
-    c->batch = (struct attn_batch){.struct_size = sizeof c->batch,
-                                   .num_reqs = REQS,
-                                   .num_tokens = tokens,
-                                   .num_actual_tokens = tokens,
-                                   .query_start_loc = c->starts,
-                                   .query_start_loc_host = c->starts,
-                                   .seq_lens = c->length,
-                                   .seq_lens_host = c->length,
-                                   .block_table = c->table[0],
-                                   .block_table_stride = WIDTH,
-                                   .block_table_rows = REQS,
-                                   .slot_mapping = c->slots + first,
-                                   .num_slots = tokens - first,
-                                   .tables = &c->second,
-                                   .num_tables = 1,
-                                   .table_stride = sizeof c->second};
+    c->batch = client_batch(REQS, c->starts, c->length);
+    client_blocks(&c->batch, c->table[0], WIDTH, c->slots + first);
+    c->batch.block_table_rows = REQS;
+    c->batch.num_slots = tokens - first;
+    c->batch.tables = &c->second;
+    c->batch.num_tables = 1;
+    c->batch.table_stride = sizeof c->second;
     c->pools[0] = tensor(c, 0, c->pooled[first], tokens - first, 1, D);
     c->io_caches = (struct attn_io_caches){
         .ext = {ATTN_EXT_IO_CACHES, 0, sizeof c->io_caches, NULL}, .rows = c->pools, .num_rows = 1};

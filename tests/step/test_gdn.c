@@ -105,24 +105,10 @@ static void bind(struct gdn *g, const char *backend)
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
     assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * (HV * DV * DK + CHANNELS * window));
-    const struct attn_kv_view state = {.struct_size = sizeof state,
-                                       .data = g->states,
-                                       .num_blocks = SLOTS,
-                                       .block_size = 1,
-                                       .num_heads = HV,
-                                       .head_size = DV * DK,
-                                       .stride_block = 4 * HV * DV * DK,
-                                       .stride_slot = 4 * (HV * DV * DK - 1),
-                                       .stride_head = 4 * DV * DK};
-    const struct attn_kv_view inputs = {.struct_size = sizeof inputs,
-                                        .data = g->windows,
-                                        .num_blocks = SLOTS,
-                                        .block_size = 1,
-                                        .num_heads = CHANNELS,
-                                        .head_size = (int32_t)window,
-                                        .stride_block = 4 * CHANNELS * WINDOW,
-                                        .stride_slot = 4 * CHANNELS * WINDOW,
-                                        .stride_head = 4 * WINDOW};
+    struct attn_kv_view state = client_view(g->states, SLOTS, 1, HV, DV * DK, 4);
+    struct attn_kv_view inputs = client_view(g->windows, SLOTS, 1, CHANNELS, WINDOW, 4);
+    state.stride_slot -= 4; /* no matter: a slot has one row */
+    inputs.head_size = (int32_t)window;
     memset(g->states, 0xff, sizeof g->states);
     memset(g->windows, 0xff, sizeof g->windows);
     const struct attn_kv_view *second = g->width > 0 ? &inputs : NULL;

@@ -6,10 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/client.h"
-#include "support/oracle.h"
-#include "support/random.h"
-#include "support/test.h"
+#include "opened.h"
 
 enum { HEADS = 2, D = 8, BLOCK = 16, REQS = 3, BLOCKS = 12, TOKENS = 64, ROWS = 4, GROUP = 4 };
 enum {
@@ -20,60 +17,22 @@ enum {
 };
 
 struct opened {
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_assignment *assignment;
-    attn_model *model;
-    attn_layer *layer;
-    attn_plan *plan;
-    void *memory, *workspace;
-    struct attn_error error;
+    OPENED;
+    void *memory;
 };
 
-static void open_runtime(struct opened *t)
+static struct opened *open_runtime(void)
 {
-    t->error = (struct attn_error)ATTN_ERROR_INIT;
-    setenv("ATTN_PLUGIN_PATH", PLUGINS, 1);
-    setenv("ATTN_VALIDATE", "1", 1);
-    CHECK(t, client_open(CORE_FILE, NULL, &t->api, &t->runtime, &t->error));
-}
-
-static void select_layer(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
-{
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
-    CHECK(t, t->api->select(t->runtime, &options, &layer, 1, &t->assignment, &t->error));
-}
-
-static void make_model(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
-{
-    open_runtime(t);
-    select_layer(t, layer, backend);
-    CHECK(t, t->api->model_create(t->runtime, t->assignment, NULL, &t->model, &t->error));
-    t->layer = t->api->model_layer(t->model, 0);
-}
-
-static void make_plan(struct opened *t)
-{
-    CHECK(t, client_plan(t->api, t->model, 0, CLIENT_LIMITS(REQS, TOKENS, TOKENS), &t->plan,
-                         &t->workspace, &t->error));
+    struct opened *t = calloc(1, sizeof *t);
+    assert_non_null(t);
+    OPEN_RUNTIME(t, 1);
+    return t;
 }
 
 static void close_all(struct opened *t)
 {
-    t->api->plan_destroy(t->plan);
-    t->api->model_destroy(t->model);
-    t->api->assignment_destroy(t->assignment);
-    t->api->runtime_destroy(t->runtime);
     free(t->memory);
-    free(t->workspace);
-}
-
-/* Is the backend refused, for the decode phase, by this field? */
-static bool refused(struct opened *t, const char *backend, const char *field)
-{
-    return client_refusals(t->api, t->runtime, t->assignment, ATTN_PHASE_DECODE, backend,
-                           &(const struct attn_reason){.field = field}) > 0;
+    CLOSE(t);
 }
 
 /* -------- five caches in two tables -------- */
@@ -194,11 +153,6 @@ static void bind_blocks(struct opened *t, int64_t in_first)
     CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
 }
 
-static void bind_many(struct opened *t)
-{
-    bind_blocks(t, BLOCKS);
-}
-
 /* The same memory by views of the engine's blocks, which are cut where the kernel's are smaller. */
 static void bind_own_views(struct opened *t)
 {
@@ -208,16 +162,8 @@ static void bind_own_views(struct opened *t)
     for (int32_t i = 0; i < 2 + FURTHER; i++) {
         struct attn_cache_spec s = {.struct_size = sizeof s};
         CHECK(t, t->api->layer_cache_spec(t->layer, i, &s, &t->error));
-        const int64_t row = 4 * (int64_t)s.head_size, blocks = s.table == 0 ? BLOCKS : OTHER_BLOCKS;
-        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
-                                         .data = memory,
-                                         .num_blocks = blocks,
-                                         .block_size = s.block_size,
-                                         .num_heads = s.num_heads,
-                                         .head_size = s.head_size,
-                                         .stride_block = s.page_bytes_alone,
-                                         .stride_slot = row * s.num_heads,
-                                         .stride_head = row};
+        const int64_t blocks = s.table == 0 ? BLOCKS : OTHER_BLOCKS;
+        views[i] = client_view(memory, blocks, s.block_size, s.num_heads, s.head_size, 4);
         memory += (s.page_bytes_alone * blocks + 255) / 256 * 256;
         list[i] = &views[i];
     }
@@ -452,22 +398,21 @@ TEST(test_five_caches)
     for (int32_t i = 0; i < 2 * (LAST_PAGES + 1); i++) {
         const int32_t form = i / 2;
         OWNED(memory_end) struct step *s = calloc(1, sizeof *s);
-        struct opened t = {0};
+        struct opened *t = open_runtime();
         many.needs_page_lists = form != BLOCK_TABLES;
-        make_model(&t, &many,
-                   i % 2 != 0 ? "many_caches_narrow"
-                              : "many_caches"); /* blocks of 4 in those of 16 */
-        bind_many(&t);
+        /* narrow: blocks of 4 in those of 16 */
+        OPEN_LAYER(t, i % 2 != 0 ? "many_caches_narrow" : "many_caches", &many);
+        bind_blocks(t, BLOCKS);
         if (form == LAST_PAGES) {
-            bind_own_views(&t);
+            bind_own_views(t);
         }
-        make_plan(&t);
-        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, true);
+        OPEN_PLAN(t, REQS, TOKENS, TOKENS);
+        run_many(t, s, (const int32_t[]){21, 5, 7}, form, true);
         /* decodes, a prefill: two calls */
-        run_many(&t, s, (const int32_t[]){1, 1, 4}, form, false);
-        run_many(&t, s, (const int32_t[]){1, 1, 1}, form, false);
+        run_many(t, s, (const int32_t[]){1, 1, 4}, form, false);
+        run_many(t, s, (const int32_t[]){1, 1, 1}, form, false);
         many.needs_page_lists = 0;
-        close_all(&t);
+        close_all(t);
     }
 }
 
@@ -490,41 +435,43 @@ static void refuse_table(struct opened *t, const int32_t *block_table,
 TEST(test_fewest_blocks)
 {
     static const int32_t last[] = {BLOCKS - 1}, none[] = {0};
-    struct opened t = {0};
-    make_model(&t, &many, "many_caches");
-    bind_blocks(&t, BLOCKS - 1);
-    make_plan(&t);
+    struct opened *t = open_runtime();
+    OPEN_LAYER(t, "many_caches", &many);
+    bind_blocks(t, BLOCKS - 1);
+    OPEN_PLAN(t, REQS, TOKENS, TOKENS);
     const struct attn_batch_table table = {
         .block_table = last, .block_table_stride = 1, .seq_lens = none, .seq_lens_host = none};
-    refuse_table(&t, last, &table, "block_table");
+    refuse_table(t, last, &table, "block_table");
 }
 
 #define CACHES_REFUSED(field, object, change)                                                      \
     WITH(object, change,                                                                           \
-         REFUSED(&t.error, field,                                                                  \
-                 t.api->select(t.runtime, NULL, &(const struct attn_layer_desc *){&many}, 1,       \
-                               &t.assignment, &t.error)))
+         REFUSED(&t->error, field,                                                                 \
+                 t->api->select(t->runtime, NULL, &(const struct attn_layer_desc *){&many}, 1,     \
+                                &(attn_assignment *){NULL}, &t->error)))
+
+/* How many reasons of this field refuse the backend for the decode phase. */
+static int32_t refusals(struct opened *t, const char *backend, const char *field)
+{
+    return client_refuses(t->api, t->runtime, &many, ATTN_PHASE_DECODE, backend,
+                          &(const struct attn_reason){.field = field});
+}
 
 /* Whoever has not declared such caches is refused with its reasons; a description that makes no
  * sense is by its field. */
 TEST(test_refused_caches)
 {
-    struct opened t = {0};
-    open_runtime(&t);
-    select_layer(&t, &many, "cpu_ref?");
-    assert_true(refused(&t, "cpu_ref", "caches"));
-    assert_true(refused(&t, "cpu_ref", "tables"));
-    assert_false(refused(&t, "many_caches", "caches"));
-    t.api->assignment_destroy(t.assignment);
+    struct opened *t = open_runtime();
+    assert_true(refusals(t, "cpu_ref", "caches") > 0);
+    assert_true(refusals(t, "cpu_ref", "tables") > 0);
+    assert_int_equal(refusals(t, "many_caches", "caches"), 0);
     described[0].known.tokens_per_row = BLOCK; /* blocks of 8 hold no such row */
-    select_layer(&t, &many, "many_caches_narrow?");
-    assert_true(refused(&t, "many_caches_narrow", "caches") &&
-                !refused(&t, "many_caches", "caches"));
-    t.api->assignment_destroy(t.assignment);
+    assert_true(refusals(t, "many_caches_narrow", "caches") > 0);
+    assert_int_equal(refusals(t, "many_caches", "caches"), 0);
     described[0].known.tokens_per_row = GROUP;
     /* table 1 then has rows of 4 and of 2 tokens */
     CACHES_REFUSED("table", described[1], described[1].known.tokens_per_row = 4);
     CACHES_REFUSED("attn_cache_desc", described[2], described[2].unknown = 1);
     CACHES_REFUSED("role", described[0], described[0].known.role = ATTN_CACHE_K);
-    close_all(&t);
+    close_all(t);
 }

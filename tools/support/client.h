@@ -40,6 +40,21 @@ int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
 /* Bytes of host memory, aligned to 256 and filled with 0xff: NaN in every dtype of a cache. The
  * caller frees it. */
 void *client_memory(size_t bytes);
+/* The view of compact rows of blocks, all heads of a token side by side. */
+static inline struct attn_kv_view client_view(void *data, int64_t num_blocks, int64_t block_size,
+                                              int32_t num_heads, int64_t head_size, size_t element)
+{
+    const int64_t row = head_size * (int64_t)element, slot = num_heads * row;
+    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
+                                 .data = data,
+                                 .num_blocks = num_blocks,
+                                 .block_size = (int32_t)block_size,
+                                 .num_heads = num_heads,
+                                 .head_size = (int32_t)head_size,
+                                 .stride_block = block_size * slot,
+                                 .stride_slot = slot,
+                                 .stride_head = row};
+}
 /* Binds K and V; latent rows, or a state without a window, where v is NULL. */
 static inline attn_status client_bind(const struct attn_api *api, attn_layer *layer,
                                       const struct attn_kv_view *k, const struct attn_kv_view *v,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layer.h"
+#include "client.h"
 #include "number.h"
 
 #include <math.h>
@@ -52,15 +53,8 @@ struct attn_cache_desc layer_ring(const struct attn_recurrent_desc *recurrent, i
 
 struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t num_slots)
 {
-    const int64_t row = (int64_t)ring->head_size * (ring->kv_dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
-                                 .num_blocks = num_slots,
-                                 .block_size = ring->block_size,
-                                 .num_heads = ring->num_heads,
-                                 .head_size = ring->head_size,
-                                 .stride_block = (int64_t)ring->block_size * ring->num_heads * row,
-                                 .stride_slot = ring->num_heads * row,
-                                 .stride_head = row};
+    return client_view(NULL, num_slots, ring->block_size, ring->num_heads, ring->head_size,
+                       ring->kv_dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
 
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
@@ -68,21 +62,10 @@ void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_
                        struct attn_kv_view *windows)
 {
     const int32_t width = recurrent->conv_width > 0 ? recurrent->conv_width - 1 : 0;
-    const int32_t heads[] = {recurrent->num_v_heads, (int32_t)layer_channels(recurrent)};
-    const int32_t sizes[] = {recurrent->head_size_v * recurrent->head_size_k, width};
-    const size_t elements[] = {state_element, window_element};
-    struct attn_kv_view *views[] = {states, windows};
-    for (int32_t i = 0; i < 2; i++) {
-        const int64_t head = (int64_t)elements[i] * sizes[i];
-        *views[i] = (struct attn_kv_view){.struct_size = sizeof *views[i],
-                                          .num_blocks = num_slots,
-                                          .block_size = 1,
-                                          .num_heads = heads[i],
-                                          .head_size = sizes[i],
-                                          .stride_block = heads[i] * head,
-                                          .stride_slot = heads[i] * head,
-                                          .stride_head = head};
-    }
+    const int64_t size = (int64_t)recurrent->head_size_v * recurrent->head_size_k;
+    *states = client_view(NULL, num_slots, 1, recurrent->num_v_heads, size, state_element);
+    *windows =
+        client_view(NULL, num_slots, 1, (int32_t)layer_channels(recurrent), width, window_element);
 }
 
 static int32_t at_least_one(int32_t number)
