@@ -34,11 +34,6 @@ static inline const uint32_t *fetch(struct wave *w, const struct insn *i, int n,
     }
 }
 
-static inline uint64_t all_lanes(const struct wave *w)
-{
-    return w->lanes == 64 ? ALL_LANES : UINT32_MAX;
-}
-
 /* SOURCES of them, results of WORDS words. */
 static inline __attribute__((always_inline)) void run_plain(struct wave *w, const struct insn *i,
                                                             int sources, int words)
@@ -63,35 +58,17 @@ static inline __attribute__((always_inline)) void run_plain(struct wave *w, cons
     }
 }
 
-static void run_1_to_1(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 1, 1);
-}
-
-static void run_2_to_1(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 2, 1);
-}
-
-static void run_3_to_1(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 3, 1);
-}
-
-static void run_1_to_2(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 1, 2);
-}
-
-static void run_2_to_2(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 2, 2);
-}
-
-static void run_3_to_2(struct wave *w, const struct insn *i)
-{
-    run_plain(w, i, 3, 2);
-}
+#define PLAIN(SOURCES, WORDS)                                                                      \
+    static void run_##SOURCES##_to_##WORDS(struct wave *w, const struct insn *i)                   \
+    {                                                                                              \
+        run_plain(w, i, SOURCES, WORDS);                                                           \
+    }
+PLAIN(1, 1)
+PLAIN(2, 1)
+PLAIN(3, 1)
+PLAIN(1, 2)
+PLAIN(2, 2)
+PLAIN(3, 2)
 
 /* v_cndmask_b32: each lane takes what the mask says, and is known as that is. */
 static void run_select(struct wave *w, const struct insn *i)
@@ -118,11 +95,6 @@ static void run_compare(struct wave *w, const struct insn *i)
     const uint32_t *b = fetch(w, i, 1, rooms[1], &known);
     i->lanes(d, a, b, NULL, w->lanes);
     mask_set(w, &i->dst[0], mask_of_lanes(d, w->lanes) & exec, known | ~exec);
-}
-
-static int words_of_type(char type)
-{
-    return type == 'D' || type == 'L' || type == 'Q' ? 2 : 1;
 }
 
 static void choose_fetch(struct operand *o)

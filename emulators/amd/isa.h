@@ -117,10 +117,10 @@ enum op_flags {
     OP_SEL_WORDS = 32   /* v_pk_mov: a word of each source, by op_sel alone */
 };
 
-/* An operation. `types` has a letter per operand, results before '=':
- *   F f32, U 32 bits, H f16, W 16 bits, D f64, L 64 bits, P two f16, p two 16-bit integers,
- *   Q two f32, M a mask of lanes, S/T/O/X/Y scalars of 1/2/4/8/16 words, digits: vectors of so many
- *   words ('a' 16), A an address in one or two words. */
+/* An operation, by one name or several with blanks between them. `types` has a letter per operand,
+ * results before '=': F f32, U 32 bits, H f16, W 16 bits, D f64, L 64 bits, P two f16, p two 16-bit
+ * integers, Q two f32, M a mask of lanes, S/T/O/X/Y scalars of 1/2/4/8/16 words, digits: vectors of
+ * so many words ('a' 16), A an address in one or two words. */
 struct op {
     const char *name, *types;
     insn_run *run;
@@ -243,6 +243,17 @@ static inline uint64_t exec_of(const struct wave *w)
     return w->s64[REG_EXEC / 2];
 }
 
+static inline uint64_t all_lanes(const struct wave *w)
+{
+    return w->lanes == 64 ? ALL_LANES : UINT32_MAX;
+}
+
+/* A vector operand's. */
+static inline int words_of_type(char type)
+{
+    return type == 'D' || type == 'L' || type == 'Q' ? 2 : 1;
+}
+
 /* Records the first error of a launch, with the instruction that stands before w->pc. */
 void wave_fail(struct wave *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -283,7 +294,7 @@ struct op_table {
 };
 extern const struct op_table scalar_ops, vector_ops, memory_ops, matrix_ops;
 
-insn_run run_lanes, run_dual;
+insn_run run_lanes, run_dual, run_nothing;
 /* Once an instruction is read: a faster `run` for what needs nothing unusual. */
 void insn_specialise(struct insn *i);
 

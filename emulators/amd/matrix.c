@@ -62,7 +62,7 @@ static void widen(const struct wave *w, unsigned reg, unsigned count, int format
 
 static bool sources_known(struct wave *w, const struct insn *i)
 {
-    uint64_t all = w->lanes == 64 ? ALL_LANES : UINT32_MAX;
+    uint64_t all = all_lanes(w);
     for (int n = 0; n < 3; n++) {
         for (int word = 0; i->src[n].kind == OPERAND_VECTOR && word < i->src[n].words; word++) {
             if ((w->v_known[i->src[n].reg + word] & all) != all) {
@@ -88,8 +88,7 @@ static void run_matrix(struct wave *w, const struct insn *i)
     const struct matrix_layout *m = &matrix_layouts[i->op->arg];
     _Alignas(64) float a[MAX_RUN][LANES], b[MAX_RUN][LANES];
     columns d[MAX_SIDE][MAX_SIDE / 16]; /* registers of C may be others' of D */
-    uint64_t all = w->lanes == 64 ? ALL_LANES : UINT32_MAX;
-    if (exec_of(w) != all) {
+    if (exec_of(w) != all_lanes(w)) {
         wave_fail(w, "a matrix instruction where lanes are off");
         return;
     }

@@ -559,10 +559,6 @@ static void run_s_load(struct wave *w, const struct insn *i)
     }
 }
 
-static void run_nothing(struct wave *w, const struct insn *i)
-{
-}
-
 #define S(NAME, WORDS)                                                                             \
     {                                                                                              \
 #NAME, "n=TS", run_s_load, NULL, 0, CLASS_SCALAR_MEMORY, WORDS                             \
@@ -577,10 +573,9 @@ static void run_nothing(struct wave *w, const struct insn *i)
     {                                                                                              \
         "flat_store_" NAME, "An", run_store, NULL, 0, CLASS_VECTOR_MEMORY, (ARG) | FLAT            \
     }
-#define ATOM(NAME, KIND, SIZE)                                                                     \
+#define ATOM(NAMES, KIND, SIZE)                                                                    \
     {                                                                                              \
-        "global_atomic_" NAME, "rAno", run_atomic, NULL, 0, CLASS_VECTOR_MEMORY,                   \
-            ATOMIC(KIND, SIZE)                                                                     \
+        NAMES, "rAno", run_atomic, NULL, 0, CLASS_VECTOR_MEMORY, ATOMIC(KIND, SIZE)                \
     }
 #define DS(NAME, TYPES, RUN, ARG)                                                                  \
     {                                                                                              \
@@ -624,33 +619,20 @@ static const struct op ops[] = {
     STORE("b128", 16),
     STORE("d16_hi_b8", 1 | HIGH16),
     STORE("d16_hi_b16", 2 | HIGH16),
-    ATOM("add", ADD, 4),
-    ATOM("add_u32", ADD, 4),
-    ATOM("sub", SUB, 4),
-    ATOM("sub_u32", SUB, 4),
-    ATOM("swap", SWAP, 4),
-    ATOM("swap_b32", SWAP, 4),
-    ATOM("and", AND, 4),
-    ATOM("and_b32", AND, 4),
-    ATOM("or", OR, 4),
-    ATOM("or_b32", OR, 4),
-    ATOM("xor", XOR, 4),
-    ATOM("xor_b32", XOR, 4),
-    ATOM("smax", SMAX, 4),
-    ATOM("max_i32", SMAX, 4),
-    ATOM("smin", SMIN, 4),
-    ATOM("min_i32", SMIN, 4),
-    ATOM("umax", UMAX, 4),
-    ATOM("max_u32", UMAX, 4),
-    ATOM("umin", UMIN, 4),
-    ATOM("min_u32", UMIN, 4),
-    ATOM("inc", INC, 4),
-    ATOM("inc_u32", INC, 4),
-    ATOM("cmpswap", CMPSWAP, 4),
-    ATOM("cmpswap_b32", CMPSWAP, 4),
-    ATOM("add_f32", ADD_F32, 4),
-    ATOM("add_x2", ADD, 8),
-    ATOM("add_u64", ADD, 8),
+    ATOM("global_atomic_add global_atomic_add_u32", ADD, 4),
+    ATOM("global_atomic_sub global_atomic_sub_u32", SUB, 4),
+    ATOM("global_atomic_swap global_atomic_swap_b32", SWAP, 4),
+    ATOM("global_atomic_and global_atomic_and_b32", AND, 4),
+    ATOM("global_atomic_or global_atomic_or_b32", OR, 4),
+    ATOM("global_atomic_xor global_atomic_xor_b32", XOR, 4),
+    ATOM("global_atomic_smax global_atomic_max_i32", SMAX, 4),
+    ATOM("global_atomic_smin global_atomic_min_i32", SMIN, 4),
+    ATOM("global_atomic_umax global_atomic_max_u32", UMAX, 4),
+    ATOM("global_atomic_umin global_atomic_min_u32", UMIN, 4),
+    ATOM("global_atomic_inc global_atomic_inc_u32", INC, 4),
+    ATOM("global_atomic_cmpswap global_atomic_cmpswap_b32", CMPSWAP, 4),
+    ATOM("global_atomic_add_f32", ADD_F32, 4),
+    ATOM("global_atomic_add_x2 global_atomic_add_u64", ADD, 8),
     DS("load_b32", "n=U", run_ds, 4),
     DS("load_b64", "n=U", run_ds, 8),
     DS("load_b96", "n=U", run_ds, 12),

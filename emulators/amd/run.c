@@ -19,6 +19,12 @@ struct packet {
 
 #define OP_SLOTS 4096 /* more than twice the operations */
 
+struct op_name {
+    const char *name;
+    size_t length;
+    const struct op *op;
+};
+
 static uint32_t op_hash(const char *name, size_t length)
 {
     uint32_t hash = 2166136261u;
@@ -28,21 +34,25 @@ static uint32_t op_hash(const char *name, size_t length)
     return hash;
 }
 
-/* The tables' rows, each in the first free slot from its name's hash on. */
-static const struct op **op_slots(void)
+/* The names of the tables' rows, each in the first free slot from its hash on. */
+static const struct op_name *op_slots(void)
 {
     static const struct op_table *const tables[] = {&scalar_ops, &vector_ops, &memory_ops,
                                                     &matrix_ops};
-    static const struct op *slots[OP_SLOTS];
+    static struct op_name slots[OP_SLOTS];
     static bool filled;
     for (size_t t = 0; t < 4 && !filled; t++) {
         for (size_t n = 0; n < tables[t]->count; n++) {
             const struct op *op = &tables[t]->ops[n];
-            uint32_t at = op_hash(op->name, strlen(op->name)) % OP_SLOTS;
-            while (slots[at] != NULL) {
-                at = (at + 1) % OP_SLOTS;
+            for (const char *name = op->name; *name != '\0'; name += strspn(name, " ")) {
+                const size_t length = strcspn(name, " ");
+                uint32_t at = op_hash(name, length) % OP_SLOTS;
+                while (slots[at].op != NULL) {
+                    at = (at + 1) % OP_SLOTS;
+                }
+                slots[at] = (struct op_name){name, length, op};
+                name += length;
             }
-            slots[at] = op;
         }
     }
     filled = true;
@@ -73,15 +83,16 @@ static const struct {
     {"store_short", "store_b16"},
     {"_num_", "_"}, /* gfx12: of two numbers; a NaN is none */
     {"_nc_", "_"},  /* gfx10: without a carry, which gfx9 says otherwise */
+    {"_co_", "_"},  /* gfx12: with one */
 };
 
 static const struct op *find_exactly(const char *name, size_t length, int major)
 {
-    const struct op **slots = op_slots();
+    const struct op_name *slots = op_slots();
     uint32_t at = op_hash(name, length) % OP_SLOTS;
-    for (; slots[at] != NULL; at = (at + 1) % OP_SLOTS) {
-        const struct op *op = slots[at];
-        if (strncmp(op->name, name, length) == 0 && op->name[length] == '\0' &&
+    for (; slots[at].op != NULL; at = (at + 1) % OP_SLOTS) {
+        const struct op *op = slots[at].op;
+        if (slots[at].length == length && memcmp(slots[at].name, name, length) == 0 &&
             (op->major == 0 || op->major == major)) {
             return op;
         }

@@ -44,7 +44,7 @@ void scalar_set(struct wave *w, const struct operand *o, uint64_t value, uint64_
 uint64_t mask_get(struct wave *w, const struct operand *o, uint64_t *known)
 {
     uint64_t mask = scalar_get(w, o, known);
-    return w->lanes == 64 ? mask : (uint32_t)mask;
+    return mask & all_lanes(w);
 }
 
 void mask_set(struct wave *w, const struct operand *o, uint64_t mask, uint64_t known)
@@ -252,7 +252,7 @@ static void s_bitset(struct wave *w, const struct insn *i)
 static void saveexec(struct wave *w, const struct insn *i)
 {
     uint64_t known, a = mask_get(w, &i->src[0], &known), exec = exec_of(w), d;
-    uint64_t all = w->lanes == 64 ? KNOWN : UINT32_MAX;
+    uint64_t all = all_lanes(w);
     switch (i->op->arg) {
     case 0:
         d = a & exec;
@@ -296,7 +296,7 @@ enum { ON_SCC0, ON_SCC1, ON_VCCZ, ON_VCCNZ, ON_EXECZ, ON_EXECNZ };
 static void s_cbranch(struct wave *w, const struct insn *i)
 {
     static const struct operand vcc = {.kind = OPERAND_SCALAR, .reg = REG_VCC, .words = 2};
-    uint64_t known = KNOWN, all = w->lanes == 64 ? KNOWN : UINT32_MAX, mask;
+    uint64_t known = KNOWN, all = all_lanes(w), mask;
     bool taken;
     switch (i->op->arg) {
     case ON_SCC0:
@@ -346,7 +346,7 @@ static void s_barrier_wait(struct wave *w, const struct insn *i)
     w->waits = true;
 }
 
-static void nothing(struct wave *w, const struct insn *i)
+void run_nothing(struct wave *w, const struct insn *i)
 {
 }
 
@@ -383,9 +383,9 @@ static void s_setpc(struct wave *w, const struct insn *i)
     {                                                                                              \
 #NAME, TYPES, RUN, NULL, 0, CLASS_SCALAR, ARG                                              \
     }
-#define C(NAME, TYPES, RUN, ARG)                                                                   \
+#define C(NAMES, TYPES, RUN, ARG)                                                                  \
     {                                                                                              \
-#NAME, TYPES, RUN, NULL, 0, CLASS_CONTROL, ARG                                             \
+        NAMES, TYPES, RUN, NULL, 0, CLASS_CONTROL, ARG                                             \
     }
 #define BOTH(NAME, RUN) S(NAME##_b32, "S=SS", RUN##32, 0), S(NAME##_b64, "T=TT", RUN##64, 0)
 #define SAVE(NAME, ARG)                                                                            \
@@ -426,7 +426,6 @@ static const struct op ops[] = {
     {"s_fmac_f32", "S=SS", s_fma_f32, NULL, OP_ACCUMULATES, CLASS_SCALAR, 0, 0},
     S(s_addk_i32, "S=i", s_addk, 0),
     S(s_mulk_i32, "S=i", s_addk, 1),
-    S(s_addk_co_i32, "S=i", s_addk, 0),
     S(s_bitset0_b32, "S=S", s_bitset, 0),
     S(s_bitset1_b32, "S=S", s_bitset, 1),
     S(s_bitset0_b64, "T=S", s_bitset, 0),
@@ -440,59 +439,33 @@ static const struct op ops[] = {
     SAVE(s_xor, 4),
     SAVE(s_orn2, 5),
     SAVE(s_or_not1, 5),
-    C(s_branch, "i", s_branch, 0),
-    C(s_cbranch_scc0, "i", s_cbranch, ON_SCC0),
-    C(s_cbranch_scc1, "i", s_cbranch, ON_SCC1),
-    C(s_cbranch_vccz, "i", s_cbranch, ON_VCCZ),
-    C(s_cbranch_vccnz, "i", s_cbranch, ON_VCCNZ),
-    C(s_cbranch_execz, "i", s_cbranch, ON_EXECZ),
-    C(s_cbranch_execnz, "i", s_cbranch, ON_EXECNZ),
-    C(s_endpgm, "*", s_endpgm, 0),
-    C(s_barrier, "*", s_barrier, 0),
-    C(s_barrier_signal, "*", s_barrier_signal, 0),
-    C(s_barrier_wait, "*", s_barrier_wait, 0),
-    C(s_getpc_b64, "T=", s_getpc, 0),
-    C(s_setpc_b64, "T", s_setpc, 0),
-    C(s_swappc_b64, "T=T", s_setpc, 0),
-    C(s_setreg_imm32_b32, "*", nothing, 0),
-    C(s_setreg_b32, "*", nothing, 0),
-    C(s_nop, "*", nothing, 0),
-    C(s_sleep, "*", nothing, 0),
-    C(s_setprio, "*", nothing, 0),
-    C(s_waitcnt, "*", nothing, 0),
-    C(s_waitcnt_vscnt, "*", nothing, 0),
-    C(s_waitcnt_vmcnt, "*", nothing, 0),
-    C(s_waitcnt_lgkmcnt, "*", nothing, 0),
-    C(s_waitcnt_depctr, "*", nothing, 0),
-    C(s_wait_alu, "*", nothing, 0),
-    C(s_wait_kmcnt, "*", nothing, 0),
-    C(s_wait_loadcnt, "*", nothing, 0),
-    C(s_wait_storecnt, "*", nothing, 0),
-    C(s_wait_dscnt, "*", nothing, 0),
-    C(s_wait_expcnt, "*", nothing, 0),
-    C(s_wait_samplecnt, "*", nothing, 0),
-    C(s_wait_bvhcnt, "*", nothing, 0),
-    C(s_wait_loadcnt_dscnt, "*", nothing, 0),
-    C(s_wait_storecnt_dscnt, "*", nothing, 0),
-    C(s_wait_idle, "*", nothing, 0),
-    C(global_wb, "*", nothing, 0),
-    C(global_inv, "*", nothing, 0),
-    C(global_wbinv, "*", nothing, 0),
-    C(s_delay_alu, "*", nothing, 0),
-    C(s_clause, "*", nothing, 0),
-    C(s_inst_prefetch, "*", nothing, 0),
-    C(s_set_inst_prefetch_distance, "*", nothing, 0),
-    C(s_sendmsg, "*", nothing, 0), /* the end's release of registers */
-    C(s_code_end, "*", unwanted, 0),
-    C(s_icache_inv, "*", nothing, 0),
-    C(buffer_gl0_inv, "*", nothing, 0),
-    C(buffer_gl1_inv, "*", nothing, 0),
-    C(buffer_wbl2, "*", nothing, 0),
-    C(buffer_inv, "*", nothing, 0),
-    C(buffer_wbinvl1, "*", nothing, 0),
-    C(buffer_wbinvl1_vol, "*", nothing, 0),
-    C(s_dcache_wb, "*", nothing, 0),
-    C(s_trap, "*", unwanted, 0),
+    C("s_branch", "i", s_branch, 0),
+    C("s_cbranch_scc0", "i", s_cbranch, ON_SCC0),
+    C("s_cbranch_scc1", "i", s_cbranch, ON_SCC1),
+    C("s_cbranch_vccz", "i", s_cbranch, ON_VCCZ),
+    C("s_cbranch_vccnz", "i", s_cbranch, ON_VCCNZ),
+    C("s_cbranch_execz", "i", s_cbranch, ON_EXECZ),
+    C("s_cbranch_execnz", "i", s_cbranch, ON_EXECNZ),
+    C("s_endpgm", "*", s_endpgm, 0),
+    C("s_barrier", "*", s_barrier, 0),
+    C("s_barrier_signal", "*", s_barrier_signal, 0),
+    C("s_barrier_wait", "*", s_barrier_wait, 0),
+    C("s_getpc_b64", "T=", s_getpc, 0),
+    C("s_setpc_b64", "T", s_setpc, 0),
+    C("s_swappc_b64", "T=T", s_setpc, 0),
+    /* All is done in order, and the end gives registers back. */
+    C("s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_lgkmcnt s_waitcnt_depctr "
+      "s_wait_alu s_wait_kmcnt s_wait_loadcnt s_wait_storecnt s_wait_dscnt s_wait_expcnt "
+      "s_wait_samplecnt s_wait_bvhcnt s_wait_loadcnt_dscnt s_wait_storecnt_dscnt "
+      "s_wait_idle",
+      "*", run_nothing, 0),
+    C("s_setreg_imm32_b32 s_setreg_b32 s_nop s_sleep s_setprio s_delay_alu s_clause "
+      "s_inst_prefetch s_set_inst_prefetch_distance s_sendmsg",
+      "*", run_nothing, 0),
+    C("global_wb global_inv global_wbinv s_icache_inv buffer_gl0_inv buffer_gl1_inv "
+      "buffer_wbl2 buffer_inv buffer_wbinvl1 buffer_wbinvl1_vol s_dcache_wb",
+      "*", run_nothing, 0),
+    C("s_code_end s_trap", "*", unwanted, 0),
 };
 
 const struct op_table scalar_ops = {ops, sizeof ops / sizeof *ops};

@@ -6,13 +6,9 @@
 
 /* Integers. */
 OP(FLAGGED, s_add_u32, "S=SS", uint32_t, a + b, d < a)
-SAME(s_add_co_u32, "S=SS", s_add_u32)
 OP(FLAGGED, s_sub_u32, "S=SS", uint32_t, a - b, a < b)
-SAME(s_sub_co_u32, "S=SS", s_sub_u32)
 OP(FLAGGED, s_add_i32, "S=SS", uint32_t, a + b, ((a ^ d) & (b ^ d)) >> 31)
-SAME(s_add_co_i32, "S=SS", s_add_i32)
 OP(FLAGGED, s_sub_i32, "S=SS", uint32_t, a - b, ((a ^ b) & (a ^ d)) >> 31)
-SAME(s_sub_co_i32, "S=SS", s_sub_i32)
 OP(PLAIN, s_add_nc_u64, "T=TT", uint64_t, a + b)
 OP(PLAIN, s_sub_nc_u64, "T=TT", uint64_t, a - b)
 OP(PLAIN, s_mul_u64, "T=TT", uint64_t, a *b)

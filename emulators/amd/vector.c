@@ -291,17 +291,12 @@ static void spread_exec(struct wave *w)
     }
 }
 
-static uint64_t lanes_of(const struct wave *w)
-{
-    return w->lanes == 64 ? ALL_LANES : UINT32_MAX;
-}
-
 void write_lanes(struct wave *w, const struct operand *dst, int word, const uint32_t *from,
                  uint64_t known, uint64_t lanes)
 {
     uint32_t *restrict to = w->v[dst->reg + word];
     uint64_t *to_known = &w->v_known[dst->reg + word];
-    if ((lanes & lanes_of(w)) == lanes_of(w)) {
+    if ((lanes & all_lanes(w)) == all_lanes(w)) {
         memcpy(to, from, w->lanes * sizeof *to);
     } else if (lanes == exec_of(w)) {
         spread_exec(w);
@@ -323,11 +318,6 @@ static void fill_lanes(uint32_t *to, uint32_t value)
     }
 }
 
-static int words_of_source(const struct operand *o)
-{
-    return o->type == 'D' || o->type == 'L' || o->type == 'Q' ? 2 : 1;
-}
-
 static void modify(const struct operand *o, uint32_t *lanes, int words)
 {
     uint32_t *top = lanes + (words - 1) * LANES;
@@ -346,7 +336,7 @@ const uint32_t *source_lanes(struct wave *w, const struct insn *i, int which,
                              uint32_t room[2 * LANES], uint64_t *known)
 {
     const struct operand *o = &i->src[which];
-    int words = words_of_source(o);
+    int words = words_of_type(o->type);
     const uint32_t *lanes;
     if (o->type == 'M') {
         uint64_t mask = mask_get(w, o, known);
@@ -593,7 +583,7 @@ static void write_mask(struct wave *w, const struct insn *i, const struct result
     uint64_t mask = mask_of_lanes(r->d, w->lanes) & r->lanes;
     uint64_t known = r->known | ~r->lanes;
     if (i->op->flags & OP_TO_EXEC) {
-        if ((known & lanes_of(w)) != lanes_of(w)) {
+        if ((known & all_lanes(w)) != all_lanes(w)) {
             wave_fail(w, "EXEC from what was never written");
         }
         if (i->num_dst > 0) { /* gfx9's writes both */
@@ -631,9 +621,8 @@ static void commit_lanes(struct wave *w, const struct insn *i, struct result *r)
     } else if (i->flags & INSN_SDWA) {
         place_selected(w, i, r->d);
     }
-    write_lanes(w, &i->dst[0], 0, r->d, r->known, r->lanes);
-    if (type == 'D' || type == 'L' || type == 'Q') {
-        write_lanes(w, &i->dst[0], 1, r->d + LANES, r->known, r->lanes);
+    for (int word = 0; word < words_of_type(type); word++) {
+        write_lanes(w, &i->dst[0], word, r->d + word * LANES, r->known, r->lanes);
     }
 }
 
@@ -848,16 +837,15 @@ static void run_writelane(struct wave *w, const struct insn *i)
 /* Bits of a mask below the lane, plus a source. arg 1: the high word. */
 static void run_mbcnt(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t room[2 * LANES], mask_room[2 * LANES], d[LANES];
-    uint64_t known, mask_known;
-    const uint32_t *mask = source_lanes(w, i, 0, mask_room, &mask_known);
-    const uint32_t *base = source_lanes(w, i, 1, room, &known);
+    _Alignas(64) uint32_t d[LANES];
+    struct sources s;
+    take_sources(w, i, &s);
     for (int l = 0; l < (int)w->lanes; l++) {
         int below = i->op->arg ? l - 32 : l;
         uint32_t bits = below <= 0 ? 0 : below >= 32 ? UINT32_MAX : (1u << below) - 1;
-        d[l] = (uint32_t)__builtin_popcount(mask[l] & bits) + base[l];
+        d[l] = (uint32_t)__builtin_popcount(s.x[0][l] & bits) + s.x[1][l];
     }
-    write_lanes(w, &i->dst[0], 0, d, known & mask_known, exec_of(w));
+    write_lanes(w, &i->dst[0], 0, d, s.all, exec_of(w));
 }
 
 /* v_permlane16, v_permlanex16 (arg 1: of the other row), v_permlane64 (arg 2). */
@@ -966,10 +954,6 @@ static void run_movrel(struct wave *w, const struct insn *i)
     write_lanes(w, &to, 0, w->v[from.reg], w->v_known[from.reg], exec_of(w));
 }
 
-static void run_nop(struct wave *w, const struct insn *i)
-{
-}
-
 /* ---- the table ---- */
 
 #define ROW(NAME, TYPES, OPERATION, FLAGS, UNIT)                                                   \
@@ -990,9 +974,9 @@ static void run_nop(struct wave *w, const struct insn *i)
     ROW("v_cmp_" #NAME "_" #TYPE, "M=" LETTERS, v_cmp_##NAME##_##TYPE, OP_COMPARES, CLASS_VECTOR)  \
     ROW("v_cmpx_" #NAME "_" #TYPE, LETTERS, v_cmp_##NAME##_##TYPE, OP_COMPARES | OP_TO_EXEC,       \
         CLASS_VECTOR)
-#define X(NAME, TYPES, RUN, ARG)                                                                   \
+#define X(NAMES, TYPES, RUN, ARG)                                                                  \
     {                                                                                              \
-        .name = #NAME, .types = TYPES, .run = RUN, .unit = CLASS_VECTOR, .arg = ARG                \
+        .name = NAMES, .types = TYPES, .run = RUN, .unit = CLASS_VECTOR, .arg = ARG                \
     }
 #define ONE(NAME, OPERATION)                                                                       \
     {                                                                                              \
@@ -1002,45 +986,40 @@ static void run_nop(struct wave *w, const struct insn *i)
 
 static const struct op ops[] = {
 #include "vector_list.h"
-    X(v_add_co_u32, "UM=UU", run_carry, 0),
-    X(v_sub_co_u32, "UM=UU", run_carry, 1),
-    X(v_subrev_co_u32, "UM=UU", run_carry, 3),
-    X(v_addc_co_u32, "UM=UUM", run_carry, 0),
-    X(v_subb_co_u32, "UM=UUM", run_carry, 1),
-    X(v_subbrev_co_u32, "UM=UUM", run_carry, 3),
-    X(v_add_co_ci_u32, "UM=UUM", run_carry, 0),
-    X(v_sub_co_ci_u32, "UM=UUM", run_carry, 1),
-    X(v_subrev_co_ci_u32, "UM=UUM", run_carry, 3),
-    X(v_mad_u64_u32, "LM=UUL", run_mad64, 0),
-    X(v_mad_i64_i32, "LM=UUL", run_mad64, 1),
-    X(v_mad_co_u64_u32, "LM=UUL", run_mad64, 0),
-    X(v_mad_co_i64_i32, "LM=UUL", run_mad64, 1),
-    X(v_div_scale_f32, "FM=FFF", run_div_scale, 0),
-    X(v_div_scale_f64, "DM=DDD", run_div_scale, 1),
-    X(v_div_fmas_f32, "F=FFF", run_div_fmas, 0),
-    X(v_div_fmas_f64, "D=DDD", run_div_fmas, 1),
+    X("v_add_co_u32", "UM=UU", run_carry, 0),
+    X("v_sub_co_u32", "UM=UU", run_carry, 1),
+    X("v_subrev_co_u32", "UM=UU", run_carry, 3),
+    X("v_addc_co_u32 v_add_co_ci_u32", "UM=UUM", run_carry, 0),
+    X("v_subb_co_u32 v_sub_co_ci_u32", "UM=UUM", run_carry, 1),
+    X("v_subbrev_co_u32 v_subrev_co_ci_u32", "UM=UUM", run_carry, 3),
+    X("v_mad_u64_u32", "LM=UUL", run_mad64, 0),
+    X("v_mad_i64_i32", "LM=UUL", run_mad64, 1),
+    X("v_div_scale_f32", "FM=FFF", run_div_scale, 0),
+    X("v_div_scale_f64", "DM=DDD", run_div_scale, 1),
+    X("v_div_fmas_f32", "F=FFF", run_div_fmas, 0),
+    X("v_div_fmas_f64", "D=DDD", run_div_fmas, 1),
     ONE(v_s_rcp_f32, v_rcp_f32),
     ONE(v_s_rsq_f32, v_rsq_f32),
     ONE(v_s_sqrt_f32, v_sqrt_f32),
     ONE(v_s_exp_f32, v_exp_f32),
     ONE(v_s_log_f32, v_log_f32),
-    X(v_readlane_b32, "S=US", run_readlane, 0),
-    X(v_readfirstlane_b32, "S=U", run_readlane, 1),
-    X(v_writelane_b32, "U=SS", run_writelane, 0),
-    X(v_mbcnt_lo_u32_b32, "U=UU", run_mbcnt, 0),
-    X(v_mbcnt_hi_u32_b32, "U=UU", run_mbcnt, 1),
-    X(v_permlane16_b32, "U=USS", run_permlane, 0),
-    X(v_permlanex16_b32, "U=USS", run_permlane, 1),
-    X(v_permlane64_b32, "U=U", run_permlane, 2),
-    X(v_fma_mix_f32, "F=FFF", run_mix, 0),
-    X(v_fma_mixlo_f16, "U=FFF", run_mix, 1),
-    X(v_fma_mixhi_f16, "U=FFF", run_mix, 2),
-    X(v_bitop3_b32, "U=UUU", run_bitop3, 0),
-    X(v_bitop3_b16, "W=WWW", run_bitop3, 0),
-    X(v_swap_b32, "U=U", run_swap, 0),
-    X(v_movrels_b32, "U=U", run_movrel, 0),
-    X(v_movreld_b32, "U=U", run_movrel, 1),
-    X(v_nop, "*", run_nop, 0),
+    X("v_readlane_b32", "S=US", run_readlane, 0),
+    X("v_readfirstlane_b32", "S=U", run_readlane, 1),
+    X("v_writelane_b32", "U=SS", run_writelane, 0),
+    X("v_mbcnt_lo_u32_b32", "U=UU", run_mbcnt, 0),
+    X("v_mbcnt_hi_u32_b32", "U=UU", run_mbcnt, 1),
+    X("v_permlane16_b32", "U=USS", run_permlane, 0),
+    X("v_permlanex16_b32", "U=USS", run_permlane, 1),
+    X("v_permlane64_b32", "U=U", run_permlane, 2),
+    X("v_fma_mix_f32", "F=FFF", run_mix, 0),
+    X("v_fma_mixlo_f16", "U=FFF", run_mix, 1),
+    X("v_fma_mixhi_f16", "U=FFF", run_mix, 2),
+    X("v_bitop3_b32", "U=UUU", run_bitop3, 0),
+    X("v_bitop3_b16", "W=WWW", run_bitop3, 0),
+    X("v_swap_b32", "U=U", run_swap, 0),
+    X("v_movrels_b32", "U=U", run_movrel, 0),
+    X("v_movreld_b32", "U=U", run_movrel, 1),
+    X("v_nop", "*", run_nothing, 0),
 };
 
 const struct op_table vector_ops = {ops, sizeof ops / sizeof *ops};
