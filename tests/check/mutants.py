@@ -6,7 +6,7 @@ usage: mutants.py BUILD LIST [--part I/N] [--only GLOB] [--jobs N]
 mutants.txt has each mutant as
 
     name | CASES of attn-check that have to find it [OPTION ...], or attn-run MODEL | what it breaks
-    @ FILE of plugins/
+    @ FILE of plugins/; without it, the last one of the mutant before
     - a text that is found once in FILE; white space counts as one blank
     + the text in its place; none, or a + alone before another text: the old text is dropped
 
@@ -48,6 +48,7 @@ def read_mutants():
         elif not line.startswith("#"):
             name, cases, breaks = (part.strip() for part in line.split(" | "))
             mutants.append((name, cases.split(), breaks, []))
+            after_new = True
     return mutants
 
 
