@@ -175,7 +175,7 @@ static __device__ __forceinline__ void multiply_tile(const uint32_t (&rows)[STEP
     for (int i = 0; i < STEPS; i++) {
         const uint64_t b = q + (i >> 2) * (INDEX_COLUMNS * 8) + (i & 3) * 2;
         if constexpr (KIND == KIND_E4M3) {
-            wgmma_rs_fp8(acc, rows[i], b, i > 0);
+            wgmma_rs_fp8<INDEX_COLUMNS>(acc, rows[i], b, i > 0);
         } else {
             wgmma_rs_bk<KIND, INDEX_COLUMNS>(acc, rows[i], b, i > 0);
         }

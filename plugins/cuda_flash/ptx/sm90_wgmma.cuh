@@ -89,92 +89,77 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_after(floa
 #define NAMES8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES16 NAMES8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES32                                                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
-    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+    NAMES16                                                                                        \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES64                                                                                    \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
-    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "             \
-    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "             \
-    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    NAMES32                                                                                        \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "      \
+    "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NAMES128                                                                                   \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
-    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "             \
-    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "             \
-    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "             \
-    "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "             \
-    "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "             \
-    "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "         \
-    "%126, %127"
+    NAMES64                                                                                        \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "      \
+    "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, "   \
+    "%99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "    \
+    "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* A, B and ADDS are operand numbers after the accumulators. */
-#define WGMMA_SS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                           \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
-                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
+/* The forms of an instruction. P0 to P5: names of the operands after the accumulators; TAIL: which
+ * operands are MN-major. Without `adds` it always adds. */
+#define WGMMA_ADDS(TYPES, K, TAIL, COLUMNS, NAMES, A, B, ADDS)                                     \
+    "{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" COLUMNS "k" K   \
+    ".f32." TYPES " {" NAMES "}, " A ", " B ", p, 1, 1" TAIL ";}"
+#define WGMMA_SS(TYPES, K, TAIL, COLUMNS, NAMES, SUMS, P0, P1, P2, P3, P4, P5)                     \
+    asm volatile(WGMMA_ADDS(TYPES, K, TAIL, COLUMNS, NAMES, P0, P1, P2)                            \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
-#define WGMMA_FP8(COLUMNS, NAMES, SUMS, A, B, ADDS)                                                \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
-                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3 {" NAMES "}, " A   \
-                 ", " B ", p, 1, 1;}"                                                              \
+#define WGMMA_SS_ALWAYS(TYPES, K, TAIL, COLUMNS, NAMES, SUMS, P0, P1, P2, P3, P4, P5)              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k" K ".f32." TYPES " {" NAMES        \
+                 "}, " P0 ", " P1 ", 1, 1, 1" TAIL ";"                                             \
                  : SUMS                                                                            \
-                 : "l"(a), "l"(b), "r"(adds))
-/* TRANSPOSED: 1 where b is MN-major */
-#define WGMMA_RS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TRANSPOSED)                               \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
-                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, {" A "}, " B ", p, 1, 1, " TRANSPOSED ";}"                                    \
-                 : SUMS                                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
+                 : "l"(a), "l"(b))
+#define WGMMA_RS(TYPES, K, TAIL, COLUMNS, NAMES, SUMS, P0, P1, P2, P3, P4, P5)                     \
+    asm volatile(                                                                                  \
+        WGMMA_ADDS(TYPES, K, TAIL, COLUMNS, NAMES, "{" P0 ", " P1 ", " P2 ", " P3 "}", P4, P5)     \
+        : SUMS                                                                                     \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
 
-#define WGMMA_SS_SMALL_N(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS, TRANSPOSED)                       \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
-                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, " A ", " B ", p, 1, 1, " TRANSPOSED ", 0;}"                                   \
-                 : SUMS                                                                            \
-                 : "l"(a), "l"(b), "r"(adds))
-
-/* d = a b, or d += a b with `adds`, for 16 or 32 columns. b is K-major; a is K-major or, with
- * TRANSPOSED, MN-major. */
-template <int KIND, int COLUMNS, bool TRANSPOSED>
-static __device__ __forceinline__ void wgmma_ss_small_n(float (&d)[COLUMNS / 2], uint64_t a,
-                                                        uint64_t b, int adds)
-{
-    static_assert(COLUMNS == 16 || COLUMNS == 32, "rows of an item");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 16 && TRANSPOSED) {
-        WGMMA_SS_SMALL_N("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
-    } else if constexpr (KIND == KIND_BF16 && COLUMNS == 16) {
-        WGMMA_SS_SMALL_N("bf16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
-    } else if constexpr (KIND == KIND_BF16 && TRANSPOSED) {
-        WGMMA_SS_SMALL_N("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
-    } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_SS_SMALL_N("bf16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
-    } else if constexpr (COLUMNS == 16 && TRANSPOSED) {
-        WGMMA_SS_SMALL_N("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "1");
-    } else if constexpr (COLUMNS == 16) {
-        WGMMA_SS_SMALL_N("f16", "16", NAMES8, SUMS8, "%8", "%9", "%10", "0");
-    } else if constexpr (TRANSPOSED) {
-        WGMMA_SS_SMALL_N("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "1");
-    } else {
-        WGMMA_SS_SMALL_N("f16", "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "0");
+#define WGMMA_COLUMNS(FORM, TYPES, K, TAIL)                                                        \
+    if constexpr (COLUMNS == 16) {                                                                 \
+        FORM(TYPES, K, TAIL, "16", NAMES8, SUMS8, "%8", "%9", "%10", "%11", "%12", "%13");         \
+    } else if constexpr (COLUMNS == 32) {                                                          \
+        FORM(TYPES, K, TAIL, "32", NAMES16, SUMS16(0), "%16", "%17", "%18", "%19", "%20", "%21");  \
+    } else if constexpr (COLUMNS == 64) {                                                          \
+        FORM(TYPES, K, TAIL, "64", NAMES32, SUMS32, "%32", "%33", "%34", "%35", "%36", "%37");     \
+    } else if constexpr (COLUMNS == 128) {                                                         \
+        FORM(TYPES, K, TAIL, "128", NAMES64, SUMS64, "%64", "%65", "%66", "%67", "%68", "%69");    \
+    } else {                                                                                       \
+        static_assert(COLUMNS == 256, "columns of a product");                                     \
+        FORM(TYPES, K, TAIL, "256", NAMES128, SUMS128, "%128", "%129", "%130", "%131", "%132",     \
+             "%133");                                                                              \
     }
-}
+#define WGMMA_KINDS(FORM, TAIL)                                                                    \
+    if constexpr (KIND == KIND_BF16) {                                                             \
+        WGMMA_COLUMNS(FORM, "bf16.bf16", "16", TAIL)                                               \
+    } else {                                                                                       \
+        WGMMA_COLUMNS(FORM, "f16.f16", "16", TAIL)                                                 \
+    }
 
 /* d = a b, or d += a b with `adds`; both operands are K-major. */
 template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void wgmma_ss(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
                                                 int adds)
 {
-    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_SS("bf16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
-    } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_SS("bf16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
-    } else if constexpr (COLUMNS == 64) {
-        WGMMA_SS("f16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
+    WGMMA_KINDS(WGMMA_SS, ", 0, 0")
+}
+
+/* The same; with TRANSPOSED a is MN-major. */
+template <int KIND, int COLUMNS, bool TRANSPOSED>
+static __device__ __forceinline__ void wgmma_ss_small_n(float (&d)[COLUMNS / 2], uint64_t a,
+                                                        uint64_t b, int adds)
+{
+    if constexpr (TRANSPOSED) {
+        WGMMA_KINDS(WGMMA_SS, ", 1, 0")
     } else {
-        WGMMA_SS("f16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+        wgmma_ss<KIND, COLUMNS>(d, a, b, adds);
     }
 }
 
@@ -183,12 +168,7 @@ template <int COLUMNS>
 static __device__ __forceinline__ void wgmma_ss_fp8(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
                                                     int adds)
 {
-    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
-    if constexpr (COLUMNS == 64) {
-        WGMMA_FP8("64", NAMES32, SUMS32, "%32", "%33", "%34");
-    } else {
-        WGMMA_FP8("128", NAMES64, SUMS64, "%64", "%65", "%66");
-    }
+    WGMMA_COLUMNS(WGMMA_SS, "e4m3.e4m3", "32", "")
 }
 
 /* d = a b, or d += a b with `adds`; a is in registers, packed from accumulators of 16 columns; b is
@@ -197,20 +177,7 @@ template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void wgmma_rs(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
                                                 uint64_t b, int adds = 1)
 {
-    static_assert(COLUMNS == 64 || COLUMNS == 128 || COLUMNS == 256, "dims of a value");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_RS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
-    } else if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_RS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
-    } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_RS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133", "1");
-    } else if constexpr (COLUMNS == 64) {
-        WGMMA_RS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "1");
-    } else if constexpr (COLUMNS == 128) {
-        WGMMA_RS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "1");
-    } else {
-        WGMMA_RS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133", "1");
-    }
+    WGMMA_KINDS(WGMMA_RS, ", 1")
 }
 
 /* As wgmma_rs, but b is K-major. */
@@ -218,54 +185,29 @@ template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void wgmma_rs_bk(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
                                                    uint64_t b, int adds = 1)
 {
-    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_RS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
-    } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_RS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
-    } else if constexpr (COLUMNS == 64) {
-        WGMMA_RS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37", "0");
-    } else {
-        WGMMA_RS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69", "0");
-    }
+    WGMMA_KINDS(WGMMA_RS, ", 0")
 }
 
-/* As wgmma_rs_bk in e4m3, with 64 columns and k = 32. */
-static __device__ __forceinline__ void wgmma_rs_fp8(float (&d)[32], const uint32_t (&a)[4],
+/* As wgmma_rs_bk in e4m3, with k = 32. */
+template <int COLUMNS>
+static __device__ __forceinline__ void wgmma_rs_fp8(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
                                                     uint64_t b, int adds)
 {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" NAMES32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"
-                 : SUMS32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+    WGMMA_COLUMNS(WGMMA_RS, "e4m3.e4m3", "32", "")
 }
 
 /* d += a b; a as in wgmma_ss, b MN-major. */
-#define WGMMA_SS_BMN(TYPE, COLUMNS, NAMES, SUMS, A, B)                                             \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, " A ", " B ", 1, 1, 1, 0, 1;"                                                 \
-                 : SUMS                                                                            \
-                 : "l"(a), "l"(b))
 template <int KIND, int COLUMNS>
 static __device__ __forceinline__ void wgmma_ss_bmn(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
-    static_assert(COLUMNS == 128 || COLUMNS == 256, "dims of a value");
-    if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_SS_BMN("bf16", "128", NAMES64, SUMS64, "%64", "%65");
-    } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_SS_BMN("bf16", "256", NAMES128, SUMS128, "%128", "%129");
-    } else if constexpr (COLUMNS == 128) {
-        WGMMA_SS_BMN("f16", "128", NAMES64, SUMS64, "%64", "%65");
-    } else {
-        WGMMA_SS_BMN("f16", "256", NAMES128, SUMS128, "%128", "%129");
-    }
+    WGMMA_KINDS(WGMMA_SS_ALWAYS, ", 0, 1")
 }
 
+#undef WGMMA_ADDS
 #undef WGMMA_SS
-#undef WGMMA_SS_SMALL_N
+#undef WGMMA_SS_ALWAYS
 #undef WGMMA_RS
-#undef WGMMA_FP8
-#undef WGMMA_SS_BMN
+#undef WGMMA_COLUMNS
+#undef WGMMA_KINDS
 
 #endif
