@@ -10,7 +10,7 @@
 #include "gpu/output.h"
 
 /* Converts to two e4m3. NaN stays NaN, which the integer conversion does not handle. */
-static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
+GPU_INLINE uint32_t e4m3_pair(float low, float high)
 {
 #if __CUDA_ARCH__ >= 890
     return fp8_pair_of(false, low, high);
@@ -26,9 +26,8 @@ static __device__ __forceinline__ uint32_t e4m3_pair(float low, float high)
  * multiplies with the rounded reciprocal, while `quantize` rounds once: the codes differ if a
  * quotient is within 2^-23 of the midpoint of two codes. */
 template <int N>
-static __device__ __forceinline__ void store_codes(const gpu_output &out, int64_t token,
-                                                   int32_t head, int32_t d, bool is_there,
-                                                   const float (&x)[N], char *to)
+GPU_INLINE void store_codes(const gpu_output &out, int64_t token, int32_t head, int32_t d,
+                            bool is_there, const float (&x)[N], char *to)
 {
     float scale = 1.0f, inverse = out.scale != nullptr ? *out.scale : 1.0f;
     if (out.form == ATTN_OUTPUT_FP8_STATIC) {

@@ -33,8 +33,7 @@ struct widen_codes {
 };
 
 template <int FORM>
-static __device__ __forceinline__ widen_codes load_codes(const gpu_cache &c, const char *row,
-                                                         uint8_t *blocks, int32_t d)
+GPU_INLINE widen_codes load_codes(const gpu_cache &c, const char *row, uint8_t *blocks, int32_t d)
 {
     widen_codes v = {};
     if constexpr (FORM == WIDEN_NUMBERS) {
@@ -52,8 +51,7 @@ static __device__ __forceinline__ widen_codes load_codes(const gpu_cache &c, con
 }
 
 /* Converts 16 elements to float32. INT4: without the zero point, still Hadamard-transformed. */
-template <int FORM>
-static __device__ __forceinline__ void enter_codes(const widen_codes &v, float (&x)[16])
+template <int FORM> GPU_INLINE void enter_codes(const widen_codes &v, float (&x)[16])
 {
     const uint32_t words[4] = {v.x.x, v.x.y, v.x.z, v.x.w};
     float block = 1.0f;
@@ -78,8 +76,7 @@ static __device__ __forceinline__ void enter_codes(const widen_codes &v, float (
 }
 
 /* Undoes the Hadamard transform of a row, which `lanes` neighbouring lanes hold. */
-static __device__ __forceinline__ void unturn_codes(const gpu_cache &c, int32_t d, int32_t lanes,
-                                                    float (&x)[16])
+GPU_INLINE void unturn_codes(const gpu_cache &c, int32_t d, int32_t lanes, float (&x)[16])
 {
 #pragma unroll
     for (int span = 1; span < 16; span <<= 1) {
@@ -115,8 +112,8 @@ struct widen_key {
 
 /* Looks up key number `at` of all requests' copies. */
 template <bool NIBBLES>
-static __device__ __forceinline__ widen_key enter_key(const prefill_params &a, const gpu_cache &c,
-                                                      int32_t at, int32_t head)
+GPU_INLINE widen_key enter_key(const prefill_params &a, const gpu_cache &c, int32_t at,
+                               int32_t head)
 {
     const gpu_problem &p = a.p.problem;
     widen_key v = {};
@@ -139,8 +136,7 @@ static __device__ __forceinline__ widen_key enter_key(const prefill_params &a, c
 
 /* Copies keys 32 x group .. + 31 of KV head `head`. PLANE: 0 keys, 1 values. */
 template <int KIND, int FORM, int PLANE>
-static __device__ __forceinline__ void widen_keys(const prefill_params &a, int32_t group,
-                                                  int32_t head)
+GPU_INLINE void widen_keys(const prefill_params &a, int32_t group, int32_t head)
 {
     constexpr bool nibbles = FORM == WIDEN_INT4 || FORM == WIDEN_NVFP4;
     const gpu_cache &c = a.narrow[PLANE];
@@ -213,8 +209,7 @@ static __device__ __forceinline__ void widen_keys(const prefill_params &a, int32
     }
 }
 
-template <int KIND, int FORM, int PLANE>
-static __device__ __forceinline__ void widen_plane(const prefill_params &a)
+template <int KIND, int FORM, int PLANE> GPU_INLINE void widen_plane(const prefill_params &a)
 {
     const int32_t heads = a.end_head - a.first_head;
     const int64_t rows = min((int64_t)a.key_sum[a.p.problem.num_reqs], a.copied_rows);

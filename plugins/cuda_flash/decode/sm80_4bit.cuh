@@ -13,14 +13,13 @@
 
 /* Hides a value from the compiler, which would otherwise recompute it in each tile or move it
  * before a branch. */
-static __device__ __forceinline__ int32_t opaque(int32_t x)
+GPU_INLINE int32_t opaque(int32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-template <int KIND>
-static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pairs)[4])
+template <int KIND> GPU_INLINE void widen_codes(uint32_t word, uint32_t (&pairs)[4])
 {
     if constexpr (KIND != KIND_NVFP4) {
         uint32_t above = word >> 8;
@@ -40,8 +39,7 @@ static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pai
 }
 
 /* Loads N words from an address that is a multiple of ALIGN. */
-template <int N, int ALIGN>
-static __device__ __forceinline__ void load_words(const char *from, uint32_t *words)
+template <int N, int ALIGN> GPU_INLINE void load_words(const char *from, uint32_t *words)
 {
     constexpr int step = N * 4 < ALIGN ? N : ALIGN / 4;
 #pragma unroll
@@ -62,7 +60,7 @@ static __device__ __forceinline__ void load_words(const char *from, uint32_t *wo
 template <int KIND, int D> constexpr int row_align = KIND == KIND_NVFP4 &&D < 256 ? D / 16 : 16;
 
 /* Spreads 8 codes of 3 bits, in the low 24 bits of x, to 4 bits each. */
-static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
+GPU_INLINE uint32_t spread_codes(uint32_t x)
 {
     x = (x & 0x00000fffu) | (x << 4 & 0x0fff0000u);
     x = (x & 0x003f003fu) | (x << 2 & 0x3f003f00u);
@@ -76,15 +74,14 @@ struct code_place {
     int shift;
 };
 
-static __device__ __forceinline__ code_place place_of_codes(const char *stage, int at)
+GPU_INLINE code_place place_of_codes(const char *stage, int at)
 {
     return {stage + (at & ~3), (at & 3) * 8};
 }
 
 /* Loads N words of 8 codes of BITS, spread to 4 bits each, `bytes` (whole words) after a place. */
 template <int BITS, int N>
-static __device__ __forceinline__ void load_codes(const code_place &place, int bytes,
-                                                  uint32_t (&x)[N])
+GPU_INLINE void load_codes(const code_place &place, int bytes, uint32_t (&x)[N])
 {
     constexpr int words = (N * BITS + 3) / 4;
     const uint32_t *from = (const uint32_t *)(place.from + bytes);
@@ -107,8 +104,7 @@ static __device__ __forceinline__ void load_codes(const code_place &place, int b
 }
 
 /* The chunk of a query row that matches a word of codes. */
-template <int D>
-static __device__ __forceinline__ uint4 query_chunk(const char *sq, int row, int chunk)
+template <int D> GPU_INLINE uint4 query_chunk(const char *sq, int row, int chunk)
 {
     return *(const uint4 *)(sq + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16);
 }
@@ -116,8 +112,8 @@ static __device__ __forceinline__ uint4 query_chunk(const char *sq, int row, int
 /* acc_s += Q K^T for one word of 8 codes of 16 keys (0 - 7 and 8 - 15). low and high are the
  * queries' chunks of rows 0 - 7 and 8 - 15. */
 template <int SWAP>
-static __device__ __forceinline__ void mma_words(const uint4 &low, const uint4 &high,
-                                                 const uint32_t (&pairs)[2][4], float (*acc_s)[4])
+GPU_INLINE void mma_words(const uint4 &low, const uint4 &high, const uint32_t (&pairs)[2][4],
+                          float (*acc_s)[4])
 {
     const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
     const uint32_t(&x)[4] = pairs[0], (&y)[4] = pairs[1];
@@ -148,10 +144,8 @@ template <int D, int SWAP> struct lane_queries {
             from_memory(sq, lane, j, high_rows, pairs, acc_s);
         }
     }
-    static __device__ __forceinline__ void from_memory(const char *sq, int lane, int j,
-                                                       bool high_rows,
-                                                       const uint32_t (&pairs)[2][4],
-                                                       float (*acc_s)[4])
+    GPU_INLINE void from_memory(const char *sq, int lane, int j, bool high_rows,
+                                const uint32_t (&pairs)[2][4], float (*acc_s)[4])
     {
         const int row = lane >> 2, chunk = (lane & 3) * (D / 32) + j;
         uint4 low = query_chunk<D>(sq, row, chunk), high = make_uint4(0, 0, 0, 0);
@@ -170,8 +164,7 @@ struct lane_codes {
 };
 
 template <int D>
-static __device__ __forceinline__ lane_codes find_codes(const sm80_plane (&planes)[2], int first,
-                                                        int lane)
+GPU_INLINE lane_codes find_codes(const sm80_plane (&planes)[2], int first, int lane)
 {
     const int g = lane >> 2, c = lane & 3;
     return {planes[0].at + (first + g) * planes[0].pitch + c * (D / 32) * 4,
@@ -180,9 +173,8 @@ static __device__ __forceinline__ lane_codes find_codes(const sm80_plane (&plane
 
 /* Loads two e4m3 scales for each word of the lane's keys, first + g and first + 8 + g. */
 template <int D>
-static __device__ __forceinline__ void load_block_scales(const char *stage, const sm80_plane &plane,
-                                                         int first, int lane,
-                                                         uint32_t (&scales)[2][(D / 64 + 1) / 2])
+GPU_INLINE void load_block_scales(const char *stage, const sm80_plane &plane, int first, int lane,
+                                  uint32_t (&scales)[2][(D / 64 + 1) / 2])
 {
     constexpr int blocks = (D / 32 + 1) / 2;
 #pragma unroll
@@ -204,10 +196,10 @@ static __device__ __forceinline__ void load_block_scales(const char *stage, cons
  * `rest` has the queries' rounding errors, if has_rest. Products of all keys alternate, so that
  * none waits for the previous one. */
 template <int KIND, int D, int SWAP, int SUBS, int N>
-static __device__ __forceinline__ void
-dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const char *sq,
-          const char *rest, bool has_rest, const lane_queries<D, SWAP> &queries, int first,
-          int lane, bool high_rows, float (&acc_s)[N][4])
+GPU_INLINE void dot_codes(const char *stage, const char *codes, const sm80_plane &plane,
+                          const char *sq, const char *rest, bool has_rest,
+                          const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
+                          float (&acc_s)[N][4])
 {
     constexpr int words = D / 32, each = N / SUBS;
     constexpr int batch = SWAP && words > 1 ? 2 : 1; /* words expanded together */
@@ -257,7 +249,7 @@ dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const c
 }
 
 /* The zero point in the low bits of a row's scale. */
-static __device__ __forceinline__ float zero_point(float scale)
+GPU_INLINE float zero_point(float scale)
 {
     return bits_float((float_bits(scale) & ZERO_POINT_MASK) | 0x4b000000u) - 8388608.0f;
 }
@@ -265,8 +257,7 @@ static __device__ __forceinline__ float zero_point(float scale)
 /* Applies zero points and scales to raw scores. `scales` is int4's, from the lane's first key on.
  */
 template <int KIND, int SWAP, int N>
-static __device__ __forceinline__ void scale_scores(const row_terms &terms, const float *scales,
-                                                    float (&acc_s)[N][4])
+GPU_INLINE void scale_scores(const row_terms &terms, const float *scales, float (&acc_s)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -288,8 +279,8 @@ static __device__ __forceinline__ void scale_scores(const row_terms &terms, cons
 
 /* The address of a block's scale in a stage; the layout of block_scale_at. */
 template <int D>
-static __device__ __forceinline__ const char *
-value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
+GPU_INLINE const char *value_scale_at(const char *stage, const sm80_plane &plane, int key,
+                                      int block)
 {
     constexpr int quarter = D / 64;
     return stage + plane.scale_at + ((key & ~3) + block / quarter) * plane.scale_pitch +
@@ -299,10 +290,9 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
 /* acc_o += P x codes of 16 keys from `first` on. `codes` is the lane's address of them; BITS is for
  * KIND_LEVELS. For int4, zero_sum += P x zero points. */
 template <int KIND, int D, int SWAP, int BITS>
-static __device__ __forceinline__ void
-add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int first, int lane,
-             packed_probs<SWAP> probs, float (&acc_o)[SWAP ? D / 16 : D / 8][4],
-             float (&zero_sum)[4])
+GPU_INLINE void add_codes_of(const char *stage, const char *codes, const sm80_plane &plane,
+                             int first, int lane, packed_probs<SWAP> probs,
+                             float (&acc_o)[SWAP ? D / 16 : D / 8][4], float (&zero_sum)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
     const int c = lane & 3, odd = KIND >= KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
@@ -361,10 +351,9 @@ add_codes_of(const char *stage, const char *codes, const sm80_plane &plane, int 
 }
 
 template <int KIND, int D, int SWAP>
-static __device__ __forceinline__ void
-add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits, int first,
-          int lane, const packed_probs<SWAP> &probs, float (&acc_o)[SWAP ? D / 16 : D / 8][4],
-          float (&zero_sum)[4])
+GPU_INLINE void add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits,
+                          int first, int lane, const packed_probs<SWAP> &probs,
+                          float (&acc_o)[SWAP ? D / 16 : D / 8][4], float (&zero_sum)[4])
 {
     if (KIND < KIND_LEVELS || bits == 4) {
         add_codes_of<KIND, D, SWAP, 4>(stage, codes, plane, first, lane, probs, acc_o, zero_sum);
@@ -374,7 +363,7 @@ add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bit
 }
 
 /* The factor of raw sums of column tile n. */
-template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
+template <int KIND> GPU_INLINE float unit_of_sum(int n)
 {
     return KIND == KIND_INT8    ? 0x1p24f
            : KIND == KIND_NVFP4 ? 0x1p14f
@@ -384,8 +373,8 @@ template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
 
 /* Clears scales of values outside keys low .. high - 1, which a box brought along. */
 template <int KIND, int D>
-static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plane &plane, int first,
-                                                    int keys, int low, int high, int lane)
+GPU_INLINE void clear_scales(char *stage, const sm80_plane &plane, int first, int keys, int low,
+                             int high, int lane)
 {
     for (int key = first + lane; key < first + keys; key += 32) {
         if (key >= low && key < high) {
@@ -407,8 +396,8 @@ static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plan
 
 /* Whether one of nvfp4's block scales is a NaN. */
 template <int D>
-static __device__ __forceinline__ bool has_nan_scales(const char *stage, const sm80_plane &plane,
-                                                      int first, int keys, int lane)
+GPU_INLINE bool has_nan_scales(const char *stage, const sm80_plane &plane, int first, int keys,
+                               int lane)
 {
     bool odd = false;
     for (int i = lane; i < keys * (D / 16); i += 32) {

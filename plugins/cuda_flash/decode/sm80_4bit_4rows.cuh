@@ -19,10 +19,10 @@ template <int D> struct queries_4rows<KIND_INT4, D> {
 
 /* Raw scores against the warp's 32 keys. `codes` is the lane's address of the first. */
 template <int KIND, int D>
-static __device__ __forceinline__ void
-scores_4rows(const sm80_params &a, const char *stage, const char *codes, const sm80_plane &plane,
-             const char *sq, const char *rest, bool has_rest, const queries_4rows<KIND, D> &q,
-             int first, int lane, float (&acc_s)[1][4])
+GPU_INLINE void scores_4rows(const sm80_params &a, const char *stage, const char *codes,
+                             const sm80_plane &plane, const char *sq, const char *rest,
+                             bool has_rest, const queries_4rows<KIND, D> &q, int first, int lane,
+                             float (&acc_s)[1][4])
 {
     const bool second = (lane & 2) != 0; /* this lane takes keys 16 - 31 */
     float both[2][4] = {}, factors[2][2];
@@ -66,9 +66,8 @@ struct probs_4rows {
 /* acc_o += P x codes of the warp's 32 values, in f16; zero_sum += P x zero points. `row` is the
  * shared address of value `lane`. Column tiles 2 j, 2 j + 1 have dims 32 j + 4 g + 0 .. 3. */
 template <int D>
-static __device__ __forceinline__ void
-add_values_int4(uint32_t row, const float *scales, const float (&acc_s)[1][4],
-                float (&acc_o)[D / 16][4], float (&zero_sum)[4])
+GPU_INLINE void add_values_int4(uint32_t row, const float *scales, const float (&acc_s)[1][4],
+                                float (&acc_o)[D / 16][4], float (&zero_sum)[4])
 {
     uint32_t two[2];
 #pragma unroll
@@ -99,10 +98,10 @@ add_values_int4(uint32_t row, const float *scales, const float (&acc_s)[1][4],
 
 /* As add_values_int4, for other kinds. */
 template <int KIND, int D>
-static __device__ __forceinline__ void
-add_values_4rows(const sm80_params &a, const char *stage, const char *codes,
-                 const sm80_plane &plane, int first, int lane, const float (&acc_s)[1][4],
-                 float (&acc_o)[D / 16][4], float (&zero_sum)[4])
+GPU_INLINE void add_values_4rows(const sm80_params &a, const char *stage, const char *codes,
+                                 const sm80_plane &plane, int first, int lane,
+                                 const float (&acc_s)[1][4], float (&acc_o)[D / 16][4],
+                                 float (&zero_sum)[4])
 {
     const uint32_t two[2] = {pack2<KIND_F16>(acc_s[0][0], acc_s[0][1]),
                              pack2<KIND_F16>(acc_s[0][2], acc_s[0][3])};
@@ -114,8 +113,7 @@ add_values_4rows(const sm80_params &a, const char *stage, const char *codes,
 }
 
 template <int KIND, int D>
-static __device__ __forceinline__ void consumer_4rows(const sm80_params &a,
-                                                      shared_storage<KIND, D, true> &smem)
+GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, true> &smem)
 {
     const gpu_params &p = a.p;
     using S = decode_shape<KIND, D, true>;

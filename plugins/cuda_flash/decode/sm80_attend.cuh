@@ -15,8 +15,7 @@
 #include "sm80_head512.cuh"
 
 template <int KIND, int D, bool SPLIT, int SWAP>
-static __device__ __forceinline__ void consumer(const sm80_params &a,
-                                                shared_storage<KIND, D, SPLIT> &smem)
+GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem)
 {
     const gpu_params &p = a.p;
     using S = decode_shape<KIND, D, SPLIT>;

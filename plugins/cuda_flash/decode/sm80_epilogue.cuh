@@ -10,8 +10,7 @@
 
 /* The dim of a column (0 to 7) of column tile n. For 4-bit kinds, the position in a part's row
  * instead. */
-template <int KIND, int D = 0, int SWAP = SM80_NO_SWAP>
-static __device__ __forceinline__ int value_dim(int n, int column)
+template <int KIND, int D = 0, int SWAP = SM80_NO_SWAP> GPU_INLINE int value_dim(int n, int column)
 {
     if constexpr (SWAP == SM80_SWAP4 && KIND == KIND_INT4) { /* the order of add_values_int4 */
         const int dim = (n >> 2) * 32 + column * 4 + (n & 3);
@@ -28,7 +27,7 @@ static __device__ __forceinline__ int value_dim(int n, int column)
 
 /* The dim at a position of a part's row: column c of a tile belongs to the words of lanes (c, ..),
  * see add_codes in sm80_4bit.cuh. */
-template <int KIND, int D> static __device__ __forceinline__ int dim_of_place(int place)
+template <int KIND, int D> GPU_INLINE int dim_of_place(int place)
 {
     return KIND >= KIND_INT4 ? place % 8 * (D / 8) + place / 8 : place;
 }
@@ -40,8 +39,7 @@ struct out_row {
     int32_t token, head;
 };
 
-static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const gpu_run &run,
-                                                     int row)
+GPU_INLINE out_row out_row_of(const gpu_params &p, const gpu_run &run, int row)
 {
     int32_t at = run.row_tile.first_row + row, index = at / p.problem.group;
     int64_t token = run.row_tile.query_start + index;
@@ -56,7 +54,7 @@ static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const 
 }
 
 /* The scale of all values of a head; scales of channels are applied in write_values. */
-static __device__ __forceinline__ float value_scale(const gpu_params &p, int32_t head)
+GPU_INLINE float value_scale(const gpu_params &p, int32_t head)
 {
     return p.v.form == GPU_ROW_NUMBERS || p.v.form == GPU_ROW_NVFP4 ? cache_scale(p.v, head) : 1.0f;
 }
@@ -69,8 +67,8 @@ static __device__ __noinline__ void store_number(char *row, int32_t dtype, int32
 
 /* Writes N neighbouring dims starting with `d`. */
 template <int N>
-static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t head, char *row,
-                                                    int d, const float (&x)[N], float factor)
+GPU_INLINE void write_values(const gpu_params &p, int32_t head, char *row, int d,
+                             const float (&x)[N], float factor)
 {
     bool is_short = p.out.dtype == ATTN_DTYPE_BF16 || p.out.dtype == ATTN_DTYPE_F16;
     if (N % 2 == 0 && is_short && p.v.form != GPU_ROW_CHANNEL && d + N <= p.problem.head_size_v &&
@@ -125,9 +123,8 @@ static __device__ __noinline__ void write_codes(const gpu_params &p, const gpu_o
 /* Writes a row that a warp holds, own_dims from lane * own on, times `factor`. int4 undoes its
  * Hadamard transform. */
 template <int KIND, int D>
-static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_output &output,
-                                                 int32_t head, const out_row &out, int lane,
-                                                 float (&x)[own_dims<D>], float factor)
+GPU_INLINE void write_row(const gpu_params &p, const gpu_output &output, int32_t head,
+                          const out_row &out, int lane, float (&x)[own_dims<D>], float factor)
 {
     constexpr int own = own_dims<D>;
     char *const row = out.data;
@@ -162,9 +159,8 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, const gpu_
  * parts. The parts are fetched before their scales are known. Loops are not unrolled, since this
  * code is not in the instruction cache. */
 template <int KIND, int D, int SCRATCH>
-static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_output &output,
-                                                   const gpu_run &run, int32_t first_slot,
-                                                   int32_t slot_step, char *scratch)
+GPU_INLINE void merge_parts(const gpu_params &p, const gpu_output &output, const gpu_run &run,
+                            int32_t first_slot, int32_t slot_step, char *scratch)
 {
     constexpr int own = own_dims<D>, room = SCRATCH / (128 * own * 4), pass = room < 32 ? room : 32;
     const int64_t size = (int64_t)p.schedule.tile_rows * (D + 2), step = slot_step * size;
@@ -229,10 +225,10 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
 /* Combines the results of 4 warps for 16 rows through the run's last stage, ROUND rows at a time.
  * Dims are rotated by 8 for each row, so that neighbouring rows are in different banks. */
 template <int KIND, int D, int ROUND, int SWAP>
-static __device__ __forceinline__ void
-join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, float *scratch,
-           float *max_smem, bool whole, float *part, const float (&row_max)[2],
-           const float (&row_sum)[2], const float (&acc_o)[SWAP ? D / 16 : D / 8][4])
+GPU_INLINE void join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run,
+                           float *scratch, float *max_smem, bool whole, float *part,
+                           const float (&row_max)[2], const float (&row_sum)[2],
+                           const float (&acc_o)[SWAP ? D / 16 : D / 8][4])
 {
     using A = acc_layout<SWAP>;
     constexpr int own = own_dims<D>, most = SWAP ? 8 : 16;
@@ -324,10 +320,9 @@ join_warps(const gpu_params &p, const gpu_output &output, const gpu_run &run, fl
 /* Writes the results of a warp that saw all keys: 16 rows from first_row on, ND column tiles from
  * first_dim on. Parts have ROWS rows. */
 template <int KIND, int D, int ROWS, int ND>
-static __device__ __forceinline__ void
-store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int first_row,
-           int first_dim, const float (&row_max)[2], const float (&row_sum)[2],
-           const float (&acc_o)[ND][4])
+GPU_INLINE void store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part,
+                           int first_row, int first_dim, const float (&row_max)[2],
+                           const float (&row_sum)[2], const float (&acc_o)[ND][4])
 {
     constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles with interleaved dims */
     const int lane = threadIdx.x & 31;
@@ -371,9 +366,9 @@ store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part, int
 
 /* Finishes a run. `stage` is its last stage, free for use as scratch memory. */
 template <int KIND, int D, bool SPLIT, int SWAP, int ND>
-static __device__ __forceinline__ void
-epilogue(const gpu_params &p, const gpu_output &output, const gpu_run &run, char *stage,
-         int32_t *last_one, float (&row_max)[2], float (&row_sum)[2], const float (&acc_o)[ND][4])
+GPU_INLINE void epilogue(const gpu_params &p, const gpu_output &output, const gpu_run &run,
+                         char *stage, int32_t *last_one, float (&row_max)[2], float (&row_sum)[2],
+                         const float (&acc_o)[ND][4])
 {
     using S = decode_shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;

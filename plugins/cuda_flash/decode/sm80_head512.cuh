@@ -30,9 +30,8 @@ struct head512_run {
 };
 
 template <int KIND, int D>
-static __device__ __forceinline__ head512_run begin_run_head512(const gpu_params &p,
-                                                                const gpu_run &run, char *sq,
-                                                                int lane, int2 &all_see)
+GPU_INLINE head512_run begin_run_head512(const gpu_params &p, const gpu_run &run, char *sq,
+                                         int lane, int2 &all_see)
 {
     using S = head512_shape<KIND, D>;
     head512_run r;
@@ -52,9 +51,8 @@ static __device__ __forceinline__ head512_run begin_run_head512(const gpu_params
 /* Raw scores against the warp's keys from `first` on. Consecutive steps of 16 dims use different
  * accumulators, so that none waits for the previous one. */
 template <int KIND, int D>
-static __device__ __forceinline__ void
-dot_head512(const char *stage, const char *sq, int first, int lane,
-            float (&acc_s)[head512_shape<KIND, D>::own_scores][4])
+GPU_INLINE void dot_head512(const char *stage, const char *sq, int first, int lane,
+                            float (&acc_s)[head512_shape<KIND, D>::own_scores][4])
 {
     using S = head512_shape<KIND, D>;
     constexpr int chains = 4 / S::own_scores;
@@ -93,9 +91,8 @@ dot_head512(const char *stage, const char *sq, int first, int lane,
 
 /* Writes the warp's scores of a tile, scaled and masked, to `scores_smem`. */
 template <int KIND, int D>
-static __device__ __forceinline__ void scores_head512(const gpu_params &p, const head512_run &r,
-                                                      const char *stage, const char *sq, int view,
-                                                      int lane, float *scores_smem)
+GPU_INLINE void scores_head512(const gpu_params &p, const head512_run &r, const char *stage,
+                               const char *sq, int view, int lane, float *scores_smem)
 {
     using S = head512_shape<KIND, D>;
     const int first = (threadIdx.x >> 5) * S::own_keys, column = first + (lane & 3) * 2;
@@ -121,8 +118,8 @@ static __device__ __forceinline__ void scores_head512(const gpu_params &p, const
 }
 
 template <int KIND, int D>
-static __device__ __forceinline__ void
-load_scores(const float *scores_smem, int lane, float (&acc_s)[head512_shape<KIND, D>::scores][4])
+GPU_INLINE void load_scores(const float *scores_smem, int lane,
+                            float (&acc_s)[head512_shape<KIND, D>::scores][4])
 {
     using S = head512_shape<KIND, D>;
 #pragma unroll
@@ -135,8 +132,8 @@ load_scores(const float *scores_smem, int lane, float (&acc_s)[head512_shape<KIN
 
 /* Clears values of keys outside the item, in the warp's own dims. */
 template <int KIND, int D>
-static __device__ __forceinline__ void
-clear_values_head512(const sm80_params &a, const head512_run &r, int view, char *stage, int lane)
+GPU_INLINE void clear_values_head512(const sm80_params &a, const head512_run &r, int view,
+                                     char *stage, int lane)
 {
     using S = head512_shape<KIND, D>;
     const int32_t low = r.run->row_tile.k0 - r.tile_base, high = r.run->row_tile.k1 - r.tile_base;
@@ -154,11 +151,11 @@ clear_values_head512(const sm80_params &a, const head512_run &r, int view, char 
 
 /* Softmax of a tile and acc_o += P V, in the warp's own dims. */
 template <int KIND, int D>
-static __device__ __forceinline__ void
-add_values_head512(const sm80_params &a, const head512_run &r, const char *stage, int view,
-                   int lane, float (&acc_s)[head512_shape<KIND, D>::scores][4], float (&row_max)[2],
-                   float (&row_sum)[2], value_scaling &sums,
-                   float (&acc_o)[head512_shape<KIND, D>::sums][4])
+GPU_INLINE void add_values_head512(const sm80_params &a, const head512_run &r, const char *stage,
+                                   int view, int lane,
+                                   float (&acc_s)[head512_shape<KIND, D>::scores][4],
+                                   float (&row_max)[2], float (&row_sum)[2], value_scaling &sums,
+                                   float (&acc_o)[head512_shape<KIND, D>::sums][4])
 {
     using S = head512_shape<KIND, D>;
     const int warp = threadIdx.x >> 5;
@@ -190,8 +187,7 @@ add_values_head512(const sm80_params &a, const head512_run &r, const char *stage
 }
 
 template <int KIND, int D>
-static __device__ __forceinline__ void consumer_head512(const sm80_params &a,
-                                                        shared_storage<KIND, D, true> &smem)
+GPU_INLINE void consumer_head512(const sm80_params &a, shared_storage<KIND, D, true> &smem)
 {
     using S = head512_shape<KIND, D>;
     const gpu_params &p = a.p;

@@ -16,12 +16,12 @@ struct code_bytes {
 };
 
 /* Codes at even places and, times 16, at odd places of words. */
-static __device__ __forceinline__ code_bytes lower_codes(const uint32_t (&a)[4])
+GPU_INLINE code_bytes lower_codes(const uint32_t (&a)[4])
 {
     return {{a[0] & 0x0f0f0f0fu, a[1] & 0x0f0f0f0fu, a[2] & 0x0f0f0f0fu, a[3] & 0x0f0f0f0fu}};
 }
 
-static __device__ __forceinline__ code_bytes upper_codes(const uint32_t (&a)[4])
+GPU_INLINE code_bytes upper_codes(const uint32_t (&a)[4])
 {
     return {{a[0] & 0xf0f0f0f0u, a[1] & 0xf0f0f0f0u, a[2] & 0xf0f0f0f0u, a[3] & 0xf0f0f0f0u}};
 }
@@ -103,9 +103,8 @@ template <int D> struct digit_queries {
 /* Scores against the warp's 32 keys. `codes` is the lane's address of key g, with D / 32 words of
  * keys g + 8 i each; `scales` starts with the lane's first key. */
 template <int D>
-static __device__ __forceinline__ void score_digits(const char *codes, const float *scales,
-                                                    const digit_queries<D> &queries, int lane,
-                                                    float (&acc_s)[1][4])
+GPU_INLINE void score_digits(const char *codes, const float *scales,
+                             const digit_queries<D> &queries, int lane, float (&acc_s)[1][4])
 {
     constexpr int words = D / 32, pitch = D / 2;
     const bool lower = (lane & 2) != 0; /* whether the lane's columns have lower digits */

@@ -79,7 +79,7 @@ template <int KIND, int D, bool SPLIT> struct shared_storage {
 };
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ char *stage_at(shared_storage<KIND, D, SPLIT> &smem, int stage)
+GPU_INLINE char *stage_at(shared_storage<KIND, D, SPLIT> &smem, int stage)
 {
     using S = decode_shape<KIND, D, SPLIT>;
     static_assert(sizeof smem <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
@@ -87,7 +87,7 @@ static __device__ __forceinline__ char *stage_at(shared_storage<KIND, D, SPLIT> 
 }
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ float *terms_of(shared_storage<KIND, D, SPLIT> &smem)
+GPU_INLINE float *terms_of(shared_storage<KIND, D, SPLIT> &smem)
 {
     using S = decode_shape<KIND, D, SPLIT>;
     static_assert(2 * S::rows * 4 <= SM80_TERMS_SMEM, "two of each row");
@@ -96,13 +96,13 @@ static __device__ __forceinline__ float *terms_of(shared_storage<KIND, D, SPLIT>
 
 /* The chunk's place in its row, so that neighbouring rows have the same chunk in different banks.
  */
-template <int CHUNKS> static __device__ __forceinline__ int swizzle(int row, int chunk)
+template <int CHUNKS> GPU_INLINE int swizzle(int row, int chunk)
 {
     return CHUNKS >= 8 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
 }
 
 /* The byte offset of a chunk in a tile: columns of 128 bytes, as TMA swizzles them. */
-template <int CHUNKS, int TILE> static __device__ __forceinline__ int place_of(int row, int chunk)
+template <int CHUNKS, int TILE> GPU_INLINE int place_of(int row, int chunk)
 {
     return CHUNKS >= 8 ? (chunk >> 3) * TILE * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16
                        : row * CHUNKS * 16 + swizzle<CHUNKS>(row, chunk) * 16;
@@ -116,8 +116,7 @@ template <int TILE> struct tile_place {
 };
 
 /* The range of a tile's keys to read. */
-template <int TILE>
-static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run, int32_t base)
+template <int TILE> GPU_INLINE tile_place<TILE> enter_tile(const gpu_run &run, int32_t base)
 {
     tile_place<TILE> at;
     at.low = run.row_tile.k0 - base;
@@ -126,8 +125,8 @@ static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run
 }
 
 /* Finds block and slot of a key in the request's row of the block table, or in its list. */
-static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu_run &run,
-                                                 int32_t key, int32_t &block, int32_t &slot)
+GPU_INLINE void find_slot(const gpu_problem &p, const gpu_run &run, int32_t key, int32_t &block,
+                          int32_t &slot)
 {
     if (p.units != nullptr) {
         find_listed(p, run.row_tile.table, key, block, slot);
@@ -140,8 +139,8 @@ static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu
 
 /* Locates a tile's boxes. The entries are used one tile later, so this does not wait for them. */
 template <int TILE>
-static __device__ __forceinline__ tile_place<TILE>
-place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
+GPU_INLINE tile_place<TILE> place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile,
+                                        int lane, int boxes_of_page)
 {
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     tile_place<TILE> at = enter_tile<TILE>(run, base);
@@ -157,8 +156,8 @@ place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, in
 /* Locates a tile's keys, one by one, also one tile ahead. `together` is the number of slots (1 or
  * 4) whose scales are interleaved; they are read together. */
 template <int TILE>
-static __device__ __forceinline__ tile_place<TILE>
-place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile, int lane, int together)
+GPU_INLINE tile_place<TILE> place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile,
+                                       int lane, int together)
 {
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     tile_place<TILE> at = enter_tile<TILE>(run, base);
@@ -180,9 +179,8 @@ place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile, int lane, int
 /* Copies K or V of a tile by TMA: each lane has a box of one block and one column of 128 bytes.
  * Unseen slots of a block are copied too, blocks without visible slots are not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_boxes(const sm80_params &a, const tensor_map &map,
-                                                  int32_t head, const tile_place<TILE> &at,
-                                                  uint32_t to, uint32_t barrier, int lane)
+GPU_INLINE void copy_boxes(const sm80_params &a, const tensor_map &map, int32_t head,
+                           const tile_place<TILE> &at, uint32_t to, uint32_t barrier, int lane)
 {
     using S = decode_shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
@@ -203,9 +201,8 @@ static __device__ __forceinline__ void copy_boxes(const sm80_params &a, const te
 /* Copies a whole tile in stretches of ROWS rows at a constant stride. offset: of the lane's rows,
  * in 16 bytes. */
 template <int KIND, int D, int TILE, int ROWS>
-static __device__ __forceinline__ void copy_stretches(const char *base, int64_t step,
-                                                      const int32_t (&offset)[TILE / 32],
-                                                      uint32_t to, int lane)
+GPU_INLINE void copy_stretches(const char *base, int64_t step, const int32_t (&offset)[TILE / 32],
+                               uint32_t to, int lane)
 {
     using S = decode_shape<KIND, D, true>;
     constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
@@ -229,9 +226,8 @@ static __device__ __forceinline__ void copy_stretches(const char *base, int64_t 
  * zero. Stretches of 16 rows hold for all block sizes that 16 divides, those of 4 for short units
  * of listed keys and, in bf16, for pages of 4, 12, 20 and so on. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_cache &cache,
-                                                 int32_t head_size, int32_t head,
-                                                 const tile_place<TILE> &at, uint32_t to, int lane)
+GPU_INLINE void copy_half(const gpu_params &p, const gpu_cache &cache, int32_t head_size,
+                          int32_t head, const tile_place<TILE> &at, uint32_t to, int lane)
 {
     using S = decode_shape<KIND, D, true>;
     constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
@@ -273,8 +269,8 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
 
 /* Copies row scales of 4 bytes; scales of rows that no query sees become zero. */
 template <int TILE>
-static __device__ __forceinline__ void
-copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at, uint32_t to, int lane)
+GPU_INLINE void copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at,
+                            uint32_t to, int lane)
 {
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
@@ -287,9 +283,9 @@ copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at, ui
 /* Copies `bytes` of each row in pieces of `unit` (4, 8 or 16) bytes; a row has a power of two of
  * pieces, at most 32. */
 template <int TILE>
-static __device__ __forceinline__ void copy_pieces(const char *from, int64_t block, int64_t slot,
-                                                   const tile_place<TILE> &at, int bytes, int unit,
-                                                   uint32_t to, int pitch, int lane)
+GPU_INLINE void copy_pieces(const char *from, int64_t block, int64_t slot,
+                            const tile_place<TILE> &at, int bytes, int unit, uint32_t to, int pitch,
+                            int lane)
 {
     int pieces = bytes / unit, rows = 32 / pieces, hi = lane / pieces;
     int within = (lane - hi * pieces) * unit;
@@ -315,16 +311,16 @@ static __device__ __forceinline__ void copy_pieces(const char *from, int64_t blo
 }
 
 /* The largest piece that divides all offsets. */
-static __device__ __forceinline__ int unit_of(uint64_t bits)
+GPU_INLINE int unit_of(uint64_t bits)
 {
     return (bits & 15) == 0 ? 16 : (bits & 7) == 0 ? 8 : 4;
 }
 
 /* Copies contiguous spans of a tile's blocks, `bytes` each, one block for each lane. */
 template <int TILE>
-static __device__ __forceinline__ void copy_spans(const char *from, int64_t block, int64_t slot,
-                                                  const tile_place<TILE> &at, int bytes,
-                                                  uint32_t to, uint32_t barrier, int lane)
+GPU_INLINE void copy_spans(const char *from, int64_t block, int64_t slot,
+                           const tile_place<TILE> &at, int bytes, uint32_t to, uint32_t barrier,
+                           int lane)
 {
     bool has_box = at.block[0] >= 0;
     int count = __popc(__ballot_sync(0xffffffffu, has_box));
@@ -339,8 +335,7 @@ static __device__ __forceinline__ void copy_spans(const char *from, int64_t bloc
 }
 
 /* Bytes in a row's first aligned piece that precede the row. */
-static __device__ __forceinline__ int bytes_before(const sm80_params &a, const gpu_cache &cache,
-                                                   int32_t head)
+GPU_INLINE int bytes_before(const sm80_params &a, const gpu_cache &cache, int32_t head)
 {
     return (int)((uintptr_t)cache.data + head * cache.head) & (a.unit - 1);
 }
@@ -348,9 +343,9 @@ static __device__ __forceinline__ int bytes_before(const sm80_params &a, const g
 /* Copies rows of `bytes` at unaligned addresses in aligned pieces of a.unit bytes, to rows `pitch`
  * apart. Bytes after a row's end are not read. */
 template <int TILE>
-static __device__ __forceinline__ void
-copy_unaligned_rows(const sm80_params &a, const gpu_cache &cache, int32_t head,
-                    const tile_place<TILE> &at, int bytes, uint32_t to, int pitch, int lane)
+GPU_INLINE void copy_unaligned_rows(const sm80_params &a, const gpu_cache &cache, int32_t head,
+                                    const tile_place<TILE> &at, int bytes, uint32_t to, int pitch,
+                                    int lane)
 {
     const int before = bytes_before(a, cache, head), unit = a.unit, end = before + bytes;
     const int pieces = (end + unit - 1) / unit, inverse = (1 << 20) / pieces + 1;
@@ -379,9 +374,9 @@ copy_unaligned_rows(const sm80_params &a, const gpu_cache &cache, int32_t head,
 
 /* Copies row scales that are contiguous in a block, `bytes` each. */
 template <int TILE>
-static __device__ __forceinline__ void
-copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
-                 const tile_place<TILE> &at, int bytes, uint32_t to, uint32_t barrier, int lane)
+GPU_INLINE void copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
+                                 const tile_place<TILE> &at, int bytes, uint32_t to,
+                                 uint32_t barrier, int lane)
 {
     copy_spans<TILE>(cache.row_scale + head * cache.row_scale_head, cache.row_scale_block,
                      cache.row_scale_slot, at, a.box_rows * bytes, to, barrier, lane);
@@ -389,9 +384,9 @@ copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
 
 /* Copies codes of K or V, and the scales that follow them in memory. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void
-copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane, int32_t head,
-           const tile_place<TILE> &at, uint32_t to, uint32_t barrier, int lane)
+GPU_INLINE void copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane,
+                           int32_t head, const tile_place<TILE> &at, uint32_t to, uint32_t barrier,
+                           int lane)
 {
     using S = decode_shape<KIND, D, true>;
     const char *from = cache.data + head * cache.head;
@@ -416,9 +411,8 @@ copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane
 
 /* Copies scales that are stored apart from their codes, row by row. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void
-copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
-                 const tile_place<TILE> &at, uint32_t to, int lane)
+GPU_INLINE void copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
+                                 const tile_place<TILE> &at, uint32_t to, int lane)
 {
     using S = decode_shape<KIND, D, true>;
     const char *from = cache.row_scale + head * cache.row_scale_head;
@@ -432,8 +426,7 @@ copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
 
 /* Copies the queries of a run, elements of BYTES bytes; rows past the last become zero. */
 template <int D, int ROWS, int BYTES>
-static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu_run &run,
-                                                  uint32_t to, int lane)
+GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to, int lane)
 {
     constexpr int chunks = D * BYTES / 16;
 #pragma unroll 4
@@ -610,8 +603,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
                 plane.scale_at};
     }
 
-    static __device__ __forceinline__ void copy_box_spans(const spans &box, uint32_t to,
-                                                          int32_t index, uint32_t barrier)
+    GPU_INLINE void copy_box_spans(const spans &box, uint32_t to, int32_t index, uint32_t barrier)
     {
         if (box.row_bytes > 0) {
             copy_span(to + box.rows_at + index * box.row_bytes, box.rows, box.row_bytes, barrier);

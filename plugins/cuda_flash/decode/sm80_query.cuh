@@ -13,8 +13,7 @@ template <int D> constexpr int own_dims = D > 128 ? D / 32 : 4;
 
 /* The unnormalized Hadamard transform (Sylvester's matrix) of a row. It commutes with permutations
  * of index bits, so the dims may be in any such order. */
-template <int D>
-static __device__ __forceinline__ void hadamard_row(float (&x)[own_dims<D>], int lane)
+template <int D> GPU_INLINE void hadamard_row(float (&x)[own_dims<D>], int lane)
 {
     constexpr int own = own_dims<D>;
 #pragma unroll
@@ -40,19 +39,19 @@ static __device__ __forceinline__ void hadamard_row(float (&x)[own_dims<D>], int
 
 /* The place of dim d (0 to 7) in the 16 bytes of the query that match a word of 8 codes. Words
  * expand to the pairs (0, 4), (1, 5), (2, 6), (3, 7), words of TurboQuant to neighbours. */
-template <int KIND> static __device__ __forceinline__ int place_in_chunk(int d)
+template <int KIND> GPU_INLINE int place_in_chunk(int d)
 {
     return KIND == KIND_INT4 || KIND == KIND_NVFP4 ? (d & 3) * 2 + (d >> 2) : d;
 }
 
-static __device__ __forceinline__ float clamp_half(float x)
+GPU_INLINE float clamp_half(float x)
 {
     return x != x ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
 }
 
 /* The power of two that scales a row's largest element to 2^12 .. 2^13; 1 for zero and extreme
  * rows. */
-static __device__ __forceinline__ float query_factor(float largest)
+GPU_INLINE float query_factor(float largest)
 {
     int exponent = (int)(float_bits(largest) >> 23);
     bool usual = exponent > 20 && exponent < 235;
@@ -139,38 +138,38 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
  * S^T = K Q^T, tile n of 16 keys. SM80_SWAP4: S^T as well, but pairs of lanes share two rows, and
  * each lane of a pair has 16 of 32 keys. A lane has two rows. */
 template <int SWAP> struct acc_layout {
-    static __device__ __forceinline__ int row(int lane, int i)
+    GPU_INLINE int row(int lane, int i)
     {
         return SWAP == SM80_SWAP4 ? (lane & 1) * 2 + i
                : SWAP             ? (lane & 3) * 2 + i
                                   : (lane >> 2) + 8 * i;
     }
-    static __device__ __forceinline__ int first_key(int lane)
+    GPU_INLINE int first_key(int lane)
     {
         return SWAP == SM80_SWAP4 ? (lane >> 2) + (lane & 2) * 8
                : SWAP             ? lane >> 2
                                   : (lane & 3) * 2;
     }
     /* counted from the lane's first key */
-    static __device__ __forceinline__ constexpr int key(int n, int e)
+    GPU_INLINE constexpr int key(int n, int e)
     {
         return SWAP ? n * 16 + (e >> 1) * 8 : n * 8 + (e & 1);
     }
-    static __device__ __forceinline__ constexpr int which(int e) /* index of the row */
+    GPU_INLINE constexpr int which(int e) /* index of the row */
     {
         return SWAP ? e & 1 : e >> 1;
     }
     /* The column tile (8 dims) of an element of acc_o, and the lane's column in it. */
-    static __device__ __forceinline__ constexpr int tile(int n, int e)
+    GPU_INLINE constexpr int tile(int n, int e)
     {
         return SWAP ? 2 * n + (e >> 1) : n;
     }
-    static __device__ __forceinline__ int column(int lane, int e)
+    GPU_INLINE int column(int lane, int e)
     {
         return SWAP ? lane >> 2 : (lane & 3) * 2 + (e & 1);
     }
     /* Reductions over the lanes that share a row. */
-    static __device__ __forceinline__ float largest(float x)
+    GPU_INLINE float largest(float x)
     {
 #pragma unroll
         for (int span = SWAP == SM80_SWAP4 ? 2 : SWAP ? 4 : 1; span < (SWAP ? 32 : 4); span <<= 1) {
@@ -178,7 +177,7 @@ template <int SWAP> struct acc_layout {
         }
         return x;
     }
-    static __device__ __forceinline__ float sum(float x)
+    GPU_INLINE float sum(float x)
     {
 #pragma unroll
         for (int span = SWAP == SM80_SWAP4 ? 2 : SWAP ? 4 : 1; span < (SWAP ? 32 : 4); span <<= 1) {
@@ -249,8 +248,7 @@ template <int SWAP> struct packed_probs {
 /* acc_s of 16 keys += Q K^T over 16 dims. b has two registers of keys 0 - 7, then two of keys 8 -
  * 15. */
 template <int SWAP, int KIND = KIND_F16>
-static __device__ __forceinline__ void mma_qk(float (*acc_s)[4], const uint32_t (&query)[4],
-                                              const uint32_t (&b)[4])
+GPU_INLINE void mma_qk(float (*acc_s)[4], const uint32_t (&query)[4], const uint32_t (&b)[4])
 {
     if constexpr (SWAP) {
         const uint32_t keys[4] = {b[0], b[2], b[1], b[3]};
@@ -263,8 +261,7 @@ static __device__ __forceinline__ void mma_qk(float (*acc_s)[4], const uint32_t 
 
 /* Loads the terms of two rows, multiplied by the scale of all scores. */
 template <int ROWS>
-static __device__ __forceinline__ row_terms load_terms(const float *terms, int row0, int row1,
-                                                       float scale)
+GPU_INLINE row_terms load_terms(const float *terms, int row0, int row1, float scale)
 {
     return {{terms[row0] * scale, terms[row1] * scale},
             {terms[ROWS + row0] * scale, terms[ROWS + row1] * scale}};

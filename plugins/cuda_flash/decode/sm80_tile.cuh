@@ -13,9 +13,8 @@ struct row_bounds {
 };
 
 /* Loads the bounds of two rows. `all` gets the keys that every row of the warp sees. */
-static __device__ __forceinline__ row_bounds load_row_bounds(const gpu_params &p,
-                                                             const gpu_run &run, int row, int apart,
-                                                             int2 &all)
+GPU_INLINE row_bounds load_row_bounds(const gpu_params &p, const gpu_run &run, int row, int apart,
+                                      int2 &all)
 {
     row_bounds v;
     gpu_request request = request_of_row_tile(run.row_tile);
@@ -40,7 +39,7 @@ static __device__ __forceinline__ row_bounds load_row_bounds(const gpu_params &p
     return v;
 }
 
-static __device__ __forceinline__ float cap_score(float score, float cap, float two_over_cap)
+GPU_INLINE float cap_score(float score, float cap, float two_over_cap)
 {
     float e = __expf(score * two_over_cap);
     return cap - 2.0f * cap * __fdividef(1.0f, e + 1.0f);
@@ -89,9 +88,9 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
  * exact tanh. SCALED: scores are scaled already. Without high_rows, rows 8 to 15 do not exist.
  * `inside`: all rows see all keys. */
 template <bool PRECISE, bool SCALED, int SWAP, int N>
-static __device__ __forceinline__ void
-score_tile(const gpu_params &p, const gpu_run &run, const row_bounds &rows, int row, float scale,
-           bool slow, bool high_rows, bool inside, int32_t first_key, float (&acc_s)[N][4])
+GPU_INLINE void score_tile(const gpu_params &p, const gpu_run &run, const row_bounds &rows, int row,
+                           float scale, bool slow, bool high_rows, bool inside, int32_t first_key,
+                           float (&acc_s)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N && !SCALED; n++) {
@@ -144,9 +143,8 @@ enum tile_view {
     SEES_APART  /* a probability of 0 may meet a value that is not finite */
 };
 
-static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gpu_run &run,
-                                                   const row_bounds &rows, const int2 &all,
-                                                   int32_t low, int32_t high)
+GPU_INLINE int view_of_tile(const gpu_params &p, const gpu_run &run, const row_bounds &rows,
+                            const int2 &all, int32_t low, int32_t high)
 {
     if (low >= all.x && high <= all.y) {
         return SEES_ALL;
@@ -171,9 +169,8 @@ static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gp
  * threshold. This depends on the row alone, so its bits do not depend on the rows that share the
  * tile. */
 template <int SWAP, int ND>
-static __device__ __forceinline__ void update_row_max(int i, float new_max, float (&row_max)[2],
-                                                      float (&row_sum)[2], float (&zero_sum)[4],
-                                                      float (&acc_o)[ND][4])
+GPU_INLINE void update_row_max(int i, float new_max, float (&row_max)[2], float (&row_sum)[2],
+                               float (&zero_sum)[4], float (&acc_o)[ND][4])
 {
     const int first = SWAP ? i : 2 * i, next = SWAP ? i + 2 : 2 * i + 1; /* the row's elements */
     new_max = acc_layout<SWAP>::largest(new_max);
@@ -192,9 +189,8 @@ static __device__ __forceinline__ void update_row_max(int i, float new_max, floa
 
 /* Online softmax of one tile; acc_s becomes P. */
 template <int SWAP, int N, int ND>
-static __device__ __forceinline__ void online_softmax(bool high_rows, float (&acc_s)[N][4],
-                                                      float (&row_max)[2], float (&row_sum)[2],
-                                                      float (&zero_sum)[4], float (&acc_o)[ND][4])
+GPU_INLINE void online_softmax(bool high_rows, float (&acc_s)[N][4], float (&row_max)[2],
+                               float (&row_sum)[2], float (&zero_sum)[4], float (&acc_o)[ND][4])
 {
     float new_max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -236,8 +232,7 @@ static __device__ __forceinline__ void online_softmax(bool high_rows, float (&ac
 /* Loads a query's fragment of 16 dims. 8-bit keys are read 4 neighbouring dims at a time, so the
  * query's dims are permuted to match. */
 template <int KIND, int D>
-static __device__ __forceinline__ void load_query(const char *sq, int q_row, int kk, int lane,
-                                                  uint32_t (&a)[4])
+GPU_INLINE void load_query(const char *sq, int q_row, int kk, int lane, uint32_t (&a)[4])
 {
     if constexpr (KIND < KIND_E4M3) {
         int row = q_row + (lane & 15);
@@ -255,14 +250,14 @@ static __device__ __forceinline__ void load_query(const char *sq, int q_row, int
     }
 }
 
-static __device__ __forceinline__ uint32_t bf16_to_f16(uint32_t two)
+GPU_INLINE uint32_t bf16_to_f16(uint32_t two)
 {
     float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000u);
     return pack2<KIND_F16>(clamp_half(low), clamp_half(high));
 }
 
 /* Converts bf16 queries to f16 for 8-bit caches, in place, once a run. */
-static __device__ __forceinline__ void convert_query(char *sq, int bytes)
+GPU_INLINE void convert_query(char *sq, int bytes)
 {
     for (int i = threadIdx.x * 16; i < bytes; i += 128 * 16) {
         uint4 *at = (uint4 *)(sq + i), x = *at;
@@ -273,8 +268,8 @@ static __device__ __forceinline__ void convert_query(char *sq, int bytes)
 
 /* Q K^T of 16 keys from `first` on, over 16 dims. */
 template <int KIND, int D, int TILE, int SWAP>
-static __device__ __forceinline__ void dot_step(const char *stage, int first, int kk, int lane,
-                                                const uint32_t (&a)[4], float (*acc_s)[4])
+GPU_INLINE void dot_step(const char *stage, int first, int kk, int lane, const uint32_t (&a)[4],
+                         float (*acc_s)[4])
 {
     constexpr int chunks = decode_shape<KIND, D, true>::chunks;
     uint32_t b[4];
@@ -303,8 +298,8 @@ static __device__ __forceinline__ void dot_step(const char *stage, int first, in
 /* Q K^T in float32 of 16 rows and 16 SUBS keys. Of 16 dims, lane (g, c) has 4 c .. 4 c + 3, two for
  * each product. */
 template <int D, int TILE, int SUBS>
-static __device__ __forceinline__ void dot_floats(const char *stage, const char *sq, int first,
-                                                  int lane, float (&acc_s)[2 * SUBS][4])
+GPU_INLINE void dot_floats(const char *stage, const char *sq, int first, int lane,
+                           float (&acc_s)[2 * SUBS][4])
 {
     constexpr int chunks = D / 4;
     const int g = lane >> 2;
@@ -336,9 +331,8 @@ static __device__ __forceinline__ void dot_floats(const char *stage, const char 
 /* acc_o += P V in float32 for 16 keys. Column g of tiles 4 j .. 4 j + 3 is dim 32 j + 4 g .. + 3. A
  * lane's two keys are both halves of the reduction dimension. */
 template <int D, int TILE>
-static __device__ __forceinline__ void add_floats(const char *values, int first, int lane,
-                                                  const float (&p0)[4], const float (&p1)[4],
-                                                  float (&acc_o)[D / 8][4])
+GPU_INLINE void add_floats(const char *values, int first, int lane, const float (&p0)[4],
+                           const float (&p1)[4], float (&acc_o)[D / 8][4])
 {
     constexpr int chunks = D / 4;
     const int key = first + (lane & 3) * 2;
@@ -370,8 +364,8 @@ static __device__ __forceinline__ void add_floats(const char *values, int first,
  * most of a tf32 product empty. Lane (g, c) has keys g and g + 8 and every fourth chunk of dims;
  * odd keys take other chunks than even keys at a time, to avoid bank conflicts. */
 template <int D, int TILE, int ROWS>
-static __device__ __forceinline__ void dot_floats_8rows(const char *stage, const char *sq,
-                                                        int first, int lane, float (&acc_s)[4])
+GPU_INLINE void dot_floats_8rows(const char *stage, const char *sq, int first, int lane,
+                                 float (&acc_s)[4])
 {
     constexpr int chunks = D / 4;
     const int g = lane >> 2, c = lane & 3;
@@ -404,9 +398,8 @@ static __device__ __forceinline__ void dot_floats_8rows(const char *stage, const
 
 /* acc_o += P V in float32 for 16 keys and up to 8 rows. */
 template <int D, int TILE>
-static __device__ __forceinline__ void add_floats_8rows(const char *values, int first, int lane,
-                                                        const float (&acc_s)[4],
-                                                        float (&acc_o)[D / 16][4])
+GPU_INLINE void add_floats_8rows(const char *values, int first, int lane, const float (&acc_s)[4],
+                                 float (&acc_o)[D / 16][4])
 {
 #pragma unroll
     for (int key = 0; key < 16; key++) {
@@ -431,9 +424,8 @@ static __device__ __forceinline__ void add_floats_8rows(const char *values, int 
 
 /* acc_o += P V for 16 keys of 16-bit kinds: ND column tiles from first_chunk on. */
 template <int KIND, int D, int TILE, int ND>
-static __device__ __forceinline__ void add_values(const char *values, int first, int lane,
-                                                  const float (&p0)[4], const float (&p1)[4],
-                                                  float (&acc_o)[ND][4], int first_chunk = 0)
+GPU_INLINE void add_values(const char *values, int first, int lane, const float (&p0)[4],
+                           const float (&p1)[4], float (&acc_o)[ND][4], int first_chunk = 0)
 {
     constexpr int chunks = decode_shape<KIND, D, true>::chunks;
     uint32_t a[4] = {pack2<KIND>(p0[0], p0[1]), pack2<KIND>(p0[2], p0[3]),
@@ -451,9 +443,9 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
 
 /* acc_o += P V for 16 keys of 8-bit kinds; zero_sum += P x the offset of int8's codes. */
 template <int KIND, int D, int TILE, int SWAP, int ND>
-static __device__ __forceinline__ void
-add_bytes(const char *values, int first, int lane, const float (&p0)[4], const float (&p1)[4],
-          float (&acc_o)[ND][4], float (&zero_sum)[4], int first_chunk = 0)
+GPU_INLINE void add_bytes(const char *values, int first, int lane, const float (&p0)[4],
+                          const float (&p1)[4], float (&acc_o)[ND][4], float (&zero_sum)[4],
+                          int first_chunk = 0)
 {
     constexpr int chunks = decode_shape<KIND, D, true>::chunks;
     packed_probs<SWAP> probs(p0, p1);
@@ -500,10 +492,9 @@ struct value_scaling {
 /* Loads the scales of the lane's values. For KIND_LEVELS they are steps, and zero_sum += P x lowest
  * values. */
 template <int KIND, int SWAP, int N>
-static __device__ __forceinline__ void
-load_value_scales(const char *stage, const float *scales, const sm80_plane &plane, int first,
-                  int lane, bool apart, const float (&acc_s)[N][4], float (&zero_sum)[4],
-                  float (&scale)[N][2])
+GPU_INLINE void load_value_scales(const char *stage, const float *scales, const sm80_plane &plane,
+                                  int first, int lane, bool apart, const float (&acc_s)[N][4],
+                                  float (&zero_sum)[4], float (&scale)[N][2])
 {
     if constexpr (KIND >= KIND_LEVELS) {
         float lowest[N][2];
@@ -527,9 +518,8 @@ load_value_scales(const char *stage, const float *scales, const sm80_plane &plan
 /* P becomes P x value scale / reference. `apart`: a probability of 0 may meet a scale that is not
  * finite. */
 template <int KIND, int SWAP, int N, int ND>
-static __device__ __forceinline__ void scale_probs(float (&scale)[N][2], bool apart,
-                                                   float (&acc_s)[N][4], value_scaling &sums,
-                                                   float (&acc_o)[ND][4])
+GPU_INLINE void scale_probs(float (&scale)[N][2], bool apart, float (&acc_s)[N][4],
+                            value_scaling &sums, float (&acc_o)[ND][4])
 {
     float largest = 0.0f;
 #pragma unroll
@@ -579,8 +569,7 @@ static __device__ __forceinline__ void scale_probs(float (&scale)[N][2], bool ap
 
 /* Turns raw acc_o of a run into sums of values, without the head's scale. */
 template <int KIND, int SWAP, int ND>
-static __device__ __forceinline__ void finish_values(bool scaled, value_scaling &sums,
-                                                     float (&acc_o)[ND][4])
+GPU_INLINE void finish_values(bool scaled, value_scaling &sums, float (&acc_o)[ND][4])
 {
     float reference = scaled ? sums.reference : 1.0f;
     if (KIND < KIND_INT8 && !scaled) {
@@ -604,8 +593,7 @@ static __device__ __forceinline__ void finish_values(bool scaled, value_scaling 
 
 /* Whether one of `keys` rows of values has a NaN or an infinity. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ bool has_nonfinite_values(const char *values, int first, int keys,
-                                                            int lane)
+GPU_INLINE bool has_nonfinite_values(const char *values, int first, int keys, int lane)
 {
     constexpr int chunks = decode_shape<KIND, D, true>::chunks;
     constexpr uint32_t mask = KIND == KIND_F32    ? 0x7f800000u
@@ -641,8 +629,7 @@ template <int N, int ND> struct exact_step {
 
 /* Element d of a value in a stage, before its scale. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ float raw_value(const char *stage, const sm80_plane &plane,
-                                                  int key, int d)
+GPU_INLINE float raw_value(const char *stage, const sm80_plane &plane, int key, int d)
 {
     using S = decode_shape<KIND, D, true>;
     if constexpr (S::packed) { /* nvfp4: other packed kinds are always finite */
@@ -695,9 +682,8 @@ static __device__ __noinline__ void add_values_exactly(const char *stage, const 
 /* As add_values_exactly, with operands in registers: arguments passed by address would leave them.
  */
 template <int KIND, int D, int SWAP, int TILE, int N, int ND>
-static __device__ __forceinline__ void
-add_exactly(const char *stage, const sm80_plane &plane, int first, int first_dim, int lane,
-            const float (&acc_s)[N][4], float (&acc_o)[ND][4])
+GPU_INLINE void add_exactly(const char *stage, const sm80_plane &plane, int first, int first_dim,
+                            int lane, const float (&acc_s)[N][4], float (&acc_o)[ND][4])
 {
     exact_step<N, ND> x;
 #pragma unroll
@@ -716,8 +702,7 @@ add_exactly(const char *stage, const sm80_plane &plane, int first, int first_dim
 }
 
 template <int ND>
-static __device__ __forceinline__ void clear_acc(float (&row_max)[2], float (&row_sum)[2],
-                                                 float (&acc_o)[ND][4])
+GPU_INLINE void clear_acc(float (&row_max)[2], float (&row_sum)[2], float (&acc_o)[ND][4])
 {
     row_max[0] = row_max[1] = -INFINITY;
     row_sum[0] = row_sum[1] = 0.0f;
@@ -735,10 +720,10 @@ struct pipeline_state {
 /* Ends a tile. After the last tile of a run, its epilogue runs with the stage as scratch memory,
  * the accumulators are cleared and the query buffer is released. */
 template <int KIND, int D, bool SPLIT, int SWAP, int ND>
-static __device__ __forceinline__ void
-end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem, const gpu_run &run, bool last,
-         bool scaled, pipeline_state &place, float (&row_max)[2], float (&row_sum)[2],
-         value_scaling &sums, float (&acc_o)[ND][4])
+GPU_INLINE void end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem,
+                         const gpu_run &run, bool last, bool scaled, pipeline_state &place,
+                         float (&row_max)[2], float (&row_sum)[2], value_scaling &sums,
+                         float (&acc_o)[ND][4])
 {
     if (last) {
         finish_values<KIND, SWAP>(scaled, sums, acc_o);
@@ -764,8 +749,8 @@ end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem, const gpu_r
 /* Clears values of keys outside k0 .. k1 - 1 that a box brought along, because 0 x NaN is NaN: OWN
  * chunks of each, from first_chunk on. */
 template <int KIND, int D, int TILE, int OWN = decode_shape<KIND, D, true>::chunks>
-static __device__ __forceinline__ void clear_values(char *values, int first, int keys, int low,
-                                                    int high, int lane, int first_chunk = 0)
+GPU_INLINE void clear_values(char *values, int first, int keys, int low, int high, int lane,
+                             int first_chunk = 0)
 {
     constexpr int chunks = decode_shape<KIND, D, true>::chunks;
     for (int i = lane; i < keys * OWN; i += 32) {

@@ -17,7 +17,7 @@ constexpr uint32_t level_bytes[4] = {
 
 /* Selects a byte for each of 4 selectors (prmt); with a selector's upper bit, the byte is its sign
  * repeated 8 times. */
-static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
+GPU_INLINE uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
 {
     uint32_t y;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(which));
@@ -25,8 +25,7 @@ static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t hig
 }
 
 /* Expands a word of 8 codes to 4 pairs of neighbours. */
-template <int BITS>
-static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pairs)[4])
+template <int BITS> GPU_INLINE void widen_levels(uint32_t word, uint32_t (&pairs)[4])
 {
     uint32_t below = ~word & 0x88888888u; /* codes of negative levels, which count downwards */
     uint32_t index = BITS == 4 ? (word ^ (below - (below >> 3))) & 0x77777777u : word;
@@ -48,8 +47,8 @@ static __device__ __forceinline__ void widen_levels(uint32_t word, uint32_t (&pa
  * one that meets the queries, already in registers. SHALLOW: 8 dims at a time, whose right operands
  * are in registers as well. */
 template <int SWAP, bool SHALLOW>
-static __device__ __forceinline__ void add_squares(float (&squares)[SWAP ? 2 : 1][4], uint32_t x0,
-                                                   uint32_t x1, uint32_t y0, uint32_t y1)
+GPU_INLINE void add_squares(float (&squares)[SWAP ? 2 : 1][4], uint32_t x0, uint32_t x1,
+                            uint32_t y0, uint32_t y1)
 {
     if constexpr (SHALLOW) {
         multiply_shallow(squares[0], x0, y0, x0);
@@ -65,7 +64,7 @@ static __device__ __forceinline__ void add_squares(float (&squares)[SWAP ? 2 : 1
 }
 
 /* 1 / sqrt(x); sums of squares of levels are never 0. */
-static __device__ __forceinline__ float inverse_root(float x)
+GPU_INLINE float inverse_root(float x)
 {
     float y;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -74,9 +73,8 @@ static __device__ __forceinline__ float inverse_root(float x)
 
 /* The factors of scores of the lane's keys: a key's norm over its levels' length. */
 template <int SWAP>
-static __device__ __forceinline__ void
-length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
-               const float (&squares)[SWAP ? 2 : 1][4], float (*factors)[2])
+GPU_INLINE void length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
+                               const float (&squares)[SWAP ? 2 : 1][4], float (*factors)[2])
 {
     const int g = lane >> 2, c = lane & 3;
 #pragma unroll
@@ -97,10 +95,9 @@ length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
 /* Raw scores against 16 SUBS keys from `first` on, and their factors. Keys alternate, so that no
  * product waits for the previous one. */
 template <int D, int SWAP, int BITS, bool HAS_REST, int SUBS>
-static __device__ __forceinline__ void
-dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
-              const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
-              float (*acc_s)[4], float (*factors)[2])
+GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq,
+                              const char *rest, const lane_queries<D, SWAP> &queries, int first,
+                              int lane, bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     constexpr bool shallow = SUBS == 2 && SWAP != 0;
     constexpr int words = D / 32, each = SWAP ? 1 : 2;
@@ -140,10 +137,10 @@ dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq, const 
 /* Selects the code for the run-time condition has_rest, so that no branch separates products. With
  * rounding errors, registers do not suffice for alternating keys. */
 template <int D, int SWAP, int BITS, int SUBS>
-static __device__ __forceinline__ void
-dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, const char *rest,
-                   bool has_rest, const lane_queries<D, SWAP> &queries, int first, int lane,
-                   bool high_rows, float (*acc_s)[4], float (*factors)[2])
+GPU_INLINE void dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq,
+                                   const char *rest, bool has_rest,
+                                   const lane_queries<D, SWAP> &queries, int first, int lane,
+                                   bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     if (!has_rest) {
         dot_levels_of<D, SWAP, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
@@ -161,10 +158,10 @@ dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq, c
 }
 
 template <int D, int SWAP, int SUBS>
-static __device__ __forceinline__ void
-dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
-           bool has_rest, const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
-           float (*acc_s)[4], float (*factors)[2])
+GPU_INLINE void dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
+                           const char *rest, bool has_rest, const lane_queries<D, SWAP> &queries,
+                           int first, int lane, bool high_rows, float (*acc_s)[4],
+                           float (*factors)[2])
 {
     if (bits == 4) {
         dot_levels_by_rest<D, SWAP, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
@@ -177,10 +174,9 @@ dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
 
 /* Raw scores against 16 SUBS e4m3 keys from `first` on; rows are aligned to 4 bytes. */
 template <int D, int SWAP, int SUBS, int N>
-static __device__ __forceinline__ void
-dot_e4m3_rows(const char *stage, const sm80_plane &plane, const char *sq,
-              const lane_queries<D, SWAP> &queries, int first, int lane, bool high_rows,
-              float (&acc_s)[N][4])
+GPU_INLINE void dot_e4m3_rows(const char *stage, const sm80_plane &plane, const char *sq,
+                              const lane_queries<D, SWAP> &queries, int first, int lane,
+                              bool high_rows, float (&acc_s)[N][4])
 {
     constexpr int chunks = D / 32, each = N / SUBS; /* chunks of 8 dims of a lane */
     const char *from =
@@ -207,8 +203,7 @@ dot_e4m3_rows(const char *stage, const sm80_plane &plane, const char *sq,
 
 /* The layout of rows of K (index 0) or V in a stage, shifted by `before` bytes: TurboQuant's rows
  * may begin inside a piece (bytes_of_head). */
-static __device__ __forceinline__ sm80_plane plane_at_offset(const sm80_params &a, int index,
-                                                             int32_t before)
+GPU_INLINE sm80_plane plane_at_offset(const sm80_params &a, int index, int32_t before)
 {
     sm80_plane plane = a.planes[index];
     plane.at += before;
@@ -216,26 +211,22 @@ static __device__ __forceinline__ sm80_plane plane_at_offset(const sm80_params &
     return plane;
 }
 
-template <int KIND>
-static __device__ __forceinline__ int32_t bytes_of_head(const sm80_params &a, int index,
-                                                        int32_t head)
+template <int KIND> GPU_INLINE int32_t bytes_of_head(const sm80_params &a, int index, int32_t head)
 {
     return KIND >= KIND_LEVELS ? bytes_before(a, index == 0 || a.together ? a.p.k : a.p.v, head)
                                : 0;
 }
 
 template <int KIND>
-static __device__ __forceinline__ sm80_plane plane_of_head(const sm80_params &a, int index,
-                                                           int32_t head)
+GPU_INLINE sm80_plane plane_of_head(const sm80_params &a, int index, int32_t head)
 {
     return plane_at_offset(a, index, bytes_of_head<KIND>(a, index, head));
 }
 
 /* Loads steps and lowest values of the lane's keys; `first` is the warp's first. */
 template <int SWAP, int N>
-static __device__ __forceinline__ void load_steps(const char *stage, const sm80_plane &plane,
-                                                  int first, int lane, float (&step)[N][2],
-                                                  float (&lowest)[N][2])
+GPU_INLINE void load_steps(const char *stage, const sm80_plane &plane, int first, int lane,
+                           float (&step)[N][2], float (&lowest)[N][2])
 {
 #pragma unroll
     for (int i = 0; i < 2 * N; i++) {

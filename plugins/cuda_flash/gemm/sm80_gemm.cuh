@@ -35,7 +35,7 @@ struct gemm_item {
 };
 
 /* The offset of 16 bytes in a tile with lines of 8 or 16 chunks, swizzled for ldmatrix. */
-template <int CHUNKS> static __device__ __forceinline__ uint32_t place_of_chunk(int line, int chunk)
+template <int CHUNKS> GPU_INLINE uint32_t place_of_chunk(int line, int chunk)
 {
     return (line * CHUNKS + (chunk ^ (line & 7))) * 16;
 }
@@ -48,9 +48,8 @@ struct gemm_source {
 
 /* apart: elements between lines; line, number: where the tile begins. */
 template <int CHUNKS, int THREADS>
-static __device__ __forceinline__ gemm_source source_of(const gpu_batch_matrix &x, int64_t b,
-                                                        int64_t apart, int32_t line,
-                                                        int32_t number = 0)
+GPU_INLINE gemm_source source_of(const gpu_batch_matrix &x, int64_t b, int64_t apart, int32_t line,
+                                 int32_t number = 0)
 {
     const int32_t first = line + (int32_t)threadIdx.x / CHUNKS;
     number += (int32_t)threadIdx.x % CHUNKS * 8;
@@ -60,8 +59,8 @@ static __device__ __forceinline__ gemm_source source_of(const gpu_batch_matrix &
 /* Copies a tile's lines. From this thread's first line on `real` lines exist, and from its chunk on
  * `numbers` elements; the rest becomes zero. */
 template <int CHUNKS, int LINES, int THREADS>
-static __device__ __forceinline__ void copy_lines(uint32_t to, const gemm_source &source,
-                                                  int64_t ahead, int32_t real, int32_t numbers)
+GPU_INLINE void copy_lines(uint32_t to, const gemm_source &source, int64_t ahead, int32_t real,
+                           int32_t numbers)
 {
     constexpr int STEP = THREADS / CHUNKS;
     static_assert(STEP % 8 == 0 && LINES % STEP == 0, "lines of a thread lie in the same banks");
@@ -75,8 +74,7 @@ static __device__ __forceinline__ void copy_lines(uint32_t to, const gemm_source
     }
 }
 
-static __device__ __forceinline__ void store_words(uint32_t to, uint32_t x, uint32_t y, uint32_t z,
-                                                   uint32_t w)
+GPU_INLINE void store_words(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z),
                  "r"(w)
@@ -84,8 +82,7 @@ static __device__ __forceinline__ void store_words(uint32_t to, uint32_t x, uint
 }
 
 /* Stores eight elements of any type and strides. */
-template <int KIND, class NUMBER>
-static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
+template <int KIND, class NUMBER> GPU_INLINE void store_numbers(uint32_t to, NUMBER number)
 {
     uint32_t x[4];
 #pragma unroll
@@ -97,8 +94,8 @@ static __device__ __forceinline__ void store_numbers(uint32_t to, NUMBER number)
 
 /* Loads rows m0 .. of a, 64 elements of k each. WIDE: all operands are read 16 bytes at a time. */
 template <int KIND, bool WIDE, class S>
-static __device__ __forceinline__ void load_a(const sm80_gemm_params &q, const gemm_item &item,
-                                              const gemm_source &source, int32_t k0, uint32_t to)
+GPU_INLINE void load_a(const sm80_gemm_params &q, const gemm_item &item, const gemm_source &source,
+                       int32_t k0, uint32_t to)
 {
     const gpu_gemm_params &p = q.p;
     const int chunk = threadIdx.x & 7;
@@ -121,8 +118,7 @@ struct gemm_codes {
     uint2 codes, scales;
 };
 
-static __device__ __forceinline__ gemm_codes read_codes(const sm80_gemm_params &q, int64_t b,
-                                                        int32_t k, int32_t n)
+GPU_INLINE gemm_codes read_codes(const sm80_gemm_params &q, int64_t b, int32_t k, int32_t n)
 {
     const gpu_gemm_params &p = q.p;
     const int64_t at = b * p.w.batch + k * p.w.row + n * p.w.column;
@@ -146,8 +142,7 @@ static __device__ __forceinline__ gemm_codes read_codes(const sm80_gemm_params &
 /* Converts elements 2 i and 2 i + 1 of eight. An e2m1 in the upper bits of an f16 is 2^-14 times
  * its value. */
 template <int KIND>
-static __device__ __forceinline__ uint32_t widen_codes(const sm80_gemm_params &q,
-                                                       const gemm_codes &x, int i)
+GPU_INLINE uint32_t widen_codes(const sm80_gemm_params &q, const gemm_codes &x, int i)
 {
     if (q.weights == GEMM_WEIGHTS_FP8) {
         const uint32_t two = (i < 2 ? x.codes.x : x.codes.y) >> i % 2 * 16 & 0xffff;
@@ -167,8 +162,8 @@ static __device__ __forceinline__ uint32_t widen_codes(const sm80_gemm_params &q
 
 /* Loads columns n0 .. of w, 64 elements of k. A line is a column (ALONG_K) or a row of k. */
 template <int KIND, bool ALONG_K, bool WIDE, class S>
-static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const gemm_item &item,
-                                              const gemm_source &source, int32_t k0, uint32_t to)
+GPU_INLINE void load_w(const sm80_gemm_params &q, const gemm_item &item, const gemm_source &source,
+                       int32_t k0, uint32_t to)
 {
     constexpr int CHUNKS = ALONG_K ? 8 : GEMM_TILE_COLUMNS / 8;
     constexpr int LINES = ALONG_K ? GEMM_TILE_COLUMNS : GEMM_STEP;
@@ -210,8 +205,7 @@ static __device__ __forceinline__ void load_w(const sm80_gemm_params &q, const g
 
 /* sum += a w for one step. */
 template <int KIND, bool ALONG_K, class S>
-static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
-                                                     float (&sum)[S::products_m][S::products_n][4])
+GPU_INLINE void multiply_step(uint32_t a, uint32_t w, float (&sum)[S::products_m][S::products_n][4])
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int m = warp / S::warps_n * (S::products_m * 16);
@@ -244,8 +238,8 @@ static __device__ __forceinline__ void multiply_step(uint32_t a, uint32_t w,
 
 /* Writes eight elements of each of four lanes, 16 bytes a lane. */
 template <int KIND>
-static __device__ __forceinline__ void write_wide(const gpu_gemm_params &p, int64_t row, bool real,
-                                                  int32_t n0, const float (&x)[8])
+GPU_INLINE void write_wide(const gpu_gemm_params &p, int64_t row, bool real, int32_t n0,
+                           const float (&x)[8])
 {
     const int32_t n = n0 + (threadIdx.x & 3) * 8;
     uint32_t r[4];
@@ -271,8 +265,8 @@ static __device__ __noinline__ void write_slowly(const gpu_gemm_params &p, int64
 
 /* Writes the accumulators; four lanes have two of the 8 columns of a product each. */
 template <int KIND, bool WIDE, class S>
-static __device__ __forceinline__ void write_sums(const sm80_gemm_params &q, const gemm_item &item,
-                                                  float (&sum)[S::products_m][S::products_n][4])
+GPU_INLINE void write_sums(const sm80_gemm_params &q, const gemm_item &item,
+                           float (&sum)[S::products_m][S::products_n][4])
 {
     const gpu_gemm_params &p = q.p;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

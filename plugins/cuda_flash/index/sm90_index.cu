@@ -52,25 +52,24 @@ struct index_work {
 };
 
 /* The byte offset of a 16-byte chunk in rows of 128 bytes as wgmma swizzles them. */
-template <int ROWS> static __device__ __forceinline__ int place_of_chunk(int row, int chunk)
+template <int ROWS> GPU_INLINE int place_of_chunk(int row, int chunk)
 {
     return (chunk >> 3) * ROWS * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
-static __device__ __forceinline__ int32_t token_of(const gpu_index_params &p, int32_t list)
+GPU_INLINE int32_t token_of(const gpu_index_params &p, int32_t list)
 {
     return p.query_start[0] + p.first_token + list / p.groups;
 }
 
-static __device__ __forceinline__ int32_t rows_seen(const gpu_index_params &p, int32_t request,
-                                                    int32_t token)
+GPU_INLINE int32_t rows_seen(const gpu_index_params &p, int32_t request, int32_t token)
 {
     int32_t seen = p.seq_lens[request] - p.query_start[request + 1] + token + 1;
     return min(seen / p.tokens_per_row, p.max_rows);
 }
 
 /* fmaxf would drop a NaN. */
-static __device__ __forceinline__ float larger_of(float x, float y)
+GPU_INLINE float larger_of(float x, float y)
 {
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
@@ -79,8 +78,8 @@ static __device__ __forceinline__ float larger_of(float x, float y)
 
 /* Copies the queries of the span's lists; columns without one are zero. */
 template <class S>
-static __device__ __forceinline__ void copy_queries(const gpu_index_params &p, const index_work &w,
-                                                    index_smem &smem, char *q)
+GPU_INLINE void copy_queries(const gpu_index_params &p, const index_work &w, index_smem &smem,
+                             char *q)
 {
     const int heads = p.heads / p.groups, columns = w.lists * heads;
     const int tiles = (columns + INDEX_COLUMNS - 1) / INDEX_COLUMNS;
@@ -117,8 +116,7 @@ struct index_row {
     int32_t block, slot; /* block -1: no row */
 };
 
-static __device__ __forceinline__ index_row find_row(const sm90_index_params &a,
-                                                     const index_work &w, int32_t stage)
+GPU_INLINE index_row find_row(const sm90_index_params &a, const index_work &w, int32_t stage)
 {
     const gpu_index_params &p = a.p;
     const int32_t row = w.begin + stage * INDEX_STAGE_ROWS + ((int32_t)threadIdx.x >> 5) * 16 +
@@ -128,8 +126,8 @@ static __device__ __forceinline__ index_row find_row(const sm90_index_params &a,
 }
 
 template <class S>
-static __device__ __forceinline__ void copy_rows(const gpu_index_params &p, const index_row &at,
-                                                 index_smem &smem, char *stages, int stage)
+GPU_INLINE void copy_rows(const gpu_index_params &p, const index_row &at, index_smem &smem,
+                          char *stages, int stage)
 {
     constexpr int rows = 32 / S::chunks; /* copied by one instruction */
     const int lane = threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
@@ -154,8 +152,7 @@ static __device__ __forceinline__ void copy_rows(const gpu_index_params &p, cons
 }
 
 /* Loads a warp group's 64 rows of a stage as operands of wgmma. */
-template <class S>
-static __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t (&rows)[S::chunks / 2][4])
+template <class S> GPU_INLINE void load_rows(uint32_t stage, uint32_t (&rows)[S::chunks / 2][4])
 {
     const int lane = threadIdx.x & 31, row = ((int)threadIdx.x >> 5) * 16 + (lane & 15);
 #pragma unroll
@@ -166,8 +163,7 @@ static __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t (&rows
 
 /* Computes acc = rows x columns of a tile. */
 template <int KIND, int STEPS>
-static __device__ __forceinline__ void multiply_tile(const uint32_t (&rows)[STEPS][4], uint64_t q,
-                                                     float (&acc)[32])
+GPU_INLINE void multiply_tile(const uint32_t (&rows)[STEPS][4], uint64_t q, float (&acc)[32])
 {
     pin(acc);
     wgmma_begin();
@@ -194,7 +190,7 @@ struct index_store {
     float scale, scales[2]; /* scales: both rows' ones, where the best are stored */
 };
 
-static __device__ __forceinline__ void store_one(const index_store &to, int list, float score)
+GPU_INLINE void store_one(const index_store &to, int list, float score)
 {
     if (to.row < to.end[list]) {
         to.scores[list * to.stride] = score * to.scale;
@@ -203,7 +199,7 @@ static __device__ __forceinline__ void store_one(const index_store &to, int list
 
 /* A lane stores one of two rows and its neighbour the other: x becomes the lane's own sum of its
  * row, y its neighbour's sum of that row. */
-static __device__ __forceinline__ void exchange_rows(float &x, float &y)
+GPU_INLINE void exchange_rows(float &x, float &y)
 {
     const bool is_high = (threadIdx.x & 1) != 0;
     const float own = is_high ? y : x;
@@ -215,8 +211,7 @@ static __device__ __forceinline__ void exchange_rows(float &x, float &y)
  * rows' sums of a thread's even and odd columns. A list of 8 columns or more has 4 lanes, of 4
  * has 2. */
 template <int HEADS>
-static __device__ __forceinline__ void store_score(const index_store &to, int list,
-                                                   float (&sum)[2][2])
+GPU_INLINE void store_score(const index_store &to, int list, float (&sum)[2][2])
 {
     const int own = threadIdx.x & 3, other = own ^ 1;
     if (HEADS == 1) {
@@ -244,8 +239,7 @@ static __device__ __forceinline__ void store_score(const index_store &to, int li
 
 /* Stores the best scores of a warp's 16 rows: of all lists in 8 columns, or of their one list. */
 template <int HEADS>
-static __device__ __forceinline__ void store_best(const index_store &to, int list,
-                                                  const float (&sum)[2][2])
+GPU_INLINE void store_best(const index_store &to, int list, const float (&sum)[2][2])
 {
     constexpr int own = HEADS == 1 ? 2 : 1; /* lists of a thread */
     const int lane = threadIdx.x & 31, first = list + (HEADS <= 4 ? (lane & 3) * 2 / HEADS : 0);
@@ -276,8 +270,8 @@ static __device__ __forceinline__ void store_best(const index_store &to, int lis
 
 /* Sums a tile's columns list by list, and stores the scores. */
 template <int HEADS, bool POOLED>
-static __device__ __forceinline__ void store_scores(const index_store &to, const float *weights,
-                                                    int tile, float least, const float (&acc)[32])
+GPU_INLINE void store_scores(const index_store &to, const float *weights, int tile, float least,
+                             const float (&acc)[32])
 {
     constexpr int last = HEADS >= 8 ? HEADS / 8 - 1 : 0; /* a list's last group of 8 columns */
     float sum[2][2] = {};                                /* one of even and one of odd columns */
@@ -306,8 +300,8 @@ static __device__ __forceinline__ void store_scores(const index_store &to, const
 }
 
 template <int KIND, int SPANS, bool POOLED>
-static __device__ __forceinline__ void score_work(const sm90_index_params &a, const index_work &w,
-                                                  index_smem &smem, char *q, char *stages)
+GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, index_smem &smem,
+                           char *q, char *stages)
 {
     using S = index_shape<KIND, SPANS>;
     const gpu_index_params &p = a.p;

@@ -16,7 +16,7 @@ struct latent_cut {
 };
 
 /* The cut that segment i starts; count is 0 if it starts none. */
-static __device__ __forceinline__ latent_cut cut_of(const gpu_schedule &plan, int32_t i)
+GPU_INLINE latent_cut cut_of(const gpu_schedule &plan, int32_t i)
 {
     /* the first part of an item begins inside its share; parallel shares belong to other items */
     const bool shares = plan.by_item == 2;
@@ -37,7 +37,7 @@ static __device__ __forceinline__ latent_cut cut_of(const gpu_schedule &plan, in
 /* The number of warps for each piece, a power of two: as many as exist for all pieces, unless a
  * warp would have fewer than MERGE_STEP of the longest cut's `count` parts. Batch-invariant items
  * have one. */
-static __device__ __forceinline__ int32_t shares_of(int32_t pieces, int32_t count)
+GPU_INLINE int32_t shares_of(int32_t pieces, int32_t count)
 {
     int32_t shares = 1;
     while (shares < MERGE_WARPS && 2 * shares * MERGE_STEP <= count &&
@@ -55,8 +55,7 @@ struct merged_piece {
 
 /* Adds a part's elements times `factor`, which has one for each row. BY_ROWS: elements 0 and 1
  * belong to the first row; else 0 and 2. */
-template <bool BY_ROWS>
-static __device__ __forceinline__ void add_numbers(float4 &to, float4 acc_o, float2 factor)
+template <bool BY_ROWS> GPU_INLINE void add_numbers(float4 &to, float4 acc_o, float2 factor)
 {
     to.x = fmaf(factor.x, acc_o.x, to.x);
     to.y = fmaf(BY_ROWS ? factor.x : factor.y, acc_o.y, to.y);
@@ -65,8 +64,7 @@ static __device__ __forceinline__ void add_numbers(float4 &to, float4 acc_o, flo
 }
 
 /* Rescales a piece to a new row_max. */
-template <bool BY_ROWS>
-static __device__ __forceinline__ float2 rescale_piece(merged_piece &x, float2 row_max)
+template <bool BY_ROWS> GPU_INLINE float2 rescale_piece(merged_piece &x, float2 row_max)
 {
     const float2 base = {softmax_base(row_max.x), softmax_base(row_max.y)};
     const float2 scores_scale = {exp2f(x.row_max.x - base.x), exp2f(x.row_max.y - base.y)};
@@ -82,8 +80,7 @@ static __device__ __forceinline__ float2 rescale_piece(merged_piece &x, float2 r
 
 /* Adds pieces, each relative to its own row_max. */
 template <bool BY_ROWS, int COUNT>
-static __device__ __forceinline__ void add_pieces(merged_piece &x,
-                                                  const merged_piece (&others)[COUNT])
+GPU_INLINE void add_pieces(merged_piece &x, const merged_piece (&others)[COUNT])
 {
     float2 row_max = x.row_max;
 #pragma unroll
@@ -104,7 +101,7 @@ static __device__ __forceinline__ void add_pieces(merged_piece &x,
     }
 }
 
-static __device__ __forceinline__ merged_piece empty_piece()
+GPU_INLINE merged_piece empty_piece()
 {
     const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     return {{zeros, zeros}, make_float2(-INFINITY, -INFINITY), make_float2(0.0f, 0.0f)};
@@ -114,9 +111,8 @@ static __device__ __forceinline__ merged_piece empty_piece()
  * COUNT pieces, whose second 512 bytes are half a part after the first; APART, the distance of a
  * lane's two rows; BY_ROWS. */
 template <class PIECES>
-static __device__ __forceinline__ merged_piece merge_parts(const gpu_schedule &plan,
-                                                           const latent_cut &cut, int32_t count,
-                                                           int piece, int32_t share, int32_t shares)
+GPU_INLINE merged_piece merge_parts(const gpu_schedule &plan, const latent_cut &cut, int32_t count,
+                                    int piece, int32_t share, int32_t shares)
 {
     const int row = PIECES::row(piece), lane = threadIdx.x & 31;
     merged_piece x = empty_piece();
@@ -145,8 +141,8 @@ static __device__ __forceinline__ merged_piece merge_parts(const gpu_schedule &p
 
 /* Adds the results of a piece's warps in a tree; the first warp gets the sum. */
 template <class PIECES>
-static __device__ __forceinline__ void add_shares(merged_piece &x, merged_piece (*others)[32],
-                                                  int32_t share, int32_t shares)
+GPU_INLINE void add_shares(merged_piece &x, merged_piece (*others)[32], int32_t share,
+                           int32_t shares)
 {
     const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) / shares * (shares / 2);
     for (int32_t half = shares / 2; half > 0; half /= 2) {
@@ -163,8 +159,7 @@ static __device__ __forceinline__ void add_shares(merged_piece &x, merged_piece 
 }
 
 /* Merges the parts of all cut items. */
-template <class PIECES>
-static __device__ __forceinline__ void merge_cuts(const sm90_latent_params &a)
+template <class PIECES> GPU_INLINE void merge_cuts(const sm90_latent_params &a)
 {
     __shared__ latent_cut cuts[MERGE_CUTS];
     __shared__ int32_t found[MERGE_CUTS / 32], longest[MERGE_CUTS / 32];

@@ -23,8 +23,7 @@ template <int ROWS> constexpr int swap_ab_part = ROWS *(LATENT_MAX_RANK + 2);
 /* Four lanes write 16 bytes of a row of out each; each lane holds 4 bytes of four such pieces.
  * `piece` gives a piece's offset. */
 template <class PLACE>
-static __device__ __forceinline__ void write_pieces(char *row, bool real, int32_t wide,
-                                                    uint32_t (&x)[4], PLACE piece)
+GPU_INLINE void write_pieces(char *row, bool real, int32_t wide, uint32_t (&x)[4], PLACE piece)
 {
     const int part = threadIdx.x & 3;
     if (wide == 8) {
@@ -51,17 +50,15 @@ struct out_row {
     int64_t token, head;
 };
 
-static __device__ __forceinline__ out_row row_of_item(const gpu_problem &p,
-                                                      const gpu_row_tile &item, int32_t row)
+GPU_INLINE out_row row_of_item(const gpu_problem &p, const gpu_row_tile &item, int32_t row)
 {
     const int32_t at = item.first_row + row, index = at / p.group;
     return {item.query_start + index, at - index * p.group};
 }
 
 /* The final factor of a row. With writes_lse, this thread writes its log-sum-exp. */
-static __device__ __forceinline__ float close_row(const gpu_params &p, const gpu_row_tile &item,
-                                                  int32_t row, float row_max, float row_sum,
-                                                  bool writes_lse)
+GPU_INLINE float close_row(const gpu_params &p, const gpu_row_tile &item, int32_t row,
+                           float row_max, float row_sum, bool writes_lse)
 {
     if (row >= item.num_rows) {
         return 0.0f;
@@ -78,10 +75,9 @@ static __device__ __forceinline__ float close_row(const gpu_params &p, const gpu
  * Of block c and rows 8 i .. 8 i + 7, a thread has dims 64 c + 16 warp + lane / 4 and that + 8 of
  * rows 8 i + 2 (lane & 3) and the next. */
 template <int KIND, int ROWS>
-static __device__ __forceinline__ void
-epilogue_swap_ab(const sm90_latent_params &a, const latent_run &run,
-                 const float (&row_max)[ROWS / 4], const float (&row_sum)[ROWS / 4],
-                 const float (&acc_o)[SWAP_AB_BLOCKS][ROWS / 2])
+GPU_INLINE void epilogue_swap_ab(const sm90_latent_params &a, const latent_run &run,
+                                 const float (&row_max)[ROWS / 4], const float (&row_sum)[ROWS / 4],
+                                 const float (&acc_o)[SWAP_AB_BLOCKS][ROWS / 2])
 {
     const gpu_params &p = a.p.attend;
     const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
@@ -134,8 +130,7 @@ epilogue_swap_ab(const sm90_latent_params &a, const latent_run &run,
 
 /* The consumer warp group that computes O^T += V^T P^T of all runs. */
 template <int KIND, int ROWS>
-static __device__ __forceinline__ void pv_consumer(const sm90_latent_params &a,
-                                                   swap_ab_shared<ROWS> &smem)
+GPU_INLINE void pv_consumer(const sm90_latent_params &a, swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
     const int lane = threadIdx.x & 31;
@@ -206,8 +201,7 @@ static __device__ __forceinline__ void pv_consumer(const sm90_latent_params &a,
     }
 }
 
-template <int ROWS>
-static __device__ __forceinline__ void init_barriers_swap_ab(swap_ab_shared<ROWS> &smem)
+template <int ROWS> GPU_INLINE void init_barriers_swap_ab(swap_ab_shared<ROWS> &smem)
 {
     barrier_init(shared_address(&smem.q_full), 1);
     barrier_init(shared_address(&smem.q_empty), 4);
@@ -260,18 +254,18 @@ template <int KIND, int PART_ROWS> struct swap_ab_pieces {
     static constexpr int ROWS = PART_ROWS, COUNT = ROWS * LATENT_MAX_RANK / 256, APART = 1;
     static constexpr bool BY_ROWS = false;
 
-    static __device__ __forceinline__ int first_row(int piece)
+    GPU_INLINE int first_row(int piece)
     {
         return (piece >> 2) % (ROWS / 8) * 8;
     }
 
-    static __device__ __forceinline__ int row(int piece)
+    GPU_INLINE int row(int piece)
     {
         return first_row(piece) + (threadIdx.x & 3) * 2;
     }
 
-    static __device__ __forceinline__ void
-    store(const sm90_latent_params &a, const gpu_row_tile &item, int piece, const merged_piece &x)
+    GPU_INLINE void store(const sm90_latent_params &a, const gpu_row_tile &item, int piece,
+                          const merged_piece &x)
     {
         const gpu_params &p = a.p.attend;
         const int lane = threadIdx.x & 31, c = (piece >> 2) / (ROWS / 8), warp = piece & 3;

@@ -65,7 +65,7 @@ template <int SLOTS> struct ring_state {
 };
 
 /* The column of the n-th slot of a tile. */
-static __device__ __forceinline__ int column_of(int n)
+GPU_INLINE int column_of(int n)
 {
     return n == 0 ? LATENT_ROPE : n - 1;
 }
@@ -75,8 +75,7 @@ struct item_queries {
     int32_t first, count, head; /* first: in the request; head: of the item's first row */
 };
 
-static __device__ __forceinline__ item_queries queries_of(const gpu_problem &p,
-                                                          const gpu_row_tile &item)
+GPU_INLINE item_queries queries_of(const gpu_problem &p, const gpu_row_tile &item)
 {
     item_queries q;
     q.first = item.first_row / p.group;
@@ -86,16 +85,14 @@ static __device__ __forceinline__ item_queries queries_of(const gpu_problem &p,
 }
 
 /* The query of an item's row. Rows out of range get the last query. */
-static __device__ __forceinline__ int32_t query_of_row(const gpu_problem &p, const item_queries &q,
-                                                       int32_t row)
+GPU_INLINE int32_t query_of_row(const gpu_problem &p, const item_queries &q, int32_t row)
 {
     return min((q.head + row) / p.group, q.count - 1);
 }
 
 /* Copies a column of a tile at any alignment. */
-static __device__ __forceinline__ void copy_column_slowly(const sm90_latent_params &a,
-                                                          const gpu_row_tile &item, int32_t first,
-                                                          int column, uint32_t to)
+GPU_INLINE void copy_column_slowly(const sm90_latent_params &a, const gpu_row_tile &item,
+                                   int32_t first, int column, uint32_t to)
 {
     const gpu_params &p = a.p.attend;
 #pragma unroll 1
@@ -117,8 +114,7 @@ static __device__ __forceinline__ void copy_column_slowly(const sm90_latent_para
 /* One warp copies all tiles. All columns of a tile are requested together, since memory delivers
  * whole rows faster than parts of them at different times. */
 template <int ROWS>
-static __device__ __forceinline__ void key_producer(const sm90_latent_params &a,
-                                                    swap_ab_shared<ROWS> &smem)
+GPU_INLINE void key_producer(const sm90_latent_params &a, swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
     const int pages = a.mapped ? GPU_TILE / a.box_rows : 1, lane = threadIdx.x & 31;
@@ -179,8 +175,7 @@ static __device__ __forceinline__ void key_producer(const sm90_latent_params &a,
 
 /* One warp copies the queries of all runs. */
 template <int ROWS>
-static __device__ __forceinline__ void query_producer(const sm90_latent_params &a,
-                                                      swap_ab_shared<ROWS> &smem)
+GPU_INLINE void query_producer(const sm90_latent_params &a, swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
     const uint32_t full = shared_address(&smem.q_full);

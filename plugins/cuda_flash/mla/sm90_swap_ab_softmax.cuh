@@ -22,8 +22,8 @@ template <int ROWS> struct softmax_state {
 };
 
 template <int ROWS>
-static __device__ __forceinline__ void begin_run(const gpu_problem &p, swap_ab_shared<ROWS> &smem,
-                                                 const gpu_row_tile &item, softmax_state<ROWS> &r)
+GPU_INLINE void begin_run(const gpu_problem &p, swap_ab_shared<ROWS> &smem,
+                          const gpu_row_tile &item, softmax_state<ROWS> &r)
 {
     const gpu_request request = request_of_row_tile(item);
     r.item = item;
@@ -51,10 +51,10 @@ static __device__ __forceinline__ void begin_run(const gpu_problem &p, swap_ab_s
  * query sees, and non-finite values of keys that some queries do not see. Rows that see such a key
  * get NaN through their scores, or P of 0. */
 template <int KIND, int ROWS>
-static __device__ __forceinline__ void
-apply_mask(const gpu_problem &p, swap_ab_shared<ROWS> &smem, const softmax_state<ROWS> &r,
-           int32_t first, const ring_state<swap_ab_shared<ROWS>::SLOTS> &place,
-           float (&acc_s)[ROWS / 2])
+GPU_INLINE void apply_mask(const gpu_problem &p, swap_ab_shared<ROWS> &smem,
+                           const softmax_state<ROWS> &r, int32_t first,
+                           const ring_state<swap_ab_shared<ROWS>::SLOTS> &place,
+                           float (&acc_s)[ROWS / 2])
 {
     const gpu_request request = request_of_row_tile(r.item);
     const int thread = threadIdx.x & 127;
@@ -115,8 +115,8 @@ apply_mask(const gpu_problem &p, swap_ab_shared<ROWS> &smem, const softmax_state
 
 /* Computes P of a tile, two rows in a register, and its sums. */
 template <int KIND, int ROWS>
-static __device__ __forceinline__ void
-exp_scores(const float (&acc_s)[ROWS / 2], uint32_t (&probs)[ROWS / 16][4], float (&sum)[ROWS / 4])
+GPU_INLINE void exp_scores(const float (&acc_s)[ROWS / 2], uint32_t (&probs)[ROWS / 16][4],
+                           float (&sum)[ROWS / 4])
 {
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
@@ -133,8 +133,8 @@ exp_scores(const float (&acc_s)[ROWS / 2], uint32_t (&probs)[ROWS / 16][4], floa
  * to the tile's maximum, and rescales scores and row_sum. All threads of the warp group get the
  * same result. */
 template <int ROWS>
-static __device__ __forceinline__ void
-update_row_max(swap_ab_shared<ROWS> &smem, softmax_state<ROWS> &r, float (&acc_s)[ROWS / 2])
+GPU_INLINE void update_row_max(swap_ab_shared<ROWS> &smem, softmax_state<ROWS> &r,
+                               float (&acc_s)[ROWS / 2])
 {
     const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     float new_max[ROWS / 4];
@@ -168,8 +168,7 @@ update_row_max(swap_ab_shared<ROWS> &smem, softmax_state<ROWS> &r, float (&acc_s
 
 /* Makes S^T and P^T of all tiles of all runs. */
 template <int KIND, int ROWS>
-static __device__ __forceinline__ void softmax_consumer(const sm90_latent_params &a,
-                                                        swap_ab_shared<ROWS> &smem)
+GPU_INLINE void softmax_consumer(const sm90_latent_params &a, swap_ab_shared<ROWS> &smem)
 {
     const gpu_params &p = a.p.attend;
     const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;

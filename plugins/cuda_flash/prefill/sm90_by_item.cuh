@@ -8,8 +8,8 @@
 
 /* Passes an item of whose rows this warp group has none, as most decodes are. */
 template <class S>
-static __device__ __forceinline__ void skip_item(prefill_shared<S> &smem, int32_t tiles, int query,
-                                                 int parity, ring_place<S::stages> &stage)
+GPU_INLINE void skip_item(prefill_shared<S> &smem, int32_t tiles, int query, int parity,
+                          ring_place<S::stages> &stage)
 {
     if (S::k_parts == 1) {
         barrier_wait(shared_address(&smem.q_full[query]), parity);
@@ -34,8 +34,7 @@ static __device__ __forceinline__ void skip_item(prefill_shared<S> &smem, int32_
 /* A consumer warp group that finishes an item before it begins the next, whose queries and keys are
  * copied during its end: where queries have one buffer, and where decodes leave it without rows. */
 template <class S>
-static __device__ __forceinline__ void consumer_by_item(const prefill_params &a,
-                                                        prefill_shared<S> &smem, int group)
+GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &smem, int group)
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);

@@ -15,8 +15,7 @@ struct prefill_out {
     float sink; /* base 2; -inf without a sink */
 };
 
-static __device__ __forceinline__ prefill_out out_of_item(const prefill_params &a,
-                                                          const prefill_item &item, int32_t row)
+GPU_INLINE prefill_out out_of_item(const prefill_params &a, const prefill_item &item, int32_t row)
 {
     const gpu_params &p = a.p;
     prefill_row at = split_row(a, row);
@@ -31,8 +30,7 @@ static __device__ __forceinline__ prefill_out out_of_item(const prefill_params &
 
 /* Returns where a row is written: the output, or the item's part where the item is cut. */
 template <class S>
-static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a,
-                                                         const prefill_item &item, int32_t row)
+GPU_INLINE prefill_out out_of_row(const prefill_params &a, const prefill_item &item, int32_t row)
 {
     if (S::cuts && item.part > 0) {
         int64_t at = (int64_t)(item.part - 1) * PREFILL_ROWS + row;
@@ -47,7 +45,7 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
     return out_of_item(a, item, row);
 }
 
-template <int KIND> static __device__ __forceinline__ float load_number(const char *row, int32_t d)
+template <int KIND> GPU_INLINE float load_number(const char *row, int32_t d)
 {
     if constexpr (KIND == KIND_BF16) {
         return float_of_bf16(((const uint16_t *)row)[d]);
@@ -56,8 +54,7 @@ template <int KIND> static __device__ __forceinline__ float load_number(const ch
 }
 
 /* Loads one element of a query or key row. */
-template <class S>
-static __device__ __forceinline__ float load_key_number(const char *row, int32_t d)
+template <class S> GPU_INLINE float load_key_number(const char *row, int32_t d)
 {
     if constexpr (S::fp8) {
         return float_of_fp8(false, ((const uint8_t *)row)[d]);
@@ -65,8 +62,7 @@ static __device__ __forceinline__ float load_key_number(const char *row, int32_t
     return load_number<S::kind>(row, d);
 }
 
-template <int KIND>
-static __device__ __forceinline__ void store_number(char *row, int32_t d, float x)
+template <int KIND> GPU_INLINE void store_number(char *row, int32_t d, float x)
 {
     if constexpr (KIND == KIND_BF16) {
         ((uint16_t *)row)[d] = bf16_of(x);
@@ -77,8 +73,8 @@ static __device__ __forceinline__ void store_number(char *row, int32_t d, float 
 
 /* Returns the address of K or V of key j. */
 template <class S>
-static __device__ __forceinline__ const char *
-row_of_key(const prefill_params &a, const gpu_cache &c, const prefill_item &item, int32_t j)
+GPU_INLINE const char *row_of_key(const prefill_params &a, const gpu_cache &c,
+                                  const prefill_item &item, int32_t j)
 {
     const gpu_params &p = a.p;
     int32_t head = S::scales == PREFILL_UNSCALED ? item.head : item.head - a.first_head;
@@ -92,9 +88,8 @@ row_of_key(const prefill_params &a, const gpu_cache &c, const prefill_item &item
 }
 
 /* The score of one key in base 2; -inf where a tree mask hides the key. */
-static __device__ __forceinline__ float score_of(const gpu_params &p, const prefill_item &item,
-                                                 int32_t index, int32_t position, float slope,
-                                                 float product, int32_t j)
+GPU_INLINE float score_of(const gpu_params &p, const prefill_item &item, int32_t index,
+                          int32_t position, float slope, float product, int32_t j)
 {
     float s = product * p.problem.scale;
     s = p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(s / p.problem.soft_cap) : s;
@@ -113,16 +108,15 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
 
 /* Whether the output is quantized. The codes are made from the 16-bit values that a plain output
  * would get. */
-template <class S> static __device__ __forceinline__ bool writes_codes(const prefill_params &a)
+template <class S> GPU_INLINE bool writes_codes(const prefill_params &a)
 {
     return S::codes && a.output.form != ATTN_OUTPUT_PLAIN;
 }
 
 /* Quantizes dims d .. d + 7 of a row. Neighbouring lanes of the warp hold the next dims. */
 template <int KIND>
-static __device__ __forceinline__ void quantize_8(const prefill_params &a, const prefill_item &item,
-                                                  int32_t row, int32_t d, bool is_there,
-                                                  uint4 numbers)
+GPU_INLINE void quantize_8(const prefill_params &a, const prefill_item &item, int32_t row,
+                           int32_t d, bool is_there, uint4 numbers)
 {
     const gpu_params &p = a.p;
     const uint32_t words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
@@ -141,8 +135,7 @@ static __device__ __forceinline__ void quantize_8(const prefill_params &a, const
 
 /* The dot product of a query and a key, whose rows are aligned to 16 bytes. Kernels with enough
  * registers read 16 bytes at a time. */
-template <class S>
-static __device__ __forceinline__ float dot_product(const char *q, const char *k, int32_t size)
+template <class S> GPU_INLINE float dot_product(const char *q, const char *k, int32_t size)
 {
     constexpr int piece = S::fp8 ? 16 : 8; /* elements in 16 bytes */
     float product = 0.0f;
@@ -169,8 +162,8 @@ static __device__ __forceinline__ float dot_product(const char *q, const char *k
  * further pass makes 128 dims of the output. Probabilities of 0 skip their value. A quantized
  * output's row goes to `out_smem` first. */
 template <class S>
-static __device__ __forceinline__ void
-recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, char *out_smem)
+GPU_INLINE void recompute_row(const prefill_params &a, const prefill_item &item, int32_t row,
+                              char *out_smem)
 {
     const gpu_params &p = a.p;
     constexpr int own = (S::dv < 128 ? S::dv : 128) / 32;
@@ -254,8 +247,8 @@ recompute_row(const prefill_params &a, const prefill_item &item, int32_t row, ch
 
 /* One warp quantizes a row that lies in shared memory. */
 template <class S>
-static __device__ __forceinline__ void
-quantize_row(const prefill_params &a, const prefill_item &item, int32_t row, const char *numbers)
+GPU_INLINE void quantize_row(const prefill_params &a, const prefill_item &item, int32_t row,
+                             const char *numbers)
 {
     const int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -268,8 +261,7 @@ quantize_row(const prefill_params &a, const prefill_item &item, int32_t row, con
 
 /* Adds packed results to `nonfinite` such that it ends non-finite if one of them is. Finite values
  * past 1e19 may raise it as well, which costs a recomputation but no accuracy. */
-template <int KIND>
-static __device__ __forceinline__ void note_nonfinite(uint32_t v, uint32_t w, uint32_t &nonfinite)
+template <int KIND> GPU_INLINE void note_nonfinite(uint32_t v, uint32_t w, uint32_t &nonfinite)
 {
     if constexpr (KIND == KIND_BF16) {
         asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(nonfinite) : "r"(v), "r"(w));
@@ -280,7 +272,7 @@ static __device__ __forceinline__ void note_nonfinite(uint32_t v, uint32_t w, ui
 }
 
 /* Whether one of two packed numbers is not finite. */
-template <int KIND> static __device__ __forceinline__ bool is_nonfinite(uint32_t w)
+template <int KIND> GPU_INLINE bool is_nonfinite(uint32_t w)
 {
     constexpr uint32_t exponent = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
     return (w & exponent) == exponent || (w >> 16 & exponent) == exponent;
@@ -288,7 +280,7 @@ template <int KIND> static __device__ __forceinline__ bool is_nonfinite(uint32_t
 
 /* The offset of 16 bytes of an output row in a warp's staging memory. Rows are swizzled as TMA does
  * or padded, so that the same chunk of 8 rows lies in different banks. */
-template <class S> static __device__ __forceinline__ int out_smem_offset(int row, int chunk)
+template <class S> GPU_INLINE int out_smem_offset(int row, int chunk)
 {
     return S::swizzles ? (chunk >> 3) * 2048 + row * 128 + ((chunk ^ row) & 7) * 16
                        : row * S::out_pitch + chunk * 16;
@@ -297,9 +289,8 @@ template <class S> static __device__ __forceinline__ int out_smem_offset(int row
 /* Copies dims first .. first + out_dims - 1 of the warp's 16 rows, the first of which is `top`,
  * from shared memory to global memory. `data` is the address of row top + (lane & 15). */
 template <class S>
-static __device__ __forceinline__ void write_rows(const prefill_params &a, const prefill_item &item,
-                                                  int32_t top, int32_t first, const char *out_smem,
-                                                  char *data)
+GPU_INLINE void write_rows(const prefill_params &a, const prefill_item &item, int32_t top,
+                           int32_t first, const char *out_smem, char *data)
 {
     /* lanes for each row, and rows at a time */
     constexpr int lanes = S::out_dims / 8, rows = 32 / lanes;
@@ -333,9 +324,8 @@ static __device__ __forceinline__ void write_rows(const prefill_params &a, const
 
 /* As write_rows, for a quantized output. */
 template <class S>
-static __device__ __forceinline__ void write_quantized_rows(const prefill_params &a,
-                                                            const prefill_item &item, int32_t top,
-                                                            int32_t first, const char *out_smem)
+GPU_INLINE void write_quantized_rows(const prefill_params &a, const prefill_item &item, int32_t top,
+                                     int32_t first, const char *out_smem)
 {
     constexpr int lanes = S::out_dims / 8, rows = 32 / lanes;
     const int lane = threadIdx.x & 31;
@@ -348,8 +338,8 @@ static __device__ __forceinline__ void write_quantized_rows(const prefill_params
 }
 
 /* Stores the warp's 16 rows from `top` on, all of them in range, as one TMA box. */
-static __device__ __forceinline__ void store_rows(const prefill_params &a, const prefill_item &item,
-                                                  int32_t top, const char *out_smem)
+GPU_INLINE void store_rows(const prefill_params &a, const prefill_item &item, int32_t top,
+                           const char *out_smem)
 {
     fence_async_proxy();
     __syncwarp(); /* all lanes have written their rows */
@@ -364,9 +354,9 @@ static __device__ __forceinline__ void store_rows(const prefill_params &a, const
 /* Writes rows `row` and row + 8 of this lane from registers: the four lanes of a row exchange their
  * numbers, so that each writes 16 bytes. For kernels without staging memory. */
 template <class S>
-static __device__ __forceinline__ void
-write_directly(const prefill_params &a, const prefill_item &item, int32_t row,
-               const float (&inv_sum)[2], const float (&acc_o)[S::dv / 2], uint32_t (&nonfinite)[2])
+GPU_INLINE void write_directly(const prefill_params &a, const prefill_item &item, int32_t row,
+                               const float (&inv_sum)[2], const float (&acc_o)[S::dv / 2],
+                               uint32_t (&nonfinite)[2])
 {
     const int part = threadIdx.x & 3;
 #pragma unroll
@@ -395,9 +385,9 @@ write_directly(const prefill_params &a, const prefill_item &item, int32_t row,
  * staging memory. acc_o is overwritten: quantization and recomputation need its registers and leave
  * zeros. */
 template <class S>
-static __device__ __forceinline__ void
-epilogue(const prefill_params &a, const prefill_item &item, int32_t row, const float (&row_max)[2],
-         const float (&row_sum)[2], float (&acc_o)[S::dv / 2], char *out_smem)
+GPU_INLINE void epilogue(const prefill_params &a, const prefill_item &item, int32_t row,
+                         const float (&row_max)[2], const float (&row_sum)[2],
+                         float (&acc_o)[S::dv / 2], char *out_smem)
 {
     const int lane = threadIdx.x & 31;
     const int32_t top = row - (lane >> 2);

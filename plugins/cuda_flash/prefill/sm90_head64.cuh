@@ -11,7 +11,7 @@
 
 /* Reads threadIdx.x at the place of the call, so that values derived from it do not occupy
  * registers from the kernel's beginning on. */
-static __device__ __forceinline__ int32_t thread_again()
+GPU_INLINE int32_t thread_again()
 {
     int32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -19,7 +19,7 @@ static __device__ __forceinline__ int32_t thread_again()
 }
 
 /* The first of a lane's two rows of an item; the second is 8 further. */
-static __device__ __forceinline__ int32_t row_of_lane()
+GPU_INLINE int32_t row_of_lane()
 {
     const int32_t thread = thread_again() - 128;
     return (thread >> 5) * 16 + (thread >> 2 & 7);
@@ -28,7 +28,7 @@ static __device__ __forceinline__ int32_t row_of_lane()
 /* Advances a matrix descriptor by `further` times 16 bytes. The shuffle from lane 0 shows the
  * compiler that the descriptor is uniform, so that it and the ring positions stay in uniform
  * registers. */
-static __device__ __forceinline__ uint64_t descriptor_here(uint64_t matrix, uint32_t further)
+GPU_INLINE uint64_t descriptor_here(uint64_t matrix, uint32_t further)
 {
     const uint32_t low = __shfl_sync(0xffffffffu, (uint32_t)matrix + further, 0);
     return (matrix & 0xffffffff00000000u) | low;
@@ -36,10 +36,10 @@ static __device__ __forceinline__ uint64_t descriptor_here(uint64_t matrix, uint
 
 /* As inner_tiles in sm90_prefill.cuh. */
 template <class S>
-static __device__ __forceinline__ void
-inner_tiles_head64(const prefill_params &a, prefill_shared<S> &smem, uint64_t q, uint64_t k,
-                   uint64_t v, int32_t tiles, ring_place<PREFILL_STAGES> before,
-                   ring_place<PREFILL_STAGES> stage, consumer_state<S> &x)
+GPU_INLINE void inner_tiles_head64(const prefill_params &a, prefill_shared<S> &smem, uint64_t q,
+                                   uint64_t k, uint64_t v, int32_t tiles,
+                                   ring_place<PREFILL_STAGES> before,
+                                   ring_place<PREFILL_STAGES> stage, consumer_state<S> &x)
 {
     const float shift[2] = {0.0f, 0.0f};
     if (S::lazy_rescale) { /* rows whose scores so far are all -inf */
@@ -100,8 +100,7 @@ template <class S> struct consumer_progress {
 };
 
 template <class S>
-static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
-                                                       prefill_shared<S> &smem, int group)
+GPU_INLINE void consumer_head64(const prefill_params &a, prefill_shared<S> &smem, int group)
 {
     static_assert(S::terms == 0 && S::scales == PREFILL_UNSCALED && !S::cuts, "as it is planned");
     const uint64_t q = descriptor_at(shared_address(smem.q[0]) + group * (64 * 128), 0, 1024),

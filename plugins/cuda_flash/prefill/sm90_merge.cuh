@@ -12,9 +12,8 @@
 
 /* Merges 8 dims of a row, starting with d, from `parts` parts that begin at `first`. */
 template <int KIND>
-static __device__ __forceinline__ void merge_dims(const prefill_params &a, const prefill_item &item,
-                                                  int32_t first, int32_t parts, int32_t row,
-                                                  int32_t d)
+GPU_INLINE void merge_dims(const prefill_params &a, const prefill_item &item, int32_t first,
+                           int32_t parts, int32_t row, int32_t d)
 {
     const int32_t size = a.p.problem.head_size_v;
     const prefill_out out = out_of_item(a, item, row);

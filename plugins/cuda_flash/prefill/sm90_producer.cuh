@@ -10,14 +10,14 @@
 #include "sm90_shape.cuh"
 
 /* The factor of an item's Q K^T: the scales of its keys and queries. */
-static __device__ __forceinline__ float scale_of_head(const prefill_params &a, int32_t head)
+GPU_INLINE float scale_of_head(const prefill_params &a, int32_t head)
 {
     return cache_scale(a.narrow[0], head) * query_scale(a.p, head);
 }
 
 /* Whether the ALiBi biases of a KV head's rows fall with the distance and the slopes fit into two
  * f16 numbers. */
-static __device__ __forceinline__ bool slopes_fall(const prefill_params &a, int32_t head)
+GPU_INLINE bool slopes_fall(const prefill_params &a, int32_t head)
 {
     bool fall = true;
     for (int32_t h = threadIdx.x & 31; h < a.p.problem.group; h += 32) {
@@ -30,8 +30,7 @@ static __device__ __forceinline__ bool slopes_fall(const prefill_params &a, int3
 /* Draws the CTA's items: first number blockIdx.x, then the next free number each time the previous
  * item is nearly copied. Every item draws once, so the CTA that draws the last number resets the
  * counter. */
-template <class S>
-static __device__ __forceinline__ void draw_items(const prefill_params &a, prefill_shared<S> &smem)
+template <class S> GPU_INLINE void draw_items(const prefill_params &a, prefill_shared<S> &smem)
 {
     constexpr int words = sizeof(prefill_item) / 4;
     static_assert(words <= 32, "a word for a lane");
@@ -97,9 +96,8 @@ static __device__ __forceinline__ void draw_items(const prefill_params &a, prefi
 }
 
 template <class S>
-static __device__ __forceinline__ void copy_query_column(const prefill_params &a,
-                                                         const prefill_item &item, uint32_t to,
-                                                         uint32_t barrier, int column)
+GPU_INLINE void copy_query_column(const prefill_params &a, const prefill_item &item, uint32_t to,
+                                  uint32_t barrier, int column)
 {
     int32_t token = item.row_tile.query_start + item.first_query;
     box_place at = {{column * 64, item.head * a.p.problem.group, token, 0, 0}};
@@ -107,9 +105,8 @@ static __device__ __forceinline__ void copy_query_column(const prefill_params &a
 }
 
 template <class S>
-static __device__ __forceinline__ void copy_queries(const prefill_params &a,
-                                                    const prefill_item &item, uint32_t to,
-                                                    uint32_t barrier, int lane)
+GPU_INLINE void copy_queries(const prefill_params &a, const prefill_item &item, uint32_t to,
+                             uint32_t barrier, int lane)
 {
     if (lane == 0) {
         barrier_arrive_expect(barrier, a.query_bytes);
@@ -123,10 +120,9 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
 /* Copies a tile's keys part by part. The queries of an item come with the parts of its first tile,
  * once the previous item's have been read, whose parity is `queries`; -1: another tile. */
 template <class S>
-static __device__ __forceinline__ void copy_parts(const prefill_params &a, prefill_shared<S> &smem,
-                                                  const prefill_item &item, uint32_t to,
-                                                  const prefill_walk &walk, const box_place &at,
-                                                  bool there, int column, int parity, int queries)
+GPU_INLINE void copy_parts(const prefill_params &a, prefill_shared<S> &smem,
+                           const prefill_item &item, uint32_t to, const prefill_walk &walk,
+                           const box_place &at, bool there, int column, int parity, int queries)
 {
     constexpr int columns = S::d / 64 / S::k_parts; /* in a part */
     const int lane = threadIdx.x & 31;
@@ -158,7 +154,7 @@ static __device__ __forceinline__ void copy_parts(const prefill_params &a, prefi
  * from the consumer warps of the same scheduler, so invariants are computed once an item and
  * coordinates are derived from the previous tile's. */
 template <class S, bool VALUES>
-static __device__ __forceinline__ void producer(const prefill_params &a, prefill_shared<S> &smem)
+GPU_INLINE void producer(const prefill_params &a, prefill_shared<S> &smem)
 {
     const int lane = threadIdx.x & 31;
     const prefill_walk &walk = VALUES ? a.v : a.k;

@@ -91,8 +91,7 @@ struct prefill_shape {
 };
 
 /* Whether scores have a term; a constant in all kernels except PREFILL_ANY. */
-template <class S>
-static __device__ __forceinline__ bool has_term(const prefill_params &a, int term)
+template <class S> GPU_INLINE bool has_term(const prefill_params &a, int term)
 {
     return ((S::terms == PREFILL_ANY ? a.terms : S::terms) & term) != 0;
 }
@@ -107,7 +106,7 @@ struct prefill_row {
     int32_t query, head;
 };
 
-static __device__ __forceinline__ prefill_row split_row(const prefill_params &a, int32_t row)
+GPU_INLINE prefill_row split_row(const prefill_params &a, int32_t row)
 {
     int32_t query = row * a.group_inverse >> 16;
     return {query, row - query * a.p.problem.group};
@@ -142,28 +141,26 @@ template <int COUNT> struct ring_place {
 };
 
 /* The first dim of an item's values, and their number. */
-template <class S> static __device__ __forceinline__ int32_t first_dim(const prefill_item &item)
+template <class S> GPU_INLINE int32_t first_dim(const prefill_item &item)
 {
     return S::wide ? item.part * S::dv : 0;
 }
 
 template <class S>
-static __device__ __forceinline__ int32_t dims_of_item(const prefill_params &a,
-                                                       const prefill_item &item)
+GPU_INLINE int32_t dims_of_item(const prefill_params &a, const prefill_item &item)
 {
     return S::wide ? min(a.p.problem.head_size_v - first_dim<S>(item), S::dv)
                    : a.p.problem.head_size_v;
 }
 
 /* The first key of an item's tile `t`. */
-static __device__ __forceinline__ int32_t tile_base(const prefill_item &item, int32_t t, int keys)
+GPU_INLINE int32_t tile_base(const prefill_item &item, int32_t t, int keys)
 {
     return (item.row_tile.k0 & ~(keys - 1)) + t * keys;
 }
 
 /* The scales of the item's keys, from its request's first key on. */
-static __device__ __forceinline__ const float *key_scales_of(const prefill_params &a,
-                                                             const prefill_item &item)
+GPU_INLINE const float *key_scales_of(const prefill_params &a, const prefill_item &item)
 {
     return a.key_scale + (item.head - a.first_head) * a.copied_rows + item.row_tile.key_start;
 }

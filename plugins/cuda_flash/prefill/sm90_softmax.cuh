@@ -19,8 +19,7 @@ struct row_bounds {
 /* The visible interval of a query. A span that contains the query's position extends the interval.
  */
 template <class S>
-static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
-                                                          const gpu_request &request, int32_t index)
+GPU_INLINE gpu_interval visible_to(const gpu_params &p, const gpu_request &request, int32_t index)
 {
     gpu_interval v = interval_of(p.problem, request, index);
     if (S::terms == PREFILL_ANY && p.problem.spans != nullptr) {
@@ -44,8 +43,8 @@ static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
 
 /* Loads the bounds of rows `row` and row + 8 of an item. */
 template <class S>
-static __device__ __forceinline__ void
-load_row_bounds(const prefill_params &a, const prefill_item &item, int32_t row, row_bounds &rows)
+GPU_INLINE void load_row_bounds(const prefill_params &a, const prefill_item &item, int32_t row,
+                                row_bounds &rows)
 {
     const gpu_params &p = a.p;
     gpu_request request = request_of_row_tile(item.row_tile);
@@ -71,8 +70,8 @@ load_row_bounds(const prefill_params &a, const prefill_item &item, int32_t row, 
 
 /* Applies tree masks and biases, which concern keys from `start` on, the step's own tokens. */
 template <int N>
-static __device__ __forceinline__ void add_tree(const prefill_params &a, const prefill_item &item,
-                                                int32_t row, int32_t key, float (&acc_s)[N])
+GPU_INLINE void add_tree(const prefill_params &a, const prefill_item &item, int32_t row,
+                         int32_t key, float (&acc_s)[N])
 {
     const gpu_params &p = a.p;
     int32_t start = item.row_tile.length - item.row_tile.query_len;
@@ -102,8 +101,7 @@ static __device__ __forceinline__ void add_tree(const prefill_params &a, const p
 }
 
 /* acc_s = tanh(acc_s x pre_scale). */
-template <int N>
-static __device__ __forceinline__ void apply_softcap(float pre_scale, float (&acc_s)[N])
+template <int N> GPU_INLINE void apply_softcap(float pre_scale, float (&acc_s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -114,9 +112,8 @@ static __device__ __forceinline__ void apply_softcap(float pre_scale, float (&ac
 /* Adds linear ALiBi to a tile whose keys are all at or before every row's position. The part that a
  * lane's keys share goes to `shift`, in base 2. `key` is the lane's first. */
 template <int N>
-static __device__ __forceinline__ void add_linear_alibi(const prefill_params &a,
-                                                        const row_bounds &rows, int32_t key,
-                                                        float (&acc_s)[N], float (&shift)[2])
+GPU_INLINE void add_linear_alibi(const prefill_params &a, const row_bounds &rows, int32_t key,
+                                 float (&acc_s)[N], float (&shift)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -138,7 +135,7 @@ struct prefill_ramp {
 };
 
 /* Splits x into three 16-bit numbers; in f16 the first is in units of 256. */
-template <int KIND> static __device__ __forceinline__ void split_slope(float x, float (&parts)[3])
+template <int KIND> GPU_INLINE void split_slope(float x, float (&parts)[3])
 {
 #pragma unroll
     for (int i = 0; i < 3; i++) {
@@ -154,8 +151,7 @@ template <int KIND> static __device__ __forceinline__ void split_slope(float x, 
 }
 
 template <class S>
-static __device__ __forceinline__ prefill_ramp ramp_of_rows(const row_bounds &rows,
-                                                            float scale_log2, int32_t base)
+GPU_INLINE prefill_ramp ramp_of_rows(const row_bounds &rows, float scale_log2, int32_t base)
 {
     const int place = threadIdx.x & 3;
     prefill_ramp ramp;
@@ -175,7 +171,7 @@ static __device__ __forceinline__ prefill_ramp ramp_of_rows(const row_bounds &ro
 
 /* Fills the right operand of the k-step: rows of 8 numbers, three of which hold a key's position.
  * One more group of keys follows the last, since wgmma reads it; it meets zeros. */
-template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
+template <class S> GPU_INLINE void fill_ramp(char *ramp)
 {
     for (int key = threadIdx.x; key < S::ramp_bytes / 16; key += S::threads) {
         const float unit = S::kind == KIND_BF16 ? 1.0f : (float)PREFILL_RAMP_UNIT,
@@ -188,8 +184,7 @@ template <class S> static __device__ __forceinline__ void fill_ramp(char *ramp)
 
 /* Multiplies acc_s by the scales of its keys; `scales` points to the scale of the lane's first key.
  */
-template <int N>
-static __device__ __forceinline__ void scale_keys(const float *scales, float (&acc_s)[N])
+template <int N> GPU_INLINE void scale_keys(const float *scales, float (&acc_s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) {
@@ -200,16 +195,12 @@ static __device__ __forceinline__ void scale_keys(const float *scales, float (&a
 }
 
 /* An item's factor before a soft cap, and its factor of scores in base 2. */
-template <class S>
-static __device__ __forceinline__ float pre_scale_of(const prefill_params &a,
-                                                     const prefill_item &item)
+template <class S> GPU_INLINE float pre_scale_of(const prefill_params &a, const prefill_item &item)
 {
     return S::by_head ? a.pre_scale * item.scale : a.pre_scale;
 }
 
-template <class S>
-static __device__ __forceinline__ float scale_log2_of(const prefill_params &a,
-                                                      const prefill_item &item)
+template <class S> GPU_INLINE float scale_log2_of(const prefill_params &a, const prefill_item &item)
 {
     return S::by_head && S::terms != PREFILL_CAPPED ? a.scale_log2 * item.scale : a.scale_log2;
 }
@@ -217,9 +208,9 @@ static __device__ __forceinline__ float scale_log2_of(const prefill_params &a,
 /* Applies the terms to the products. Scores are then in units of a.scale_log2, apart from what goes
  * to `shift`. */
 template <class S, int N>
-static __device__ __forceinline__ void add_terms(const prefill_params &a, const prefill_item &item,
-                                                 const row_bounds &rows, int32_t row, int32_t key,
-                                                 bool inner, float (&acc_s)[N], float (&shift)[2])
+GPU_INLINE void add_terms(const prefill_params &a, const prefill_item &item, const row_bounds &rows,
+                          int32_t row, int32_t key, bool inner, float (&acc_s)[N],
+                          float (&shift)[2])
 {
     if (has_term<S>(a, PREFILL_CAPPED)) {
         apply_softcap(pre_scale_of<S>(a, item), acc_s);
@@ -250,8 +241,7 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
 /* Sets keys that a row does not see to -inf, NaN too. `key` is the lane's first, `base` the tile's.
  */
 template <int N>
-static __device__ __forceinline__ void apply_mask(const row_bounds &rows, int32_t base, int32_t key,
-                                                  float (&acc_s)[N])
+GPU_INLINE void apply_mask(const row_bounds &rows, int32_t base, int32_t key, float (&acc_s)[N])
 {
     int32_t end = base + 2 * N - 1;
     const int32_t last[2] = {rows.last[0] - key, rows.last[1] - key};
@@ -271,14 +261,14 @@ static __device__ __forceinline__ void apply_mask(const row_bounds &rows, int32_
 }
 
 /* The maximum over the four lanes of a row. */
-static __device__ __forceinline__ float quad_max(float x)
+GPU_INLINE float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 /* The maximum of a lane's scores of row r; two chains halve the latency. */
-template <int N> static __device__ __forceinline__ float thread_max(const float (&acc_s)[N], int r)
+template <int N> GPU_INLINE float thread_max(const float (&acc_s)[N], int r)
 {
     float high = acc_s[2 * r], other = acc_s[2 * r + 1];
 #pragma unroll
@@ -300,8 +290,8 @@ template <int N> static __device__ __forceinline__ float thread_max(const float 
 /* For lazy_rescale: raises row_max, here a reference in base 2 and not the true maximum, only when
  * row_sum gets large. bf16 has the exponents of float32, so inner tiles need no maximum of their
  * scores. Returns true if scores_scale of a row of the warp is below 1. */
-static __device__ __forceinline__ bool lazy_update_row_max(float (&row_max)[2], float (&row_sum)[2],
-                                                           float (&scores_scale)[2])
+GPU_INLINE bool lazy_update_row_max(float (&row_max)[2], float (&row_sum)[2],
+                                    float (&scores_scale)[2])
 {
     scores_scale[0] = scores_scale[1] = 1.0f;
     if (!__any_sync(0xffffffffu, fmaxf(row_sum[0], row_sum[1]) > PREFILL_RESCALE_SUM)) {
@@ -322,7 +312,7 @@ static __device__ __forceinline__ bool lazy_update_row_max(float (&row_max)[2], 
 
 /* Makes row_max finite for rows without visible keys so far, before a tile whose maximum is not
  * computed. */
-static __device__ __forceinline__ void init_row_max(float (&row_max)[2])
+GPU_INLINE void init_row_max(float (&row_max)[2])
 {
     row_max[0] = row_max[0] == -INFINITY ? 0.0f : row_max[0];
     row_max[1] = row_max[1] == -INFINITY ? 0.0f : row_max[1];
@@ -332,9 +322,8 @@ static __device__ __forceinline__ void init_row_max(float (&row_max)[2])
  * without lazy_rescale; with lazy_rescale, scores_scale already holds the factor of
  * lazy_update_row_max. */
 template <class S, int N>
-static __device__ __forceinline__ void update_row_max(float scale_log2, const float (&shift)[2],
-                                                      const float (&acc_s)[N], float (&row_max)[2],
-                                                      float (&row_sum)[2], float (&scores_scale)[2])
+GPU_INLINE void update_row_max(float scale_log2, const float (&shift)[2], const float (&acc_s)[N],
+                               float (&row_max)[2], float (&row_sum)[2], float (&scores_scale)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -351,9 +340,8 @@ static __device__ __forceinline__ void update_row_max(float scale_log2, const fl
 
 /* acc_s becomes P = exp2(acc_s x scale_log2 + shift - row_max), and row_sum grows by it. */
 template <int N>
-static __device__ __forceinline__ void
-scale_apply_exp2(float scale_log2, const float (&shift)[2], float (&acc_s)[N],
-                 const float (&row_max)[2], float (&row_sum)[2])
+GPU_INLINE void scale_apply_exp2(float scale_log2, const float (&shift)[2], float (&acc_s)[N],
+                                 const float (&row_max)[2], float (&row_sum)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -9,19 +9,19 @@
 #include "cuda_flash/kinds.h"
 #include "gpu/device/target.h"
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
+GPU_INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-static __device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t address)
+GPU_INLINE void load4(uint32_t (&r)[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(address));
 }
 
-static __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t address)
+GPU_INLINE void load4_transposed(uint32_t (&r)[4], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -29,7 +29,7 @@ static __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32
 }
 
 /* Transposes 8 x 8 two-byte elements, a row in four lanes. */
-static __device__ __forceinline__ uint32_t transpose(uint32_t x)
+GPU_INLINE uint32_t transpose(uint32_t x)
 {
     uint32_t y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -37,7 +37,7 @@ static __device__ __forceinline__ uint32_t transpose(uint32_t x)
 }
 
 /* Transposes 4 x 4 words of four neighbouring lanes. */
-static __device__ __forceinline__ void transpose_4x4(uint32_t (&x)[4])
+GPU_INLINE void transpose_4x4(uint32_t (&x)[4])
 {
     const bool odd = (threadIdx.x & 1) != 0, upper = (threadIdx.x & 2) != 0;
 #pragma unroll
@@ -56,8 +56,7 @@ static __device__ __forceinline__ void transpose_4x4(uint32_t (&x)[4])
 
 /* c += a b, 16 x 16 by 16 x 8; kinds of 8 and 4 bits multiply in f16. */
 template <int KIND>
-static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1)
+GPU_INLINE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     if constexpr (KIND == KIND_BF16) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
@@ -73,8 +72,7 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&
 }
 
 /* c += a b, 16 x 8 by 8 x 8 of f16. */
-static __device__ __forceinline__ void multiply_shallow(float (&c)[4], uint32_t a0, uint32_t a1,
-                                                        uint32_t b)
+GPU_INLINE void multiply_shallow(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
                  "{%0,%1,%2,%3};"
@@ -83,8 +81,7 @@ static __device__ __forceinline__ void multiply_shallow(float (&c)[4], uint32_t 
 }
 
 /* c += a b, 16 x 32 unsigned bytes by 32 x 8 signed bytes. */
-static __device__ __forceinline__ void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4],
-                                                      uint32_t b0, uint32_t b1)
+GPU_INLINE void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%0,%1,%2,%3};"
@@ -97,14 +94,14 @@ struct tf32_pair {
     float high, low;
 };
 
-static __device__ __forceinline__ tf32_pair split_float(float x)
+GPU_INLINE tf32_pair split_float(float x)
 {
     float high = __uint_as_float(__float_as_uint(x) & 0xffffe000u);
     return {high, isfinite(x) ? x - high : 0.0f};
 }
 
-static __device__ __forceinline__ void multiply_tf32(float (&c)[4], float a0, float a1, float a2,
-                                                     float a3, float b0, float b1)
+GPU_INLINE void multiply_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0,
+                              float b1)
 {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
                  "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -116,21 +113,20 @@ static __device__ __forceinline__ void multiply_tf32(float (&c)[4], float a0, fl
 /* high + low += a b, 16 x 8 by 8 x 8 of float32, without the product of both low parts. The tensor
  * cores truncate sums to 24 bits, so a long chain drifts. Therefore `high` must start from zero
  * after a few products and be added in float32; `low` is small and may go on, and may be `high`. */
-static __device__ __forceinline__ void multiply_floats(float (&high)[4], float (&low)[4],
-                                                       const tf32_pair (&a)[4], tf32_pair b0,
-                                                       tf32_pair b1)
+GPU_INLINE void multiply_floats(float (&high)[4], float (&low)[4], const tf32_pair (&a)[4],
+                                tf32_pair b0, tf32_pair b1)
 {
     multiply_tf32(low, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
     multiply_tf32(low, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
     multiply_tf32(high, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
 }
 
-static __device__ __forceinline__ void add_sums(float (&c)[4], const float (&sums)[4])
+GPU_INLINE void add_sums(float (&c)[4], const float (&sums)[4])
 {
     c[0] += sums[0], c[1] += sums[1], c[2] += sums[2], c[3] += sums[3];
 }
 
-template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, float b)
+template <int KIND> GPU_INLINE uint32_t pack2(float a, float b)
 {
     uint32_t r;
     if constexpr (KIND == KIND_BF16) {
@@ -142,7 +138,7 @@ template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, fl
     return r;
 }
 
-static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+GPU_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b)
 {
     __half2 v = __hmul2(*(__half2 *)&a, *(__half2 *)&b);
     return *(uint32_t *)&v;
@@ -151,7 +147,7 @@ static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t 
 /* Converts two fp8 numbers in bits 0 .. 15 to two f16, exactly. Before sm_89, the 7 bits of an e4m3
  * in the middle of an f16 are 2^-8 times its value, and NaN becomes 0x7fff as with the instruction.
  */
-template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t two)
+template <int KIND> GPU_INLINE uint32_t widen(uint32_t two)
 {
     if constexpr (KIND == KIND_E5M2) {
         return __byte_perm(two, 0, 0x1404);
@@ -168,7 +164,7 @@ template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t tw
 }
 
 /* Starts a copy of 16 bytes, of which `bytes` (0 or 16) are read and the rest become zero. */
-static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int bytes)
+GPU_INLINE void copy16(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(bytes)
@@ -176,53 +172,53 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int
 }
 
 /* As copy16, for 8 and 4 bytes. */
-static __device__ __forceinline__ void copy8(uint32_t to, const void *from, int bytes)
+GPU_INLINE void copy8(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 
-static __device__ __forceinline__ void copy4(uint32_t to, const void *from, int bytes)
+GPU_INLINE void copy4(uint32_t to, const void *from, int bytes)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 
 /* Waits for this thread's copies. */
-static __device__ __forceinline__ void wait_for_copies()
+GPU_INLINE void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 /* Commits a group of this thread's copies. */
-static __device__ __forceinline__ void commit_copies()
+GPU_INLINE void commit_copies()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /* Waits for this thread's groups of copies except the last N. */
-template <int N> static __device__ __forceinline__ void wait_for_copies_but()
+template <int N> GPU_INLINE void wait_for_copies_but()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
+GPU_INLINE void barrier_init(uint32_t barrier, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+GPU_INLINE void barrier_arrive(uint32_t barrier)
 {
     asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(barrier) : "memory");
 }
 
 /* Arrives when this thread's copies so far have completed. */
-static __device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier)
+GPU_INLINE void barrier_arrive_copies(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
+GPU_INLINE void barrier_expect(uint32_t barrier, int bytes)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
@@ -231,7 +227,7 @@ static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int byte
 #endif
 }
 
-static __device__ __forceinline__ void fetch_map(const void *map)
+GPU_INLINE void fetch_map(const void *map)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -239,8 +235,8 @@ static __device__ __forceinline__ void fetch_map(const void *map)
 }
 
 /* Starts a copy of a box of a TMA map to shared memory; the barrier counts its bytes. */
-static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int dim, int slot,
-                                                int head, int block, uint32_t barrier)
+GPU_INLINE void copy_box(uint32_t to, const void *map, int dim, int slot, int head, int block,
+                         uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -252,8 +248,7 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, in
 
 /* Starts a copy of `bytes` contiguous bytes, a multiple of 16 and aligned to 16; the barrier counts
  * them. */
-static __device__ __forceinline__ void copy_span(uint32_t to, const void *from, int bytes,
-                                                 uint32_t barrier)
+GPU_INLINE void copy_span(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -264,14 +259,14 @@ static __device__ __forceinline__ void copy_span(uint32_t to, const void *from, 
 }
 
 /* Orders earlier ordinary accesses to shared memory before later ones by TMA and wgmma. */
-static __device__ __forceinline__ void fence_async_proxy()
+GPU_INLINE void fence_async_proxy()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-static __device__ __forceinline__ bool barrier_test(uint32_t barrier, int phase)
+GPU_INLINE bool barrier_test(uint32_t barrier, int phase)
 {
     uint32_t done;
 #if __CUDA_ARCH__ >= 900
@@ -291,32 +286,32 @@ static __device__ __forceinline__ bool barrier_test(uint32_t barrier, int phase)
 }
 
 /* Waits until the barrier has completed the phase of this parity. */
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase)
+GPU_INLINE void barrier_wait(uint32_t barrier, int phase)
 {
     while (!barrier_test(barrier, phase)) {
     }
 }
 
 /* The named barrier of the 128 consumer threads. */
-static __device__ __forceinline__ void barrier_consumers()
+GPU_INLINE void barrier_consumers()
 {
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
 /* The named barrier of the 64 producer threads. */
-static __device__ __forceinline__ void barrier_producers()
+GPU_INLINE void barrier_producers()
 {
     asm volatile("bar.sync 2, 64;" ::: "memory");
 }
 
 /* The compiler does not move loads across this. */
-static __device__ __forceinline__ void keep_order_of_loads()
+GPU_INLINE void keep_order_of_loads()
 {
     asm volatile("" ::: "memory");
 }
 
 /* 1 / x, accurate to one unit in the last place. */
-static __device__ __forceinline__ float fast_reciprocal(float x)
+GPU_INLINE float fast_reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -324,7 +319,7 @@ static __device__ __forceinline__ float fast_reciprocal(float x)
 }
 
 /* 2^x; results below 2^-126 are 0. */
-static __device__ __forceinline__ float fast_exp2(float x)
+GPU_INLINE float fast_exp2(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -332,7 +327,7 @@ static __device__ __forceinline__ float fast_exp2(float x)
 }
 
 /* Programmatic dependent launch: waits for the writes of earlier kernels. */
-static __device__ __forceinline__ void wait_for_earlier_kernels()
+GPU_INLINE void wait_for_earlier_kernels()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

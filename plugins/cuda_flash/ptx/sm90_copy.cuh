@@ -7,7 +7,7 @@
 #include "ptx.cuh"
 
 /* Arrives, and announces `bytes` of copies. */
-static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int bytes)
+GPU_INLINE void barrier_arrive_expect(uint32_t barrier, int bytes)
 {
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(barrier),
                  "r"(bytes)
@@ -15,8 +15,7 @@ static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, i
 }
 
 /* Prefetches a box of a TMA map to the L2. */
-static __device__ __forceinline__ void fetch_box(const void *map, int dim, int slot, int head,
-                                                 int block)
+GPU_INLINE void fetch_box(const void *map, int dim, int slot, int head, int block)
 {
     asm volatile(
         "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
@@ -25,24 +24,24 @@ static __device__ __forceinline__ void fetch_box(const void *map, int dim, int s
 }
 
 /* Prefetches bytes to the L2; address and count are multiples of 16. */
-static __device__ __forceinline__ void fetch_bytes(const void *from, int bytes)
+GPU_INLINE void fetch_bytes(const void *from, int bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-static __device__ __forceinline__ void fetch_line(const void *from)
+GPU_INLINE void fetch_line(const void *from)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 
 /* Makes initialized barriers visible to TMA. */
-static __device__ __forceinline__ void fence_barriers()
+GPU_INLINE void fence_barriers()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 /* True in one thread of the warp; all of them call. */
-static __device__ __forceinline__ bool elected()
+GPU_INLINE bool elected()
 {
     uint32_t is;
     asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(is));
@@ -53,8 +52,7 @@ struct box_place {
     int32_t x[5];
 };
 
-static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, const box_place &at,
-                                                 uint32_t barrier)
+GPU_INLINE void copy_box5(uint32_t to, const void *map, const box_place &at, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
@@ -64,8 +62,7 @@ static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, c
 }
 
 /* Starts a store of a box from shared memory; the same thread waits for it. */
-static __device__ __forceinline__ void store_box4(const void *map, int x0, int x1, int x2, int x3,
-                                                  uint32_t from)
+GPU_INLINE void store_box4(const void *map, int x0, int x1, int x2, int x3, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
                  "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
@@ -75,14 +72,14 @@ static __device__ __forceinline__ void store_box4(const void *map, int x0, int x
 }
 
 /* Waits until this thread's stores have read shared memory. */
-static __device__ __forceinline__ void wait_for_stored_boxes()
+GPU_INLINE void wait_for_stored_boxes()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 /* Stores four 8 x 8 matrices of 16-bit elements, two elements of each in a lane. Lane i gives the
  * address of row i & 7 of matrix i >> 3. */
-static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (&r)[4])
+GPU_INLINE void store4(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -90,7 +87,7 @@ static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (
 }
 
 /* As store4, transposed: lane i gives the address of column i & 7. */
-static __device__ __forceinline__ void store4_transposed(uint32_t address, const uint32_t (&r)[4])
+GPU_INLINE void store4_transposed(uint32_t address, const uint32_t (&r)[4])
 {
     asm volatile(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -99,14 +96,14 @@ static __device__ __forceinline__ void store4_transposed(uint32_t address, const
 }
 
 /* This CTA's rank in its cluster, and the cluster's size. */
-static __device__ __forceinline__ uint32_t cluster_rank()
+GPU_INLINE uint32_t cluster_rank()
 {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-static __device__ __forceinline__ uint32_t cluster_size()
+GPU_INLINE uint32_t cluster_size()
 {
     uint32_t size;
     asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
@@ -114,7 +111,7 @@ static __device__ __forceinline__ uint32_t cluster_size()
 }
 
 /* Waits for all threads of all CTAs of the cluster. */
-static __device__ __forceinline__ void sync_cluster()
+GPU_INLINE void sync_cluster()
 {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
@@ -122,7 +119,7 @@ static __device__ __forceinline__ void sync_cluster()
 }
 
 /* The address in another CTA of the cluster that corresponds to `address` here. */
-static __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint32_t rank)
+GPU_INLINE uint32_t remote_address(uint32_t address, uint32_t rank)
 {
     uint32_t remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -130,13 +127,13 @@ static __device__ __forceinline__ uint32_t remote_address(uint32_t address, uint
 }
 
 /* Arrives at another CTA's barrier. This orders only this thread's reads, not its writes. */
-static __device__ __forceinline__ void barrier_arrive_remote(uint32_t remote)
+GPU_INLINE void barrier_arrive_remote(uint32_t remote)
 {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 
 /* As barrier_wait, for arrivals of other CTAs as well. */
-static __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, int phase)
+GPU_INLINE void barrier_wait_cluster(uint32_t barrier, int phase)
 {
     uint32_t done = 0;
     while (done == 0) {
@@ -150,8 +147,8 @@ static __device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, in
 
 /* As copy_span, to the same address in all CTAs of the cluster whose bit in `ranks` is set, and to
  * their barriers. */
-static __device__ __forceinline__ void copy_span_to_all(uint32_t to, const void *from, int bytes,
-                                                        uint32_t barrier, uint32_t ranks)
+GPU_INLINE void copy_span_to_all(uint32_t to, const void *from, int bytes, uint32_t barrier,
+                                 uint32_t ranks)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -160,24 +157,24 @@ static __device__ __forceinline__ void copy_span_to_all(uint32_t to, const void 
 }
 
 /* Set the registers of each thread of this warp group. */
-template <int COUNT> static __device__ __forceinline__ void dealloc_registers()
+template <int COUNT> GPU_INLINE void dealloc_registers()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-template <int COUNT> static __device__ __forceinline__ void alloc_registers()
+template <int COUNT> GPU_INLINE void alloc_registers()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 /* The named barrier of one warp group. */
-static __device__ __forceinline__ void barrier_group(int id)
+GPU_INLINE void barrier_group(int id)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
 /* As barrier_group; returns whether any of its threads passed true. */
-static __device__ __forceinline__ bool barrier_group_any(int id, bool here)
+GPU_INLINE bool barrier_group_any(int id, bool here)
 {
     uint32_t any;
     asm volatile("{.reg .pred p, q; setp.ne.u32 q, %2, 0; bar.red.or.pred p, %1, 128, q; "
@@ -188,14 +185,14 @@ static __device__ __forceinline__ bool barrier_group_any(int id, bool here)
     return any != 0;
 }
 
-static __device__ __forceinline__ float fast_tanh(float x)
+GPU_INLINE float fast_tanh(float x)
 {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-static __device__ __forceinline__ float fast_sqrt(float x)
+GPU_INLINE float fast_sqrt(float x)
 {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

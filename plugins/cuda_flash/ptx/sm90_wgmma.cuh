@@ -13,31 +13,28 @@
  * groups of 8 rows; column: bytes between columns of 128 bytes, for MN-major operands. The address
  * is uniform; it is read from one lane, so that the compiler knows this and keeps it in uniform
  * registers. */
-static __device__ __forceinline__ uint64_t descriptor_at(uint32_t address, uint32_t column,
-                                                         uint32_t group)
+GPU_INLINE uint64_t descriptor_at(uint32_t address, uint32_t column, uint32_t group)
 {
     uint32_t low = __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4 | (column >> 4) << 16, 0);
     return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
 }
 
 /* The same, computed at the place of use, for an address that the compiler knows to be uniform. */
-static __device__ __forceinline__ uint64_t descriptor_uniform(uint32_t address, uint32_t column,
-                                                              uint32_t group)
+GPU_INLINE uint64_t descriptor_uniform(uint32_t address, uint32_t column, uint32_t group)
 {
     return (uint64_t)(1u << 30 | group >> 4) << 32 | (address & 0x3ffff) >> 4 | (column >> 4) << 16;
 }
 
 /* The descriptor of a matrix without swizzle. column: bytes between groups of 8 rows by 16 bytes of
  * the same rows, group: of the same columns. */
-static __device__ __forceinline__ uint64_t descriptor_unswizzled(uint32_t address, uint32_t column,
-                                                                 uint32_t group)
+GPU_INLINE uint64_t descriptor_unswizzled(uint32_t address, uint32_t column, uint32_t group)
 {
     return descriptor_at(address, column, group) & ~((uint64_t)1 << 62);
 }
 
 /* Hides a descriptor's origin, so that the sum with `further` is computed at the place of use. Sums
  * computed before a loop would occupy registers and be moved to uniform ones one by one. */
-static __device__ __forceinline__ uint64_t descriptor_again(uint64_t matrix, uint32_t further = 0)
+GPU_INLINE uint64_t descriptor_again(uint64_t matrix, uint32_t further = 0)
 {
     uint32_t low = (uint32_t)matrix + further;
     asm volatile("mov.b32 %0, %0;" : "+r"(low));
@@ -46,7 +43,7 @@ static __device__ __forceinline__ uint64_t descriptor_again(uint64_t matrix, uin
 
 /* Keeps registers of a wgmma in place: their values are complete before it, and they are not moved
  * while it runs. */
-template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
+template <int N> GPU_INLINE void pin(float (&x)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -54,25 +51,25 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
     }
 }
 
-static __device__ __forceinline__ void wgmma_begin()
+GPU_INLINE void wgmma_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void wgmma_commit()
+GPU_INLINE void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* Waits for all committed groups except the last LEFT. */
-template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
+template <int LEFT> GPU_INLINE void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 /* As wgmma_wait, but not before x is computed: ptxas would move the wait before the computation of
  * x, which needs no wgmma. x is never negative, so no thread sleeps. */
-template <int LEFT> static __device__ __forceinline__ void wgmma_wait_after(float x)
+template <int LEFT> GPU_INLINE void wgmma_wait_after(float x)
 {
     if (x < 0.0f) {
         asm volatile("nanosleep.u32 1;" ::: "memory");
@@ -145,16 +142,14 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_after(floa
 
 /* d = a b, or d += a b with `adds`; both operands are K-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_ss(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
-                                                int adds)
+GPU_INLINE void wgmma_ss(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b, int adds)
 {
     WGMMA_KINDS(WGMMA_SS, ", 0, 0")
 }
 
 /* The same; with TRANSPOSED a is MN-major. */
 template <int KIND, int COLUMNS, bool TRANSPOSED>
-static __device__ __forceinline__ void wgmma_ss_small_n(float (&d)[COLUMNS / 2], uint64_t a,
-                                                        uint64_t b, int adds)
+GPU_INLINE void wgmma_ss_small_n(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b, int adds)
 {
     if constexpr (TRANSPOSED) {
         WGMMA_KINDS(WGMMA_SS, ", 1, 0")
@@ -165,8 +160,7 @@ static __device__ __forceinline__ void wgmma_ss_small_n(float (&d)[COLUMNS / 2],
 
 /* As wgmma_ss in e4m3, with k = 32. */
 template <int COLUMNS>
-static __device__ __forceinline__ void wgmma_ss_fp8(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
-                                                    int adds)
+GPU_INLINE void wgmma_ss_fp8(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b, int adds)
 {
     WGMMA_COLUMNS(WGMMA_SS, "e4m3.e4m3", "32", "")
 }
@@ -174,31 +168,29 @@ static __device__ __forceinline__ void wgmma_ss_fp8(float (&d)[COLUMNS / 2], uin
 /* d = a b, or d += a b with `adds`; a is in registers, packed from accumulators of 16 columns; b is
  * MN-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_rs(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
-                                                uint64_t b, int adds = 1)
+GPU_INLINE void wgmma_rs(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int adds = 1)
 {
     WGMMA_KINDS(WGMMA_RS, ", 1")
 }
 
 /* As wgmma_rs, but b is K-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_rs_bk(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
-                                                   uint64_t b, int adds = 1)
+GPU_INLINE void wgmma_rs_bk(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b,
+                            int adds = 1)
 {
     WGMMA_KINDS(WGMMA_RS, ", 0")
 }
 
 /* As wgmma_rs_bk in e4m3, with k = 32. */
 template <int COLUMNS>
-static __device__ __forceinline__ void wgmma_rs_fp8(float (&d)[COLUMNS / 2], const uint32_t (&a)[4],
-                                                    uint64_t b, int adds)
+GPU_INLINE void wgmma_rs_fp8(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int adds)
 {
     WGMMA_COLUMNS(WGMMA_RS, "e4m3.e4m3", "32", "")
 }
 
 /* d += a b; a as in wgmma_ss, b MN-major. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_ss_bmn(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
+GPU_INLINE void wgmma_ss_bmn(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b)
 {
     WGMMA_KINDS(WGMMA_SS_ALWAYS, ", 0, 1")
 }

@@ -10,7 +10,7 @@
 
 /* The lane's index, recomputed at the place of the call, so that addresses derived from it do not
  * occupy registers between uses. */
-static __device__ __forceinline__ int32_t lane_again()
+GPU_INLINE int32_t lane_again()
 {
     int32_t lane = lane_index();
     asm volatile("mov.b32 %0, %0;" : "+r"(lane));
@@ -19,29 +19,26 @@ static __device__ __forceinline__ int32_t lane_again()
 
 /* The offset of 16-byte column `column` of a row in chunk_keys and chunk_head: tiles of CHUNK rows
  * of 128 bytes, as wgmma reads them. tile_at omits the swizzle: */
-template <int COLUMNS>
-static __device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t column)
+template <int COLUMNS> GPU_INLINE uint32_t tile_at(int32_t row, int32_t column)
 {
     static_assert(COLUMNS == 8 || COLUMNS == 16, "8 or 16 columns");
     return (uint32_t)((column >> 3) * CHUNK + row) * 128;
 }
 
-template <int COLUMNS>
-static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
+template <int COLUMNS> GPU_INLINE uint32_t place16(int32_t row, int32_t column)
 {
     return tile_at<COLUMNS>(row, column) + (uint32_t)((column ^ row) & 7) * 16;
 }
 
 /* The flag of a key head's part of a chunk (sm80_delta_flag_bytes). */
-static __device__ __forceinline__ uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk,
-                                                    int32_t key_head)
+GPU_INLINE uint32_t *flag_of(const sm80_delta_params &a, int32_t chunk, int32_t key_head)
 {
     return (uint32_t *)(a.memory + chunk * a.chunk_bytes + a.heads_at +
                         a.p.num_v_heads * (int64_t)sizeof(chunk_head)) +
            key_head;
 }
 
-template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t bits)
+template <int KIND> GPU_INLINE float2 two_floats(uint32_t bits)
 {
     if constexpr (KIND == KIND_BF16) {
         return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
@@ -51,21 +48,19 @@ template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t
 }
 
 /* A bf16 or f16. */
-static __device__ __forceinline__ float narrow_number(uint16_t bits, int32_t dtype)
+GPU_INLINE float narrow_number(uint16_t bits, int32_t dtype)
 {
     return dtype == ATTN_DTYPE_BF16 ? float_of_bf16(bits) : float_of_half_bits(bits);
 }
 
 /* Row d of a head's state. */
-static __device__ __forceinline__ char *state_bytes_at(const gpu_delta_params &p, int32_t slot,
-                                                       int32_t head, int32_t d)
+GPU_INLINE char *state_bytes_at(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
 {
     int64_t bytes = p.rule.state_dtype == ATTN_DTYPE_F32 ? 4 : 2;
     return p.state + slot * p.state_slot + head * p.state_head + d * p.head_size_k * bytes;
 }
 
-static __device__ __forceinline__ float load_state(const gpu_delta_params &p, const char *row,
-                                                   int32_t d)
+GPU_INLINE float load_state(const gpu_delta_params &p, const char *row, int32_t d)
 {
     int32_t dtype = p.rule.state_dtype;
     return dtype == ATTN_DTYPE_F32 ? ((const float *)row)[d]
@@ -73,8 +68,7 @@ static __device__ __forceinline__ float load_state(const gpu_delta_params &p, co
 }
 
 /* Stores a number and returns it as it was stored. */
-static __device__ __forceinline__ float store_state(const gpu_delta_params &p, char *row, int32_t d,
-                                                    float x)
+GPU_INLINE float store_state(const gpu_delta_params &p, char *row, int32_t d, float x)
 {
     int32_t dtype = p.rule.state_dtype;
     if (dtype == ATTN_DTYPE_F32) {
@@ -90,7 +84,7 @@ struct row_scale {
     float scale, inverse;
 };
 
-static __device__ __forceinline__ row_scale scale_of(float largest, int32_t bits)
+GPU_INLINE row_scale scale_of(float largest, int32_t bits)
 {
     int32_t exponent = (int32_t)(float_bits(largest) >> 23) - bits;
     exponent = min(max(exponent, 20), 240);
@@ -128,7 +122,7 @@ template <int COUNT> struct delta_source {
     }
 };
 
-static __device__ __forceinline__ float fast_silu(float y)
+GPU_INLINE float fast_silu(float y)
 {
     return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
 }

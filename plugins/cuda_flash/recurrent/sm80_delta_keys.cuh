@@ -31,13 +31,13 @@ struct prepare_a {
 };
 
 /* The number of a block on or below the diagonal. */
-static __device__ __forceinline__ int32_t number_of_block(int32_t row, int32_t column)
+GPU_INLINE int32_t number_of_block(int32_t row, int32_t column)
 {
     return row * (row + 1) / 2 + column;
 }
 
 /* The offset of 16 bytes of a block's row; eight rows have them in different banks. */
-static __device__ __forceinline__ uint32_t block_place(int32_t row, int32_t half)
+GPU_INLINE uint32_t block_place(int32_t row, int32_t half)
 {
     return (uint32_t)(row * 32 + ((half ^ row >> 2) & 1) * 16);
 }
@@ -92,7 +92,7 @@ enum { GATES_USUAL, GATES_OF_HEADS, GATES_OF_CHANNELS };
 
 /* The warp's index in its group; a CTA may have several groups. Recomputed at each use, as
  * lane_again. */
-static __device__ __forceinline__ int32_t prepare_warp()
+GPU_INLINE int32_t prepare_warp()
 {
     int32_t warp = warp_index() % PREPARE_WARPS;
     asm volatile("mov.b32 %0, %0;" : "+r"(warp));
@@ -100,22 +100,22 @@ static __device__ __forceinline__ int32_t prepare_warp()
 }
 
 /* A barrier of the group. */
-static __device__ __forceinline__ void sync_preparers()
+GPU_INLINE void sync_preparers()
 {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + warp_index() / PREPARE_WARPS), "n"(PREPARE_THREADS)
                  : "memory");
 }
 
 /* The offset of 16 bytes of a row of inputs; eight rows have them in different banks. */
-static __device__ __forceinline__ uint32_t raw_key_place(int32_t row, int32_t piece)
+GPU_INLINE uint32_t raw_key_place(int32_t row, int32_t piece)
 {
     return (uint32_t)(row * CHUNK_DIMS * 2 + (piece ^ (row & 7)) * 16);
 }
 
 /* Loads weights and bias of a thread's channel; the weights' copy may be in flight on return.
  * Layers without a convolution get one tap of 1. */
-static __device__ __forceinline__ void
-load_key_weights(const gpu_delta_params &p, const delta_source<2> &source, uint2 &to, float &bias)
+GPU_INLINE void load_key_weights(const gpu_delta_params &p, const delta_source<2> &source,
+                                 uint2 &to, float &bias)
 {
     const uint16_t *row =
         (const uint16_t *)p.conv_weight.data + source.first_channel * p.conv_weight.row;
@@ -143,7 +143,7 @@ load_key_weights(const gpu_delta_params &p, const delta_source<2> &source, uint2
 /* Copies inputs of k and q, with those of the three previous tokens, to shared memory, and zeros
  * past the last token and channel. Uses cp.async of 16 bytes where possible; otherwise, and for
  * inputs in the window, each thread copies one channel. */
-static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
+GPU_INLINE void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const gpu_delta_params &p = a.p;
     const prepare_item &item = m.item;
@@ -199,8 +199,8 @@ static __device__ __forceinline__ void fetch_keys(const sm80_delta_params &a, pr
  * x 8. A non-finite input thus reaches the 7 neighbouring channels, which the norm would do in any
  * case. */
 template <bool HAS_BIAS>
-static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, const char *raw,
-                                                     int32_t is_q, float (&y)[CHUNK_DIMS / 8][4])
+GPU_INLINE void multiply_taps(const prepare_memory &m, const char *raw, int32_t is_q,
+                              float (&y)[CHUNK_DIMS / 8][4])
 {
     int32_t lane = lane_again(), of_eight = lane >> 2, pair = (lane & 3) * 2;
     int32_t row = prepare_warp() * BLOCK + (lane & 15) + (lane >> 4);
@@ -231,9 +231,8 @@ static __device__ __forceinline__ void multiply_taps(const prepare_memory &m, co
 
 /* The factors of the lane's two rows without a norm: powers of two that make products of rows f16
  * numbers. Stores their inverses. */
-static __device__ __forceinline__ void scale_keys(const float (&y)[CHUNK_DIMS / 8][4],
-                                                  int32_t num_tokens, float (&factors)[2],
-                                                  float *scales)
+GPU_INLINE void scale_keys(const float (&y)[CHUNK_DIMS / 8][4], int32_t num_tokens,
+                           float (&factors)[2], float *scales)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -256,9 +255,9 @@ static __device__ __forceinline__ void scale_keys(const float (&y)[CHUNK_DIMS / 
 /* As multiply_taps, followed by SiLU and norm. GATES_OF_HEADS: the norm is p's, else there is one.
  */
 template <int GATES>
-static __device__ __forceinline__ void
-convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *raw, int32_t is_q,
-              int32_t num_tokens, float *scales, uint32_t (&out)[CHUNK_DIMS / 8][2])
+GPU_INLINE void convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *raw,
+                              int32_t is_q, int32_t num_tokens, float *scales,
+                              uint32_t (&out)[CHUNK_DIMS / 8][2])
 {
     bool silu = p.conv_width > 0 && p.conv_silu;
     int32_t of_eight = lane_again() >> 2;
@@ -301,8 +300,7 @@ convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *ra
 
 /* Computes k, then q, in place of their inputs. The loop is not unrolled, since code that runs once
  * is fetched once for each warp. */
-template <int GATES>
-static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, prepare_memory &m)
+template <int GATES> GPU_INLINE void make_keys(const sm80_delta_params &a, prepare_memory &m)
 {
     const prepare_item &item = m.item;
     int32_t num_tokens = item.request.num_tokens - item.first;
@@ -324,7 +322,7 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a, pre
 }
 
 /* Stores k and q to global memory in the same layout. */
-static __device__ __forceinline__ void store_keys(const prepare_memory &m)
+GPU_INLINE void store_keys(const prepare_memory &m)
 {
     static_assert(sizeof(chunk_keys) == 2 * sizeof m.k, "k, then q");
     chunk_keys &to = ((chunk_keys *)m.item.chunk)[m.item.key_head];

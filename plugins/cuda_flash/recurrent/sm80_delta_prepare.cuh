@@ -42,17 +42,17 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
 #define SLOTS (BLOCKS + 1)
 typedef float slot_sums[SLOTS][2][4];
 
-static __device__ __forceinline__ bool is_score(int32_t slot, int32_t warp)
+GPU_INLINE bool is_score(int32_t slot, int32_t warp)
 {
     return slot <= warp;
 }
 
-static __device__ __forceinline__ int32_t column_of_slot(int32_t slot, int32_t warp)
+GPU_INLINE int32_t column_of_slot(int32_t slot, int32_t warp)
 {
     return is_score(slot, warp) ? warp - slot : slot - warp - 1;
 }
 
-static __device__ __forceinline__ void multiply_slots(const prepare_memory &m, slot_sums &sums)
+GPU_INLINE void multiply_slots(const prepare_memory &m, slot_sums &sums)
 {
     int32_t lane = lane_again(), warp = prepare_warp();
     uint32_t left_at[SLOTS], right_at[SLOTS], keys = shared_address(m.k);
@@ -84,7 +84,7 @@ static __device__ __forceinline__ void multiply_slots(const prepare_memory &m, s
 
 /* Clears blocks of the transposed inverse and the scores that are always zero: blocks off the
  * diagonal in the warp's rows, which nothing else writes. */
-static __device__ __forceinline__ void clear_blocks(chunk_head &to)
+GPU_INLINE void clear_blocks(chunk_head &to)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), row = warp * BLOCK + (lane >> 1);
 #pragma unroll
@@ -102,7 +102,7 @@ struct gate_inputs {
     uint32_t bits[2][2];
     float a_log, bias;
 
-    static __device__ __forceinline__ bool are_narrow(const gpu_delta_params &p)
+    GPU_INLINE bool are_narrow(const gpu_delta_params &p)
     {
         return p.a.dtype == ATTN_DTYPE_BF16 && p.b.dtype == ATTN_DTYPE_BF16;
     }
@@ -126,9 +126,8 @@ struct gate_inputs {
 };
 
 /* Stores prefix sums of log decays and what is made of them; a lane has two tokens. */
-static __device__ __forceinline__ void store_gates(const double (&log_decay)[2],
-                                                   const float (&beta)[2], prepare_gates &gates,
-                                                   chunk_head &to)
+GPU_INLINE void store_gates(const double (&log_decay)[2], const float (&beta)[2],
+                            prepare_gates &gates, chunk_head &to)
 {
     int32_t lane = lane_index();
     double sum = log_decay[0] + log_decay[1];
@@ -212,9 +211,9 @@ static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
 
 /* Applies decays to a block on the diagonal and clears elements with fewer than `least` tokens
  * between row and column: rows of_block and of_block + 8, columns j and the next of each 8. */
-static __device__ __forceinline__ void decay_diagonal(const prepare_gates &gates, int32_t block,
-                                                      int32_t of_block, int32_t j, int32_t least,
-                                                      const float (&sums)[2][4], float (&out)[2][4])
+GPU_INLINE void decay_diagonal(const prepare_gates &gates, int32_t block, int32_t of_block,
+                               int32_t j, int32_t least, const float (&sums)[2][4],
+                               float (&out)[2][4])
 {
     int32_t i = block * BLOCK + of_block, first = block * BLOCK + j;
     float high[2] = {gates.high[i], gates.high[i + 8]};
@@ -235,8 +234,8 @@ static __device__ __forceinline__ void decay_diagonal(const prepare_gates &gates
 }
 
 /* Makes the decayed scores and A of a value head, in the warp's blocks. */
-static __device__ __forceinline__ void
-decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, prepare_a &a)
+GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores,
+                            prepare_a &a)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), of_block = lane >> 2, j = (lane & 3) * 2;
     int32_t of_a = BLOCKS - 1 - warp;
@@ -300,8 +299,7 @@ decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores, pre
 /* Inverts block BLOCKS - 1 - warp of I + A on the diagonal. Each half of the warp has a value head
  * and each lane a column. Without a second value head, its half repeats the first and stores
  * nothing. */
-static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *beta, bool real,
-                                                     chunk_head &to)
+GPU_INLINE void invert_blocks(prepare_a &a, const float *beta, bool real, chunk_head &to)
 {
     int32_t column = lane_again() & 15, block = BLOCKS - 1 - prepare_warp();
     int32_t base = block * BLOCK;
@@ -346,8 +344,7 @@ static __device__ __forceinline__ void invert_blocks(prepare_a &a, const float *
 }
 
 /* Packs a transposed block of the inverse as a left operand. */
-static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const float (&block)[2][4],
-                                                  float factor)
+GPU_INLINE void pack_block(uint32_t (&left)[4], const float (&block)[2][4], float factor)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -358,8 +355,8 @@ static __device__ __forceinline__ void pack_block(uint32_t (&left)[4], const flo
 
 /* The blocks of the inverse T below the diagonal, in one column of blocks, transposed: T_ij = -T_ii
  * sum_k A_ik T_kj. */
-static __device__ __forceinline__ void invert_column(const prepare_a &a, const float *betas,
-                                                     int32_t column, chunk_head &to)
+GPU_INLINE void invert_column(const prepare_a &a, const float *betas, int32_t column,
+                              chunk_head &to)
 {
     int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
     uint32_t blocks = shared_address(a.blocks);
@@ -417,7 +414,7 @@ static __device__ __noinline__ void find_item(const sm80_delta_params &a, int32_
 }
 
 /* Copies m.next to m.item; all threads of the group call. */
-static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, prepare_memory &m)
+GPU_INLINE void enter_next(const sm80_delta_params &a, prepare_memory &m)
 {
     if (prepare_warp() == 0 && lane_index() == 0) {
         m.item = m.next;
@@ -431,7 +428,7 @@ static __device__ __forceinline__ void enter_next(const sm80_delta_params &a, pr
 struct pair_gates {
     gate_inputs inputs;
 
-    static __device__ __forceinline__ bool are_made(const sm80_delta_params &a, int32_t pair)
+    GPU_INLINE bool are_made(const sm80_delta_params &a, int32_t pair)
     {
         return pair + prepare_warp() < min(pair + 2, a.group);
     }
@@ -462,8 +459,7 @@ struct pair_gates {
 };
 
 /* A warp without gates looks up m.next, item number `next`. */
-static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int32_t next,
-                                                 prepare_memory &m)
+GPU_INLINE void find_next(const sm80_delta_params &a, int32_t next, prepare_memory &m)
 {
     if (prepare_warp() == PREPARE_WARPS - 1 && next < a.end_part) {
         find_item(a, next, m.next);
@@ -474,8 +470,7 @@ static __device__ __forceinline__ void find_next(const sm80_delta_params &a, int
  * group calls; a barrier must follow before the memory is reused. GATES_OF_HEADS: m is a
  * rule_memory. */
 template <int GATES>
-static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a, int32_t next,
-                                                     prepare_memory &m)
+GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_memory &m)
 {
     int32_t group = a.group;
     slot_sums sums;
@@ -534,8 +529,7 @@ static __device__ __forceinline__ void prepare_chunk(const sm80_delta_params &a,
 /* Prepares items a.first_part .. a.end_part - 1, one in every so many groups of the launch;
  * `number` is this group's index. FLAGS: sets the flag of each prepared part. */
 template <bool FLAGS, int GATES>
-static __device__ __forceinline__ void prepare_items(const sm80_delta_params &a, int32_t number,
-                                                     prepare_memory &m)
+GPU_INLINE void prepare_items(const sm80_delta_params &a, int32_t number, prepare_memory &m)
 {
     if (a.first_part + number >= a.end_part) {
         return;

@@ -55,26 +55,25 @@ template <int TEAMS> struct state_roles {
 };
 enum { ROLE_STATES, ROLE_CHAINS, ROLE_OUTPUTS, ROLE_VALUES };
 
-static __device__ __forceinline__ void barrier_wait_for(const uint64_t &barrier, int32_t count)
+GPU_INLINE void barrier_wait_for(const uint64_t &barrier, int32_t count)
 {
     barrier_wait(shared_address(&barrier), count & 1);
 }
 
-static __device__ __forceinline__ void barrier_give(const uint64_t &barrier)
+GPU_INLINE void barrier_give(const uint64_t &barrier)
 {
     barrier_arrive(shared_address(&barrier));
 }
 
 /* The inverse of a power of two. */
-static __device__ __forceinline__ float inverse_of(float scale)
+GPU_INLINE float inverse_of(float scale)
 {
     return bits_float(254u * (1u << 23) - float_bits(scale));
 }
 
 /* Computes the scales of rows lane / 4 and lane / 4 + 8 of accumulators. */
 template <int TILES>
-static __device__ __forceinline__ void scale_rows(const float (&x)[TILES][4], int32_t bits,
-                                                  row_scale (&scale)[2])
+GPU_INLINE void scale_rows(const float (&x)[TILES][4], int32_t bits, row_scale (&scale)[2])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -90,9 +89,8 @@ static __device__ __forceinline__ void scale_rows(const float (&x)[TILES][4], in
 }
 
 /* Packs 16 columns of accumulators as a left operand. */
-static __device__ __forceinline__ void pack_step(uint32_t (&a)[4], const float (&front)[4],
-                                                 const float (&back)[4],
-                                                 const row_scale (&scale)[2])
+GPU_INLINE void pack_step(uint32_t (&a)[4], const float (&front)[4], const float (&back)[4],
+                          const row_scale (&scale)[2])
 {
     a[0] = pack2<KIND_F16>(front[0] * scale[0].inverse, front[1] * scale[0].inverse);
     a[1] = pack2<KIND_F16>(front[2] * scale[1].inverse, front[3] * scale[1].inverse);
@@ -100,8 +98,7 @@ static __device__ __forceinline__ void pack_step(uint32_t (&a)[4], const float (
     a[3] = pack2<KIND_F16>(back[2] * scale[1].inverse, back[3] * scale[1].inverse);
 }
 
-static __device__ __forceinline__ void pack_whole(uint32_t (&a)[4], const float (&front)[4],
-                                                  const float (&back)[4])
+GPU_INLINE void pack_whole(uint32_t (&a)[4], const float (&front)[4], const float (&back)[4])
 {
     a[0] = pack2<KIND_F16>(front[0], front[1]);
     a[1] = pack2<KIND_F16>(front[2], front[3]);
@@ -112,19 +109,19 @@ static __device__ __forceinline__ void pack_whole(uint32_t (&a)[4], const float 
 /* The lane's ldmatrix address in a tile of COLUMNS columns of 16 bytes, aligned to 256 bytes; even
  * columns are selected by xor. rows_of: rows are 16 columns of the product; depths_of: rows are 16
  * steps of the reduction. */
-template <int COLUMNS> static __device__ __forceinline__ uint32_t rows_of(uint32_t tile)
+template <int COLUMNS> GPU_INLINE uint32_t rows_of(uint32_t tile)
 {
     int32_t lane = lane_index();
     return tile + place16<COLUMNS>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 }
 
-template <int COLUMNS> static __device__ __forceinline__ uint32_t depths_of(uint32_t tile)
+template <int COLUMNS> GPU_INLINE uint32_t depths_of(uint32_t tile)
 {
     int32_t lane = lane_index();
     return tile + place16<COLUMNS>(lane & 15, lane >> 4);
 }
 
-template <int TILES> static __device__ __forceinline__ void clear(float (&x)[TILES][4])
+template <int TILES> GPU_INLINE void clear(float (&x)[TILES][4])
 {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -134,14 +131,14 @@ template <int TILES> static __device__ __forceinline__ void clear(float (&x)[TIL
 
 /* The position of a lane's four values of token tile n. Lanes that store tokens far apart use
  * different banks. */
-static __device__ __forceinline__ int32_t value_place(int32_t n, int32_t lane)
+GPU_INLINE int32_t value_place(int32_t n, int32_t lane)
 {
     return lane ^ (lane >> 3) ^ (n >> 1 & 1) << 2;
 }
 
 /* The row of S, of a team's rows, for accumulator row x, or x + 8 with `half`. With this order a
  * lane's outputs are four adjacent rows. */
-static __device__ __forceinline__ int32_t row_of_sums(int32_t x, int32_t half)
+GPU_INLINE int32_t row_of_sums(int32_t x, int32_t half)
 {
     return (x >> 1) * 4 + half * 2 + (x & 1);
 }
@@ -154,8 +151,7 @@ struct state_item {
 };
 
 /* The checkpoint slot for the state after chunk c; negative if there is none. */
-static __device__ __forceinline__ int32_t slot_after(const sm80_delta_params &a,
-                                                     const state_item &item, int32_t c)
+GPU_INLINE int32_t slot_after(const sm80_delta_params &a, const state_item &item, int32_t c)
 {
     int32_t done = (c + 1) * CHUNK;
     bool is_whole = done <= item.request.num_tokens && a.p.checkpoint_interval > 0;
@@ -206,8 +202,7 @@ struct delta_rows {
     float s[KEY_TILES][4];
     float unit[2];
 
-    static __device__ __forceinline__ char *row(const sm80_delta_params &a, const state_item &item,
-                                                int32_t slot, int half)
+    GPU_INLINE char *row(const sm80_delta_params &a, const state_item &item, int32_t slot, int half)
     {
         int32_t d = item.first_row + row_of_sums(lane_index() >> 2, half);
         return state_bytes_at(a.p, slot, item.head, d);

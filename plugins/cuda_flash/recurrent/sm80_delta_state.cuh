@@ -23,8 +23,8 @@ static __device__ __noinline__ void store_singly(char *to, uint32_t bits, int32_
 }
 
 /* Stores a chunk's outputs, accumulators [row, token], to rows of tokens. */
-static __device__ __forceinline__ void
-store_outputs(const sm80_delta_params &a, const state_item &item, int32_t first, const float *o)
+GPU_INLINE void store_outputs(const sm80_delta_params &a, const state_item &item, int32_t first,
+                              const float *o)
 {
     int32_t lane = lane_index(), d = item.first_row + (lane & 3) * 4;
     int64_t apart = 8 * a.p.out.row;
@@ -60,9 +60,8 @@ store_outputs(const sm80_delta_params &a, const state_item &item, int32_t first,
 /* Convolves a chunk's values of two rows and a quarter of the tokens (the layout of make_values)
  * and computes the largest of each row. */
 template <bool ARE_USUAL, int LOADS>
-static __device__ __forceinline__ void
-store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
-             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
+GPU_INLINE void store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+                             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
 {
     int32_t lane = lane_index(), quarter = lane >> 3;
     int32_t x_of_first = (lane & 6), half = lane & 1; /* rows 2 (lane & 7) and the next */
@@ -104,8 +103,8 @@ store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
 /* Loads inputs of tokens t .. t + LOADS - 1; tokens past the end read the last, and their results
  * are not used. If all exist, there is no check for each. */
 template <int LOADS>
-static __device__ __forceinline__ void load_inputs(const delta_source<2> &source, int32_t t,
-                                                   bool is_wide, uint32_t (&to)[LOADS][1])
+GPU_INLINE void load_inputs(const delta_source<2> &source, int32_t t, bool is_wide,
+                            uint32_t (&to)[LOADS][1])
 {
     if (is_wide && t >= 0 && t + LOADS <= source.num_tokens) {
         const char *at = source.rows + t * source.row;
@@ -134,10 +133,9 @@ static __device__ __forceinline__ void load_inputs(const delta_source<2> &source
 }
 
 /* For rules without a delta: applies the queries' factors to outputs and adds the skip. */
-static __device__ __forceinline__ void finish_outputs(const sm80_delta_params &a, int32_t head,
-                                                      const chunk_stage &stage, team_memory &team,
-                                                      team_barriers &barriers, int32_t c,
-                                                      float (&o)[TOKEN_TILES][4])
+GPU_INLINE void finish_outputs(const sm80_delta_params &a, int32_t head, const chunk_stage &stage,
+                               team_memory &team, team_barriers &barriers, int32_t c,
+                               float (&o)[TOKEN_TILES][4])
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
     const float *skips = a.p.rule.skip;
@@ -157,10 +155,9 @@ static __device__ __forceinline__ void finish_outputs(const sm80_delta_params &a
     barrier_give(barriers.values_empty[c & 1]);
 }
 
-static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a, bool additive,
-                                                    const state_item &item,
-                                                    const chunk_stage &stage, team_memory &team,
-                                                    team_barriers &barriers, int32_t c)
+GPU_INLINE void make_outputs(const sm80_delta_params &a, bool additive, const state_item &item,
+                             const chunk_stage &stage, team_memory &team, team_barriers &barriers,
+                             int32_t c)
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
     uint32_t queries = rows_of<CHUNK_DIMS / 8>(shared_address(stage.keys.q));
@@ -213,8 +210,7 @@ static __device__ __forceinline__ void make_outputs(const sm80_delta_params &a, 
 }
 
 /* Copies a part of a chunk from global memory; all lanes of the warp call. */
-static __device__ __forceinline__ void copy_part(void *to, const void *from, int32_t bytes,
-                                                 const uint64_t &barrier)
+GPU_INLINE void copy_part(void *to, const void *from, int32_t bytes, const uint64_t &barrier)
 {
 #if __CUDA_ARCH__ >= 900
     if (lane_index() == 0) {
@@ -231,8 +227,8 @@ static __device__ __forceinline__ void copy_part(void *to, const void *from, int
 }
 
 template <int TEAMS>
-static __device__ __forceinline__ void
-copy_chunk(const sm80_delta_params &a, const state_item &item, int32_t c, state_memory<TEAMS> &m)
+GPU_INLINE void copy_chunk(const sm80_delta_params &a, const state_item &item, int32_t c,
+                           state_memory<TEAMS> &m)
 {
     if (c >= item.num_chunks) {
         return;
@@ -263,9 +259,8 @@ copy_chunk(const sm80_delta_params &a, const state_item &item, int32_t c, state_
  * quarter of the tokens. The first team's warp copies chunks for all teams, one stage behind the
  * values. */
 template <int TEAMS>
-static __device__ __forceinline__ void make_values(const sm80_delta_params &a,
-                                                   const state_item &item, state_memory<TEAMS> &m,
-                                                   int32_t of_teams)
+GPU_INLINE void make_values(const sm80_delta_params &a, const state_item &item,
+                            state_memory<TEAMS> &m, int32_t of_teams)
 {
     team_memory &team = m.teams[of_teams];
     team_barriers &barriers = m.barriers[of_teams];

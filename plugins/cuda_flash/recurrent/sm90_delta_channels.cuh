@@ -26,22 +26,21 @@ typedef float block_decays[BLOCK][2];
 
 /* The offset of the lane's two channels in a tile's row of the block's first token, and in that of
  * token t. */
-static __device__ __forceinline__ uint32_t first_place(int32_t half)
+GPU_INLINE uint32_t first_place(int32_t half)
 {
     int32_t lane = lane_again();
     return place16<CHUNK_DIMS / 8>(prepare_warp() * BLOCK, half * 8 + (lane >> 2)) + (lane & 3) * 4;
 }
 
-static __device__ __forceinline__ uint32_t place_of_token(uint32_t first, int t)
+GPU_INLINE uint32_t place_of_token(uint32_t first, int t)
 {
     return (first ^ (t & 7) * 16) + t * 128;
 }
 
 /* Loads the gates' inputs; tokens past the end read the last. Types other than bf16 and float32
  * pass through the memory at `stage`, so that the code is there once. */
-static __device__ __forceinline__ void load_decays(const gpu_delta_params &p,
-                                                   const prepare_item &item, int64_t at,
-                                                   int32_t real, char *stage, block_decays &x)
+GPU_INLINE void load_decays(const gpu_delta_params &p, const prepare_item &item, int64_t at,
+                            int32_t real, char *stage, block_decays &x)
 {
     const gpu_matrix &m = p.a;
     int64_t first = item.request.first_row + item.first + prepare_warp() * BLOCK;
@@ -80,8 +79,7 @@ static __device__ __forceinline__ void load_decays(const gpu_delta_params &p,
     }
 }
 
-template <class F>
-static __device__ __forceinline__ void apply_to_decays(block_decays &x, const F &function)
+template <class F> GPU_INLINE void apply_to_decays(block_decays &x, const F &function)
 {
 #pragma unroll
     for (int t = 0; t < BLOCK; t++) {
@@ -92,9 +90,8 @@ static __device__ __forceinline__ void apply_to_decays(block_decays &x, const F 
 
 /* The decays of the warp's block, as log_decay has their logarithms: of tokens and channels that
  * do not exist, 1. */
-static __device__ __forceinline__ void make_decays(const gpu_delta_params &p,
-                                                   const prepare_item &item, int32_t head,
-                                                   int32_t half, char *factors, block_decays &x)
+GPU_INLINE void make_decays(const gpu_delta_params &p, const prepare_item &item, int32_t head,
+                            int32_t half, char *factors, block_decays &x)
 {
     const gpu_delta_rule &rule = p.rule;
     constexpr float log2_of_e = (float)LOG2_OF_E;
@@ -144,8 +141,7 @@ static __device__ __forceinline__ void make_decays(const gpu_delta_params &p,
 /* For each 2 HALF aligned tokens of the block: for the later half, the decay from the middle up to
  * and including the token, and for the earlier half, the decay after the token up to the middle. */
 template <int HALF>
-static __device__ __forceinline__ void store_factors(const block_decays &x, int32_t half,
-                                                     char *factors)
+GPU_INLINE void store_factors(const block_decays &x, int32_t half, char *factors)
 {
     uint32_t first = first_place(half);
 #pragma unroll
@@ -164,7 +160,7 @@ static __device__ __forceinline__ void store_factors(const block_decays &x, int3
     }
 }
 
-static __device__ __forceinline__ void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
+GPU_INLINE void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -236,8 +232,7 @@ struct diagonal_sums {
 
 /* Multiplies the lane's channels of the block's rows: q and a copy of k, in place of factors, by
  * the decay from the block's start, k by the decay up to its end. */
-static __device__ __forceinline__ void decay_rows(prepare_memory &m, const block_decays &x,
-                                                  int32_t half, char *factors)
+GPU_INLINE void decay_rows(prepare_memory &m, const block_decays &x, int32_t half, char *factors)
 {
     uint32_t first = first_place(half);
     float past[2] = {1.0f, 1.0f}, after[2] = {1.0f, 1.0f};
@@ -262,8 +257,8 @@ static __device__ __forceinline__ void decay_rows(prepare_memory &m, const block
 
 /* Stores rows to global memory, times the decays of the blocks before theirs, or after theirs with
  * `backwards`; to_past: gets the decay of the chunk. */
-static __device__ __forceinline__ void store_decayed(const channel_gates &gates, const void *from,
-                                                     void *to, bool backwards, float *to_past)
+GPU_INLINE void store_decayed(const channel_gates &gates, const void *from, void *to,
+                              bool backwards, float *to_past)
 {
     int32_t thread = prepare_warp() * GPU_LANES + lane_again();
     int32_t column = thread % 16, row = thread / 16;
@@ -344,9 +339,8 @@ struct lower_sums {
 };
 
 /* Stores a block of scores or of A, of two rows and four columns a lane; beta NULL: scores. */
-static __device__ __forceinline__ void store_block(const float (&sums)[2][4], int32_t of_row,
-                                                   int32_t of_column, const float *beta,
-                                                   prepare_a &a, chunk_head &to)
+GPU_INLINE void store_block(const float (&sums)[2][4], int32_t of_row, int32_t of_column,
+                            const float *beta, prepare_a &a, chunk_head &to)
 {
     int32_t lane = lane_again(), j = (lane & 3) * 2;
 #pragma unroll
@@ -370,8 +364,8 @@ static __device__ __forceinline__ void store_block(const float (&sums)[2][4], in
 }
 
 /* Prepares a value head of m.item; the memory may be reused on return. */
-static __device__ __forceinline__ void
-prepare_channels(const sm80_delta_params &a, int32_t of_group, int32_t next, prepare_memory &m)
+GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, int32_t next,
+                                 prepare_memory &m)
 {
     const gpu_delta_params &p = a.p;
     int32_t head = m.item.key_head * a.group + of_group, warp = prepare_warp();

@@ -15,8 +15,8 @@
 #define RING_PARTS (RING_MOST / STEP_WARPS) /* tokens of a warp */
 
 /* Loads four numbers of every fourth token, from token `first` on, at byte `at` of its row. */
-static __device__ __forceinline__ void load_parts(const ring_tokens &ring, int32_t first,
-                                                  int32_t at, uint2 (&x)[RING_PARTS])
+GPU_INLINE void load_parts(const ring_tokens &ring, int32_t first, int32_t at,
+                           uint2 (&x)[RING_PARTS])
 {
 #pragma unroll
     for (int i = 0; i < RING_PARTS; i++) {
@@ -27,8 +27,8 @@ static __device__ __forceinline__ void load_parts(const ring_tokens &ring, int32
 
 /* Makes products and e; a warp takes every fourth token, and keys are its lanes' columns of k_j. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void
-multiply_keys(ring_memory<STATE, ROWS> &m, const ring_tokens &ring, const uint2 (&keys)[RING_PARTS])
+GPU_INLINE void multiply_keys(ring_memory<STATE, ROWS> &m, const ring_tokens &ring,
+                              const uint2 (&keys)[RING_PARTS])
 {
     const int32_t warp = warp_index(), d = 4 * lane_index();
     float q[4], k[4], sum[4], e[4];
@@ -70,15 +70,15 @@ multiply_keys(ring_memory<STATE, ROWS> &m, const ring_tokens &ring, const uint2 
 }
 
 /* The first of the four rows whose u a lane has, of every fourth token. */
-static __device__ __forceinline__ int32_t row_of_lane()
+GPU_INLINE int32_t row_of_lane()
 {
     return warp_index() * GPU_LANES + lane_index() % 8 * 4;
 }
 
 /* Makes the sums over the ring's tokens. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void
-add_changes(ring_memory<STATE, ROWS> &m, const ring_tokens &ring, const uint2 (&u)[RING_PARTS])
+GPU_INLINE void add_changes(ring_memory<STATE, ROWS> &m, const ring_tokens &ring,
+                            const uint2 (&u)[RING_PARTS])
 {
     float of_k[4] = {}, of_q[4] = {};
 #pragma unroll
@@ -107,9 +107,9 @@ add_changes(ring_memory<STATE, ROWS> &m, const ring_tokens &ring, const uint2 (&
 
 /* Writes the token's row of the ring. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void
-write_token(const ring_memory<STATE, ROWS> &m, const gpu_ring_params &p, const ring_tokens &ring,
-            int32_t slot, const step_place<ROWS> &at, float k_factor)
+GPU_INLINE void write_token(const ring_memory<STATE, ROWS> &m, const gpu_ring_params &p,
+                            const ring_tokens &ring, int32_t slot, const step_place<ROWS> &at,
+                            float k_factor)
 {
     const int32_t thread = (int32_t)thread_index();
     const int32_t number = ring.newest + 1 < p.rows ? ring.newest + 1 : 0;

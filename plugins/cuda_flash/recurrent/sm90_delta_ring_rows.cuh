@@ -76,7 +76,7 @@ struct ring_tokens {
     }
 };
 
-template <int KIND> static __device__ __forceinline__ void load_four(const void *from, float *x)
+template <int KIND> GPU_INLINE void load_four(const void *from, float *x)
 {
     if constexpr (KIND == KIND_F32) {
         *(float4 *)x = *(const float4 *)from;
@@ -88,7 +88,7 @@ template <int KIND> static __device__ __forceinline__ void load_four(const void 
 }
 
 /* Global memory alone. */
-template <int KIND> static __device__ __forceinline__ void store_four(void *to, const float *x)
+template <int KIND> GPU_INLINE void store_four(void *to, const float *x)
 {
     if constexpr (KIND == KIND_F32) {
         __stcs((float4 *)to, *(const float4 *)x);
@@ -98,12 +98,12 @@ template <int KIND> static __device__ __forceinline__ void store_four(void *to, 
 }
 
 /* The high part of a float32 as tf32. */
-static __device__ __forceinline__ float high_part(float x)
+GPU_INLINE float high_part(float x)
 {
     return bits_float(float_bits(x) & 0xffffe000u);
 }
 
-static __device__ __forceinline__ void write_parts(float (*parts)[CHUNK_DIMS], float x)
+GPU_INLINE void write_parts(float (*parts)[CHUNK_DIMS], float x)
 {
     const int32_t thread = (int32_t)thread_index();
     const float high = high_part(x), middle = high_part(x - high);
@@ -117,8 +117,7 @@ static __device__ __forceinline__ void write_parts(float (*parts)[CHUNK_DIMS], f
  * outputs and u, which takes v's place. States of 16 bits are tf32, float32 is split in two. The
  * order of columns is that of the lanes' loads. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void read_rows(ring_memory<STATE, ROWS> &m,
-                                                 const step_token &token, bool has_state)
+GPU_INLINE void read_rows(ring_memory<STATE, ROWS> &m, const step_token &token, bool has_state)
 {
     typedef step_pieces<STATE> pieces;
     constexpr int numbers = pieces::numbers, loads = pieces::of_row / 4;
@@ -166,9 +165,8 @@ static __device__ __forceinline__ void read_rows(ring_memory<STATE, ROWS> &m,
 
 /* Writes S, four columns a thread; the rows are a multiple of 8. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void write_rows(const ring_memory<STATE, ROWS> &m,
-                                                  const ring_tokens &ring, float k_factor,
-                                                  bool has_state, int32_t rows, char *to)
+GPU_INLINE void write_rows(const ring_memory<STATE, ROWS> &m, const ring_tokens &ring,
+                           float k_factor, bool has_state, int32_t rows, char *to)
 {
     constexpr int bytes = STATE == KIND_F32 ? 4 : 2, at_once = 8;
     const int32_t d = 4 * lane_index();

@@ -23,16 +23,15 @@ struct segment_item : state_item {
 
 /* B of a segment of a value head of the `number`-th request in chunks, later the state at its end;
  * is_map: M, which the first segment does not have. */
-static __device__ __forceinline__ segment_state &end_of_segment(const sm80_delta_params &a,
-                                                                int32_t number, int32_t head,
-                                                                int32_t segment, bool is_map)
+GPU_INLINE segment_state &end_of_segment(const sm80_delta_params &a, int32_t number, int32_t head,
+                                         int32_t segment, bool is_map)
 {
     int64_t of_head = (int64_t)number * a.p.num_v_heads + head;
     return (
         (segment_state *)a.segment_ends)[of_head * SEGMENT_ENDS(a.segments) + 2 * segment - is_map];
 }
 
-static __device__ __forceinline__ bool is_cut(const sm80_delta_params &a, int32_t num_chunks)
+GPU_INLINE bool is_cut(const sm80_delta_params &a, int32_t num_chunks)
 {
     return num_chunks >= a.segments * SEGMENT_CHUNKS;
 }

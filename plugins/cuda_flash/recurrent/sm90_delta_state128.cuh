@@ -37,14 +37,14 @@ struct state128_memory {
 
 /* The offset of 16 bytes of a row of inputs. Eight rows, and two rows 32 apart, use different
  * banks. */
-static __device__ __forceinline__ uint32_t raw_place(int32_t row, int32_t piece)
+GPU_INLINE uint32_t raw_place(int32_t row, int32_t piece)
 {
     return (uint32_t)((row ^ (row >> 5 & 1)) * RAW_ROW_BYTES + (piece ^ (row >> 1 & 3)) * 16);
 }
 
 /* The position of a lane's values in a token tile. One instruction's writes, of two teams or two
  * halves of the chunk, use different banks. */
-static __device__ __forceinline__ int32_t state128_place(int32_t team, int32_t tile, int32_t lane)
+GPU_INLINE int32_t state128_place(int32_t team, int32_t tile, int32_t lane)
 {
     return lane ^ (lane >> 3 & 3) ^ ((tile >> 2 ^ team) & 1) << 2;
 }
@@ -69,8 +69,7 @@ static __device__ void init_state128(state128_memory &m)
 }
 
 /* One thread copies keys and head of chunk c to its stage. */
-static __device__ __forceinline__ void copy_chunk128(const sm80_delta_params &a, int32_t c,
-                                                     state128_memory &m)
+GPU_INLINE void copy_chunk128(const sm80_delta_params &a, int32_t c, state128_memory &m)
 {
     chunk_stage &stage = m.stages[c & 1];
     uint32_t full = shared_address(&m.full[c & 1]);
@@ -81,8 +80,8 @@ static __device__ __forceinline__ void copy_chunk128(const sm80_delta_params &a,
 }
 
 /* Ends chunk c for a warp. The last warp starts the copy of the stage's next chunk. */
-static __device__ __forceinline__ void end_chunk128(const sm80_delta_params &a, int32_t c,
-                                                    int32_t num_chunks, state128_memory &m)
+GPU_INLINE void end_chunk128(const sm80_delta_params &a, int32_t c, int32_t num_chunks,
+                             state128_memory &m)
 {
     barrier_give(m.empty[c & 1]);
     sync_lanes();
@@ -127,8 +126,7 @@ struct state128_rows : state64_rows {
     }
 
     /* Applies the chunk's decays to the state's part of O. */
-    static __device__ __forceinline__ void decay_outputs(const chunk_stage &stage,
-                                                         float (&o)[CHUNK / 2])
+    GPU_INLINE void decay_outputs(const chunk_stage &stage, float (&o)[CHUNK / 2])
     {
         int32_t pair = (lane_index() & 3) * 2;
 #pragma unroll
@@ -245,9 +243,8 @@ struct state128_taps {
 };
 
 /* Convolves a chunk's values of teams `team` and team + 1; a lane has half of the tokens. */
-static __device__ __forceinline__ void convolve_values(const state128_taps &taps, const char *raw,
-                                                       int32_t team, int32_t of_two,
-                                                       state128_memory &m)
+GPU_INLINE void convolve_values(const state128_taps &taps, const char *raw, int32_t team,
+                                int32_t of_two, state128_memory &m)
 {
     int32_t lane = lane_again(), pair = lane % 8, tile = lane >> 3 & 1, half = lane >> 4;
     int32_t x = (pair >> 1) * 2, of_four = pair & 1; /* see row_of_sums */
@@ -316,9 +313,8 @@ static __device__ __forceinline__ void convolve_values(const state128_taps &taps
 }
 
 /* Starts copying inputs of a warp's channels for chunk c; tokens past the end are zeros. */
-static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
-                                                 const delta_request &request,
-                                                 int64_t first_channel, int32_t c, char *raw)
+GPU_INLINE void fetch_raw(const gpu_delta_params &p, const delta_request &request,
+                          int64_t first_channel, int32_t c, char *raw)
 {
     constexpr int rows = GPU_LANES / RAW_PIECES;
     int32_t piece = lane_index() % RAW_PIECES, row = lane_index() / RAW_PIECES;
@@ -348,9 +344,8 @@ static __device__ __forceinline__ void fetch_raw(const gpu_delta_params &p,
 }
 
 /* Copies the inputs before the request from the window, one channel for each lane. */
-static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
-                                                   const delta_request &request,
-                                                   int64_t first_channel, char *raw)
+GPU_INLINE void load_window(const gpu_delta_params &p, const delta_request &request,
+                            int64_t first_channel, char *raw)
 {
     int32_t lane = lane_index();
     const uint16_t *window = (const uint16_t *)(p.window + request.window_from * p.window_slot +
@@ -364,9 +359,8 @@ static __device__ __forceinline__ void load_window(const gpu_delta_params &p,
 
 /* Makes the values of 32 rows of S, chunk by chunk; the first warp also starts the copies of the
  * first stages. */
-static __device__ __forceinline__ void make_values128(const sm80_delta_params &a,
-                                                      const state_item &shared_item,
-                                                      state128_memory &m, int32_t warp)
+GPU_INLINE void make_values128(const sm80_delta_params &a, const state_item &shared_item,
+                               state128_memory &m, int32_t warp)
 {
     const gpu_delta_params &p = a.p;
     int32_t team = warp * WARP_TILES, num_chunks = shared_item.num_chunks;

@@ -17,9 +17,8 @@
 #include "sm90_delta_state32_update.cuh"
 
 /* Stores a chunk's outputs to rows of tokens; a lane has eight adjacent elements of two tokens. */
-static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &a,
-                                                       const segment_item &item, int32_t c,
-                                                       bool is_wide, const float (&o)[STATE32_SUMS])
+GPU_INLINE void store_outputs32(const sm80_delta_params &a, const segment_item &item, int32_t c,
+                                bool is_wide, const float (&o)[STATE32_SUMS])
 {
     int32_t d = item.first_row + row_of_sum(0);
     int32_t t = (item.begin + c) * CHUNK + (warp_index() & 3) * 16 + (lane_index() >> 2);
@@ -48,9 +47,8 @@ static __device__ __forceinline__ void store_outputs32(const sm80_delta_params &
 }
 
 template <int PARTS>
-static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a,
-                                                      const segment_item &shared_item,
-                                                      state32_memory &m, part_giver<PARTS> giver)
+GPU_INLINE void make_outputs32(const sm80_delta_params &a, const segment_item &shared_item,
+                               state32_memory &m, part_giver<PARTS> giver)
 {
     int32_t row = (warp_index() & 3) * 16 + (lane_index() >> 2),
             num_chunks = shared_item.num_chunks;
@@ -104,8 +102,7 @@ static __device__ __forceinline__ void make_outputs32(const sm80_delta_params &a
 /* One warp chooses the units of S's rows, one row for each lane, chunk by chunk; see state64_rows.
  */
 template <int PARTS>
-static __device__ __forceinline__ void choose_units32(const state_item &shared_item,
-                                                      state32_memory &m)
+GPU_INLINE void choose_units32(const state_item &shared_item, state32_memory &m)
 {
     int32_t row = lane_index(), num_chunks = shared_item.num_chunks;
     part_place place = {0, 0};
@@ -160,9 +157,8 @@ static __device__ __forceinline__ void choose_units32(const state_item &shared_i
 /* Convolves a chunk's values of a warp's eight rows and computes their largest; a lane has two rows
  * and eight tokens. */
 template <bool ARE_USUAL, int LOADS>
-static __device__ __forceinline__ void
-store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1], state32_memory &m,
-               int32_t of_two, bool is_map)
+GPU_INLINE void store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+                               state32_memory &m, int32_t of_two, bool is_map)
 {
     int32_t lane = lane_index(), tile = lane & 3, eight = lane >> 2, of_lane = warp_index() & 3;
     int32_t warp = eight >> 1, half = eight & 1, row = of_lane * STATE32_COLUMNS + tile * 2;
@@ -190,8 +186,8 @@ store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1], state
 
 /* The values of a warp's eight rows of S after the convolution, chunk by chunk; inputs of the next
  * chunk are prefetched. See make_values64. */
-static __device__ __forceinline__ void
-make_values32(const sm80_delta_params &a, const segment_item &shared_item, state32_memory &m)
+GPU_INLINE void make_values32(const sm80_delta_params &a, const segment_item &shared_item,
+                              state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
     constexpr int loads = STATE32_TOKENS + CHUNK_TAPS - 1;
@@ -234,8 +230,8 @@ make_values32(const sm80_delta_params &a, const segment_item &shared_item, state
 }
 
 /* One warp prefetches inputs of values to the L2, STATE32_AHEAD chunks ahead. */
-static __device__ __forceinline__ void
-fetch_inputs32(const sm80_delta_params &a, const segment_item &shared_item, state32_memory &m)
+GPU_INLINE void fetch_inputs32(const sm80_delta_params &a, const segment_item &shared_item,
+                               state32_memory &m)
 {
     const gpu_delta_params &p = a.p;
     int64_t channel = p.first_v + (int64_t)shared_item.head * p.head_size_v;
@@ -257,8 +253,8 @@ fetch_inputs32(const sm80_delta_params &a, const segment_item &shared_item, stat
 
 /* One warp copies this CTA's share of all parts, for all CTAs of the cluster. */
 template <bool CHANNELS>
-static __device__ __forceinline__ void
-copy_parts32(const sm80_delta_params &a, const state_item &shared_item, state32_memory &m)
+GPU_INLINE void copy_parts32(const sm80_delta_params &a, const state_item &shared_item,
+                             state32_memory &m)
 {
     int32_t key_head = shared_item.head / a.group, num_chunks = shared_item.num_chunks;
     uint32_t size = cluster_size(), rank = cluster_rank(), ranks = (1u << size) - 1;

@@ -74,14 +74,14 @@ struct part_place {
 };
 
 /* The row of S, counted from the CTA's first, of a lane's accumulator i. */
-static __device__ __forceinline__ int32_t row_of_sum(int32_t i)
+GPU_INLINE int32_t row_of_sum(int32_t i)
 {
     return (lane_index() & 3) * STATE32_COLUMNS + (i >> 2) * 2 + (i & 1);
 }
 
 /* The position of a lane's four values of a tile. One instruction's writes, of four tiles and two
  * warps' tokens, use different banks. */
-static __device__ __forceinline__ int32_t state32_place(int32_t tile, int32_t warp, int32_t lane)
+GPU_INLINE int32_t state32_place(int32_t tile, int32_t warp, int32_t lane)
 {
     return lane ^ (tile | (warp & 1) << 2);
 }
@@ -114,7 +114,7 @@ template <int PARTS> struct part_giver {
 };
 
 /* Stores accumulators of 64 rows, 16 of each warp, as a right operand with a reduction of 64. */
-static __device__ __forceinline__ void store_operand(uint32_t to, const float (&x)[STATE32_SUMS])
+GPU_INLINE void store_operand(uint32_t to, const float (&x)[STATE32_SUMS])
 {
     int32_t lane = lane_index(), row = (lane & 7) + (lane >> 4) * 8;
     uint32_t at = to + place16<8>(row, (warp_index() & 3) * 2 + (lane >> 3 & 1));
@@ -130,8 +130,7 @@ static __device__ __forceinline__ void store_operand(uint32_t to, const float (&
 /* d = left right, or d += left right with `adds`, with a reduction of 64. TRANSPOSED: rows of left
  * are the reduction. */
 template <bool TRANSPOSED>
-static __device__ __forceinline__ void multiply_64(float (&d)[STATE32_SUMS], uint64_t left,
-                                                   uint64_t right, int adds)
+GPU_INLINE void multiply_64(float (&d)[STATE32_SUMS], uint64_t left, uint64_t right, int adds)
 {
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
@@ -145,7 +144,7 @@ static __device__ __forceinline__ void multiply_64(float (&d)[STATE32_SUMS], uin
 struct state32_rows {
     float s[2][STATE32_SUMS], x[STATE32_SUMS]; /* x: X, then Y, then R */
 
-    static __device__ __forceinline__ int32_t key_of_sum(int32_t half, int32_t i)
+    GPU_INLINE int32_t key_of_sum(int32_t half, int32_t i)
     {
         return half * CHUNK + (warp_index() & 3) * 16 + (lane_index() >> 2) + (i >> 1 & 1) * 8;
     }
@@ -176,8 +175,7 @@ struct state32_rows {
     }
 
     /* Reads a chunk's numbers for the lane's columns. */
-    static __device__ __forceinline__ void read_columns(const float (&of_rows)[STATE32_ROWS],
-                                                        float (&x)[STATE32_COLUMNS])
+    GPU_INLINE void read_columns(const float (&of_rows)[STATE32_ROWS], float (&x)[STATE32_COLUMNS])
     {
 #pragma unroll
         for (int k = 0; k < STATE32_COLUMNS; k += 4) {
@@ -186,8 +184,7 @@ struct state32_rows {
         }
     }
 
-    static __device__ __forceinline__ void multiply_columns(float (&x)[STATE32_SUMS],
-                                                            const float (&of_rows)[STATE32_ROWS])
+    GPU_INLINE void multiply_columns(float (&x)[STATE32_SUMS], const float (&of_rows)[STATE32_ROWS])
     {
         float by[STATE32_COLUMNS];
         read_columns(of_rows, by);
@@ -273,8 +270,7 @@ struct state32_rows {
     }
 
     /* Loads the lane's values of chunk c, in its units. */
-    static __device__ __forceinline__ void load_values(const state32_memory &m, int32_t c,
-                                                       float (&v)[STATE32_SUMS])
+    GPU_INLINE void load_values(const state32_memory &m, int32_t c, float (&v)[STATE32_SUMS])
     {
         int32_t lane = lane_index(), warp = warp_index() & 3;
 #pragma unroll

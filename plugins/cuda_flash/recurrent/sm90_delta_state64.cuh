@@ -13,16 +13,14 @@
 
 #include "sm90_delta_state64_update.cuh"
 
-static __device__ __forceinline__ void take_four(uint32_t (&left)[4], const uint4 &four)
+GPU_INLINE void take_four(uint32_t (&left)[4], const uint4 &four)
 {
     left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
 }
 
-static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a,
-                                                      const state_item &shared_item,
-                                                      const chunk_stage &stage, team_memory &team,
-                                                      team_barriers &barriers, int32_t c,
-                                                      uint64_t queries, uint64_t scores)
+GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &shared_item,
+                               const chunk_stage &stage, team_memory &team, team_barriers &barriers,
+                               int32_t c, uint64_t queries, uint64_t scores)
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
     float o[CHUNK / 2], r[CHUNK / 2];
@@ -76,8 +74,7 @@ static __device__ __forceinline__ void make_outputs64(const sm80_delta_params &a
 
 /* Waits until chunk c of an item is prepared, for ordinary loads and bulk copies of this warp;
  * checks as many flags as it has lanes. All chunks below the result are prepared. */
-static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params &a,
-                                                         const state_item &item, int32_t c)
+GPU_INLINE int32_t wait_for_chunk(const sm80_delta_params &a, const state_item &item, int32_t c)
 {
     int32_t key_head = item.head / a.group;
     int32_t own = min(c + lane_index(), item.num_chunks - 1);
@@ -94,9 +91,8 @@ static __device__ __forceinline__ int32_t wait_for_chunk(const sm80_delta_params
 }
 
 /* Copies keys and head of chunk c to stage `place` once that is free; the whole warp calls. */
-static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a,
-                                                  const state_item &item, int32_t c,
-                                                  ring_place place, state64_memory &m)
+GPU_INLINE void copy_parts(const sm80_delta_params &a, const state_item &item, int32_t c,
+                           ring_place place, state64_memory &m)
 {
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &full = m.full[place.stage];
@@ -116,10 +112,8 @@ static __device__ __forceinline__ void copy_parts(const sm80_delta_params &a,
 
 /* As copy_parts, for chunks that may not exist or not be prepared yet. num_prepared chunks of the
  * item are known to be prepared. */
-static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a,
-                                                  const state_item &item, int32_t c,
-                                                  ring_place place, state64_memory &m,
-                                                  int32_t &num_prepared)
+GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, int32_t c,
+                           ring_place place, state64_memory &m, int32_t &num_prepared)
 {
     if (c >= item.num_chunks) {
         return;
@@ -131,8 +125,8 @@ static __device__ __forceinline__ void copy_stage(const sm80_delta_params &a,
 }
 
 /* Writes a channel's convolution window after the request: its last inputs. */
-static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
-                                                    const delta_request &request, int64_t channel)
+GPU_INLINE void roll_channel(const gpu_delta_params &p, const delta_request &request,
+                             int64_t channel)
 {
     uint16_t *window =
         (uint16_t *)(p.window + request.slots[0] * p.window_slot + channel * p.window_channel);
@@ -145,8 +139,8 @@ static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
 
 /* Rolls the windows that nobody else still reads: of a team's values once its first chunk is
  * convolved, and of q and k in one CTA of each key head. */
-static __device__ __forceinline__ void
-roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team, bool of_values)
+GPU_INLINE void roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team,
+                             bool of_values)
 {
     const gpu_delta_params &p = a.p;
     int32_t group = a.group, lane = lane_index();
@@ -174,10 +168,8 @@ roll_windows(const sm80_delta_params &a, const state_item &item, int32_t of_team
 /* The values of a team's rows after the convolution, every other chunk from `begin` on; inputs of
  * the next chunk are prefetched. Tokens past the end have values that a beta of 0 cancels; rows
  * past the end are never stored. The first team's warp also copies the stages, two chunks ahead. */
-static __device__ __forceinline__ void make_values64(const sm80_delta_params &a,
-                                                     const state_item &shared_item,
-                                                     state64_memory &m, int32_t of_team,
-                                                     int32_t begin)
+GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shared_item,
+                              state64_memory &m, int32_t of_team, int32_t begin)
 {
     static_assert(STATE64_STAGES == 3, "chunk c + 2 is copied once c - 1 is done with");
     team_memory &team = m.teams[of_team];

@@ -23,8 +23,7 @@ typedef state_memory<STATE64_TEAMS> state64_memory;
 
 /* d = a b, or d += a b with `adds`. a is in registers, packed from 16 columns of accumulators; rows
  * of b have 16 steps of the reduction. */
-static __device__ __forceinline__ void wgmma_rs_bk64(float (&d)[CHUNK / 2], const uint32_t (&a)[4],
-                                                     uint64_t b, int adds)
+GPU_INLINE void wgmma_rs_bk64(float (&d)[CHUNK / 2], const uint32_t (&a)[4], uint64_t b, int adds)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES32
@@ -34,7 +33,7 @@ static __device__ __forceinline__ void wgmma_rs_bk64(float (&d)[CHUNK / 2], cons
 }
 
 /* The item of one team of a CTA. */
-static __device__ __forceinline__ state_item item_of_team(const state_item &of_all, int32_t team)
+GPU_INLINE state_item item_of_team(const state_item &of_all, int32_t team)
 {
     state_item item = of_all;
     item.first_row += team * GROUP_ROWS;
@@ -55,8 +54,7 @@ struct ring_place {
 };
 
 /* Packs 16 columns of accumulators as a left operand. */
-template <int SUMS>
-static __device__ __forceinline__ void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
+template <int SUMS> GPU_INLINE void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -64,15 +62,15 @@ static __device__ __forceinline__ void pack_sums(uint32_t (&a)[4], const float (
     }
 }
 
-static __device__ __forceinline__ void
-multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys, int step)
+GPU_INLINE void multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys,
+                              int step)
 {
     wgmma_rs_bk64(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
 }
 
 /* sums = left k^T for all keys or queries of a chunk. */
-static __device__ __forceinline__ void
-multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[KEY_STEPS][4], uint64_t keys)
+GPU_INLINE void multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[KEY_STEPS][4],
+                              uint64_t keys)
 {
     pin(sums);
     wgmma_begin();
@@ -83,7 +81,7 @@ multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[KEY_STEPS][4], ui
     wgmma_commit();
 }
 
-template <int SUMS> static __device__ __forceinline__ void clear_sums(float (&x)[SUMS])
+template <int SUMS> GPU_INLINE void clear_sums(float (&x)[SUMS])
 {
 #pragma unroll
     for (int i = 0; i < SUMS; i++) {
@@ -92,12 +90,12 @@ template <int SUMS> static __device__ __forceinline__ void clear_sums(float (&x)
 }
 
 /* The biased exponent of a float. */
-static __device__ __forceinline__ int32_t exponent_of(float x)
+GPU_INLINE int32_t exponent_of(float x)
 {
     return (int32_t)(float_bits(x) >> 23 & 255);
 }
 
-static __device__ __forceinline__ float power_of(int32_t exponent)
+GPU_INLINE float power_of(int32_t exponent)
 {
     return bits_float((uint32_t)exponent << 23);
 }
@@ -109,8 +107,8 @@ struct state64_rows {
     float norm[2]; /* upper bound of the row's norm */
 
     /* The addresses of the rows; rows past the end use the last. */
-    static __device__ __forceinline__ void
-    find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot, char *(&at)[2])
+    GPU_INLINE void find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot,
+                              char *(&at)[2])
     {
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
         int32_t last = a.p.head_size_v - 1;
@@ -119,7 +117,7 @@ struct state64_rows {
     }
 
     /* The column of the pair that contains element i. */
-    static __device__ __forceinline__ int32_t column_of(int i)
+    GPU_INLINE int32_t column_of(int i)
     {
         return (i >> 2) * 8 + (lane_index() & 3) * 2;
     }
@@ -301,7 +299,7 @@ struct state64_rows {
     }
 
     /* R = Y T^T, in place of Y. */
-    static __device__ __forceinline__ void multiply_inverse(float (&y)[CHUNK / 2], uint64_t inverse)
+    GPU_INLINE void multiply_inverse(float (&y)[CHUNK / 2], uint64_t inverse)
     {
         uint32_t left[TOKEN_STEPS][4];
 #pragma unroll

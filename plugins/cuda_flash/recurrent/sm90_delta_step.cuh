@@ -19,12 +19,12 @@ template <int STATE> struct step_pieces {
     static constexpr int of_lane = of_row / lanes;
 
     /* The first number of a lane's piece i. */
-    static __device__ __forceinline__ int32_t column(int i)
+    GPU_INLINE int32_t column(int i)
     {
         return (i * lanes + lane_index() % lanes) * numbers;
     }
 
-    static __device__ __forceinline__ void unpack(const uint4 &piece, float *to)
+    GPU_INLINE void unpack(const uint4 &piece, float *to)
     {
         const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
@@ -38,7 +38,7 @@ template <int STATE> struct step_pieces {
         }
     }
 
-    static __device__ __forceinline__ uint4 pack(const float *x)
+    GPU_INLINE uint4 pack(const float *x)
     {
         uint32_t words[4];
 #pragma unroll
@@ -116,14 +116,14 @@ struct step_channel {
 };
 
 /* An element of a matrix, not yet converted, so that several loads may be in flight. */
-static __device__ __forceinline__ uint32_t matrix_bits(const gpu_matrix &m, int64_t i, int64_t j)
+GPU_INLINE uint32_t matrix_bits(const gpu_matrix &m, int64_t i, int64_t j)
 {
     int64_t at = i * m.row + j * m.column;
     return m.dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)m.data)[at]
                                      : ((const uint16_t *)m.data)[at];
 }
 
-static __device__ __forceinline__ float number_of(uint32_t bits, int32_t dtype)
+GPU_INLINE float number_of(uint32_t bits, int32_t dtype)
 {
     return dtype == ATTN_DTYPE_F32 ? bits_float(bits) : narrow_number((uint16_t)bits, dtype);
 }
@@ -174,8 +174,7 @@ template <int MOST> struct step_place {
 };
 
 /* Makes the barrier of the state's copy, and lets the launch overlap its neighbours. */
-template <int STATE, int ROWS>
-static __device__ __forceinline__ void begin_step(step_memory<STATE, ROWS> &m)
+template <int STATE, int ROWS> GPU_INLINE void begin_step(step_memory<STATE, ROWS> &m)
 {
     if (thread_index() == 0) {
         barrier_init(shared_address(&m.full), 1);
@@ -187,7 +186,7 @@ static __device__ __forceinline__ void begin_step(step_memory<STATE, ROWS> &m)
 }
 
 /* A gate per head is made by the first warp. */
-static __device__ __forceinline__ bool makes_gates(const gpu_delta_params &p)
+GPU_INLINE bool makes_gates(const gpu_delta_params &p)
 {
     return p.rule.gates > 1 || warp_index() == 0;
 }
@@ -219,8 +218,7 @@ struct step_inputs {
 
 /* Starts the copy of `bytes` of the CTA's rows to shared memory. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void fetch_state(step_memory<STATE, ROWS> &m, const char *from,
-                                                   int32_t bytes)
+GPU_INLINE void fetch_state(step_memory<STATE, ROWS> &m, const char *from, int32_t bytes)
 {
     uint32_t full = shared_address(&m.full);
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(full),
@@ -241,10 +239,8 @@ struct step_token {
  * for the whole CTA; a gate per head by one warp. The cluster's barrier is waited for before
  * windows are rolled. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ step_token make_token(step_memory<STATE, ROWS> &m,
-                                                        const gpu_delta_params &p,
-                                                        const step_inputs &inputs, int32_t head,
-                                                        float *gates = nullptr)
+GPU_INLINE step_token make_token(step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
+                                 const step_inputs &inputs, int32_t head, float *gates = nullptr)
 {
     int32_t thread = (int32_t)thread_index();
     float q = inputs.q.convolve(p), k = inputs.k.convolve(p);
@@ -292,9 +288,8 @@ static __device__ __forceinline__ step_token make_token(step_memory<STATE, ROWS>
 }
 
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
-                                                const step_token &token, bool has_state,
-                                                int32_t rows, char *to)
+GPU_INLINE void run_rows(step_memory<STATE, ROWS> &m, const step_token &token, bool has_state,
+                         int32_t rows, char *to)
 {
     typedef step_pieces<STATE> pieces;
     constexpr int numbers = pieces::numbers, count = pieces::of_lane * numbers;
@@ -350,9 +345,9 @@ static __device__ __forceinline__ void run_rows(step_memory<STATE, ROWS> &m,
 
 /* Rolls the windows and writes the outputs. */
 template <int STATE, int ROWS>
-static __device__ __forceinline__ void
-finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
-             const delta_request &request, const step_inputs &inputs, const step_place<ROWS> &at)
+GPU_INLINE void finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
+                             const delta_request &request, const step_inputs &inputs,
+                             const step_place<ROWS> &at)
 {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     if (at.rank == 0) {
