@@ -82,38 +82,30 @@ static inline uint32_t number_small_bits(double magnitude, int32_t mantissa_bits
     return ((uint32_t)(exponent + bias - 1) << mantissa_bits) + (uint32_t)steps;
 }
 
+/* Sizes above `most` become it. */
+static inline uint32_t number_code(double value, uint32_t sign, uint32_t nan, double most,
+                                   int32_t mantissa_bits, int32_t bias)
+{
+    const double size = fmin(fabs(value), most);
+    const uint32_t code = isnan(value) ? nan : number_small_bits(size, mantissa_bits, bias);
+    return code | (signbit(value) ? sign : 0);
+}
+
+/* The power of two after the largest number has infinity's code. */
 static inline uint16_t number_to_f16(double value)
 {
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
-    if (isnan(value)) {
-        return sign | 0x7e00;
-    }
-    if (fabs(value) >= 65520.0) {
-        return sign | 0x7c00;
-    }
-    return sign | (uint16_t)number_small_bits(fabs(value), 10, 15);
+    return (uint16_t)number_code(value, 0x8000, 0x7e00, 0x1p16, 10, 15);
 }
 
 static inline uint16_t number_to_bf16(double value)
 {
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
-    if (isnan(value)) {
-        return sign | 0x7fc0;
-    }
-    if (fabs(value) >= 0x1.ffp127) {
-        return sign | 0x7f80;
-    }
-    return sign | (uint16_t)number_small_bits(fabs(value), 7, 127);
+    return (uint16_t)number_code(value, 0x8000, 0x7fc0, 0x1p128, 7, 127);
 }
 
 /* Saturating: never NaN or infinity from a finite value. Infinities saturate too; NaN stays NaN. */
 static inline uint8_t number_to_e4m3(double value)
 {
-    uint8_t sign = signbit(value) ? 0x80 : 0;
-    if (isnan(value)) {
-        return sign | 0x7f;
-    }
-    return sign | (uint8_t)number_small_bits(fmin(fabs(value), 448.0), 3, 7);
+    return (uint8_t)number_code(value, 0x80, 0x7f, 448.0, 3, 7);
 }
 
 static inline uint8_t number_to_e4m3fnuz(double value)
@@ -127,11 +119,7 @@ static inline uint8_t number_to_e4m3fnuz(double value)
 
 static inline uint8_t number_to_e5m2(double value)
 {
-    uint8_t sign = signbit(value) ? 0x80 : 0;
-    if (isnan(value)) {
-        return sign | 0x7e;
-    }
-    return sign | (uint8_t)number_small_bits(fmin(fabs(value), 57344.0), 2, 15);
+    return (uint8_t)number_code(value, 0x80, 0x7e, 57344.0, 2, 15);
 }
 
 static inline uint8_t number_to_e2m1(double value)
