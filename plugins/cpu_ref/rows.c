@@ -115,12 +115,23 @@ static const float *hadamard_signs(const struct attn_layer_params *params, bool 
     return quant == NULL ? NULL : is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 
-/* zero point in the low mantissa bits of the scale, which are no part of its value */
-static void store_int4(const struct attn_kv_view *view, uint8_t *memory, float *scale_memory,
-                       const float *signs, const double *row)
+static uint8_t *memory_of(const struct cache_place *at)
 {
+    return view_row(at->view, at->block, at->slot, at->head);
+}
+
+static float *scale_of(const struct cache_place *at)
+{
+    return view_scale(at->view, at->block, at->slot, at->head);
+}
+
+/* zero point in the low mantissa bits of the scale, which are no part of its value */
+static void store_int4(const struct cache_place *at, const double *row)
+{
+    const float *signs = hadamard_signs(at->params, at->is_v);
+    float *scale_memory = scale_of(at);
     double turned[REF_MAX_HEAD_SIZE], low = INFINITY, high = -INFINITY;
-    int32_t count = view->head_size;
+    int32_t count = at->view->head_size;
     for (int32_t d = 0; d < count; d++) {
         turned[d] = row[d] * signs[d];
     }
@@ -141,15 +152,17 @@ static void store_int4(const struct attn_kv_view *view, uint8_t *memory, float *
     memcpy(scale_memory, &bits, sizeof bits);
     for (int32_t d = 0; d < count; d++) {
         double code = fmax(0, fmin(INT4_LARGEST, round(turned[d] / scale) + zero));
-        set_nibble(view, memory, d, (uint32_t)code);
+        set_nibble(at->view, memory_of(at), d, (uint32_t)code);
     }
 }
 
-static void load_int4(const struct attn_kv_view *view, uint8_t *memory, const float *scale_memory,
-                      const float *signs, double *row)
+static void load_int4(const struct cache_place *at, double *row)
 {
+    const struct attn_kv_view *view = at->view;
+    const float *signs = hadamard_signs(at->params, at->is_v);
+    uint8_t *memory = memory_of(at);
     uint32_t bits;
-    memcpy(&bits, scale_memory, sizeof bits);
+    memcpy(&bits, scale_of(at), sizeof bits);
     double scale = number_from_bits(bits & ~ZERO_POINT_MASK);
     for (int32_t d = 0; d < view->head_size; d++) {
         row[d] = ((double)nibble(view, memory, d) - (bits & ZERO_POINT_MASK)) * scale;
@@ -170,9 +183,16 @@ static uint8_t *nvfp4_scale(const struct attn_kv_view *view, bool is_v, int64_t 
     return (uint8_t *)view_scale(view, block, slot, head) + index;
 }
 
-static void store_nvfp4(const struct cache_place *at, uint8_t *memory, double global,
-                        const double *row)
+static double global_of(const struct cache_place *at)
 {
+    const struct attn_layer_params *p = at->params;
+    return 1 / (at->is_v ? scale_of_head(p->v_scale, p->v_scale_host, ATTN_SCALE_PER_TENSOR, 0)
+                         : scale_of_head(p->k_scale, p->k_scale_host, ATTN_SCALE_PER_TENSOR, 0));
+}
+
+static void store_nvfp4(const struct cache_place *at, const double *row)
+{
+    const double global = global_of(at);
     for (int32_t first = 0; first < at->view->head_size; first += NVFP4_BLOCK) {
         double largest = largest_magnitude(row + first, NVFP4_BLOCK);
         uint8_t code = number_to_e4m3(global * largest / NVFP4_LARGEST);
@@ -180,13 +200,15 @@ static void store_nvfp4(const struct cache_place *at, uint8_t *memory, double gl
         *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, first / NVFP4_BLOCK) = code;
         for (int32_t d = first; d < first + NVFP4_BLOCK; d++) {
             double value = scale == 0 || isnan(scale) ? 0 : row[d] * global / scale;
-            set_nibble(at->view, memory, d, number_to_e2m1(value));
+            set_nibble(at->view, memory_of(at), d, number_to_e2m1(value));
         }
     }
 }
 
-static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double global, double *row)
+static void load_nvfp4(const struct cache_place *at, double *row)
 {
+    uint8_t *memory = memory_of(at);
+    const double global = global_of(at);
     for (int32_t first = 0; first < at->view->head_size; first += NVFP4_BLOCK) {
         double scale = number_from_e4m3(
             *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, first / NVFP4_BLOCK));
@@ -197,8 +219,9 @@ static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double glo
 }
 
 /* 512 e4m3, 4 float32 scales of 128 of them each, 64 bf16. */
-static void store_ds_mla(uint8_t *memory, const double *row)
+static void store_ds_mla(const struct cache_place *at, const double *row)
 {
+    uint8_t *memory = memory_of(at);
     for (int32_t tile = 0; tile < DS_LATENT / DS_TILE; tile++) {
         const double *x = row + (size_t)tile * DS_TILE;
         float scale = (float)at_least(largest_magnitude(x, DS_TILE) / FP8_LARGEST, FLT_MIN);
@@ -210,8 +233,9 @@ static void store_ds_mla(uint8_t *memory, const double *row)
     number_store_row(memory + DS_ROPE_AT, row + DS_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
 }
 
-static void load_ds_mla(const uint8_t *memory, double *row)
+static void load_ds_mla(const struct cache_place *at, double *row)
 {
+    const uint8_t *memory = memory_of(at);
     for (int32_t d = 0; d < DS_LATENT; d++) {
         float scale;
         memcpy(&scale, memory + DS_LATENT + d / DS_TILE * sizeof scale, sizeof scale);
@@ -221,9 +245,9 @@ static void load_ds_mla(const uint8_t *memory, double *row)
 }
 
 /* 448 e4m3, whose scales of 64 are powers of two apart in e8m0, and 64 bf16. */
-static void store_ds_v4(const struct cache_place *at, uint8_t *memory, const double *row)
+static void store_ds_v4(const struct cache_place *at, const double *row)
 {
-    uint8_t *scales = (uint8_t *)view_scale(at->view, at->block, at->slot, at->head);
+    uint8_t *memory = memory_of(at), *scales = (uint8_t *)scale_of(at);
     scales[V4_LATENT / V4_TILE] = 0;
     for (int32_t first = 0; first < V4_LATENT; first += V4_TILE) {
         const double largest = at_least(largest_magnitude(row + first, V4_TILE), V4_LEAST);
@@ -237,9 +261,9 @@ static void store_ds_v4(const struct cache_place *at, uint8_t *memory, const dou
     number_store_row(memory + V4_LATENT, row + V4_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
 }
 
-static void load_ds_v4(const struct cache_place *at, const uint8_t *memory, double *row)
+static void load_ds_v4(const struct cache_place *at, double *row)
 {
-    const uint8_t *scales = (uint8_t *)view_scale(at->view, at->block, at->slot, at->head);
+    const uint8_t *memory = memory_of(at), *scales = (const uint8_t *)scale_of(at);
     for (int32_t d = 0; d < V4_LATENT; d++) {
         const uint8_t code = scales[d / V4_TILE];
         row[d] = code > E8M0_LARGEST ? NAN : ldexp(number_from_e4m3(memory[d]), code - E8M0_BIAS);
@@ -252,93 +276,60 @@ static double channel_scale(const struct cache_place *at, int32_t d)
     return quant_params(at->params)->v_channel_scale[at->head * at->view->head_size + d];
 }
 
-static double global_of(const struct cache_place *at)
-{
-    const struct attn_layer_params *p = at->params;
-    return 1 / (at->is_v ? scale_of_head(p->v_scale, p->v_scale_host, ATTN_SCALE_PER_TENSOR, 0)
-                         : scale_of_head(p->k_scale, p->k_scale_host, ATTN_SCALE_PER_TENSOR, 0));
-}
-
-void row_store(const struct cache_place *at, const double *row)
+/* One scale for the row or, in int8, one for each channel. */
+static void store_scaled(const struct cache_place *at, const double *row)
 {
     const struct attn_kv_view *view = at->view;
-    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
-    enum row_form form = row_form(at->layer, at->is_v);
+    const enum row_form form = row_form(at->layer, at->is_v);
     float scale = 1;
-    if (form == ROW_TURBOQUANT) {
-        turboquant_store(at, row);
-        return;
-    }
-    if (form == ROW_BLOCKS) {
-        blocks_store(at, row);
-        return;
-    }
-    if (form == ROW_NVFP4) {
-        store_nvfp4(at, memory, global_of(at), row);
-        return;
-    }
-    if (form == ROW_DS_MLA) {
-        store_ds_mla(memory, row);
-        return;
-    }
-    if (form == ROW_DS_V4) {
-        store_ds_v4(at, memory, row);
-        return;
-    }
-    if (form == ROW_INT4_HADAMARD) {
-        store_int4(view, memory, view_scale(view, at->block, at->slot, at->head),
-                   hadamard_signs(at->params, at->is_v), row);
-        return;
-    }
     if (form != ROW_INT8_CHANNEL) {
         double limit = form == ROW_FP8_SCALED ? FP8_LARGEST : INT8_LARGEST;
         scale = (float)at_least(largest_magnitude(row, view->head_size) / limit, LEAST_SCALE);
-        *view_scale(view, at->block, at->slot, at->head) = scale;
+        *scale_of(at) = scale;
     }
     for (int32_t d = 0; d < view->head_size; d++) {
         double value = row[d] / (form == ROW_INT8_CHANNEL ? channel_scale(at, d) : scale);
-        *element_at(view, memory, d, 8) =
+        *element_at(view, memory_of(at), d, 8) =
             form == ROW_FP8_SCALED ? number_to_e4m3(value) : (uint8_t)round_int8(value);
     }
 }
 
-void row_load(const struct cache_place *at, double *row)
+static void load_scaled(const struct cache_place *at, double *row)
 {
     const struct attn_kv_view *view = at->view;
-    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
-    enum row_form form = row_form(at->layer, at->is_v);
-    if (form == ROW_TURBOQUANT) {
-        turboquant_load(at, row);
-        return;
-    }
-    if (form == ROW_BLOCKS) {
-        blocks_load(at, row);
-        return;
-    }
-    if (form == ROW_NVFP4) {
-        load_nvfp4(at, memory, global_of(at), row);
-        return;
-    }
-    if (form == ROW_DS_MLA) {
-        load_ds_mla(memory, row);
-        return;
-    }
-    if (form == ROW_DS_V4) {
-        load_ds_v4(at, memory, row);
-        return;
-    }
-    if (form == ROW_INT4_HADAMARD) {
-        load_int4(view, memory, view_scale(view, at->block, at->slot, at->head),
-                  hadamard_signs(at->params, at->is_v), row);
-        return;
-    }
+    const enum row_form form = row_form(at->layer, at->is_v);
     double scale = 1;
     if (form != ROW_INT8_CHANNEL) {
         scale = *view_scale(view, at->block, at->slot, at->head);
     }
     for (int32_t d = 0; d < view->head_size; d++) {
-        uint8_t code = *element_at(view, memory, d, 8);
+        uint8_t code = *element_at(view, memory_of(at), d, 8);
         double value = form == ROW_FP8_SCALED ? number_from_e4m3(code) : (double)(int8_t)code;
         row[d] = value * (form == ROW_INT8_CHANNEL ? channel_scale(at, d) : scale);
     }
+}
+
+static const struct {
+    void (*store)(const struct cache_place *at, const double *row);
+    void (*load)(const struct cache_place *at, double *row);
+} forms[] = {
+    [ROW_FP8_SCALED] = {store_scaled, load_scaled},
+    [ROW_INT8_SCALED] = {store_scaled, load_scaled},
+    [ROW_INT8_CHANNEL] = {store_scaled, load_scaled},
+    [ROW_INT4_HADAMARD] = {store_int4, load_int4},
+    [ROW_NVFP4] = {store_nvfp4, load_nvfp4},
+    [ROW_DS_MLA] = {store_ds_mla, load_ds_mla},
+    [ROW_DS_V4] = {store_ds_v4, load_ds_v4},
+    [ROW_BLOCKS] = {blocks_store, blocks_load},
+    [ROW_TURBOQUANT] = {turboquant_store, turboquant_load},
+};
+
+void row_store(const struct cache_place *at, const double *row)
+{
+    forms[row_form(at->layer, at->is_v)].store(at, row);
+}
+
+void row_load(const struct cache_place *at, double *row)
+{
+    forms[row_form(at->layer, at->is_v)].load(at, row);
 }
