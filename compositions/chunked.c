@@ -85,16 +85,13 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     struct attn_batch *cut = &plan->whole;
     const int32_t *start = whole->query_start_loc_host;
     struct view_requests chunks = view_begin(plan, max_chunks(plan), start[0]);
-    if (whole->seq_lens_host == NULL) {
-        return BAD("seq_lens_host", "chunks as virtual requests need the lengths on the host");
-    }
-    if (whole->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "block_table_row",
-                         "chunks as virtual requests take no block_table_row on this device");
-    }
-    if (whole->block_table_rows * whole->block_table_stride > INT32_MAX) {
-        return error_set(error, ATTN_ERROR_LIMIT, "block_table", "more than 2^31 entries");
-    }
+    BAD_IF(whole->seq_lens_host == NULL, "seq_lens_host",
+           "chunks as virtual requests need the lengths on the host");
+    ERROR_IF(whole->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU,
+             ATTN_ERROR_UNSUPPORTED, "block_table_row",
+             "chunks as virtual requests take no block_table_row on this device");
+    ERROR_IF(whole->block_table_rows * whole->block_table_stride > INT32_MAX, ATTN_ERROR_LIMIT,
+             "block_table", "more than 2^31 entries");
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int64_t row = whole->block_table_row != NULL ? whole->block_table_row[r] : r;
         add_chunks(&chunks, layer, start[r], start[r + 1] - start[r], whole->seq_lens_host[r],

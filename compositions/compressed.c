@@ -39,30 +39,25 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                                                           : "attn_index_lists",
                                       false, error);
     }
-    if (layer->mla->absorb_in_core) {
-        return BAD("absorb_in_core",
-                   "layer '%s': absorb_in_core is 1 with attn_compressed_rows; 0: queries and "
-                   "output in latent space",
-                   l->name);
-    }
-    if (layer->caches == NULL || layer->caches->num_caches != 1) {
-        return BAD("caches", "layer '%s': %d further caches with attn_compressed_rows; 1", l->name,
-                   layer->caches != NULL ? layer->caches->num_caches : 0);
-    }
+    BAD_IF(layer->mla->absorb_in_core, "absorb_in_core",
+           "layer '%s': absorb_in_core is 1 with attn_compressed_rows; 0: queries and output in "
+           "latent space",
+           l->name);
+    BAD_IF(layer->caches == NULL || layer->caches->num_caches != 1, "caches",
+           "layer '%s': %d further caches with attn_compressed_rows; 1", l->name,
+           layer->caches != NULL ? layer->caches->num_caches : 0);
     const struct attn_cache_desc *c = cache_of(layer);
     const bool plain = l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization;
     const int32_t kv_dtype = plain ? l->dtype : l->kv_dtype;
-    if (c->role != ATTN_CACHE_COMPRESSED || c->table == 0 || c->num_heads != 1 ||
-        c->head_size != l->head_size || c->kv_dtype != kv_dtype) {
-        return BAD(
-            "caches",
-            "layer '%s': with attn_compressed_rows the further cache is role %d in table %d, "
-            "%d heads of %d, kv_dtype %s; role compressed (%d), table 1 or above, 1 head of "
-            "head_size %d, kv_dtype %s",
-            l->name, c->role, c->table, c->num_heads, c->head_size,
-            code_text(ATTN_NAMES_KV_DTYPE, c->kv_dtype).text, ATTN_CACHE_COMPRESSED, l->head_size,
-            code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
-    }
+    BAD_IF(c->role != ATTN_CACHE_COMPRESSED || c->table == 0 || c->num_heads != 1 ||
+               c->head_size != l->head_size || c->kv_dtype != kv_dtype,
+           "caches",
+           "layer '%s': with attn_compressed_rows the further cache is role %d in table %d, %d "
+           "heads of %d, kv_dtype %s; role compressed (%d), table 1 or above, 1 head of head_size "
+           "%d, kv_dtype %s",
+           l->name, c->role, c->table, c->num_heads, c->head_size,
+           code_text(ATTN_NAMES_KV_DTYPE, c->kv_dtype).text, ATTN_CACHE_COMPRESSED, l->head_size,
+           code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
     layer->kernel = ATTN_KERNEL_ATTEND_MLA;
     layer->out_apart = true;
     const uint32_t key = ATTN_EXT_DRAFT_COMPRESSED_ROWS; /* others' caches may look alike */
@@ -188,26 +183,20 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     const int32_t *rows_of = table->seq_lens_host;
     rows_of =
         rows_of == NULL && plan->model->device.type == ATTN_DEVICE_CPU ? table->seq_lens : rows_of;
-    if (whole->seq_lens_host == NULL || rows_of == NULL) {
-        return BAD("seq_lens_host", "compressed rows need the lengths of both tables on the host");
-    }
-    if (table->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU) {
-        return error_set(
-            error, ATTN_ERROR_UNSUPPORTED, "tables",
-            "table %d has a block_table_row, which compressed rows take on a CPU alone",
-            cache->table);
-    }
+    BAD_IF(whole->seq_lens_host == NULL || rows_of == NULL, "seq_lens_host",
+           "compressed rows need the lengths of both tables on the host");
+    ERROR_IF(table->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU,
+             ATTN_ERROR_UNSUPPORTED, "tables",
+             "table %d has a block_table_row, which compressed rows take on a CPU alone",
+             cache->table);
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         const int32_t rows =
             add_request(&to, whole, r, cache->tokens_per_row,
                         table->block_table_row != NULL ? table->block_table_row[r] : r);
-        if (rows > rows_of[r]) {
-            return BAD("tables",
-                       "table %d: request %d has %d compressed rows in seq_lens; its %d tokens "
-                       "finish %d rows of %d",
-                       cache->table, r, rows_of[r], whole->seq_lens_host[r], rows,
-                       cache->tokens_per_row);
-        }
+        BAD_IF(rows > rows_of[r], "tables",
+               "table %d: request %d has %d compressed rows in seq_lens; its %d tokens finish %d "
+               "rows of %d",
+               cache->table, r, rows_of[r], whole->seq_lens_host[r], rows, cache->tokens_per_row);
     }
     *cut = *whole;
     own_table_put(cut, table);

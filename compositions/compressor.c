@@ -27,27 +27,22 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         return layer_refuse_extension(layer, "attn_context_parallel", false, error);
     }
     const int32_t heads = 2 * (1 + x->overlaps);
-    if (l->num_kv_heads != heads || l->num_q_heads != heads ||
-        (l->head_size_v != 0 && l->head_size_v != l->head_size)) {
-        return BAD("num_kv_heads",
-                   "layer '%s': num_q_heads %d, num_kv_heads %d, head_size_v %d; a compressor with "
-                   "overlaps %d has %d, %d, and 0 or head_size",
-                   l->name, l->num_q_heads, l->num_kv_heads, l->head_size_v, x->overlaps, heads,
-                   heads);
-    }
+    BAD_IF(l->num_kv_heads != heads || l->num_q_heads != heads ||
+               (l->head_size_v != 0 && l->head_size_v != l->head_size),
+           "num_kv_heads",
+           "layer '%s': num_q_heads %d, num_kv_heads %d, head_size_v %d; a compressor with "
+           "overlaps %d has %d, %d, and 0 or head_size",
+           l->name, l->num_q_heads, l->num_kv_heads, l->head_size_v, x->overlaps, heads, heads);
     l->kv_dtype = l->kv_dtype == ATTN_KV_AUTO ? ATTN_KV_F32 : l->kv_dtype;
-    if (l->kv_dtype != ATTN_KV_F32) {
-        return BAD("kv_dtype",
-                   "layer '%s': kv_dtype is %s; a compressor's states are f32 (auto: the same)",
-                   l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
-    }
-    if ((x->rope == ATTN_ROPE_NONE) != (x->rotary_dim == 0) || x->rotary_dim % 2 != 0 ||
-        x->rotary_dim > l->head_size) {
-        return BAD("rotary_dim",
-                   "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even "
-                   "number from 2 to head_size %d",
-                   l->name, x->rotary_dim, x->rope, l->head_size);
-    }
+    BAD_IF(l->kv_dtype != ATTN_KV_F32, "kv_dtype",
+           "layer '%s': kv_dtype is %s; a compressor's states are f32 (auto: the same)", l->name,
+           code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
+    BAD_IF((x->rope == ATTN_ROPE_NONE) != (x->rotary_dim == 0) || x->rotary_dim % 2 != 0 ||
+               x->rotary_dim > l->head_size,
+           "rotary_dim",
+           "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even number from "
+           "2 to head_size %d",
+           l->name, x->rotary_dim, x->rope, l->head_size);
     layer->reads |= ABI_READS(DRAFT_IO_COMPRESSOR);
     layer->is_latent = layer->writes_apart = true;
     l->has_window = 1; /* later rows are pooled of no older states */
@@ -65,12 +60,11 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     const struct attn_io_compressor *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
     const struct attn_compressor_desc *x = step->layer->selected->compressor;
     const int64_t size = step->layer->desc->head_size;
-    if (io->q != NULL || io->v != NULL || io->lse != NULL) {
-        return FAIL(io->q != NULL   ? "q"
-                    : io->v != NULL ? "v"
-                                    : "lse",
-                    "is given; a compressor has neither q nor v nor lse");
-    }
+    FAIL_IF(io->q != NULL || io->v != NULL || io->lse != NULL,
+            io->q != NULL   ? "q"
+            : io->v != NULL ? "v"
+                            : "lse",
+            "is given; a compressor has neither q nor v nor lse");
     if (step_leaves_keys(step, io)) {
         return refuse_unwritten(error);
     }
@@ -80,9 +74,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         return ATTN_OK;
     }
     TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
-    if (given == NULL || !(given->norm_eps >= 0)) {
-        return FAIL("attn_io_compressor", "is missing, or its norm_eps is negative or NaN");
-    }
+    FAIL_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_compressor",
+            "is missing, or its norm_eps is negative or NaN");
     const struct tensor_need weight = {"norm_weight", 1, {size}};
     const struct tensor_need bias = {
         "position_bias", 2, {x->tokens_per_row, (1 + x->overlaps) * size}, .more = 1};

@@ -24,24 +24,20 @@ static attn_status check_ranks(const char *name, const char *field,
     if (ranks == NULL) {
         return ATTN_OK;
     }
-    if (ranks->struct_size < MIN_COLLECTIVES || ranks->world_size < 1 ||
-        ranks->world_size > MAX_RANKS || ranks->rank < 0 || ranks->rank >= ranks->world_size) {
-        return BAD(field,
-                   "layer '%s': %s has struct_size %zu, rank %d of %d; at least %d, and a rank "
-                   "from 0 below the number of ranks, which is at most %d",
-                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, MIN_COLLECTIVES,
-                   MAX_RANKS);
-    }
-    if (ranks->all_gather == NULL || ranks->all_to_all == NULL ||
-        ranks->reduce_scatter_f32 == NULL) {
-        return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name,
-                   field);
-    }
-    if (ranks->struct_size >= sizeof *ranks &&
-        (ranks->gather_heads == NULL) != (ranks->merge_heads == NULL)) {
-        return BAD(field, "layer '%s': %s has one of gather_heads and merge_heads; both or neither",
-                   name, field);
-    }
+    BAD_IF(ranks->struct_size < MIN_COLLECTIVES || ranks->world_size < 1 ||
+               ranks->world_size > MAX_RANKS || ranks->rank < 0 || ranks->rank >= ranks->world_size,
+           field,
+           "layer '%s': %s has struct_size %zu, rank %d of %d; at least %d, and a rank from 0 "
+           "below the number of ranks, which is at most %d",
+           name, field, ranks->struct_size, ranks->rank, ranks->world_size, MIN_COLLECTIVES,
+           MAX_RANKS);
+    BAD_IF(ranks->all_gather == NULL || ranks->all_to_all == NULL ||
+               ranks->reduce_scatter_f32 == NULL,
+           field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name, field);
+    BAD_IF(ranks->struct_size >= sizeof *ranks &&
+               (ranks->gather_heads == NULL) != (ranks->merge_heads == NULL),
+           field, "layer '%s': %s has one of gather_heads and merge_heads; both or neither", name,
+           field);
     return ATTN_OK;
 }
 
@@ -55,10 +51,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     layer->reads |= ABI_READS(BATCH_CONTEXT);
     TRY(check_ranks(l->name, "decode", layer->cp->decode, error));
     TRY(check_ranks(l->name, "prefill", layer->cp->prefill, error));
-    if (layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0)) {
-        return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
-                   layer->cp->interleave, l->block_size);
-    }
+    BAD_IF(layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0),
+           "interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
+           layer->cp->interleave, l->block_size);
     if (l->dtype != ATTN_DTYPE_F32) {
         layer->cp->reduce = ATTN_CP_ALL_TO_ALL; /* sums over ranks are of float32 */
     }
@@ -245,15 +240,11 @@ static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
     FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
         rows = larger(rows, larger(max_rows(plan, step->layer), step->q.heads));
     }
-    if (rows > INT32_MAX) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
-                         "%d tokens on each rank are %lld rows of all ranks; at most %d",
-                         plan->limits.max_num_tokens, (long long)rows, INT32_MAX);
-    }
+    ERROR_IF(rows > INT32_MAX, ATTN_ERROR_LIMIT, "max_num_tokens",
+             "%d tokens on each rank are %lld rows of all ranks; at most %d",
+             plan->limits.max_num_tokens, (long long)rows, INT32_MAX);
     p->pairs = arena_array(&plan->arena, 2 * (size_t)rows, sizeof *p->pairs);
-    if (p->pairs == NULL) {
-        return NO_MEMORY("plan", "%lld pairs", (long long)rows);
-    }
+    NO_MEMORY_IF(p->pairs == NULL, "plan", "%lld pairs", (long long)rows);
     for (int64_t t = 0; t < rows; t++) {
         p->pairs[2 * t] = p->pairs[2 * t + 1] = t;
     }
@@ -326,22 +317,17 @@ static attn_status take_local(const attn_plan *plan,
     const bool validate = plan->validate && plan->model->device.type == ATTN_DEVICE_CPU;
     const int32_t *start = whole->query_start_loc_host, *lens = given->local_seq_lens_host;
     int32_t most = whole->max_seq_len;
-    if (given->max_local_seq_len < 0 || given->max_local_seq_len > most) {
-        return BAD("max_local_seq_len", "max_local_seq_len is %d; 0 to max_seq_len, %d",
-                   given->max_local_seq_len, most);
-    }
+    BAD_IF(given->max_local_seq_len < 0 || given->max_local_seq_len > most, "max_local_seq_len",
+           "max_local_seq_len is %d; 0 to max_seq_len, %d", given->max_local_seq_len, most);
     most = given->max_local_seq_len > 0 ? given->max_local_seq_len : most;
     for (int32_t r = 0; lens != NULL && r < whole->num_reqs; r++) {
         int32_t length = whole->seq_lens_host != NULL ? whole->seq_lens_host[r] : most;
         int32_t queries = whole->seq_lens_host != NULL ? start[r + 1] - start[r] : 0;
         int32_t limit = length - queries > 0 ? length - queries : 0;
         limit = limit < most ? limit : most;
-        if (lens[r] < 0 || lens[r] > limit) {
-            return BAD("local_seq_lens",
-                       "local_seq_lens[%d] is %d; 0 to %d, the request's context and "
-                       "max_local_seq_len",
-                       r, lens[r], limit);
-        }
+        BAD_IF(lens[r] < 0 || lens[r] > limit, "local_seq_lens",
+               "local_seq_lens[%d] is %d; 0 to %d, the request's context and max_local_seq_len", r,
+               lens[r], limit);
     }
     TRY(validate_copy("local_seq_lens", validate ? given->local_seq_lens : NULL, lens,
                       whole->num_reqs, false, error));
@@ -356,11 +342,10 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
 {
     const struct attn_batch *whole = &plan->given;
     const struct attn_batch_context_parallel *given = ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT);
-    if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
-        return BAD("local_seq_lens",
-                   "context parallelism needs seq_lens_host, or local_seq_lens of "
-                   "attn_batch_context_parallel");
-    }
+    BAD_IF(whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL),
+           "local_seq_lens",
+           "context parallelism needs seq_lens_host, or local_seq_lens of "
+           "attn_batch_context_parallel");
     if (given != NULL && given->local_seq_lens != NULL) {
         return take_local(plan, given, context, error);
     }
@@ -405,9 +390,8 @@ static attn_status choose_own(attn_plan *plan, struct attn_error *error)
         p->captured_own = counts ? OWN_COUNTED : OWN_APART;
     }
     return p->counts_own && !counts
-               ? BAD("query_start_loc",
-                     "captured was a step of one query a request; this one has more, or "
-                     "local_seq_lens")
+               ? BAD("query_start_loc", "captured was a step of one query a request; this one has "
+                                        "more, or local_seq_lens")
                : ATTN_OK;
 }
 

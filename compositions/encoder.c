@@ -28,25 +28,22 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_mm_encoder_quant *q = layer->mm_quant;
     layer->reads |= ABI_READS(DRAFT_MM_ENCODER_STATE);
-    if (q->fp8 && l->encoder != ATTN_ENCODER_MULTIMODAL) {
-        return BAD("fp8", "layer '%s': fp8 is 1; a multimodal encoder is needed", l->name);
-    }
-    if (q->padded_head_size > 0 &&
-        (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0)) {
-        return BAD("padded_head_size",
-                   "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d",
-                   l->name, q->padded_head_size, l->head_size);
-    }
-    if (!(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX)) {
-        return BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
-                   l->name, (double)q->scale_margin);
-    }
-    if (!q->fp8 && (q->amax_history_len != 0 || q->scale_margin != 0 || q->padded_head_size != 0)) {
-        return BAD("amax_history_len",
-                   "layer '%s': amax_history_len is %d, scale_margin %g, padded_head_size %d, "
-                   "which need fp8",
-                   l->name, q->amax_history_len, (double)q->scale_margin, q->padded_head_size);
-    }
+    BAD_IF(q->fp8 && l->encoder != ATTN_ENCODER_MULTIMODAL, "fp8",
+           "layer '%s': fp8 is 1; a multimodal encoder is needed", l->name);
+    BAD_IF(q->padded_head_size > 0 &&
+               (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0),
+           "padded_head_size",
+           "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d", l->name,
+           q->padded_head_size, l->head_size);
+    BAD_IF(!(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX), "scale_margin",
+           "layer '%s': scale_margin is %g; 0 or a positive factor", l->name,
+           (double)q->scale_margin);
+    BAD_IF(!q->fp8 &&
+               (q->amax_history_len != 0 || q->scale_margin != 0 || q->padded_head_size != 0),
+           "amax_history_len",
+           "layer '%s': amax_history_len is %d, scale_margin %g, padded_head_size %d, which need "
+           "fp8",
+           l->name, q->amax_history_len, (double)q->scale_margin, q->padded_head_size);
     if (q->fp8 && q->padded_head_size > 0) {
         layer->attend_size = q->padded_head_size;
     }
@@ -99,18 +96,14 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     if (layer->params == NULL) {
         return ATTN_OK;
     }
-    if (state == NULL || state->scales == NULL) {
-        return BAD("attn_mm_encoder_state",
-                   "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are "
-                   "needed on the parameters",
-                   desc->name);
-    }
-    if ((state->amax_history != NULL) != (length > 0)) {
-        return BAD("amax_history",
-                   "layer '%s': amax_history is %p and amax_history_len %d; [3, amax_history_len], "
-                   "or NULL with scales that are given",
-                   desc->name, (const void *)state->amax_history, length);
-    }
+    BAD_IF(state == NULL || state->scales == NULL, "attn_mm_encoder_state",
+           "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are needed "
+           "on the parameters",
+           desc->name);
+    BAD_IF((state->amax_history != NULL) != (length > 0), "amax_history",
+           "layer '%s': amax_history is %p and amax_history_len %d; [3, amax_history_len], or NULL "
+           "with scales that are given",
+           desc->name, (const void *)state->amax_history, length);
     params->q_scale = &state->scales[0];
     params->k_scale = &state->scales[1];
     params->v_scale = &state->scales[2];
@@ -195,13 +188,9 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
     struct own_tensor inputs[INPUTS];
     struct attn_step_io quantized = *io;
-    if (plan->num_key_rows > plan->limits.max_num_tokens) {
-        return error_set(
-            error, ATTN_ERROR_LIMIT, "key_start_loc",
-            "%d rows of keys; a quantized encoder's plan has room for %d, its limit of "
-            "tokens",
-            plan->num_key_rows, plan->limits.max_num_tokens);
-    }
+    ERROR_IF(plan->num_key_rows > plan->limits.max_num_tokens, ATTN_ERROR_LIMIT, "key_start_loc",
+             "%d rows of keys; a quantized encoder's plan has room for %d, its limit of tokens",
+             plan->num_key_rows, plan->limits.max_num_tokens);
     for (int32_t i = 0; i < INPUTS; i++) {
         TRY(quantize(plan, step, i, given[i], io->stream, &inputs[i], error));
     }

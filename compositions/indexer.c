@@ -22,41 +22,32 @@ static int32_t num_forced(const struct attn_indexer_desc *x)
 static attn_status check_together(const struct attn_layer_desc *l,
                                   const struct attn_indexer_desc *x, struct attn_error *error)
 {
-    if (l->num_kv_heads != 1 || (l->head_size_v != 0 && l->head_size_v != l->head_size)) {
-        return BAD("num_kv_heads",
-                   "layer '%s': num_kv_heads %d, head_size_v %d; an indexer has one head of index "
-                   "keys and no values: 1, and 0 or head_size",
-                   l->name, l->num_kv_heads, l->head_size_v);
-    }
-    if (l->num_q_heads % x->num_groups != 0) {
-        return BAD("num_groups", "layer '%s': num_groups %d does not divide num_q_heads %d",
-                   l->name, x->num_groups, l->num_q_heads);
-    }
-    if (x->tail && (x->tokens_per_row == 1 || x->rows_per_entry > 1)) {
-        return BAD("tail",
-                   "layer '%s': tail is 1 with tokens_per_row %d and rows_per_entry %d; it needs "
-                   "rows of several tokens, each an entry",
-                   l->name, x->tokens_per_row, x->rows_per_entry);
-    }
-    if (!x->forced_on_top && num_forced(x) > x->topk) {
-        return BAD("first_entries",
-                   "layer '%s': first_entries, last_entries and tail are %d together and topk is "
-                   "%d, in which they are counted without forced_on_top",
-                   l->name, num_forced(x), x->topk);
-    }
-    if (l->block_size % x->tokens_per_row != 0) {
-        return BAD("tokens_per_row", "layer '%s': tokens_per_row %d does not divide block_size %d",
-                   l->name, x->tokens_per_row, l->block_size);
-    }
+    BAD_IF(l->num_kv_heads != 1 || (l->head_size_v != 0 && l->head_size_v != l->head_size),
+           "num_kv_heads",
+           "layer '%s': num_kv_heads %d, head_size_v %d; an indexer has one head of index keys and "
+           "no values: 1, and 0 or head_size",
+           l->name, l->num_kv_heads, l->head_size_v);
+    BAD_IF(l->num_q_heads % x->num_groups != 0, "num_groups",
+           "layer '%s': num_groups %d does not divide num_q_heads %d", l->name, x->num_groups,
+           l->num_q_heads);
+    BAD_IF(x->tail && (x->tokens_per_row == 1 || x->rows_per_entry > 1), "tail",
+           "layer '%s': tail is 1 with tokens_per_row %d and rows_per_entry %d; it needs rows of "
+           "several tokens, each an entry",
+           l->name, x->tokens_per_row, x->rows_per_entry);
+    BAD_IF(!x->forced_on_top && num_forced(x) > x->topk, "first_entries",
+           "layer '%s': first_entries, last_entries and tail are %d together and topk is %d, in "
+           "which they are counted without forced_on_top",
+           l->name, num_forced(x), x->topk);
+    BAD_IF(l->block_size % x->tokens_per_row != 0, "tokens_per_row",
+           "layer '%s': tokens_per_row %d does not divide block_size %d", l->name,
+           x->tokens_per_row, l->block_size);
     const uint32_t plain = 1u << ATTN_KV_AUTO | 1u << ATTN_KV_F16 | 1u << ATTN_KV_BF16 |
                            1u << ATTN_KV_F32 | 1u << ATTN_KV_FP8_E4M3 | 1u << ATTN_KV_FP8_E5M2 |
                            1u << ATTN_KV_FP8_E4M3FNUZ | 1u << ATTN_KV_FP8_PER_TOKEN_HEAD;
-    if (l->kv_dtype >= NUM_KV_DTYPES || !(plain >> l->kv_dtype & 1)) {
-        return BAD("kv_dtype",
-                   "layer '%s': kv_dtype is %s; index keys are auto, f16, bf16, f32, fp8_e4m3, "
-                   "fp8_e5m2, fp8_e4m3fnuz or fp8_per_token_head",
-                   l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
-    }
+    BAD_IF(l->kv_dtype >= NUM_KV_DTYPES || !(plain >> l->kv_dtype & 1), "kv_dtype",
+           "layer '%s': kv_dtype is %s; index keys are auto, f16, bf16, f32, fp8_e4m3, fp8_e5m2, "
+           "fp8_e4m3fnuz or fp8_per_token_head",
+           l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
     return ATTN_OK;
 }
 
@@ -137,9 +128,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 {
     const struct attn_io_indexer *given =
         (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
-    if (io->v != NULL || io->lse != NULL) {
-        return FAIL(io->v != NULL ? "v" : "lse", "is given; an indexer has neither v nor lse");
-    }
+    FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
+            "is given; an indexer has neither v nor lse");
     if (step_leaves_keys(step, io)) {
         return refuse_unwritten(error);
     }

@@ -76,14 +76,11 @@ static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *erro
     p->chunk_rows = p->gather_rows * ranks;
     int64_t chunks = (context + p->gather_rows - 1) / p->gather_rows;
     chunks += p->invariant ? plan->limits.max_num_reqs : 0; /* each may end one early */
-    if (chunks > MAX_CHUNKS) {
-        return error_set(
-            error, ATTN_ERROR_LIMIT, "max_seq_len",
-            "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
-            "max_seq_len, or give more context_workspace_tokens",
-            plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
-            p->chunk_rows, MAX_CHUNKS);
-    }
+    ERROR_IF(chunks > MAX_CHUNKS, ATTN_ERROR_LIMIT, "max_seq_len",
+             "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
+             "max_seq_len, or give more context_workspace_tokens",
+             plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
+             p->chunk_rows, MAX_CHUNKS);
     p->max_chunks = (int32_t)chunks;
     p->chunks = arena_array(&plan->arena, (size_t)chunks, sizeof *p->chunks);
     return p->chunks != NULL ? ATTN_OK
@@ -314,12 +311,10 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     const int32_t *start = prefill->query_start_loc_host;
     for (int32_t r = 0; r < prefill->num_reqs; r++) {
         int32_t queries = start[r + 1] - start[r];
-        if (queries > 0 && queries <= plan->decode_threshold) {
-            return BAD("query_start_loc",
-                       "request %d has %d queries, a decode, behind request %d, a prefill; "
-                       "MLA with batch_invariant needs decodes first (batch_order)",
-                       plan->split.num_decodes + r, queries, plan->split.num_decodes);
-        }
+        BAD_IF(queries > 0 && queries <= plan->decode_threshold, "query_start_loc",
+               "request %d has %d queries, a decode, behind request %d, a prefill; MLA with "
+               "batch_invariant needs decodes first (batch_order)",
+               plan->split.num_decodes + r, queries, plan->split.num_decodes);
     }
     return ATTN_OK;
 }
@@ -338,17 +333,11 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     if (p->chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;
     }
-    if (prefill->seq_lens_host == NULL) {
-        return BAD(
-            "seq_lens_host",
-            "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on "
-            "the host (or device_seq_lens_only in the layer)");
-    }
-    if (prefill->flags & ATTN_BATCH_IN_CAPTURE) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "num_prefills",
-                         "%d prefills in a capture; MLA captures decodes only",
-                         plan->split.num_prefills);
-    }
+    BAD_IF(prefill->seq_lens_host == NULL, "seq_lens_host",
+           "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on the "
+           "host (or device_seq_lens_only in the layer)");
+    ERROR_IF(prefill->flags & ATTN_BATCH_IN_CAPTURE, ATTN_ERROR_UNSUPPORTED, "num_prefills",
+             "%d prefills in a capture; MLA captures decodes only", plan->split.num_prefills);
     make_identity(plan);
     make_context_view(plan, prefill);
     make_chunks(plan, prefill);

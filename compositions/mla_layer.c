@@ -34,21 +34,18 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
     layer->out_apart |= layer->mla->absorb_in_core != 0;
     const struct attn_mla_desc *m = layer->mla;
     layer->reads |= ABI_READS(MLA_WEIGHTS) | ABI_READS(IO_MLA);
-    if (m->weight_dtype != ATTN_DTYPE_MXFP4 &&
-        (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES)) {
-        return BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
-                   l->name, m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
-    }
-    if (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim) {
-        return BAD("head_size",
-                   "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
-                   "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
-                   l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
-    }
-    if (l->head_size_v != 0 && l->head_size_v != m->v_head_dim) {
-        return BAD("head_size_v", "layer '%s': head_size_v is %d; 0, or v_head_dim, %d", l->name,
-                   l->head_size_v, m->v_head_dim);
-    }
+    BAD_IF(m->weight_dtype != ATTN_DTYPE_MXFP4 &&
+               (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES),
+           "weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)", l->name,
+           m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
+    BAD_IF(l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim,
+           "head_size",
+           "layer '%s': an MLA layer has one KV head of kv_lora_rank + qk_rope_head_dim = %d; "
+           "num_kv_heads %d, head_size %d",
+           l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
+    BAD_IF(l->head_size_v != 0 && l->head_size_v != m->v_head_dim, "head_size_v",
+           "layer '%s': head_size_v is %d; 0, or v_head_dim, %d", l->name, l->head_size_v,
+           m->v_head_dim);
     l->head_size_v = m->v_head_dim;
     return ATTN_OK;
 }
@@ -259,19 +256,15 @@ static attn_status bind_weights(attn_layer *layer, struct attn_error *error)
     const struct attn_mla_desc *m = layer->selected->mla;
     const struct attn_mla_weights *weights =
         ext_find(layer->params->params.next, ATTN_EXT_MLA_WEIGHTS);
-    if (weights == NULL) {
-        return BAD("attn_mla_weights",
-                   "layer '%s' leaves the projections to the core and brings no weights",
-                   layer->desc->name);
-    }
+    BAD_IF(weights == NULL, "attn_mla_weights",
+           "layer '%s' leaves the projections to the core and brings no weights",
+           layer->desc->name);
     struct mla_weights *own = layer->data[COMPOSITION_MLA];
     *own = (struct mla_weights){.uk = {.scale = NULL}};
-    if (weights->kv_b_proj != NULL && m->weight_dtype == ATTN_DTYPE_MXFP4) {
-        return BAD("kv_b_proj",
-                   "layer '%s': kv_b_proj is given, and weight_dtype is %d (mxfp4), "
-                   "of which w_uk and w_uv alone are",
-                   layer->desc->name, m->weight_dtype);
-    }
+    BAD_IF(weights->kv_b_proj != NULL && m->weight_dtype == ATTN_DTYPE_MXFP4, "kv_b_proj",
+           "layer '%s': kv_b_proj is given, and weight_dtype is %d (mxfp4), of which w_uk and w_uv "
+           "alone are",
+           layer->desc->name, m->weight_dtype);
     if (weights->kv_b_proj != NULL) {
         TRY(split_projection(layer, weights->kv_b_proj, own, error));
     } else {

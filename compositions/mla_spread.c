@@ -13,14 +13,10 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 {
     const attn_layer *layer = plan->steps[0].layer;
     struct attn_batch *view = &plan->decode;
-    if (plan->given.seq_lens_host == NULL) {
-        return BAD("seq_lens_host", "is NULL; MLA over a cache that ranks share needs it");
-    }
-    if (plan->first_row != 0) {
-        return BAD("query_start_loc",
-                   "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share",
-                   plan->first_row);
-    }
+    BAD_IF(plan->given.seq_lens_host == NULL, "seq_lens_host",
+           "is NULL; MLA over a cache that ranks share needs it");
+    BAD_IF(plan->first_row != 0, "query_start_loc",
+           "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share", plan->first_row);
     int32_t *local = plan_take(plan, view->num_reqs);
     for (int32_t r = 0; r < view->num_reqs; r++) {
         local[r] = parallel_local_length(layer, view->seq_lens_host[r], layer_cache_rank(layer));

@@ -26,12 +26,10 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     const int32_t size = latent               ? layer->mla->kv_lora_rank
                          : l->head_size_v > 0 ? l->head_size_v
                                               : l->head_size;
-    if (rope->rotary_dim % 2 != 0 || rope->rotary_dim > size) {
-        return BAD("rotary_dim",
-                   "layer '%s': attn_output_rope has rotary_dim %d; an even number up to the %d "
-                   "dims of an output row",
-                   l->name, rope->rotary_dim, size);
-    }
+    BAD_IF(rope->rotary_dim % 2 != 0 || rope->rotary_dim > size, "rotary_dim",
+           "layer '%s': attn_output_rope has rotary_dim %d; an even number up to the %d dims of an "
+           "output row",
+           l->name, rope->rotary_dim, size);
     layer->reads |= ABI_READS(DRAFT_IO_OUTPUT_ROPE);
     return ATTN_OK;
 }
@@ -140,11 +138,9 @@ static attn_status check_io(const attn_plan *plan, const struct rotation *r,
     TRY(tensor_check(r->table, &table, NULL, error));
     const int64_t end = plan->given.query_start_loc_host[plan->given.num_reqs];
     for (int64_t row = r->first_row; row < end; row++) {
-        if (r->positions[row] < 0 || r->positions[row] >= r->table->shape[0]) {
-            return BAD("positions", "positions[%lld] is %lld; 0 to %lld, the rows of cos_sin",
-                       (long long)row, (long long)r->positions[row],
-                       (long long)r->table->shape[0] - 1);
-        }
+        BAD_IF(r->positions[row] < 0 || r->positions[row] >= r->table->shape[0], "positions",
+               "positions[%lld] is %lld; 0 to %lld, the rows of cos_sin", (long long)row,
+               (long long)r->positions[row], (long long)r->table->shape[0] - 1);
     }
     return ATTN_OK;
 }
@@ -153,10 +149,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                        struct attn_error *error)
 {
     const struct attn_io_output_rope *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
-    if (given == NULL || given->positions == NULL) {
-        return FAIL("attn_io_output_rope",
-                    "is missing, or its positions are NULL; the layer has attn_output_rope");
-    }
+    FAIL_IF(given == NULL || given->positions == NULL, "attn_io_output_rope",
+            "is missing, or its positions are NULL; the layer has attn_output_rope");
     const struct rotation r = {step->layer->selected->output_rope, given->positions, given->cos_sin,
                                io->out, plan->given.query_start_loc_host[0]};
     const int64_t rows = plan->given.query_start_loc_host[plan->given.num_reqs] - r.first_row;

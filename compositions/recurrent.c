@@ -21,41 +21,33 @@ static attn_status check_rule(const char *name, const struct attn_recurrent_rule
 {
     const bool step = r->write_gate == ATTN_WRITE_GATE_STEP;
     const bool steps = r->gate == ATTN_GATE_SOFTPLUS, bounded = r->gate == ATTN_GATE_BOUNDED;
-    if (r->gate == ATTN_GATE_CONSTANT && r->gate_per_channel) {
-        return BAD("gate_per_channel", "layer '%s': gate_per_channel is 1; 0 with a constant gate",
-                   name);
-    }
-    if (step && (!steps || r->gate_per_channel)) {
-        return BAD("write_gate",
-                   "layer '%s': write_gate is the step of a softplus gate per head; gate is %d, "
-                   "gate_per_channel %d",
-                   name, r->gate, r->gate_per_channel);
-    }
-    if (bounded ? !(r->gate_bound < 0) || !isfinite(r->gate_bound) : r->gate_bound != 0) {
-        return BAD("gate_bound",
-                   "layer '%s': gate_bound is %g; below 0 with a bounded gate, else 0", name,
-                   r->gate_bound);
-    }
-    if (!(r->dt_min >= 0) || !isfinite(r->dt_min) || !(r->dt_max >= 0) ||
-        (r->dt_max > 0 && r->dt_max < r->dt_min) || (!steps && (r->dt_min > 0 || r->dt_max > 0))) {
-        return BAD("dt_min",
-                   "layer '%s': dt_min is %g, dt_max %g; 0 or above, dt_max from dt_min on or 0, "
-                   "of a softplus gate",
-                   name, r->dt_min, r->dt_max);
-    }
+    BAD_IF(r->gate == ATTN_GATE_CONSTANT && r->gate_per_channel, "gate_per_channel",
+           "layer '%s': gate_per_channel is 1; 0 with a constant gate", name);
+    BAD_IF(step && (!steps || r->gate_per_channel), "write_gate",
+           "layer '%s': write_gate is the step of a softplus gate per head; gate is %d, "
+           "gate_per_channel %d",
+           name, r->gate, r->gate_per_channel);
+    BAD_IF(bounded ? !(r->gate_bound < 0) || !isfinite(r->gate_bound) : r->gate_bound != 0,
+           "gate_bound", "layer '%s': gate_bound is %g; below 0 with a bounded gate, else 0", name,
+           r->gate_bound);
+    BAD_IF(!(r->dt_min >= 0) || !isfinite(r->dt_min) || !(r->dt_max >= 0) ||
+               (r->dt_max > 0 && r->dt_max < r->dt_min) ||
+               (!steps && (r->dt_min > 0 || r->dt_max > 0)),
+           "dt_min",
+           "layer '%s': dt_min is %g, dt_max %g; 0 or above, dt_max from dt_min on or 0, of a "
+           "softplus gate",
+           name, r->dt_min, r->dt_max);
     return ATTN_OK;
 }
 
 static attn_status check_norm(const char *name, const struct attn_recurrent_norm *norm,
                               int32_t num_v_heads, struct attn_error *error)
 {
-    if (norm->num_groups > 0 && num_v_heads % norm->num_groups != 0) {
-        return BAD("num_groups", "layer '%s': num_groups %d does not divide num_v_heads %d", name,
-                   norm->num_groups, num_v_heads);
-    }
-    if (!(norm->epsilon > 0) || !isfinite(norm->epsilon)) {
-        return BAD("epsilon", "layer '%s': epsilon is %g; above 0", name, norm->epsilon);
-    }
+    BAD_IF(norm->num_groups > 0 && num_v_heads % norm->num_groups != 0, "num_groups",
+           "layer '%s': num_groups %d does not divide num_v_heads %d", name, norm->num_groups,
+           num_v_heads);
+    BAD_IF(!(norm->epsilon > 0) || !isfinite(norm->epsilon), "epsilon",
+           "layer '%s': epsilon is %g; above 0", name, norm->epsilon);
     return ATTN_OK;
 }
 
@@ -90,26 +82,21 @@ static attn_status check_ring(const struct layer *layer, struct attn_error *erro
     const int64_t gates = group * (channels ? g->head_size_k : 1);
     const int64_t inputs = round_up(g->head_size_k + group * g->head_size_v, 2);
     const int64_t row = round_up(inputs + gates * (l->dtype == ATTN_DTYPE_F32 ? 1 : 2), 8);
-    if (layer->caches->num_caches != 1 || ring->table != 0 || ring->kv_dtype != l->dtype ||
-        ring->num_heads != g->num_k_heads || ring->head_size != row || ring->tokens_per_row != 1 ||
-        ring->block_size <= 2 * g->num_speculative_tokens) {
-        return BAD("caches",
-                   "layer '%s': %d caches, table %d, kv_dtype %s, %d heads of %d, block_size %d, "
-                   "tokens_per_row %d; a ring for replay is the only one, table 0, kv_dtype %s, %d "
-                   "heads of %lld, block_size above 2 num_speculative_tokens (%d), tokens_per_row "
-                   "1",
-                   l->name, layer->caches->num_caches, ring->table,
-                   code_text(ATTN_NAMES_KV_DTYPE, ring->kv_dtype).text, ring->num_heads,
-                   ring->head_size, ring->block_size, ring->tokens_per_row,
-                   code_text(ATTN_NAMES_KV_DTYPE, l->dtype).text, g->num_k_heads, (long long)row,
-                   2 * g->num_speculative_tokens);
-    }
-    if (l->batch_invariant >= 2) {
-        return BAD("batch_invariant",
-                   "layer '%s': batch_invariant is %d with a ring for replay; 0 or 1, since tokens "
-                   "enter the state as the ring has rounded them",
-                   l->name, l->batch_invariant);
-    }
+    BAD_IF(layer->caches->num_caches != 1 || ring->table != 0 || ring->kv_dtype != l->dtype ||
+               ring->num_heads != g->num_k_heads || ring->head_size != row ||
+               ring->tokens_per_row != 1 || ring->block_size <= 2 * g->num_speculative_tokens,
+           "caches",
+           "layer '%s': %d caches, table %d, kv_dtype %s, %d heads of %d, block_size %d, "
+           "tokens_per_row %d; a ring for replay is the only one, table 0, kv_dtype %s, %d heads "
+           "of %lld, block_size above 2 num_speculative_tokens (%d), tokens_per_row 1",
+           l->name, layer->caches->num_caches, ring->table,
+           code_text(ATTN_NAMES_KV_DTYPE, ring->kv_dtype).text, ring->num_heads, ring->head_size,
+           ring->block_size, ring->tokens_per_row, code_text(ATTN_NAMES_KV_DTYPE, l->dtype).text,
+           g->num_k_heads, (long long)row, 2 * g->num_speculative_tokens);
+    BAD_IF(l->batch_invariant >= 2, "batch_invariant",
+           "layer '%s': batch_invariant is %d with a ring for replay; 0 or 1, since tokens enter "
+           "the state as the ring has rounded them",
+           l->name, l->batch_invariant);
     return ATTN_OK;
 }
 
@@ -137,23 +124,19 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
              : 0);
     const struct attn_layer_desc *l = &layer->desc;
     struct attn_recurrent_desc *g = layer->gdn;
-    if (g->num_v_heads % g->num_k_heads != 0) {
-        return BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
-                   l->name, g->num_v_heads, g->num_k_heads);
-    }
-    if (l->num_q_heads != g->num_k_heads || l->num_kv_heads != g->num_k_heads ||
-        l->head_size != g->head_size_k ||
-        (l->head_size_v != 0 && l->head_size_v != g->head_size_v)) {
-        return BAD("head_size",
-                   "layer '%s': num_q_heads %d, num_kv_heads %d, head_size %d, head_size_v %d; "
-                   "of a recurrent layer they are num_k_heads %d, twice, head_size_k %d and 0 or "
-                   "head_size_v %d",
-                   l->name, l->num_q_heads, l->num_kv_heads, l->head_size, l->head_size_v,
-                   g->num_k_heads, g->head_size_k, g->head_size_v);
-    }
-    if (g->conv_silu && g->conv_width == 0) {
-        return BAD("conv_silu", "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
-    }
+    BAD_IF(g->num_v_heads % g->num_k_heads != 0, "num_v_heads",
+           "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d", l->name,
+           g->num_v_heads, g->num_k_heads);
+    BAD_IF(l->num_q_heads != g->num_k_heads || l->num_kv_heads != g->num_k_heads ||
+               l->head_size != g->head_size_k ||
+               (l->head_size_v != 0 && l->head_size_v != g->head_size_v),
+           "head_size",
+           "layer '%s': num_q_heads %d, num_kv_heads %d, head_size %d, head_size_v %d; of a "
+           "recurrent layer they are num_k_heads %d, twice, head_size_k %d and 0 or head_size_v %d",
+           l->name, l->num_q_heads, l->num_kv_heads, l->head_size, l->head_size_v, g->num_k_heads,
+           g->head_size_k, g->head_size_v);
+    BAD_IF(g->conv_silu && g->conv_width == 0, "conv_silu",
+           "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
     layer->desc.head_size_v = g->head_size_v;
     g->state_dtype = g->state_dtype == ATTN_DTYPE_DEFAULT ? ATTN_DTYPE_F32 : g->state_dtype;
     if (layer->rule != NULL) {
@@ -261,20 +244,16 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     }
     const struct attn_recurrent_skip *skip = ext_find(given, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     const bool has_skip = rule_of(layer->selected)->has_skip;
-    if (weights == NULL || (weights->a_log != NULL) != a_log ||
-        (weights->dt_bias != NULL) != dt_bias) {
-        return BAD(
-            "attn_recurrent_weights",
-            "layer '%s': the parameters bring no attn_recurrent_weights, or not what its gate "
-            "takes: a_log %p (%s), dt_bias %p (%s)",
-            name, weights != NULL ? (const void *)weights->a_log : NULL,
-            a_log ? "an array" : "NULL", weights != NULL ? (const void *)weights->dt_bias : NULL,
-            dt_bias ? "an array" : "NULL");
-    }
-    if ((skip != NULL && skip->skip != NULL) != has_skip) {
-        return BAD("skip", "layer '%s': has_skip is %d and skip is %p", name, has_skip,
-                   skip != NULL ? (const void *)skip->skip : NULL);
-    }
+    BAD_IF(weights == NULL || (weights->a_log != NULL) != a_log ||
+               (weights->dt_bias != NULL) != dt_bias,
+           "attn_recurrent_weights",
+           "layer '%s': the parameters bring no attn_recurrent_weights, or not what its gate "
+           "takes: a_log %p (%s), dt_bias %p (%s)",
+           name, weights != NULL ? (const void *)weights->a_log : NULL, a_log ? "an array" : "NULL",
+           weights != NULL ? (const void *)weights->dt_bias : NULL, dt_bias ? "an array" : "NULL");
+    BAD_IF((skip != NULL && skip->skip != NULL) != has_skip, "skip",
+           "layer '%s': has_skip is %d and skip is %p", name, has_skip,
+           skip != NULL ? (const void *)skip->skip : NULL);
     const struct attn_recurrent_norm *norm = layer->selected->norm;
     const struct attn_recurrent_norm_weight *scaled =
         ext_find(given, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
@@ -305,18 +284,14 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (!attends) {
         return ATTN_OK;
     }
-    if (gdn == NULL || io->lse != NULL) {
-        return FAIL("attn_io_recurrent",
-                    "a run of a recurrent layer needs attn_io_recurrent and has no lse");
-    }
+    FAIL_IF(gdn == NULL || io->lse != NULL, "attn_io_recurrent",
+            "a run of a recurrent layer needs attn_io_recurrent and has no lse");
     const struct attn_recurrent_rule *r = rule_of(step->layer->selected);
     int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
     const bool a = r->gate != ATTN_GATE_CONSTANT, b = r->write_gate == ATTN_WRITE_GATE_SIGMOID;
-    if ((!a && gdn->a != NULL) || (!b && gdn->b != NULL)) {
-        return FAIL(!a && gdn->a != NULL ? "a" : "b",
-                    "is not NULL; a constant gate has no a, and without a sigmoid "
-                    "write gate there is no b");
-    }
+    FAIL_IF(
+        (!a && gdn->a != NULL) || (!b && gdn->b != NULL), !a && gdn->a != NULL ? "a" : "b",
+        "is not NULL; a constant gate has no a, and without a sigmoid write gate there is no b");
     const struct tensor_need need_a = {"a", 2, {rows, gates}, 1, .strided = true},
                              need_b = {"b", 2, {rows, g->num_v_heads}, 1, .strided = true},
                              qkv = {"mixed_qkv", 2, {rows, num_channels(g)}, 1};

@@ -102,9 +102,8 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
     const int32_t accepted =
         states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
     const int32_t checkpoints = num_checkpoints(&plan->given, states, g->checkpoint_interval, r);
-    if (accepted < 1 || accepted > 1 + drafted) {
-        return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
-    }
+    BAD_IF(accepted < 1 || accepted > 1 + drafted, "num_accepted_tokens", "request %d: %d; 1 to %d",
+           r, accepted, 1 + drafted);
     const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
     const int32_t past = replay != NULL ? b->seq_lens[r] - queries : 0;
     const bool reads =
@@ -112,9 +111,8 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
     if (replay != NULL && reads && b->seq_lens[r] > 0) {
         const int32_t rows = layer->caches->caches->block_size - drafted;
         const int32_t most = past < rows ? past : rows - 1;
-        if (replay->ring_tokens[r] < 0 || replay->ring_tokens[r] > most) {
-            return BAD("ring_tokens", "request %d: %d; 0 to %d", r, replay->ring_tokens[r], most);
-        }
+        BAD_IF(replay->ring_tokens[r] < 0 || replay->ring_tokens[r] > most, "ring_tokens",
+               "request %d: %d; 0 to %d", r, replay->ring_tokens[r], most);
     }
     return checkpoints <= states->checkpoint_slots_stride
                ? ATTN_OK
@@ -136,10 +134,9 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
             TRY(check_counts(plan, states, r, error));
         }
         for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
-            if ((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots)) {
-                return BAD(use.array, "request %d %s slot %d; the layer has slots 0 to %lld", r,
-                           use.writes ? "writes" : "reads", use.slot, (long long)slots - 1);
-            }
+            BAD_IF((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots), use.array,
+                   "request %d %s slot %d; the layer has slots 0 to %lld", r,
+                   use.writes ? "writes" : "reads", use.slot, (long long)slots - 1);
             for (int32_t s = 0; s <= r; s++) {
                 for (int64_t m = 0; (s < r || m < n) && slot_use_of(plan, states, s, m, &other);
                      m++) {
@@ -189,63 +186,54 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
     const struct attn_recurrent_desc *g = layer->gdn;
     const struct attn_batch_replay *replay =
         ext_find(plan->given.next, ATTN_EXT_DRAFT_BATCH_REPLAY);
-    if (ext == NULL) {
-        return BAD("attn_batch_recurrent", "is not on the batch; layer '%s' needs its state_slots",
-                   plan->steps[0].layer->desc->name);
-    }
+    BAD_IF(ext == NULL, "attn_batch_recurrent",
+           "is not on the batch; layer '%s' needs its state_slots",
+           plan->steps[0].layer->desc->name);
     struct recurrent_batch *parts = plan->data[COMPOSITION_RECURRENT];
     struct attn_batch_recurrent *states = &parts->whole;
     *states = *(const struct attn_batch_recurrent *)ext;
     states->ext.struct_size = sizeof *states;
     states->ext.next = NULL;
     if (layer->caches != NULL) {
-        if (replay == NULL || replay->ring_tokens == NULL || plan->given.seq_lens == NULL) {
-            return BAD("attn_batch_replay",
-                       "%p, ring_tokens %p, seq_lens %p; a layer with a ring needs all three",
-                       (const void *)replay,
-                       replay != NULL ? (const void *)replay->ring_tokens : NULL,
-                       (const void *)plan->given.seq_lens);
-        }
+        BAD_IF(replay == NULL || replay->ring_tokens == NULL || plan->given.seq_lens == NULL,
+               "attn_batch_replay",
+               "%p, ring_tokens %p, seq_lens %p; a layer with a ring needs all three",
+               (const void *)replay, replay != NULL ? (const void *)replay->ring_tokens : NULL,
+               (const void *)plan->given.seq_lens);
         parts->rings[0] = *replay;
         parts->rings[0].ext.struct_size = sizeof *replay;
         parts->rings[0].ext.next = NULL;
         replay = &parts->rings[0];
         states->ext.next = &replay->ext;
     }
-    if (states->state_slots == NULL || states->state_slots_stride < 0 ||
-        (states->num_accepted_tokens != NULL &&
-         (states->state_slots_stride > 0 ? states->state_slots_stride : 1) <
-             1 + drafted_states(layer))) {
-        return BAD(
-            "state_slots",
-            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
-            "drafted",
-            (const void *)states->state_slots, (long long)states->state_slots_stride,
-            1 + drafted_states(layer));
-    }
-    if (states->initial_slots != NULL &&
-        (states->initial_slots_stride < 0 ||
-         (states->num_accepted_tokens != NULL &&
-          (states->initial_slots_stride > 0 ? states->initial_slots_stride : 1) <
-              1 + drafted_states(layer)))) {
-        return BAD("initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
-                   (long long)states->initial_slots_stride, 1 + drafted_states(layer));
-    }
-    if (states->checkpoint_slots != NULL && plan->given.seq_lens == NULL) {
-        return BAD("seq_lens", "is NULL; checkpoint_slots need the requests' lengths");
-    }
-    if ((states->initial_slots != NULL && !g->has_initial_slots) ||
-        (states->checkpoint_slots != NULL &&
-         (g->checkpoint_interval == 0 || states->checkpoint_slots_stride < 0))) {
-        return BAD("initial_slots",
-                   "%p, checkpoint_slots %p, rows %lld apart; a layer that brings them says "
-                   "has_initial_slots or checkpoint_interval",
-                   (const void *)states->initial_slots, (const void *)states->checkpoint_slots,
-                   (long long)states->checkpoint_slots_stride);
-    }
-    if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
-        return BAD("has_initial_state", "is NULL, and so is seq_lens, from which it would follow");
-    }
+    BAD_IF(states->state_slots == NULL || states->state_slots_stride < 0 ||
+               (states->num_accepted_tokens != NULL &&
+                (states->state_slots_stride > 0 ? states->state_slots_stride : 1) <
+                    1 + drafted_states(layer)),
+           "state_slots",
+           "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
+           "drafted",
+           (const void *)states->state_slots, (long long)states->state_slots_stride,
+           1 + drafted_states(layer));
+    BAD_IF(states->initial_slots != NULL &&
+               (states->initial_slots_stride < 0 ||
+                (states->num_accepted_tokens != NULL &&
+                 (states->initial_slots_stride > 0 ? states->initial_slots_stride : 1) <
+                     1 + drafted_states(layer))),
+           "initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
+           (long long)states->initial_slots_stride, 1 + drafted_states(layer));
+    BAD_IF(states->checkpoint_slots != NULL && plan->given.seq_lens == NULL, "seq_lens",
+           "is NULL; checkpoint_slots need the requests' lengths");
+    BAD_IF((states->initial_slots != NULL && !g->has_initial_slots) ||
+               (states->checkpoint_slots != NULL &&
+                (g->checkpoint_interval == 0 || states->checkpoint_slots_stride < 0)),
+           "initial_slots",
+           "%p, checkpoint_slots %p, rows %lld apart; a layer that brings them says "
+           "has_initial_slots or checkpoint_interval",
+           (const void *)states->initial_slots, (const void *)states->checkpoint_slots,
+           (long long)states->checkpoint_slots_stride);
+    BAD_IF(states->has_initial_state == NULL && plan->given.seq_lens == NULL, "has_initial_state",
+           "is NULL, and so is seq_lens, from which it would follow");
     if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
         TRY(validate_slots(plan, states, error));
     }

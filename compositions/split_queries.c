@@ -58,12 +58,10 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
     plan->max_reqs *= queries_slices(layer);
     int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
                    (layer->selected->cp->prefill->world_size + 1);
-    if (runs > INT32_MAX) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
-                         "%d requests over %d ranks are %lld runs of keys; at most %d",
-                         plan->limits.max_num_reqs, layer->selected->cp->prefill->world_size,
-                         (long long)runs, INT32_MAX);
-    }
+    ERROR_IF(runs > INT32_MAX, ATTN_ERROR_LIMIT, "max_num_reqs",
+             "%d requests over %d ranks are %lld runs of keys; at most %d",
+             plan->limits.max_num_reqs, layer->selected->cp->prefill->world_size, (long long)runs,
+             INT32_MAX);
     p->runs = arena_array(&plan->arena, (size_t)runs, sizeof *p->runs);
     return p->runs != NULL ? ATTN_OK : NO_MEMORY("plan", "%lld runs", (long long)runs);
 }
@@ -96,33 +94,25 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
     const struct attn_batch *b = &plan->given;
     const attn_layer *layer = plan->steps[0].layer;
     const struct attn_collectives *ranks = layer->selected->cp->prefill;
-    if (b->seq_lens_host == NULL) {
-        return BAD("seq_lens_host", "is NULL; queries that are split over ranks need it");
-    }
-    if (b->flags & ATTN_BATCH_IN_CAPTURE) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "query_lens_host",
-                         "queries split over %d ranks in a capture; captures take batches whose "
-                         "queries every rank has",
-                         ranks->world_size);
-    }
-    if (b->causal == ATTN_CAUSAL_NO) {
-        return BAD("causal", "causal is no (2); queries that are split over ranks are causal");
-    }
-    if (b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer))) {
-        return BAD("block_table_row", "must be NULL where slices of the queries share its rows");
-    }
+    BAD_IF(b->seq_lens_host == NULL, "seq_lens_host",
+           "is NULL; queries that are split over ranks need it");
+    ERROR_IF(b->flags & ATTN_BATCH_IN_CAPTURE, ATTN_ERROR_UNSUPPORTED, "query_lens_host",
+             "queries split over %d ranks in a capture; captures take batches whose queries every "
+             "rank has",
+             ranks->world_size);
+    BAD_IF(b->causal == ATTN_CAUSAL_NO, "causal",
+           "causal is no (2); queries that are split over ranks are causal");
+    BAD_IF(b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer)),
+           "block_table_row", "must be NULL where slices of the queries share its rows");
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t own = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-        if (lens[r] < 0 || lens[r] > b->seq_lens_host[r]) {
-            return BAD("query_lens_host", "query_lens_host[%d] is %d; 0 to the request's %d keys",
-                       r, lens[r], b->seq_lens_host[r]);
-        }
+        BAD_IF(lens[r] < 0 || lens[r] > b->seq_lens_host[r], "query_lens_host",
+               "query_lens_host[%d] is %d; 0 to the request's %d keys", r, lens[r],
+               b->seq_lens_host[r]);
         int32_t expected = queries_of(layer, lens[r], ranks->rank);
-        if (own != expected) {
-            return BAD("query_start_loc",
-                       "request %d has %d queries here; of its %d, rank %d of %d has %d", r, own,
-                       lens[r], ranks->rank, ranks->world_size, expected);
-        }
+        BAD_IF(own != expected, "query_start_loc",
+               "request %d has %d queries here; of its %d, rank %d of %d has %d", r, own, lens[r],
+               ranks->rank, ranks->world_size, expected);
     }
     return b->num_reqs == 0 || b->query_start_loc_host[0] == 0
                ? ATTN_OK
@@ -146,15 +136,12 @@ static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_e
         widest = rows > widest ? rows : widest;
         keys += rows;
     }
-    if (widest > most) {
-        return error_set(error, ATTN_ERROR_LIMIT, "query_lens_host",
-                         "a rank has %lld queries; 0 to %lld, the plan's max_num_tokens",
-                         (long long)widest, (long long)most);
-    }
-    if (plan->given.num_slots > keys) {
-        return BAD("num_slots", "%lld slots; the requests have %lld new keys over all ranks",
-                   (long long)plan->given.num_slots, (long long)keys);
-    }
+    ERROR_IF(widest > most, ATTN_ERROR_LIMIT, "query_lens_host",
+             "a rank has %lld queries; 0 to %lld, the plan's max_num_tokens", (long long)widest,
+             (long long)most);
+    BAD_IF(plan->given.num_slots > keys, "num_slots",
+           "%lld slots; the requests have %lld new keys over all ranks",
+           (long long)plan->given.num_slots, (long long)keys);
     p->widest = (int32_t)widest;
     p->num_keys = (int32_t)keys;
     p->num_runs = 0;

@@ -108,26 +108,22 @@ static attn_status check_pairs(attn_model *model, const struct attn_block_transf
     for (int32_t i = 0; i < model->num_layers; i++) {
         attn_layer *layer = &model->layers[i];
         if (layer->group == t->group && layer->owner == layer) {
-            if (layer->k_cache.data == NULL) {
-                return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
-                                 "layer '%s' has no cache bound", layer->desc->name);
-            }
+            ERROR_IF(layer->k_cache.data == NULL, ATTN_ERROR_ORDER, "layer_bind_caches",
+                     "layer '%s' has no cache bound", layer->desc->name);
             int64_t own = layer_num_blocks(layer, t->table) / layer_parts(layer, t->table);
             blocks = own < blocks ? own : blocks;
         }
     }
-    if (blocks == INT64_MAX) {
-        return BAD("table", "table is %d; no cache of group %d lies in it", t->table, t->group);
-    }
+    BAD_IF(blocks == INT64_MAX, "table", "table is %d; no cache of group %d lies in it", t->table,
+           t->group);
     for (int64_t i = 0; i < t->num_pairs; i++) {
         bool source_ours = t->kind != ATTN_COPY_HOST_TO_DEVICE,
              target_ours = t->kind != ATTN_COPY_DEVICE_TO_HOST;
         int64_t source = t->pairs[2 * i], target = t->pairs[2 * i + 1];
-        if (source < 0 || target < 0 || (source_ours && source >= blocks) ||
-            (target_ours && target >= blocks)) {
-            return BAD("pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld",
-                       (long long)i, (long long)source, (long long)target, (long long)blocks - 1);
-        }
+        BAD_IF(source < 0 || target < 0 || (source_ours && source >= blocks) ||
+                   (target_ours && target >= blocks),
+               "pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld", (long long)i,
+               (long long)source, (long long)target, (long long)blocks - 1);
     }
     return (t->other != NULL) == (t->kind != ATTN_COPY_DEVICE_TO_DEVICE)
                ? ATTN_OK
@@ -140,13 +136,11 @@ static attn_status read_transfer(const attn_model *model,
                                  struct attn_block_transfer *t, struct attn_error *error)
 {
     TRY(struct_read(t, ABI_BLOCK_TRANSFER, transfer, error));
-    if (model == NULL || t->group < 0 || t->group >= model->num_groups || t->num_pairs < 0 ||
-        (t->num_pairs > 0 && t->pairs == NULL)) {
-        return BAD("group",
-                   "model %p, group %d, %lld pairs at %p; a group of the model and an "
-                   "array of pairs",
-                   (const void *)model, t->group, (long long)t->num_pairs, (const void *)t->pairs);
-    }
+    BAD_IF(model == NULL || t->group < 0 || t->group >= model->num_groups || t->num_pairs < 0 ||
+               (t->num_pairs > 0 && t->pairs == NULL),
+           "group",
+           "model %p, group %d, %lld pairs at %p; a group of the model and an array of pairs",
+           (const void *)model, t->group, (long long)t->num_pairs, (const void *)t->pairs);
     return t->other == NULL || element_stride_is_good(ABI_BLOCK_MEMORY, t->other_stride)
                ? ATTN_OK
                : BAD("other_stride", "other_stride is %d; %zu to %d with other", t->other_stride,
@@ -169,10 +163,8 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
             layer_num_blocks(layer, t.table) == INT64_MAX) {
             continue;
         }
-        if (instance->kernels.copy_blocks == NULL) {
-            return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
-                             "%s has no copy_blocks kernel", instance->caps->name);
-        }
+        ERROR_IF(instance->kernels.copy_blocks == NULL, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
+                 "%s has no copy_blocks kernel", instance->caps->name);
         if (t.other != NULL) {
             TRY(element_read(&memory, ABI_BLOCK_MEMORY, t.other, t.other_stride, layer->slot,
                              error));

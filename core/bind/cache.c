@@ -109,30 +109,23 @@ static attn_status check_shape(const attn_layer *layer, const struct cache *cach
     const char *name = layer->desc->name, *which = cache->name;
     const int32_t head_size = view->head_size, pack = view->pack > 0 ? view->pack : head_size;
     char strides[120];
-    if (view->data == NULL || view->num_blocks <= 0) {
-        return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
-                   name, which, view->data, (long long)view->num_blocks);
-    }
+    BAD_IF(view->data == NULL || view->num_blocks <= 0, "data",
+           "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block", name, which,
+           view->data, (long long)view->num_blocks);
     TRY(check_sizes(layer, cache, view, error));
-    if (view->pack < 0 || (pack > 0 && head_size % pack != 0)) {
-        return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
-                   head_size);
-    }
+    BAD_IF(view->pack < 0 || (pack > 0 && head_size % pack != 0), "pack",
+           "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack, head_size);
     snprintf(strides, sizeof strides, "strides (block %lld, slot %lld, head %lld, pack %lld bytes)",
              (long long)view->stride_block, (long long)view->stride_slot,
              (long long)view->stride_head, (long long)view->stride_pack);
-    if (view->stride_block <= 0 || view->stride_slot <= 0 || view->stride_head <= 0) {
-        return BAD("stride_block", "layer '%s', %s: %s; the first three must be above 0", name,
-                   which, strides);
-    }
+    BAD_IF(view->stride_block <= 0 || view->stride_slot <= 0 || view->stride_head <= 0,
+           "stride_block", "layer '%s', %s: %s; the first three must be above 0", name, which,
+           strides);
     const struct layout layout = layout_of(view, cache->row.data);
     int64_t reach = layout_reach(&layout, 0);
-    if (reach > MAX_CACHE) {
-        return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
-                         "layer '%s', %s: %lld blocks with %s end more than 2^%d bytes after the "
-                         "first",
-                         name, which, (long long)view->num_blocks, strides, MAX_CACHE_BITS);
-    }
+    ERROR_IF(reach > MAX_CACHE, ATTN_ERROR_LIMIT, "num_blocks",
+             "layer '%s', %s: %lld blocks with %s end more than 2^%d bytes after the first", name,
+             which, (long long)view->num_blocks, strides, MAX_CACHE_BITS);
     return reach >= 0 ? ATTN_OK
                       : BAD("stride_slot", "layer '%s', %s: %s make rows of %lld bytes overlap",
                             name, which, strides, (long long)cache->row.data);
@@ -149,26 +142,22 @@ static attn_status check_form(const attn_layer *layer, const struct cache *cache
     uint64_t forms = layer->spec.layout == ATTN_KV_LAYOUT_LATENT ? ATTN_VIEW_LATENT
                      : nhd                                       ? ATTN_VIEW_NHD
                                                                  : ATTN_VIEW_HND;
-    if (view->scale == NULL && cache->row.scale > 0) {
-        return BAD("scale", "layer '%s', %s: scale is NULL; a row of %s has one of its own", name,
-                   which, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
-    }
-    if ((kv_rows_are_whole(dtype) || layer->selected->compressor != NULL) && packed) {
-        return BAD("pack", "layer '%s', %s: pack is %d; a row of %s is in one piece", name, which,
-                   view->pack, code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
-    }
+    BAD_IF(view->scale == NULL && cache->row.scale > 0, "scale",
+           "layer '%s', %s: scale is NULL; a row of %s has one of its own", name, which,
+           code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
+    BAD_IF((kv_rows_are_whole(dtype) || layer->selected->compressor != NULL) && packed, "pack",
+           "layer '%s', %s: pack is %d; a row of %s is in one piece", name, which, view->pack,
+           code_text(ATTN_NAMES_KV_DTYPE, dtype).text);
     forms |= packed ? ATTN_VIEW_PACKED : 0;
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         forms &= ~(ATTN_VIEW_NHD | ATTN_VIEW_HND);
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
-        if ((caps->view_forms & forms) != forms) {
-            return error_set(error, ATTN_ERROR_UNSUPPORTED, "view_forms",
-                             "layer '%s', %s: the view is %s%s, and %s for %s does not read it",
-                             name, which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
-                             name_of(ATTN_NAMES_PHASE, phase));
-        }
+        ERROR_IF((caps->view_forms & forms) != forms, ATTN_ERROR_UNSUPPORTED, "view_forms",
+                 "layer '%s', %s: the view is %s%s, and %s for %s does not read it", name, which,
+                 nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
+                 name_of(ATTN_NAMES_PHASE, phase));
     }
     return ATTN_OK;
 }
@@ -188,16 +177,16 @@ static attn_status check_alignment(const attn_layer *layer, const struct cache *
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
         const int32_t alignment = caps->kv_alignment > element ? caps->kv_alignment : element;
-        if ((uintptr_t)view->data % (uintptr_t)alignment != 0 || (ring && strides % element != 0) ||
-            (rows && (view->stride_block % alignment != 0 || view->stride_slot % alignment != 0 ||
-                      view->stride_head % alignment != 0))) {
-            return BAD("data",
-                       "layer '%s', %s: address %p or a stride (%lld, %lld, %lld) is not a "
-                       "multiple of %d bytes, which %s needs",
-                       layer->desc->name, cache->name, view->data, (long long)view->stride_block,
-                       (long long)view->stride_slot, (long long)view->stride_head, alignment,
-                       caps->name);
-        }
+        BAD_IF((uintptr_t)view->data % (uintptr_t)alignment != 0 ||
+                   (ring && strides % element != 0) ||
+                   (rows &&
+                    (view->stride_block % alignment != 0 || view->stride_slot % alignment != 0 ||
+                     view->stride_head % alignment != 0)),
+               "data",
+               "layer '%s', %s: address %p or a stride (%lld, %lld, %lld) is not a multiple of %d "
+               "bytes, which %s needs",
+               layer->desc->name, cache->name, view->data, (long long)view->stride_block,
+               (long long)view->stride_slot, (long long)view->stride_head, alignment, caps->name);
     }
     return ATTN_OK;
 }
@@ -208,24 +197,22 @@ static attn_status check_pages(const attn_layer *layer, const struct cache *cach
 {
     const char *name = layer->desc->name;
     const int64_t page = layer->spec.page_bytes / layer_parts(layer, 0);
-    if (view->data == NULL || (uintptr_t)view->data % (uintptr_t)layer->spec.alignment != 0 ||
-        view->num_blocks <= 0 || view->stride_block < page ||
-        view->num_blocks > MAX_CACHE / view->stride_block) {
-        return BAD("data",
-                   "layer '%s', %s: %lld blocks at %p, %lld bytes apart; in layout %#x at least 1 "
-                   "at a multiple of %d, %lld bytes or more apart, within 2^%d bytes",
-                   name, cache->name, (long long)view->num_blocks, view->data,
-                   (long long)view->stride_block, (unsigned)layer->spec.layout,
-                   layer->spec.alignment, (long long)page, MAX_CACHE_BITS);
-    }
-    if (view->stride_slot != 0 || view->stride_head != 0 || view->stride_pack != 0 ||
-        view->pack != 0 || view->scale != NULL) {
-        return BAD("stride_slot",
-                   "layer '%s', %s: strides (slot %lld, head %lld, pack %lld), pack %d or a scale; "
-                   "none of them is there in layout %#x",
-                   name, cache->name, (long long)view->stride_slot, (long long)view->stride_head,
-                   (long long)view->stride_pack, view->pack, (unsigned)layer->spec.layout);
-    }
+    BAD_IF(view->data == NULL || (uintptr_t)view->data % (uintptr_t)layer->spec.alignment != 0 ||
+               view->num_blocks <= 0 || view->stride_block < page ||
+               view->num_blocks > MAX_CACHE / view->stride_block,
+           "data",
+           "layer '%s', %s: %lld blocks at %p, %lld bytes apart; in layout %#x at least 1 at a "
+           "multiple of %d, %lld bytes or more apart, within 2^%d bytes",
+           name, cache->name, (long long)view->num_blocks, view->data,
+           (long long)view->stride_block, (unsigned)layer->spec.layout, layer->spec.alignment,
+           (long long)page, MAX_CACHE_BITS);
+    BAD_IF(view->stride_slot != 0 || view->stride_head != 0 || view->stride_pack != 0 ||
+               view->pack != 0 || view->scale != NULL,
+           "stride_slot",
+           "layer '%s', %s: strides (slot %lld, head %lld, pack %lld), pack %d or a scale; none of "
+           "them is there in layout %#x",
+           name, cache->name, (long long)view->stride_slot, (long long)view->stride_head,
+           (long long)view->stride_pack, view->pack, (unsigned)layer->spec.layout);
     return check_sizes(layer, cache, view, error);
 }
 
@@ -239,19 +226,18 @@ static attn_status cut(const attn_layer *layer, const struct cache *cache,
     if (parts == 1 || view->block_size != kernel * parts) {
         return ATTN_OK;
     }
-    if (view->num_blocks < 0 || view->num_blocks > MAX_CACHE / parts ||
-        view->stride_slot > MAX_CACHE / view->block_size ||
-        view->scale_stride_slot > MAX_CACHE / view->block_size ||
-        view->stride_block != view->stride_slot * view->block_size ||
-        (view->scale != NULL &&
-         view->scale_stride_block != view->scale_stride_slot * view->block_size)) {
-        return BAD("block_size",
-                   "layer '%s', %s: blocks of %d whose slots are %lld bytes apart and which "
-                   "themselves are %lld apart are not cut into the kernel's blocks of %d; bind "
-                   "views of %d, as layer_bind_memory makes them",
-                   layer->desc->name, cache->name, view->block_size, (long long)view->stride_slot,
-                   (long long)view->stride_block, kernel, kernel);
-    }
+    BAD_IF(view->num_blocks < 0 || view->num_blocks > MAX_CACHE / parts ||
+               view->stride_slot > MAX_CACHE / view->block_size ||
+               view->scale_stride_slot > MAX_CACHE / view->block_size ||
+               view->stride_block != view->stride_slot * view->block_size ||
+               (view->scale != NULL &&
+                view->scale_stride_block != view->scale_stride_slot * view->block_size),
+           "block_size",
+           "layer '%s', %s: blocks of %d whose slots are %lld bytes apart and which themselves are "
+           "%lld apart are not cut into the kernel's blocks of %d; bind views of %d, as "
+           "layer_bind_memory makes them",
+           layer->desc->name, cache->name, view->block_size, (long long)view->stride_slot,
+           (long long)view->stride_block, kernel, kernel);
     view->num_blocks *= parts;
     view->block_size = kernel;
     view->stride_block /= parts;
@@ -267,10 +253,9 @@ attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
                states = own && layer->selected->has_states,
                rows = own || cache->spec.role == ATTN_CACHE_COMPRESSED;
     TRY(struct_read(view, ABI_KV_VIEW, given, error));
-    if (layer->selected->has_states && view->pack > 0 && view->pack < view->head_size) {
-        return BAD("pack", "layer '%s', %s: pack is %d; a row of states is in one piece (0)",
-                   layer->desc->name, cache->name, view->pack);
-    }
+    BAD_IF(layer->selected->has_states && view->pack > 0 && view->pack < view->head_size, "pack",
+           "layer '%s', %s: pack is %d; a row of states is in one piece (0)", layer->desc->name,
+           cache->name, view->pack);
     if (own && layer_has_vendor_pages(layer)) {
         TRY(check_pages(layer, cache, view, error));
     } else {
@@ -287,10 +272,8 @@ attn_status cache_check_pair(const attn_layer *layer, const struct attn_kv_view 
 {
     const struct attn_kv_view *k = &views[0], *v = &views[1];
     const bool pages = layer_has_vendor_pages(layer);
-    if (k->num_blocks != v->num_blocks) {
-        return BAD("num_blocks", "layer '%s': k has %lld blocks, v %lld", layer->desc->name,
-                   (long long)k->num_blocks, (long long)v->num_blocks);
-    }
+    BAD_IF(k->num_blocks != v->num_blocks, "num_blocks", "layer '%s': k has %lld blocks, v %lld",
+           layer->desc->name, (long long)k->num_blocks, (long long)v->num_blocks);
     const struct layout rows_k = layout_of(k, layer->all[0].row.data);
     const struct layout rows_v = layout_of(v, layer->all[1].row.data);
     /* either may lie at any address: the distance need not fit in 63 bits */
@@ -301,17 +284,16 @@ attn_status cache_check_pair(const attn_layer *layer, const struct attn_kv_view 
      * K and by them those of V (Transformers' continuous batching). */
     const int64_t page = k->stride_block;
     const bool pool = apart > 0 && v->stride_block == page && apart % page == 0;
-    if (pages ? at_k != at_v || v->stride_block != page
-              : !pool && layouts_meet(&rows_k, &rows_v, 0, at_k < at_v ? apart : -apart)) {
-        return BAD("data",
-                   "layer '%s': k at %p and v at %p (strides %lld, %lld, %lld and %lld, %lld, %lld "
-                   "bytes) %s",
-                   layer->desc->name, k->data, v->data, (long long)k->stride_block,
-                   (long long)k->stride_slot, (long long)k->stride_head, (long long)v->stride_block,
-                   (long long)v->stride_slot, (long long)v->stride_head,
-                   pages ? "are not the same pages, as in a layout of the vendor's"
-                         : "share bytes; each row needs memory of its own");
-    }
+    BAD_IF(pages ? at_k != at_v || v->stride_block != page
+                 : !pool && layouts_meet(&rows_k, &rows_v, 0, at_k < at_v ? apart : -apart),
+           "data",
+           "layer '%s': k at %p and v at %p (strides %lld, %lld, %lld and %lld, %lld, %lld bytes) "
+           "%s",
+           layer->desc->name, k->data, v->data, (long long)k->stride_block,
+           (long long)k->stride_slot, (long long)k->stride_head, (long long)v->stride_block,
+           (long long)v->stride_slot, (long long)v->stride_head,
+           pages ? "are not the same pages, as in a layout of the vendor's"
+                 : "share bytes; each row needs memory of its own");
     return ATTN_OK;
 }
 
@@ -322,10 +304,9 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
     if (taken) {
         lock_give(&layer->model->lock);
     }
-    return plans == 0
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_ORDER, call,
-                           "layer '%s' is in %d plans, and takes new memory in none; destroy them "
-                           "first, or change what the memory holds",
-                           layer->desc->name, plans);
+    return plans == 0 ? ATTN_OK
+                      : error_set(error, ATTN_ERROR_ORDER, call,
+                                  "layer '%s' is in %d plans, and takes new memory in none; "
+                                  "destroy them first, or change what the memory holds",
+                                  layer->desc->name, plans);
 }

@@ -83,9 +83,7 @@ attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
     layer->all = arena_array(arena, (size_t)layer->num_own + further, sizeof *layer->all);
     layer->further = arena_array(arena, further, sizeof *layer->further);
     layer->caches = arena_array(arena, further, sizeof *layer->caches);
-    if (arena->failed) {
-        return NO_MEMORY("model", "layer '%s'", layer->desc->name);
-    }
+    NO_MEMORY_IF(arena->failed, "model", "layer '%s'", layer->desc->name);
     for (int32_t i = 0; i < layer->num_own; i++) {
         layer->all[i] = own_cache(layer, i == 1);
     }
@@ -125,10 +123,8 @@ attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn
 {
     TRY(check_index(layer, index, error));
     const struct attn_kv_view *bound = layer->all[index].view;
-    if (bound->data == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches",
-                         "layer '%s' has no cache bound", layer->desc->name);
-    }
+    ERROR_IF(bound->data == NULL, ATTN_ERROR_ORDER, "layer_bind_caches",
+             "layer '%s' has no cache bound", layer->desc->name);
     struct attn_kv_view known = *bound;
     known.struct_size = sizeof known;
     known.next = NULL;
@@ -141,22 +137,20 @@ static attn_status check_states(const attn_layer *layer, struct attn_kv_view *re
 {
     const struct cache *state = &layer->all[0];
     const int64_t element = kv_row(layer->desc->dtype, 1, false).bytes;
+    const int64_t of_state = kv_row(state->spec.kv_dtype, 1, false).bytes;
     const bool window = layer->num_own == 2;
-    if (read[0].stride_head != state->row.bytes ||
-        read[0].stride_block % kv_row(state->spec.kv_dtype, 1, false).bytes != 0 ||
-        (window && (read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
-                    read[0].num_blocks != read[1].num_blocks))) {
-        return BAD("stride_head",
-                   "layer '%s': states lie head after head in whole elements, with as many slots "
-                   "as windows",
-                   layer->desc->name);
-    }
+    const bool apart =
+        window && (read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
+                   read[0].num_blocks != read[1].num_blocks);
+    BAD_IF(read[0].stride_head != state->row.bytes || read[0].stride_block % of_state != 0 || apart,
+           "stride_head",
+           "layer '%s': states lie head after head in whole elements, with as many slots as "
+           "windows",
+           layer->desc->name);
     for (int32_t i = layer->num_own; i < layer_num_caches(layer); i++) { /* a ring */
-        if (read[i].num_blocks != read[0].num_blocks) {
-            return BAD("num_blocks", "layer '%s': %s has %lld slots; %lld, as the state",
-                       layer->desc->name, layer->all[i].name, (long long)read[i].num_blocks,
-                       (long long)read[0].num_blocks);
-        }
+        BAD_IF(read[i].num_blocks != read[0].num_blocks, "num_blocks",
+               "layer '%s': %s has %lld slots; %lld, as the state", layer->desc->name,
+               layer->all[i].name, (long long)read[i].num_blocks, (long long)read[0].num_blocks);
     }
     read[0].stride_slot = read[0].stride_head * read[0].num_heads;
     if (window) {
@@ -169,10 +163,9 @@ attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *cons
                               int32_t num_views, struct attn_error *error)
 {
     struct attn_kv_view read[2 + ATTN_MAX_CACHES] = {{0}};
-    if (layer == NULL || views == NULL || num_views != layer_num_caches(layer) || num_views == 0) {
-        return BAD("num_views", "layer %p, %d views at %p; the layer has %d caches", (void *)layer,
-                   num_views, (const void *)views, layer_num_caches(layer));
-    }
+    BAD_IF(layer == NULL || views == NULL || num_views != layer_num_caches(layer) || num_views == 0,
+           "num_views", "layer %p, %d views at %p; the layer has %d caches", (void *)layer,
+           num_views, (const void *)views, layer_num_caches(layer));
     for (int32_t i = 0; i < num_views; i++) {
         TRY(cache_read_view(layer, &layer->all[i], views[i], &read[i], error));
     }
@@ -192,23 +185,20 @@ attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *cons
 static attn_status check_memory(const attn_layer *layer, const struct attn_cache_memory *memory,
                                 struct attn_error *error)
 {
-    if (memory->num_further != layer->num_further ||
-        (memory->num_further > 0 &&
-         (memory->further == NULL || memory->further_num_blocks == NULL))) {
-        return BAD("further",
-                   "layer '%s': %d addresses at %p, numbers of blocks at %p; it has %d caches "
-                   "beyond those of its kind",
-                   layer->desc->name, memory->num_further, (const void *)memory->further,
-                   (const void *)memory->further_num_blocks, layer->num_further);
-    }
+    BAD_IF(memory->num_further != layer->num_further ||
+               (memory->num_further > 0 &&
+                (memory->further == NULL || memory->further_num_blocks == NULL)),
+           "further",
+           "layer '%s': %d addresses at %p, numbers of blocks at %p; it has %d caches beyond those "
+           "of its kind",
+           layer->desc->name, memory->num_further, (const void *)memory->further,
+           (const void *)memory->further_num_blocks, layer->num_further);
     for (int32_t i = 0; i < memory->num_further; i++) {
         const struct cache *cache = &layer->all[layer->num_own + i];
         const int64_t most = MAX_CACHE / cache->spec.page_bytes;
-        if (memory->further_num_blocks[i] < 1 || memory->further_num_blocks[i] > most) {
-            return BAD("further_num_blocks", "layer '%s': %s of %lld blocks; 1 to %lld",
-                       layer->desc->name, cache->name, (long long)memory->further_num_blocks[i],
-                       (long long)most);
-        }
+        BAD_IF(memory->further_num_blocks[i] < 1 || memory->further_num_blocks[i] > most,
+               "further_num_blocks", "layer '%s': %s of %lld blocks; 1 to %lld", layer->desc->name,
+               cache->name, (long long)memory->further_num_blocks[i], (long long)most);
     }
     return ATTN_OK;
 }
@@ -235,10 +225,9 @@ static attn_status state_views(const attn_layer *layer, const struct attn_cache_
                                struct attn_kv_view views[2], struct attn_error *error)
 {
     uint8_t *at = memory->base;
-    if (memory->base == NULL || memory->num_blocks < 1) {
-        return BAD("base", "layer '%s': %lld slots at %p; an address and at least 1",
-                   layer->desc->name, (long long)memory->num_blocks, memory->base);
-    }
+    BAD_IF(memory->base == NULL || memory->num_blocks < 1, "base",
+           "layer '%s': %lld slots at %p; an address and at least 1", layer->desc->name,
+           (long long)memory->num_blocks, memory->base);
     for (int32_t i = 0; i < layer->num_own; i++) {
         const struct cache *cache = &layer->all[i];
         views[i] =
@@ -255,9 +244,7 @@ attn_status layer_bind_memory(attn_layer *layer, const struct attn_cache_memory 
     struct attn_kv_view views[2 + ATTN_MAX_CACHES];
     const struct attn_kv_view *list[2 + ATTN_MAX_CACHES];
     const int32_t own = layer != NULL ? layer->num_own : 0, count = layer_num_caches(layer);
-    if (count == 0) {
-        return BAD("layer", "layer %p has no cache of its own", (void *)layer);
-    }
+    BAD_IF(count == 0, "layer", "layer %p has no cache of its own", (void *)layer);
     TRY(struct_read(&read, ABI_CACHE_MEMORY, memory, error));
     TRY(check_memory(layer, &read, error));
     TRY(layer->selected->has_states ? state_views(layer, &read, views, error)

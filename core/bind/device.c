@@ -45,10 +45,8 @@ static attn_status find_instance(attn_open_device *opened, const struct attn_dev
 attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_open_device **out,
                         struct attn_error *error)
 {
-    if (out == NULL || runtime == NULL) {
-        return BAD("opened", "runtime %p, opened %p; neither may be NULL", (void *)runtime,
-                   (void *)out);
-    }
+    BAD_IF(out == NULL || runtime == NULL, "opened", "runtime %p, opened %p; neither may be NULL",
+           (void *)runtime, (void *)out);
     *out = NULL;
     device = device.type == 0 ? (struct attn_device){ATTN_DEVICE_CPU, 0} : device;
     bool host = device_same(device, (struct attn_device){ATTN_DEVICE_CPU, 0});
@@ -58,9 +56,7 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
         return found;
     }
     attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
-    if (opened == NULL) {
-        return NO_MEMORY("opened", "the device");
-    }
+    NO_MEMORY_IF(opened == NULL, "opened", "the device");
     opened->runtime = runtime;
     opened->device = device;
     opened->instance.kernels = host_kernels;
@@ -92,20 +88,17 @@ attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes
                             struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT;
-    if (memory == NULL || opened == NULL ||
-        (kind != ATTN_MEMORY_DEVICE && kind != ATTN_MEMORY_HOST)) {
-        return BAD("kind", "device %p, kind %d, memory %p; a device, kind 1 or 2 and a pointer",
-                   (void *)opened, kind, (void *)memory);
-    }
+    BAD_IF(memory == NULL || opened == NULL ||
+               (kind != ATTN_MEMORY_DEVICE && kind != ATTN_MEMORY_HOST),
+           "kind", "device %p, kind %d, memory %p; a device, kind 1 or 2 and a pointer",
+           (void *)opened, kind, (void *)memory);
     *memory = NULL;
     struct attn_memory_args args = memory_args(opened);
     args.kind = kind;
     args.bytes = bytes > 0 ? bytes : 1;
     attn_status status = opened->instance.kernels.allocate_memory(&args, memory, &why);
-    if (status == ATTN_OK && *memory == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "allocate_memory",
-                         "%s answered ATTN_OK without memory", opened->instance.caps->name);
-    }
+    ERROR_IF(status == ATTN_OK && *memory == NULL, ATTN_ERROR_PLUGIN, "allocate_memory",
+             "%s answered ATTN_OK without memory", opened->instance.caps->name);
     *memory = status == ATTN_OK ? *memory : NULL;
     return error_relay(error, status, &why);
 }
@@ -127,17 +120,15 @@ attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *c
     struct attn_error why = ATTN_ERROR_INIT;
     struct attn_copy_args args;
     TRY(struct_read(&args, ABI_COPY_ARGS, copy, error));
-    if (opened == NULL || args.instance != NULL) {
-        return BAD("instance", "device %p, instance %p; a device, and NULL from an engine",
-                   (void *)opened, (void *)args.instance);
-    }
+    BAD_IF(opened == NULL || args.instance != NULL, "instance",
+           "device %p, instance %p; a device, and NULL from an engine", (void *)opened,
+           (void *)args.instance);
     if (args.bytes == 0) {
         return ATTN_OK;
     }
-    if (args.destination == NULL || args.source == NULL) {
-        return BAD("source", "%zu bytes from %p to %p; neither may be NULL", args.bytes,
-                   args.source, args.destination);
-    }
+    BAD_IF(args.destination == NULL || args.source == NULL, "source",
+           "%zu bytes from %p to %p; neither may be NULL", args.bytes, args.source,
+           args.destination);
     if (opened->instance.kernels.copy == NULL) {
         return lacks(opened, "copy", error);
     }
@@ -151,19 +142,15 @@ attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *f
     struct attn_error why = ATTN_ERROR_INIT;
     struct attn_fill_args args;
     TRY(struct_read(&args, ABI_FILL_ARGS, fill, error));
-    if (opened == NULL || args.rows < 0 ||
-        (args.destination == NULL && args.rows > 0 && args.row_bytes > 0)) {
-        return BAD("destination",
-                   "device %p, %lld rows of %zu bytes at %p; a device, rows from 0 and an address",
-                   (void *)opened, (long long)args.rows, args.row_bytes, args.destination);
-    }
-    if (args.instance != NULL) {
-        return BAD("instance", "instance %p; NULL from an engine", (void *)args.instance);
-    }
-    if (args.rows > 1 && args.stride < args.row_bytes) {
-        return BAD("stride", "rows of %zu bytes, %zu bytes apart; they would overlap",
-                   args.row_bytes, args.stride);
-    }
+    BAD_IF(opened == NULL || args.rows < 0 ||
+               (args.destination == NULL && args.rows > 0 && args.row_bytes > 0),
+           "destination",
+           "device %p, %lld rows of %zu bytes at %p; a device, rows from 0 and an address",
+           (void *)opened, (long long)args.rows, args.row_bytes, args.destination);
+    BAD_IF(args.instance != NULL, "instance", "instance %p; NULL from an engine",
+           (void *)args.instance);
+    BAD_IF(args.rows > 1 && args.stride < args.row_bytes, "stride",
+           "rows of %zu bytes, %zu bytes apart; they would overlap", args.row_bytes, args.stride);
     if (args.rows == 0 || args.row_bytes == 0) {
         return ATTN_OK;
     }
@@ -178,10 +165,8 @@ attn_status device_of_address(attn_open_device *opened, const void *address,
                               struct attn_device *device, struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT;
-    if (opened == NULL || device == NULL) {
-        return BAD("device", "device %p, answer %p; neither may be NULL", (void *)opened,
-                   (void *)device);
-    }
+    BAD_IF(opened == NULL || device == NULL, "device", "device %p, answer %p; neither may be NULL",
+           (void *)opened, (void *)device);
     *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
     if (opened->instance.kernels.memory_device == NULL) {
         return lacks(opened, "memory_device", error);
@@ -227,10 +212,8 @@ static attn_status call_maker(attn_open_device *opened,
 
 attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error)
 {
-    if (opened == NULL || stream == NULL) {
-        return BAD("stream", "device %p, stream %p; neither may be NULL", (void *)opened,
-                   (void *)stream);
-    }
+    BAD_IF(opened == NULL || stream == NULL, "stream", "device %p, stream %p; neither may be NULL",
+           (void *)opened, (void *)stream);
     *stream = NULL;
     return call_maker(opened, opened->instance.kernels.create_stream, "create_stream", NULL, stream,
                       error);
@@ -261,10 +244,8 @@ attn_status device_capture_begin(attn_open_device *opened, void *stream, struct 
 attn_status device_capture_end(attn_open_device *opened, void *stream, void **graph,
                                struct attn_error *error)
 {
-    if (opened == NULL || graph == NULL) {
-        return BAD("graph", "device %p, graph %p; neither may be NULL", (void *)opened,
-                   (void *)graph);
-    }
+    BAD_IF(opened == NULL || graph == NULL, "graph", "device %p, graph %p; neither may be NULL",
+           (void *)opened, (void *)graph);
     *graph = NULL;
     return call_maker(opened, opened->instance.kernels.end_capture, "end_capture", stream, graph,
                       error);

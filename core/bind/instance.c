@@ -26,11 +26,9 @@ static attn_status check_groups(const struct attn_kernels *k, const char *name,
          !!k->begin_capture + !!k->end_capture + !!k->launch_graph + !!k->destroy_graph},
     };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        if (groups[i].there != 0 && groups[i].there != groups[i].count) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "attn_kernels",
-                             "%s has some of the slots %s; all are there or none", name,
-                             groups[i].slots);
-        }
+        ERROR_IF(groups[i].there != 0 && groups[i].there != groups[i].count, ATTN_ERROR_PLUGIN,
+                 "attn_kernels", "%s has some of the slots %s; all are there or none", name,
+                 groups[i].slots);
     }
     return ATTN_OK;
 }
@@ -53,10 +51,8 @@ static attn_status check_slots(const struct instance *instance, const char *name
                              "%s declares the kernel %s and has NULL in its place", name, kernel);
         }
     }
-    if (k->prepare != NULL && k->release == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "release", "%s has prepare without release",
-                         name);
-    }
+    ERROR_IF(k->prepare != NULL && k->release == NULL, ATTN_ERROR_PLUGIN, "release",
+             "%s has prepare without release", name);
     return check_groups(k, name, error);
 }
 
@@ -71,9 +67,7 @@ static attn_status take_options(attn_runtime *runtime, const struct attn_model_o
         return ATTN_OK;
     }
     *list = runtime_alloc(runtime, (size_t)from->num_backend_options * sizeof **list);
-    if (*list == NULL) {
-        return NO_MEMORY("backend_options", "them");
-    }
+    NO_MEMORY_IF(*list == NULL, "backend_options", "them");
     for (int32_t i = 0; i < from->num_backend_options; i++) {
         const char *option = from->backend_options[i];
         if (strncmp(option, args->backend, length) == 0 && option[length] == '.') {
@@ -110,10 +104,9 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
         instance->handle = NULL;
         return error_relay(error, status, &why);
     }
-    if (instance->handle == NULL || kernels == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "create", "%s answered ATTN_OK without %s", name,
-                         instance->handle == NULL ? "an instance" : "kernels");
-    }
+    ERROR_IF(instance->handle == NULL || kernels == NULL, ATTN_ERROR_PLUGIN, "create",
+             "%s answered ATTN_OK without %s", name,
+             instance->handle == NULL ? "an instance" : "kernels");
     TRY(struct_read(&instance->kernels, ABI_KERNELS, kernels, error));
     TRY(check_slots(instance, name, error));
     if (caps->device.type == ATTN_DEVICE_CPU) {

@@ -178,11 +178,9 @@ static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *by
                                             .layout = layout};
     struct attn_error why = ATTN_ERROR_INIT;
     *bytes = 0;
-    if (instance->plugin->page_bytes == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "page_bytes",
-                         "layer '%s': %s has layout %#x and no page_bytes", layer->desc->name,
-                         instance->caps->name, (unsigned)layout);
-    }
+    ERROR_IF(instance->plugin->page_bytes == NULL, ATTN_ERROR_PLUGIN, "page_bytes",
+             "layer '%s': %s has layout %#x and no page_bytes", layer->desc->name,
+             instance->caps->name, (unsigned)layout);
     TRY(error_relay(error, instance->plugin->page_bytes(&args, bytes, &why), &why));
     return *bytes > 0 && *bytes <= MAX_PAGE
                ? ATTN_OK
@@ -318,19 +316,15 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
                            struct attn_kv_view *k, struct attn_kv_view *v, struct attn_error *error)
 {
     const struct attn_cache_spec *spec = &layer->spec;
-    if (base == NULL || num_blocks <= 0) {
-        return BAD("num_blocks", "layer '%s': %lld blocks at %p; an address and at least 1",
-                   layer->desc->name, (long long)num_blocks, base);
-    }
-    if (num_blocks > MAX_CACHE / spec->padded_page_bytes) {
-        return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
-                         "layer '%s': %lld blocks of %lld bytes; together at most 2^%d bytes",
-                         layer->desc->name, (long long)num_blocks,
-                         (long long)spec->padded_page_bytes, MAX_CACHE_BITS);
-    }
-    if ((uintptr_t)base % (uintptr_t)spec->alignment != 0) {
-        return BAD("base", "%p is not a multiple of %d bytes", base, spec->alignment);
-    }
+    BAD_IF(base == NULL || num_blocks <= 0, "num_blocks",
+           "layer '%s': %lld blocks at %p; an address and at least 1", layer->desc->name,
+           (long long)num_blocks, base);
+    ERROR_IF(num_blocks > MAX_CACHE / spec->padded_page_bytes, ATTN_ERROR_LIMIT, "num_blocks",
+             "layer '%s': %lld blocks of %lld bytes; together at most 2^%d bytes",
+             layer->desc->name, (long long)num_blocks, (long long)spec->padded_page_bytes,
+             MAX_CACHE_BITS);
+    BAD_IF((uintptr_t)base % (uintptr_t)spec->alignment != 0, "base",
+           "%p is not a multiple of %d bytes", base, spec->alignment);
     int32_t layout = spec->layout;
     if (layout == ATTN_KV_LAYOUT_LATENT) { /* rows of one head, scales after those of a block */
         layout = ATTN_KV_LAYOUT_NHD_INNER;

@@ -50,12 +50,10 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
     struct served *served = &layer->served[phase];
     const struct attn_kernels *kernels = &served->instance->kernels;
     attn_status status = ATTN_OK;
-    if (!lock_take(&layer->model->lock)) {
-        return error_set(error, ATTN_ERROR_ORDER, "log",
-                         "called while this thread prepares a layer of the same model, as from its "
-                         "log: layer '%s' cannot be prepared there",
-                         layer->desc->name);
-    }
+    ERROR_IF(!lock_take(&layer->model->lock), ATTN_ERROR_ORDER, "log",
+             "called while this thread prepares a layer of the same model, as from its log: layer "
+             "'%s' cannot be prepared there",
+             layer->desc->name);
     if (!served->is_prepared[part] && kernels->prepare != NULL) {
         struct attn_error why = ATTN_ERROR_INIT;
         const struct attn_prepare_args args = {.struct_size = sizeof args,

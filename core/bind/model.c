@@ -51,9 +51,7 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
     size_t layers = (size_t)assignment->num_layers, backends = (size_t)assignment->num_backends;
     model->layers = arena_array(&model->arena, layers, sizeof *model->layers);
     model->instances = arena_array(&model->arena, backends, sizeof *model->instances);
-    if (model->layers == NULL || model->instances == NULL) {
-        return NO_MEMORY("model", "%zu layers", layers);
-    }
+    NO_MEMORY_IF(model->layers == NULL || model->instances == NULL, "model", "%zu layers", layers);
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         TRY(bind_layer(model, i, &assignment->layers[i], error));
         model->num_layers++;
@@ -70,10 +68,9 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
 static attn_status check_options(const attn_runtime *runtime, const struct attn_model_options *o,
                                  struct attn_error *error)
 {
-    if (o->num_backend_options < 0 || (o->num_backend_options > 0 && o->backend_options == NULL)) {
-        return BAD("backend_options", "%d options at %p; a count from 0 with an array is needed",
-                   o->num_backend_options, (const void *)o->backend_options);
-    }
+    BAD_IF(o->num_backend_options < 0 || (o->num_backend_options > 0 && o->backend_options == NULL),
+           "backend_options", "%d options at %p; a count from 0 with an array is needed",
+           o->num_backend_options, (const void *)o->backend_options);
     for (int32_t i = 0; i < o->num_backend_options; i++) {
         const char *option = o->backend_options[i];
         const char *dot = option != NULL ? strchr(option, '.') : NULL;
@@ -84,11 +81,9 @@ static attn_status check_options(const attn_runtime *runtime, const struct attn_
             known |= strlen(name) == (size_t)(dot - option) &&
                      strncmp(name, option, (size_t)(dot - option)) == 0;
         }
-        if (!known) {
-            return BAD("backend_options",
-                       "option %d is '%s'; \"backend.key=value\" of a backend that is there", i,
-                       option != NULL ? option : "(NULL)");
-        }
+        BAD_IF(!known, "backend_options",
+               "option %d is '%s'; \"backend.key=value\" of a backend that is there", i,
+               option != NULL ? option : "(NULL)");
     }
     return ATTN_OK;
 }
@@ -98,28 +93,20 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
                          struct attn_error *error)
 {
     struct attn_model_options read = {.struct_size = sizeof read};
-    if (out == NULL) {
-        return BAD("model", "model is NULL");
-    }
+    BAD_IF(out == NULL, "model", "model is NULL");
     *out = NULL;
-    if (runtime == NULL || assignment == NULL || assignment->runtime != runtime) {
-        return BAD("assignment",
-                   "runtime %p, assignment %p; both are needed, and the assignment has to be "
-                   "this runtime's",
-                   (void *)runtime, (const void *)assignment);
-    }
-    if (!assignment->complete) {
-        return error_set(error, ATTN_ERROR_ORDER, "assignment",
-                         "a layer of the assignment has no backend; it can be read, not bound");
-    }
+    BAD_IF(runtime == NULL || assignment == NULL || assignment->runtime != runtime, "assignment",
+           "runtime %p, assignment %p; both are needed, and the assignment has to be this "
+           "runtime's",
+           (void *)runtime, (const void *)assignment);
+    ERROR_IF(!assignment->complete, ATTN_ERROR_ORDER, "assignment",
+             "a layer of the assignment has no backend; it can be read, not bound");
     if (options != NULL) {
         TRY(struct_read(&read, ABI_MODEL_OPTIONS, options, error));
         TRY(check_options(runtime, &read, error));
     }
     attn_model *model = runtime_alloc(runtime, sizeof *model);
-    if (model == NULL) {
-        return NO_MEMORY("model", "the model");
-    }
+    NO_MEMORY_IF(model == NULL, "model", "the model");
     model->runtime = runtime;
     model->assignment = assignment_keep(assignment);
     model->device = assignment->device != NULL ? assignment->device->device

@@ -19,13 +19,11 @@ static attn_status keep_tensor(struct layer_params_copy *own, void *ours,
     if (source == NULL) {
         return ATTN_OK;
     }
-    if (source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
-        source->data == NULL) {
-        return BAD(
-            field->name,
-            "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
-            field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
-    }
+    BAD_IF(source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
+               source->data == NULL,
+           field->name,
+           "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
+           field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
     struct own_tensor *copy = &own->tensors[own->num_tensors++];
     const struct attn_tensor *pointer = &copy->tensor;
     copy->tensor = *source;
@@ -121,12 +119,10 @@ static attn_status check_given(const struct attn_layer_desc *l, const struct att
                    "kv_dtype int8_kv", int8}};
 
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].given ? !fields[i].is_read : fields[i].needed) {
-            return BAD(fields[i].field,
-                       fields[i].given ? "layer '%s': %s is given; only a layer with %s reads it"
-                                       : "layer '%s': %s is NULL, and %s needs it",
-                       l->name, fields[i].field, fields[i].reader);
-        }
+        BAD_IF(fields[i].given ? !fields[i].is_read : fields[i].needed, fields[i].field,
+               fields[i].given ? "layer '%s': %s is given; only a layer with %s reads it"
+                               : "layer '%s': %s is NULL, and %s needs it",
+               l->name, fields[i].field, fields[i].reader);
     }
     return ATTN_OK;
 }
@@ -135,9 +131,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
                               struct attn_error *error)
 {
     struct attn_layer_params read;
-    if (layer == NULL) {
-        return BAD("layer", "layer is NULL");
-    }
+    BAD_IF(layer == NULL, "layer", "layer is NULL");
     const struct attn_layer_desc *l = layer->desc;
     TRY(struct_read(&read, ABI_LAYER_PARAMS, params, error));
     TRY(check_given(l, &read, error));
@@ -175,25 +169,18 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
     struct attn_amax_args read;
     struct attn_error why = ATTN_ERROR_INIT;
     TRY(struct_read(&read, ABI_AMAX_ARGS, args, error));
-    if (layer == NULL || read.out == NULL || read.instance != NULL) {
-        return BAD("out",
-                   "layer %p, out %p, instance %p; the first two are needed, and instance is "
-                   "NULL",
-                   (const void *)layer, (const void *)read.out, (const void *)read.instance);
-    }
+    BAD_IF(layer == NULL || read.out == NULL || read.instance != NULL, "out",
+           "layer %p, out %p, instance %p; the first two are needed, and instance is NULL",
+           (const void *)layer, (const void *)read.out, (const void *)read.instance);
     const struct tensor_need x = {"x", 3, {TENSOR_ANY, TENSOR_ANY, TENSOR_ANY}, 0, TENSOR_NUMBERS};
     TRY(tensor_check(read.x, &x, layer->desc->name, error));
-    if (read.history_len != 0) {
-        return BAD("history_len",
-                   "layer '%s': history_len is %d; 0, since the steps of a quantized "
-                   "encoder keep its history",
-                   layer->desc->name, read.history_len);
-    }
+    BAD_IF(read.history_len != 0, "history_len",
+           "layer '%s': history_len is %d; 0, since the steps of a quantized encoder keep its "
+           "history",
+           layer->desc->name, read.history_len);
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    if (instance->kernels.amax == NULL) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",
-                         instance->caps->name);
-    }
+    ERROR_IF(instance->kernels.amax == NULL, ATTN_ERROR_UNSUPPORTED, "amax", "%s has no amax",
+             instance->caps->name);
     TRY(address_check_tensor(layer->model, read.x, "x", false, error));
     read.instance = instance->handle;
     return error_relay(error, instance->kernels.amax(&read, &why), &why);

@@ -47,10 +47,9 @@ static attn_status read_threads(struct settings *settings,
         threads = sysconf(_SC_NPROCESSORS_ONLN);
         threads = threads > 0 ? threads : 1;
     }
-    if (threads < 1 || threads > MAX_THREADS) {
-        return BAD("ATTN_NUM_THREADS", "'%s' is not a number of threads; 1 to %d are allowed",
-                   options->num_threads == 0 && text != NULL ? text : "num_threads", MAX_THREADS);
-    }
+    BAD_IF(threads < 1 || threads > MAX_THREADS, "ATTN_NUM_THREADS",
+           "'%s' is not a number of threads; 1 to %d are allowed",
+           options->num_threads == 0 && text != NULL ? text : "num_threads", MAX_THREADS);
     settings->num_threads = (int32_t)threads;
     return ATTN_OK;
 }
@@ -64,15 +63,13 @@ static attn_status read_switches(struct settings *settings,
     if (options->log_level == 0 && level != NULL) {
         settings->log_level = log_level_of(level);
     }
-    if (settings->log_level < 0 || settings->log_level > ATTN_LOG_TRACE) {
-        return BAD("ATTN_LOG", "'%s' is no level; error, warn, info, debug and trace are",
-                   level != NULL ? level : "log_level");
-    }
+    BAD_IF(settings->log_level < 0 || settings->log_level > ATTN_LOG_TRACE, "ATTN_LOG",
+           "'%s' is no level; error, warn, info, debug and trace are",
+           level != NULL ? level : "log_level");
     settings->validate = options->validate > 0;
     if (options->validate == 0 && validate != NULL) {
-        if (strcmp(validate, "0") != 0 && strcmp(validate, "1") != 0) {
-            return BAD("ATTN_VALIDATE", "'%s'; 0 or 1", validate);
-        }
+        BAD_IF(strcmp(validate, "0") != 0 && strcmp(validate, "1") != 0, "ATTN_VALIDATE",
+               "'%s'; 0 or 1", validate);
         settings->validate = validate[0] == '1';
     }
 
@@ -109,19 +106,16 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     const char *lock = env_get(options, "ATTN_LOCK");
     settings->lock = arena_string(arena, lock != NULL ? lock : "");
     settings->cache_dir = arena_string(arena, own != NULL ? own : cache_dir);
-    if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL ||
-        settings->lock == NULL) {
-        return NO_MEMORY("settings", "the settings");
-    }
+    NO_MEMORY_IF(settings->backend == NULL || settings->plugin_path == NULL ||
+                     settings->cache_dir == NULL || settings->lock == NULL,
+                 "settings", "the settings");
     /* The working directory steers nothing. */
-    if (settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/') {
-        return BAD("ATTN_CACHE_DIR", "'%s' is not an absolute path", settings->cache_dir);
-    }
-    if (settings->lock[0] != '\0' && settings->lock[0] != '/' &&
-        strncmp(settings->lock, "write:/", 7) != 0 && strncmp(settings->lock, "take:/", 6) != 0) {
-        return BAD("ATTN_LOCK",
-                   "'%s' is neither an absolute path nor 'write:' or 'take:' before one",
-                   settings->lock);
-    }
+    BAD_IF(settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/', "ATTN_CACHE_DIR",
+           "'%s' is not an absolute path", settings->cache_dir);
+    BAD_IF(settings->lock[0] != '\0' && settings->lock[0] != '/' &&
+               strncmp(settings->lock, "write:/", 7) != 0 &&
+               strncmp(settings->lock, "take:/", 6) != 0,
+           "ATTN_LOCK", "'%s' is neither an absolute path nor 'write:' or 'take:' before one",
+           settings->lock);
     return ATTN_OK;
 }

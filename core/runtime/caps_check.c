@@ -16,6 +16,7 @@
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
+#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* Types whose numbers are host memory's are places of data, and no devices that run a layer. */
 static bool device_runs_layers(struct attn_device device)
@@ -26,31 +27,24 @@ static bool device_runs_layers(struct attn_device device)
 
 attn_status device_check(const struct attn_device_info *d, struct attn_error *error)
 {
-    if (!text_is_clean(d->name, MAX_LABEL) || !text_is_clean(d->arch, MAX_LABEL) ||
-        (d->uuid != NULL && !text_is_clean(d->uuid, MAX_LABEL)) ||
-        (d->isa != NULL && !text_is_clean(d->isa, MAX_ISA))) {
-        return REFUSE(
-            "device",
-            "name, arch, uuid or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
-            MAX_LABEL, MAX_ISA);
-    }
-    if (!device_runs_layers(d->device)) {
-        return REFUSE(
-            "device",
-            "%s: device type %d, id %d; a type of 1 or above other than host memory's (%d, "
-            "%d, %d), and an id of 0 or above",
-            d->name, d->device.type, d->device.id, ATTN_DEVICE_CUDA_HOST, ATTN_DEVICE_ROCM_HOST,
-            ATTN_DEVICE_CUDA_MANAGED);
-    }
-    if (d->device_namespace != NULL && d->device_namespace[0] != '\0' &&
-        (device_is_numbered(d->device) || !text_is_name(d->device_namespace))) {
-        return REFUSE(
-            "device_namespace",
-            "%s: device type %d in namespace '%.63s'; [a-z][a-z0-9_]* of at most 63 bytes, and "
-            "none for CPU, CUDA, ROCm and oneAPI, whose drivers number them",
-            d->name, d->device.type,
-            text_is_clean(d->device_namespace, MAX_LABEL) ? d->device_namespace : "?");
-    }
+    REFUSE_IF(!text_is_clean(d->name, MAX_LABEL) || !text_is_clean(d->arch, MAX_LABEL) ||
+                  (d->uuid != NULL && !text_is_clean(d->uuid, MAX_LABEL)) ||
+                  (d->isa != NULL && !text_is_clean(d->isa, MAX_ISA)),
+              "device",
+              "name, arch, uuid or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
+              MAX_LABEL, MAX_ISA);
+    REFUSE_IF(!device_runs_layers(d->device), "device",
+              "%s: device type %d, id %d; a type of 1 or above other than host memory's (%d, %d, "
+              "%d), and an id of 0 or above",
+              d->name, d->device.type, d->device.id, ATTN_DEVICE_CUDA_HOST, ATTN_DEVICE_ROCM_HOST,
+              ATTN_DEVICE_CUDA_MANAGED);
+    REFUSE_IF(d->device_namespace != NULL && d->device_namespace[0] != '\0' &&
+                  (device_is_numbered(d->device) || !text_is_name(d->device_namespace)),
+              "device_namespace",
+              "%s: device type %d in namespace '%.63s'; [a-z][a-z0-9_]* of at most 63 bytes, and "
+              "none for CPU, CUDA, ROCm and oneAPI, whose drivers number them",
+              d->name, d->device.type,
+              text_is_clean(d->device_namespace, MAX_LABEL) ? d->device_namespace : "?");
     return struct_check(d, ABI_DEVICE_INFO, NULL, error) == ATTN_OK && d->memory_bytes >= 0
                ? ATTN_OK
                : REFUSE("device", "%s: a number of it is negative, or its reserved field is not 0",
@@ -129,9 +123,7 @@ static attn_status check_faults(const struct attn_backend_caps *c, const struct 
                                 size_t count, struct attn_error *error)
 {
     for (size_t i = 0; i < count; i++) {
-        if (faults[i].there) {
-            return REFUSE(faults[i].field, "%s: %s", c->name, faults[i].text);
-        }
+        REFUSE_IF(faults[i].there, faults[i].field, "%s: %s", c->name, faults[i].text);
     }
     return ATTN_OK;
 }
@@ -154,40 +146,33 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
         ATTN_OK) {
         return ATTN_OK; /* it is dropped */
     }
-    if ((row.terms | row.features | row.kv_dtypes | row.dtypes | row.layer_kinds | row.phases) ==
-            0 &&
-        row.head_size.max == 0) {
-        return REFUSE("refused", "%s: refused[%d] is empty and would refuse every layer", c->name,
-                      at);
-    }
+    REFUSE_IF((row.terms | row.features | row.kv_dtypes | row.dtypes | row.layer_kinds |
+               row.phases) == 0 &&
+                  row.head_size.max == 0,
+              "refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
     if (row.head_size.max != 0) {
         TRY(check_range(c, "refused", at, ".head_size", &row.head_size, error));
     }
-    if (row.why != NULL && !text_is_clean(row.why, MAX_LABEL)) {
-        return REFUSE("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
-                      c->name, at, MAX_LABEL);
-    }
+    REFUSE_IF(row.why != NULL && !text_is_clean(row.why, MAX_LABEL), "refused",
+              "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes", c->name, at,
+              MAX_LABEL);
     return ATTN_OK;
 }
 
 /* A list that the core does not know is a newer one, of which nothing is asked. */
 static attn_status check_vendor_codes(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    if (c->num_vendor_codes > 0 &&
-        !element_stride_is_good(ABI_VENDOR_CODE, c->vendor_code_stride)) {
-        return REFUSE("vendor_code_stride", "%s: vendor_code_stride is %d; %zu to %d", c->name,
-                      c->vendor_code_stride, abi_structs[ABI_VENDOR_CODE].minimum, MAX_ELEMENT);
-    }
+    REFUSE_IF(c->num_vendor_codes > 0 &&
+                  !element_stride_is_good(ABI_VENDOR_CODE, c->vendor_code_stride),
+              "vendor_code_stride", "%s: vendor_code_stride is %d; %zu to %d", c->name,
+              c->vendor_code_stride, abi_structs[ABI_VENDOR_CODE].minimum, MAX_ELEMENT);
     for (int32_t i = 0; i < c->num_vendor_codes; i++) {
         const struct attn_vendor_code *code = vendor_code_at(c, i);
-        if (code->code < ATTN_VENDOR_CODE || !text_is_name(code->name)) {
-            return REFUSE(
-                "vendor_codes",
-                "%s: vendor_codes[%d] is %#x named '%.63s'; vendors' begin at %#x, and names "
-                "are [a-z][a-z0-9_]* of at most 63 bytes",
-                c->name, i, (unsigned)code->code,
-                text_is_clean(code->name, MAX_LABEL) ? code->name : "?", ATTN_VENDOR_CODE);
-        }
+        REFUSE_IF(code->code < ATTN_VENDOR_CODE || !text_is_name(code->name), "vendor_codes",
+                  "%s: vendor_codes[%d] is %#x named '%.63s'; vendors' begin at %#x, and names are "
+                  "[a-z][a-z0-9_]* of at most 63 bytes",
+                  c->name, i, (unsigned)code->code,
+                  text_is_clean(code->name, MAX_LABEL) ? code->name : "?", ATTN_VENDOR_CODE);
     }
     return ATTN_OK;
 }
@@ -201,10 +186,9 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         }
         const void *array = field_pointer(c, f);
         memcpy(&count, (const char *)c + f->min, sizeof count);
-        if (count < 0 || count > MAX_RANGES || (count > 0 && array == NULL)) {
-            return REFUSE(f->name, "%s: %d %s %s; 0 to %d in an array", c->name, count, f->name,
-                          array != NULL ? "in an array" : "at NULL", MAX_RANGES);
-        }
+        REFUSE_IF(count < 0 || count > MAX_RANGES || (count > 0 && array == NULL), f->name,
+                  "%s: %d %s %s; 0 to %d in an array", c->name, count, f->name,
+                  array != NULL ? "in an array" : "at NULL", MAX_RANGES);
     }
     for (int32_t i = 0; i < c->num_block_sizes; i++) {
         TRY(check_range(c, "block_sizes", i, "", &c->block_sizes[i], error));
@@ -213,22 +197,17 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         const struct attn_head_size_range *heads = &c->head_sizes[i];
         TRY(check_range(c, "head_sizes", i, ".qk", &heads->qk, error));
         TRY(heads->same == 0 ? check_range(c, "head_sizes", i, ".v", &heads->v, error) : ATTN_OK);
-        if (heads->same < 0 || heads->same > 1) {
-            return REFUSE("head_sizes", "%s: head_sizes[%d].same is %d; 0 or 1", c->name, i,
-                          heads->same);
-        }
+        REFUSE_IF(heads->same < 0 || heads->same > 1, "head_sizes",
+                  "%s: head_sizes[%d].same is %d; 0 or 1", c->name, i, heads->same);
     }
-    if (c->num_refused > 0 && !element_stride_is_good(ABI_REFUSED_COMBINATION, c->refused_stride)) {
-        return REFUSE("refused_stride", "%s: refused_stride is %d; %zu to %d", c->name,
-                      c->refused_stride, abi_structs[ABI_REFUSED_COMBINATION].minimum, MAX_ELEMENT);
-    }
+    REFUSE_IF(c->num_refused > 0 &&
+                  !element_stride_is_good(ABI_REFUSED_COMBINATION, c->refused_stride),
+              "refused_stride", "%s: refused_stride is %d; %zu to %d", c->name, c->refused_stride,
+              abi_structs[ABI_REFUSED_COMBINATION].minimum, MAX_ELEMENT);
     for (int32_t i = 0; i < c->num_extensions; i++) {
-        if (!ext_is_handed_on(c->extensions[i])) {
-            return REFUSE(
-                "extensions",
-                "%s: extensions[%d] is %#x; vendors' begin at %#x, drafts of kernels at %#x",
-                c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
-        }
+        REFUSE_IF(!ext_is_handed_on(c->extensions[i]), "extensions",
+                  "%s: extensions[%d] is %#x; vendors' begin at %#x, drafts of kernels at %#x",
+                  c->name, i, c->extensions[i], ATTN_EXT_VENDOR, ATTN_EXT_DRAFT_KERNELS);
     }
     TRY(check_vendor_codes(c, error));
     for (int32_t i = 0; i < c->num_refused; i++) {
@@ -242,16 +221,14 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
     for (const struct abi_field *f = abi_structs[ABI_BACKEND_CAPS].fields; f->name != NULL; f++) {
         int32_t value;
         memcpy(&value, (const char *)c + f->at, sizeof value);
-        if (f->kind == FIELD_INT && (value < f->min || value > f->max)) {
-            return REFUSE(f->name, f->max == 0 ? "%s: %s is %d; 0" : "%s: %s %d; 0 or above",
-                          c->name, f->name, value);
-        }
+        REFUSE_IF(f->kind == FIELD_INT && (value < f->min || value > f->max), f->name,
+                  f->max == 0 ? "%s: %s is %d; 0" : "%s: %s %d; 0 or above", c->name, f->name,
+                  value);
     }
-    if ((c->kv_alignment & (c->kv_alignment - 1)) != 0 ||
-        (c->io_alignment & (c->io_alignment - 1)) != 0) {
-        return REFUSE("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two",
-                      c->name, c->kv_alignment, c->io_alignment);
-    }
+    REFUSE_IF((c->kv_alignment & (c->kv_alignment - 1)) != 0 ||
+                  (c->io_alignment & (c->io_alignment - 1)) != 0,
+              "kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name,
+              c->kv_alignment, c->io_alignment);
     return ATTN_OK;
 }
 
@@ -272,20 +249,17 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
          "indexer or compressor", "attend"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
-        if ((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel)) {
-            return REFUSE("layer_kinds", "%s: %s layers without the kernel %s", c->name,
-                          needs[i].kind, needs[i].name);
-        }
+        REFUSE_IF((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel),
+                  "layer_kinds", "%s: %s layers without the kernel %s", c->name, needs[i].kind,
+                  needs[i].name);
     }
-    if (c->decode_write_kv_dtypes != 0 &&
-        (c->decode_write_kv_dtypes & ~c->kv_dtypes || !(c->kernels & ATTN_KERNEL_WRITE_KV))) {
-        return REFUSE(
-            "decode_write_kv_dtypes",
-            "%s: decode_write_kv_dtypes is %#llx; some of kv_dtypes, %#llx, with the kernel "
-            "write_kv for the steps of other kinds",
-            c->name, (unsigned long long)c->decode_write_kv_dtypes,
-            (unsigned long long)c->kv_dtypes);
-    }
+    REFUSE_IF(c->decode_write_kv_dtypes != 0 && (c->decode_write_kv_dtypes & ~c->kv_dtypes ||
+                                                 !(c->kernels & ATTN_KERNEL_WRITE_KV)),
+              "decode_write_kv_dtypes",
+              "%s: decode_write_kv_dtypes is %#llx; some of kv_dtypes, %#llx, with the kernel "
+              "write_kv for the steps of other kinds",
+              c->name, (unsigned long long)c->decode_write_kv_dtypes,
+              (unsigned long long)c->kv_dtypes);
     const uint64_t kernels = c->kernels, features = c->features;
     const uint64_t writes = kernels & ATTN_KERNEL_WRITE_KV || features & ATTN_FEATURE_FUSED_WRITE;
     const uint64_t ropes = ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM;
@@ -323,32 +297,25 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
         ATTN_VIEW_HND, ATTN_VIEW_PACKED, ATTN_VIEW_LATENT,
     };
     const bool pages = has_vendor_code(c, ATTN_NAMES_KV_LAYOUT, 0);
-    if ((c->features & ATTN_FEATURE_PAGED_KV) &&
-        (c->num_block_sizes == 0 || (!pages && (c->layouts == 0 || c->view_forms == 0)) ||
-         (c->kv_dtypes == 0 && !has_vendor_code(c, ATTN_NAMES_KV_DTYPE, 0)))) {
-        return REFUSE("block_sizes",
-                      "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes",
-                      c->name);
-    }
+    REFUSE_IF((c->features & ATTN_FEATURE_PAGED_KV) &&
+                  (c->num_block_sizes == 0 || (!pages && (c->layouts == 0 || c->view_forms == 0)) ||
+                   (c->kv_dtypes == 0 && !has_vendor_code(c, ATTN_NAMES_KV_DTYPE, 0))),
+              "block_sizes", "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes",
+              c->name);
     for (int32_t i = 0; i < NUM_KV_LAYOUTS; i++) {
-        if ((c->layouts >> i & 1) && !(c->view_forms & form_of_layout[i])) {
-            return REFUSE("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
-                          c->name, i, (unsigned long long)form_of_layout[i],
-                          (unsigned long long)c->view_forms);
-        }
+        REFUSE_IF((c->layouts >> i & 1) && !(c->view_forms & form_of_layout[i]), "layouts",
+                  "%s: layout %d without its form %#llx in view_forms %#llx", c->name, i,
+                  (unsigned long long)form_of_layout[i], (unsigned long long)c->view_forms);
     }
-    if (c->preferred_layout < 0 ||
-        (c->preferred_layout < NUM_KV_LAYOUTS && (c->layouts != 0 || pages) &&
-         !(c->layouts >> c->preferred_layout & 1))) {
-        return REFUSE("preferred_layout", "%s: preferred_layout %d is not one of its layouts",
-                      c->name, c->preferred_layout);
-    }
-    if (c->num_block_sizes > 0 && c->preferred_block_size > 0 &&
-        !range_holds(c->block_sizes, c->num_block_sizes, c->preferred_block_size)) {
-        return REFUSE("preferred_block_size",
-                      "%s: preferred_block_size %d is not one of its block_sizes", c->name,
-                      c->preferred_block_size);
-    }
+    REFUSE_IF(c->preferred_layout < 0 ||
+                  (c->preferred_layout < NUM_KV_LAYOUTS && (c->layouts != 0 || pages) &&
+                   !(c->layouts >> c->preferred_layout & 1)),
+              "preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
+              c->preferred_layout);
+    REFUSE_IF(c->num_block_sizes > 0 && c->preferred_block_size > 0 &&
+                  !range_holds(c->block_sizes, c->num_block_sizes, c->preferred_block_size),
+              "preferred_block_size", "%s: preferred_block_size %d is not one of its block_sizes",
+              c->name, c->preferred_block_size);
     return ATTN_OK;
 }
 
@@ -361,10 +328,8 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
         const size_t size = ext->struct_size < known ? ext->struct_size : known;
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
         for (size_t i = 0; i * sizeof *numbers + sizeof *ext < size; i++) {
-            if (numbers[i] < 0) {
-                return REFUSE("next", "%s: number %zu of extension %u is %d; 0 or above", c->name,
-                              i, ext->id, numbers[i]);
-            }
+            REFUSE_IF(numbers[i] < 0, "next", "%s: number %zu of extension %u is %d; 0 or above",
+                      c->name, i, ext->id, numbers[i]);
         }
     }
     return ATTN_OK;
@@ -372,18 +337,13 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
 
 attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    if (!text_is_name(c->name)) {
-        return REFUSE("name", "a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes");
-    }
-    if (c->variant[0] != '\0' && !text_is_name(c->variant)) {
-        return REFUSE("variant", "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes",
-                      c->name);
-    }
-    if (!text_is_clean(c->version, MAX_LABEL) || !text_is_clean(c->vendor, MAX_LABEL)) {
-        return REFUSE("version",
-                      "%s: version or vendor is not clean UTF-8 text of at most %d bytes", c->name,
-                      MAX_LABEL);
-    }
+    REFUSE_IF(!text_is_name(c->name), "name",
+              "a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes");
+    REFUSE_IF(c->variant[0] != '\0' && !text_is_name(c->variant), "variant",
+              "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes", c->name);
+    REFUSE_IF(!text_is_clean(c->version, MAX_LABEL) || !text_is_clean(c->vendor, MAX_LABEL),
+              "version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes",
+              c->name, MAX_LABEL);
     const struct fault empty = {
         c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0, "kernels",
         "kernels, layer_kinds, phases and dtypes may not be empty"};

@@ -74,16 +74,12 @@ static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const str
 {
     for (int32_t i = 0; i < found->num_backends; i++) {
         const struct backend *other = find_backend(runtime, &found->backends[i]);
-        if (other != NULL) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "name",
-                             "backend '%s' is that of %s already; the first one found is kept",
-                             found->backends[i].full_name, runtime->plugins[other->plugin].file);
-        }
+        ERROR_IF(other != NULL, ATTN_ERROR_PLUGIN, "name",
+                 "backend '%s' is that of %s already; the first one found is kept",
+                 found->backends[i].full_name, runtime->plugins[other->plugin].file);
     }
-    if (runtime->num_backends + found->num_backends > MAX_BACKENDS) {
-        return error_set(error, ATTN_ERROR_LIMIT, "backends", "more than %d backends",
-                         MAX_BACKENDS);
-    }
+    ERROR_IF(runtime->num_backends + found->num_backends > MAX_BACKENDS, ATTN_ERROR_LIMIT,
+             "backends", "more than %d backends", MAX_BACKENDS);
     for (int32_t i = 0; i < found->num_backends; i++) {
         runtime->backends[runtime->num_backends] = found->backends[i];
         runtime->backends[runtime->num_backends++].plugin = plugin;
@@ -126,9 +122,8 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
                                         : keep_reason(runtime, plugin, &found->error, error);
     }
     /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
-    if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
-        return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
-    }
+    ERROR_IF(status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed, status, "plugins",
+             "no memory while reading %s", plugin->file);
     plugin->status = status;
     return keep_reason(runtime, plugin, &why, error);
 }
@@ -212,9 +207,7 @@ static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
     host_choose_parallel_for(&runtime->host);
     if (services->engine.parallel_for == NULL) {
         services->pool = pool_create(&runtime->host, runtime->host.num_threads);
-        if (services->pool == NULL) {
-            return NO_MEMORY("ATTN_NUM_THREADS", "the pool");
-        }
+        NO_MEMORY_IF(services->pool == NULL, "ATTN_NUM_THREADS", "the pool");
     }
     return ATTN_OK;
 }
@@ -224,18 +217,14 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
 {
     struct attn_runtime_options options = {.struct_size = sizeof options};
     attn_runtime on_stack = {0}; /* until its host can allocate */
-    if (out == NULL) {
-        return BAD("runtime", "runtime is NULL");
-    }
+    BAD_IF(out == NULL, "runtime", "runtime is NULL");
     *out = NULL;
     if (given != NULL) {
         TRY(struct_read(&options, ABI_RUNTIME_OPTIONS, given, error));
     }
     TRY(make_host(&on_stack, &options, error));
     attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
-    if (runtime == NULL) {
-        return NO_MEMORY("runtime", "the runtime");
-    }
+    NO_MEMORY_IF(runtime == NULL, "runtime", "the runtime");
     runtime->services = on_stack.services;
     host_init(&runtime->host, &runtime->services, 1);
     arena_init(&runtime->arena, &runtime->host);

@@ -20,6 +20,7 @@
 
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
+#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a
  * file that has taken the place of a loaded one cannot be loaded next to it: asked for it, the
@@ -96,23 +97,20 @@ attn_status plugin_check_place(const char *file, struct attn_error *error)
     if (stat(folder, &of_folder) != 0 || stat(file, &of_file) != 0) {
         return ATTN_OK;
     }
-    if (of_folder.st_mode & S_IWOTH && !(of_folder.st_mode & S_ISVTX)) {
-        return REFUSE("file", "lies in %s, which every user can write (mode %o)", folder,
-                      of_folder.st_mode & 07777);
-    }
+    REFUSE_IF(of_folder.st_mode & S_IWOTH && !(of_folder.st_mode & S_ISVTX), "file",
+              "lies in %s, which every user can write (mode %o)", folder,
+              of_folder.st_mode & 07777);
     if (geteuid() != 0) {
         return ATTN_OK;
     }
     const bool known = core_place(core, &build_tree) && stat(core, &of_core) == 0;
     const uid_t own = known ? of_core.st_uid : 0;
     const bool is_file = of_file.st_uid != 0 && of_file.st_uid != own;
-    if (is_file || (of_folder.st_uid != 0 && of_folder.st_uid != own)) {
-        return REFUSE("file",
-                      "%s of user %u; root loads plugins of its own and of user %u, to whom "
-                      "libattn belongs",
-                      is_file ? "is" : "lies in a folder",
-                      is_file ? of_file.st_uid : of_folder.st_uid, own);
-    }
+    REFUSE_IF(is_file || (of_folder.st_uid != 0 && of_folder.st_uid != own), "file",
+              "%s of user %u; root loads plugins of its own and of user %u, to whom libattn "
+              "belongs",
+              is_file ? "is" : "lies in a folder", is_file ? of_file.st_uid : of_folder.st_uid,
+              own);
     return ATTN_OK;
 }
 
@@ -134,33 +132,21 @@ attn_status plugin_check_place(const char *file, struct attn_error *error)
 static attn_status check_elf_header(const Elf64_Ehdr *header, ssize_t got, struct attn_error *error)
 {
     const unsigned char *ident = header->e_ident;
-    if (got < EI_NIDENT || memcmp(ident, ELFMAG, SELFMAG) != 0) {
-        return REFUSE("file", "is not an ELF file");
-    }
-    if (ident[EI_CLASS] != ELFCLASS64) {
-        return REFUSE("file", "has ELF class %d; %d (64 bits) is needed", ident[EI_CLASS],
-                      ELFCLASS64);
-    }
-    if (ident[EI_DATA] != OWN_ORDER) {
-        return REFUSE("file", "has ELF byte order %d; %d is this machine's", ident[EI_DATA],
-                      OWN_ORDER);
-    }
-    if (got < (ssize_t)sizeof *header) {
-        return REFUSE("file", "is truncated: %zd bytes, and an ELF header has %zu", got,
-                      sizeof *header);
-    }
-    if (OWN_MACHINE != EM_NONE && header->e_machine != OWN_MACHINE) {
-        return REFUSE("file", "is for ELF machine %d; this is %d", header->e_machine, OWN_MACHINE);
-    }
-    if (header->e_type != ET_DYN) {
-        return REFUSE("file", "has ELF type %d; %d (a shared library) is needed", header->e_type,
-                      ET_DYN);
-    }
-    if (header->e_phentsize != sizeof(Elf64_Phdr) || header->e_phnum < 1 ||
-        header->e_phnum > MAX_SEGMENTS) {
-        return REFUSE("file", "has %d segments of %d bytes; 1 to %d of %zu", header->e_phnum,
-                      header->e_phentsize, MAX_SEGMENTS, sizeof(Elf64_Phdr));
-    }
+    REFUSE_IF(got < EI_NIDENT || memcmp(ident, ELFMAG, SELFMAG) != 0, "file", "is not an ELF file");
+    REFUSE_IF(ident[EI_CLASS] != ELFCLASS64, "file", "has ELF class %d; %d (64 bits) is needed",
+              ident[EI_CLASS], ELFCLASS64);
+    REFUSE_IF(ident[EI_DATA] != OWN_ORDER, "file", "has ELF byte order %d; %d is this machine's",
+              ident[EI_DATA], OWN_ORDER);
+    REFUSE_IF(got < (ssize_t)sizeof *header, "file",
+              "is truncated: %zd bytes, and an ELF header has %zu", got, sizeof *header);
+    REFUSE_IF(OWN_MACHINE != EM_NONE && header->e_machine != OWN_MACHINE, "file",
+              "is for ELF machine %d; this is %d", header->e_machine, OWN_MACHINE);
+    REFUSE_IF(header->e_type != ET_DYN, "file", "has ELF type %d; %d (a shared library) is needed",
+              header->e_type, ET_DYN);
+    REFUSE_IF(header->e_phentsize != sizeof(Elf64_Phdr) || header->e_phnum < 1 ||
+                  header->e_phnum > MAX_SEGMENTS,
+              "file", "has %d segments of %d bytes; 1 to %d of %zu", header->e_phnum,
+              header->e_phentsize, MAX_SEGMENTS, sizeof(Elf64_Phdr));
     return ATTN_OK;
 }
 
@@ -173,17 +159,15 @@ static attn_status elf_check(int descriptor, off_t size, struct attn_error *erro
     for (int i = 0; i < header.e_phnum; i++) {
         Elf64_Phdr segment;
         const uint64_t at = header.e_phoff + (uint64_t)i * sizeof segment;
-        if (at > (uint64_t)size ||
-            pread(descriptor, &segment, sizeof segment, (off_t)at) != sizeof segment) {
-            return REFUSE("file", "is truncated: its table of segments is not in its %lld bytes",
-                          (long long)size);
-        }
-        if (segment.p_type == PT_LOAD && (segment.p_filesz > (uint64_t)size ||
-                                          segment.p_offset > (uint64_t)size - segment.p_filesz)) {
-            return REFUSE("file", "is truncated: segment %d ends at byte %llu of %lld", i,
-                          (unsigned long long)(segment.p_offset + segment.p_filesz),
-                          (long long)size);
-        }
+        REFUSE_IF(at > (uint64_t)size ||
+                      pread(descriptor, &segment, sizeof segment, (off_t)at) != sizeof segment,
+                  "file", "is truncated: its table of segments is not in its %lld bytes",
+                  (long long)size);
+        REFUSE_IF(segment.p_type == PT_LOAD &&
+                      (segment.p_filesz > (uint64_t)size ||
+                       segment.p_offset > (uint64_t)size - segment.p_filesz),
+                  "file", "is truncated: segment %d ends at byte %llu of %lld", i,
+                  (unsigned long long)(segment.p_offset + segment.p_filesz), (long long)size);
     }
     return ATTN_OK;
 }
@@ -198,9 +182,7 @@ static attn_status check_file(const struct plugin *plugin, struct file_id *now,
     TRY(plugin_check_place(plugin->file, error));
     /* a pipe may lie there */
     int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) {
-        return error_set(error, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
-    }
+    ERROR_IF(descriptor < 0, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
     if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
         status = REFUSE("file", "is not a regular file");
     } else if (info.st_mode & S_IWOTH) {
@@ -219,31 +201,24 @@ static attn_status check_file(const struct plugin *plugin, struct file_id *now,
 
 static attn_status check_table(const struct attn_plugin *table, struct attn_error *error)
 {
-    if (!ATTN_VERSION_ACCEPTS(table->abi_version)) {
-        return error_set(
-            error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "the plugin was built for ABI %u.%u; %u.%u and later ones of that major are served",
-            ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version),
-            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN));
-    }
-    if (!text_is_name(table->name)) {
-        return REFUSE("name", "the plugin's name is not [a-z][a-z0-9_]* of at most 63 bytes");
-    }
-    if (!text_is_clean(table->version, MAX_LABEL) || !text_is_clean(table->vendor, MAX_LABEL)) {
-        return REFUSE("version", "version or vendor is not clean UTF-8 text of at most %d bytes",
-                      MAX_LABEL);
-    }
+    ERROR_IF(!ATTN_VERSION_ACCEPTS(table->abi_version), ATTN_ERROR_ABI_VERSION, "abi_version",
+             "the plugin was built for ABI %u.%u; %u.%u and later ones of that major are served",
+             ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version),
+             ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN));
+    REFUSE_IF(!text_is_name(table->name), "name",
+              "the plugin's name is not [a-z][a-z0-9_]* of at most 63 bytes");
+    REFUSE_IF(!text_is_clean(table->version, MAX_LABEL) || !text_is_clean(table->vendor, MAX_LABEL),
+              "version", "version or vendor is not clean UTF-8 text of at most %d bytes",
+              MAX_LABEL);
     return ATTN_OK;
 }
 
 static attn_status check_slots(const struct attn_plugin *table, struct attn_error *error)
 {
-    if (table->probe == NULL || table->create == NULL || table->destroy == NULL) {
-        return REFUSE("probe", "a required slot is NULL: probe %s, create %s, destroy %s",
-                      table->probe != NULL ? "there" : "NULL",
-                      table->create != NULL ? "there" : "NULL",
-                      table->destroy != NULL ? "there" : "NULL");
-    }
+    REFUSE_IF(table->probe == NULL || table->create == NULL || table->destroy == NULL, "probe",
+              "a required slot is NULL: probe %s, create %s, destroy %s",
+              table->probe != NULL ? "there" : "NULL", table->create != NULL ? "there" : "NULL",
+              table->destroy != NULL ? "there" : "NULL");
     return ATTN_OK;
 }
 
@@ -254,9 +229,7 @@ attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
     char *name = arena_string(&runtime->arena, table->name);
     char *version = arena_string(&runtime->arena, table->version);
     char *vendor = arena_string(&runtime->arena, table->vendor);
-    if (name == NULL || version == NULL || vendor == NULL) {
-        return NO_MEMORY("plugin", "its names");
-    }
+    NO_MEMORY_IF(name == NULL || version == NULL || vendor == NULL, "plugin", "its names");
     plugin->name = name;
     plugin->version = version;
     plugin->vendor = vendor;
@@ -269,13 +242,11 @@ static attn_status check_agreement(const struct plugin *plugin, const struct att
                                    struct attn_error *error)
 {
     TRY(check_table(table, error));
-    if (table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
-        strcmp(table->version, plugin->version) != 0 ||
-        strcmp(table->vendor, plugin->vendor) != 0) {
-        return REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed",
-                      table->name, table->version, table->vendor, plugin->name, plugin->version,
-                      plugin->vendor);
-    }
+    REFUSE_IF(table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
+                  strcmp(table->version, plugin->version) != 0 ||
+                  strcmp(table->vendor, plugin->vendor) != 0,
+              "name", "is %s %s of %s now; it was %s %s of %s when it was probed", table->name,
+              table->version, table->vendor, plugin->name, plugin->version, plugin->vendor);
     return ATTN_OK;
 }
 
@@ -286,9 +257,7 @@ static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_e
     memcpy(&entry, &symbol, sizeof entry);
     struct attn_error why = ATTN_ERROR_INIT;
     TRY(error_relay(error, entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &table, &why), &why));
-    if (table == NULL) {
-        return REFUSE("entry", "answered ATTN_OK without a table");
-    }
+    REFUSE_IF(table == NULL, "entry", "answered ATTN_OK without a table");
     return struct_read(&plugin->table_copy, ABI_PLUGIN, table, error);
 }
 
@@ -301,12 +270,9 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     bool other;
     TRY(check_file(plugin, &now, error));
     const bool again = is_known(plugin->file, &now, &other);
-    if (other) {
-        return error_set(
-            error, ATTN_ERROR_IO, "file",
-            "has taken the place of one that this process has loaded; only a new process can "
-            "load it");
-    }
+    ERROR_IF(other, ATTN_ERROR_IO, "file",
+             "has taken the place of one that this process has loaded; only a new process can load "
+             "it");
     runtime_stage(runtime, plugin->file, "constructor");
     void *library = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {

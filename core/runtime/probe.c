@@ -228,9 +228,8 @@ attn_status found_status(struct found *found, struct attn_error *error)
     if (found->num_backends > 0 && found->status != ATTN_ERROR_OUT_OF_MEMORY) {
         return ATTN_OK;
     }
-    if (found->status != ATTN_OK) {
-        return error_set(error, found->status, found->error.field, "%s", found->error.message);
-    }
+    ERROR_IF(found->status != ATTN_OK, found->status, found->error.field, "%s",
+             found->error.message);
     return error_set(error, ATTN_ERROR_PLUGIN, "probe",
                      "answered ok and reported no backend; hardware that is not there is status %d",
                      ATTN_ERROR_ABSENT);

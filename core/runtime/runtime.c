@@ -95,8 +95,7 @@ attn_status runtime_find_device(const attn_runtime *runtime, struct attn_device 
     const char *list = there.length > 0 ? text_get(&there) : "no device";
     attn_status status =
         fitting > 1 ? BAD("device_namespace",
-                          "%s is in several namespaces, one of which has to be named; there is "
-                          "%s",
+                          "%s is in several namespaces, one of which has to be named; there is %s",
                           device_text(device, name), list)
                     : error_set(error, ATTN_ERROR_NOT_FOUND, "device",
                                 "there is no %s%s%s here; there is %s", device_text(device, name),

@@ -189,10 +189,8 @@ attn_status rules_parse(struct rules *rules, const char *text, size_t length, st
 {
     struct source source = {text, length, NULL, arena, error};
     *rules = (struct rules){NULL, 0};
-    if (length > MAX_TEXT) {
-        return error_set(error, ATTN_ERROR_SYNTAX, "ATTN_BACKEND", "%zu bytes; at most %d", length,
-                         MAX_TEXT);
-    }
+    ERROR_IF(length > MAX_TEXT, ATTN_ERROR_SYNTAX, "ATTN_BACKEND", "%zu bytes; at most %d", length,
+             MAX_TEXT);
     source.copy = arena_string_n(arena, text, length);
     if (source.copy == NULL) {
         return no_memory(error);

@@ -87,23 +87,20 @@ static attn_status check_row_bytes(const struct attn_layer_desc *l, bool is_v,
 static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool has_rows = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_RECURRENT;
-    if (!has_rows && l->kv_dtype != ATTN_KV_AUTO && l->kv_dtype != l->dtype) {
-        return BAD("kv_dtype",
-                   "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
-                   code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
-                   name_of(ATTN_NAMES_LAYER_KIND, l->kind));
-    }
+    BAD_IF(!has_rows && l->kv_dtype != ATTN_KV_AUTO && l->kv_dtype != l->dtype, "kv_dtype",
+           "layer '%s': kv_dtype is %s; a layer of kind %s has no KV cache: auto", l->name,
+           code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
+           name_of(ATTN_NAMES_LAYER_KIND, l->kind));
     /* skip_kv_quantization: all of it is of the model's other layers */
     for (int32_t is_v = 0; is_v < 2 && !l->skip_kv_quantization; is_v++) {
         const int32_t form = is_v ? l->v_scale_form : l->k_scale_form;
         const int32_t kv_dtype = kv_dtype_of(l, is_v);
-        if (l->kv_dtype_v != 0 && l->kv_dtype_v != l->kv_dtype && is_of_both(kv_dtype)) {
-            return BAD("kv_dtype_v",
-                       "layer '%s': kv_dtype %s with kv_dtype_v %s; %s is of K and V together",
-                       l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
-                       code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype_v).text,
-                       code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
-        }
+        BAD_IF(l->kv_dtype_v != 0 && l->kv_dtype_v != l->kv_dtype && is_of_both(kv_dtype),
+               "kv_dtype_v",
+               "layer '%s': kv_dtype %s with kv_dtype_v %s; %s is of K and V together", l->name,
+               code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
+               code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype_v).text,
+               code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
         if (has_rows && !(is_v && l->kind == ATTN_LAYER_MLA)) {
             TRY(check_row_bytes(l, is_v, error));
         }
@@ -112,8 +109,7 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
             return BAD(field,
                        "layer '%s': %s is %s with kv_dtype %s; fp8_e4m3, fp8_e5m2, fp8_e4m3fnuz "
                        "and opaque ones have scales of any form, nvfp4 one per tensor, v of "
-                       "int8_kv one per head "
-                       "and channel, the others none",
+                       "int8_kv one per head and channel, the others none",
                        l->name, field, name_of(ATTN_NAMES_SCALE_FORM, form),
                        code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
         }
@@ -130,10 +126,9 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
     }
     TRY(struct_check(layer, ABI_LAYER_DESC, layer->name, error));
     for (const struct abi_field *f = abi_structs[ABI_LAYER_DESC].fields; f->name != NULL; f++) {
-        if (value_of(layer, f, value, sizeof value) && !(f->layer_kinds >> layer->kind & 1)) {
-            return BAD(f->name, "layer '%s': %s is %s; a layer of kind %s takes none", layer->name,
-                       f->name, value, name_of(ATTN_NAMES_LAYER_KIND, layer->kind));
-        }
+        BAD_IF(value_of(layer, f, value, sizeof value) && !(f->layer_kinds >> layer->kind & 1),
+               f->name, "layer '%s': %s is %s; a layer of kind %s takes none", layer->name, f->name,
+               value, name_of(ATTN_NAMES_LAYER_KIND, layer->kind));
     }
     return check_cache_dtype(layer, error);
 }
@@ -222,20 +217,14 @@ static attn_status check_values(const struct attn_layer_desc *l, struct attn_err
          "its spans are bidirectional islands of a causal layer; causal is no (2)"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (rows[i].is_wrong) {
-            return BAD(rows[i].field, "layer '%s': %s is %lld; %s", l->name, rows[i].field,
-                       (long long)rows[i].value, rows[i].allowed);
-        }
+        BAD_IF(rows[i].is_wrong, rows[i].field, "layer '%s': %s is %lld; %s", l->name,
+               rows[i].field, (long long)rows[i].value, rows[i].allowed);
     }
-    if (!(isfinite(l->scale) && l->scale > 0)) {
-        return BAD("scale", "layer '%s': scale is %g; it must be finite and above 0", l->name,
-                   (double)l->scale);
-    }
-    if (!(isfinite(l->soft_cap) && l->soft_cap >= 0)) {
-        return BAD("soft_cap",
-                   "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
-                   (double)l->soft_cap);
-    }
+    BAD_IF(!(isfinite(l->scale) && l->scale > 0), "scale",
+           "layer '%s': scale is %g; it must be finite and above 0", l->name, (double)l->scale);
+    BAD_IF(!(isfinite(l->soft_cap) && l->soft_cap >= 0), "soft_cap",
+           "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
+           (double)l->soft_cap);
     return ATTN_OK;
 }
 
@@ -297,10 +286,8 @@ static attn_status check_names(struct layer *layer, int32_t index,
     const char *name = layer->desc.name, *target = layer->desc.kv_sharing_target;
     layer->sharing_target = -1;
     for (int32_t i = 0; i < index; i++) {
-        if (strcmp(layers[i].layer.desc.name, name) == 0) {
-            return BAD("name", "layers %d and %d are both named '%s'; names are unique", i, index,
-                       name);
-        }
+        BAD_IF(strcmp(layers[i].layer.desc.name, name) == 0, "name",
+               "layers %d and %d are both named '%s'; names are unique", i, index, name);
         if (target != NULL && strcmp(layers[i].layer.desc.name, target) == 0) {
             layer->sharing_target = i;
         }
@@ -308,28 +295,21 @@ static attn_status check_names(struct layer *layer, int32_t index,
     if (target == NULL) {
         return ATTN_OK;
     }
-    if (layer->sharing_target < 0) {
-        return BAD("kv_sharing_target",
-                   "layer '%s' reads the cache of '%s', which is no earlier layer", name, target);
-    }
+    BAD_IF(layer->sharing_target < 0, "kv_sharing_target",
+           "layer '%s' reads the cache of '%s', which is no earlier layer", name, target);
     const struct layer *owner = &layers[layer->sharing_target].layer;
-    if (owner->sharing_target >= 0) {
-        return BAD("kv_sharing_target",
-                   "layer '%s' reads the cache of '%s', which itself reads that of '%s'", name,
-                   target, owner->desc.kv_sharing_target);
-    }
-    if (!readable_cache(layer, owner)) {
-        return BAD(
-            "kv_sharing_target",
-            "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of "
-            "'%s' (%d KV heads of %d and %d, %s, blocks of %d)",
-            name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
-            kv_dtypes_text(layer->desc.kv_dtype, layer->desc.kv_dtype_v).text,
-            layer->desc.block_size, target, owner->desc.num_kv_heads, owner->desc.head_size,
-            owner->desc.head_size_v,
-            kv_dtypes_text(owner->desc.kv_dtype, owner->desc.kv_dtype_v).text,
-            owner->desc.block_size * owner->blocks_per_entry);
-    }
+    BAD_IF(owner->sharing_target >= 0, "kv_sharing_target",
+           "layer '%s' reads the cache of '%s', which itself reads that of '%s'", name, target,
+           owner->desc.kv_sharing_target);
+    BAD_IF(!readable_cache(layer, owner), "kv_sharing_target",
+           "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of '%s' "
+           "(%d KV heads of %d and %d, %s, blocks of %d)",
+           name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
+           kv_dtypes_text(layer->desc.kv_dtype, layer->desc.kv_dtype_v).text,
+           layer->desc.block_size, target, owner->desc.num_kv_heads, owner->desc.head_size,
+           owner->desc.head_size_v,
+           kv_dtypes_text(owner->desc.kv_dtype, owner->desc.kv_dtype_v).text,
+           owner->desc.block_size * owner->blocks_per_entry);
     return ATTN_OK;
 }
 
@@ -339,24 +319,18 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
 {
     struct attn_layer_desc *l = &layer->desc;
     TRY(struct_read(l, ABI_LAYER_DESC, desc, error));
-    if (l->name == NULL || l->name[0] == '\0' || !text_is_clean(l->name, MAX_NAME)) {
-        return BAD("name", "the name of layer %d is %s; 1 to %d bytes of UTF-8 text are needed",
-                   index,
-                   l->name == NULL      ? "NULL"
-                   : l->name[0] == '\0' ? "empty"
-                                        : "not clean text",
-                   MAX_NAME);
-    }
-    if (l->kv_sharing_target != NULL && !text_is_clean(l->kv_sharing_target, MAX_NAME)) {
-        return BAD("kv_sharing_target", "layer '%s': kv_sharing_target is not clean UTF-8 text",
-                   l->name);
-    }
+    BAD_IF(l->name == NULL || l->name[0] == '\0' || !text_is_clean(l->name, MAX_NAME), "name",
+           "the name of layer %d is %s; 1 to %d bytes of UTF-8 text are needed", index,
+           l->name == NULL      ? "NULL"
+           : l->name[0] == '\0' ? "empty"
+                                : "not clean text",
+           MAX_NAME);
+    BAD_IF(l->kv_sharing_target != NULL && !text_is_clean(l->kv_sharing_target, MAX_NAME),
+           "kv_sharing_target", "layer '%s': kv_sharing_target is not clean UTF-8 text", l->name);
     l->name = arena_string(arena, l->name);
     bool shares = l->kv_sharing_target != NULL;
     l->kv_sharing_target = shares ? arena_string(arena, l->kv_sharing_target) : NULL;
-    if (l->name == NULL || (shares && l->kv_sharing_target == NULL)) {
-        return NO_MEMORY("layers", "a layer");
-    }
+    NO_MEMORY_IF(l->name == NULL || (shares && l->kv_sharing_target == NULL), "layers", "a layer");
     TRY(layer_check_fields(l, error));
     TRY(settle_causal(l, error));
     TRY(check_values(l, error));

@@ -52,26 +52,22 @@ static attn_status check_cache(const struct layer *layer, const struct attn_cach
 {
     const struct attn_cache_desc *c = &caches[index];
     TRY(struct_check(c, ABI_CACHE_DESC, layer->desc.name, error));
-    if ((c->role == ATTN_CACHE_REPLAY) != (layer->gdn != NULL)) {
-        return BAD("role", "layer '%s' (%s): caches[%d] has role %s; replay (%d) %s",
-                   layer->desc.name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), index,
-                   code_text(ATTN_NAMES_CACHE_ROLE, c->role).text, ATTN_CACHE_REPLAY,
-                   layer->gdn != NULL ? "alone" : "is of recurrent layers");
-    }
-    if (c->of < 0 || c->of > 1 + index) {
-        return BAD("of", "layer '%s': of is %d; allowed are 0 to %d", layer->desc.name, c->of,
-                   1 + index);
-    }
+    BAD_IF((c->role == ATTN_CACHE_REPLAY) != (layer->gdn != NULL), "role",
+           "layer '%s' (%s): caches[%d] has role %s; replay (%d) %s", layer->desc.name,
+           name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), index,
+           code_text(ATTN_NAMES_CACHE_ROLE, c->role).text, ATTN_CACHE_REPLAY,
+           layer->gdn != NULL ? "alone" : "is of recurrent layers");
+    BAD_IF(c->of < 0 || c->of > 1 + index, "of", "layer '%s': of is %d; allowed are 0 to %d",
+           layer->desc.name, c->of, 1 + index);
     for (int32_t i = 0; i < index; i++) {
-        if (c->table > 0 && caches[i].table == c->table &&
-            (caches[i].block_size != c->block_size ||
-             caches[i].tokens_per_row != c->tokens_per_row)) {
-            return BAD("table",
-                       "layer '%s': caches[%d] has blocks of %d rows of %d tokens and caches[%d] "
-                       "of %d of %d; those of one table (%d) have the same",
-                       layer->desc.name, i, caches[i].block_size, caches[i].tokens_per_row, index,
-                       c->block_size, c->tokens_per_row, c->table);
-        }
+        BAD_IF(c->table > 0 && caches[i].table == c->table &&
+                   (caches[i].block_size != c->block_size ||
+                    caches[i].tokens_per_row != c->tokens_per_row),
+               "table",
+               "layer '%s': caches[%d] has blocks of %d rows of %d tokens and caches[%d] of %d of "
+               "%d; those of one table (%d) have the same",
+               layer->desc.name, i, caches[i].block_size, caches[i].tokens_per_row, index,
+               c->block_size, c->tokens_per_row, c->table);
     }
     return ATTN_OK;
 }
@@ -85,23 +81,19 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
     if (given == NULL) {
         return ATTN_OK;
     }
-    if (given->caches == NULL || given->num_caches < 1 || given->num_caches > ATTN_MAX_CACHES ||
-        !element_stride_is_good(ABI_CACHE_DESC, given->cache_stride)) {
-        return BAD("caches", "layer '%s': %d caches of %d bytes at %p; 1 to %d of %zu to %d bytes",
-                   name, given->num_caches, given->cache_stride, (const void *)given->caches,
-                   ATTN_MAX_CACHES, abi_structs[ABI_CACHE_DESC].minimum, MAX_ELEMENT);
-    }
-    if (!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
-        layer->indexer != NULL || layer->compressor != NULL) {
-        return BAD("caches",
-                   "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or "
-                   "index keys or a compressor's states instead, takes none",
-                   name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), given->num_caches);
-    }
+    BAD_IF(given->caches == NULL || given->num_caches < 1 || given->num_caches > ATTN_MAX_CACHES ||
+               !element_stride_is_good(ABI_CACHE_DESC, given->cache_stride),
+           "caches", "layer '%s': %d caches of %d bytes at %p; 1 to %d of %zu to %d bytes", name,
+           given->num_caches, given->cache_stride, (const void *)given->caches, ATTN_MAX_CACHES,
+           abi_structs[ABI_CACHE_DESC].minimum, MAX_ELEMENT);
+    BAD_IF(!layer_has_cache(&layer->desc) || layer->desc.kv_sharing_target != NULL ||
+               layer->indexer != NULL || layer->compressor != NULL,
+           "caches",
+           "layer '%s' (%s) describes %d caches; a layer that has no keys of its own, or index "
+           "keys or a compressor's states instead, takes none",
+           name, name_of(ATTN_NAMES_LAYER_KIND, layer->desc.kind), given->num_caches);
     struct attn_cache_desc *caches = arena_array(arena, (size_t)given->num_caches, sizeof *caches);
-    if (caches == NULL) {
-        return NO_MEMORY("layers", "a layer");
-    }
+    NO_MEMORY_IF(caches == NULL, "layers", "a layer");
     for (int32_t i = 0; i < given->num_caches; i++) {
         TRY(element_read(&caches[i], ABI_CACHE_DESC, given->caches, given->cache_stride, i, error));
         TRY(check_cache(layer, caches, i, error));
@@ -119,9 +111,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     const int32_t num_vendors = layer_vendor_ids(next, vendors);
     TRY(ext_check(next, ABI_LAYER_DESC, vendors, num_vendors, error));
     layer->desc.next = ext_copy_chain(arena, next, ABI_LAYER_DESC, true);
-    if (arena->failed) {
-        return NO_MEMORY("layers", "a layer");
-    }
+    NO_MEMORY_IF(arena->failed, "layers", "a layer");
     const struct {
         uint32_t id;
         void *pointer;
@@ -284,11 +274,10 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
         return layer_refuse_extension(layer, "attn_index_lists", false, error);
     }
     l->granularity = l->granularity != 0 ? l->granularity : 1;
-    if (l->granularity < 0 || (l->granularity & (l->granularity - 1)) != 0 ||
-        !(l->granularity & GRANULARITIES)) {
-        return BAD("granularity", "layer '%s': granularity is %d; allowed are 1, 4, 16, 64, 128",
-                   d->name, l->granularity);
-    }
+    BAD_IF(l->granularity < 0 || (l->granularity & (l->granularity - 1)) != 0 ||
+               !(l->granularity & GRANULARITIES),
+           "granularity", "layer '%s': granularity is %d; allowed are 1, 4, 16, 64, 128", d->name,
+           l->granularity);
     /* the least number of lists that says the same */
     if (l->groups == ATTN_LISTS_PER_Q_HEAD && d->num_q_heads == d->num_kv_heads) {
         l->groups = ATTN_LISTS_PER_KV_HEAD;
@@ -297,10 +286,8 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
         l->groups = ATTN_LISTS_SHARED;
     }
     if (layer->mla != NULL) {
-        if (layer->mla->topk != 0) {
-            return BAD("topk", "layer '%s': topk is %d next to attn_index_lists; 0", d->name,
-                       layer->mla->topk);
-        }
+        BAD_IF(layer->mla->topk != 0, "topk", "layer '%s': topk is %d next to attn_index_lists; 0",
+               d->name, layer->mla->topk);
         layer->mla->topk = l->max_entries;
     }
     if (lists_are_plain(layer)) {

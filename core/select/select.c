@@ -159,10 +159,8 @@ attn_status best_device(const attn_runtime *runtime, const char *backend,
 {
     struct arena arena;
     struct rules rules;
-    if (runtime == NULL || device == NULL) {
-        return BAD("device", "runtime %p, device %p; neither may be NULL", (const void *)runtime,
-                   (void *)device);
-    }
+    BAD_IF(runtime == NULL || device == NULL, "device",
+           "runtime %p, device %p; neither may be NULL", (const void *)runtime, (void *)device);
     const char *text = backend != NULL ? backend : runtime->settings.backend;
     arena_init(&arena, &runtime->host);
     attn_status status = rules_parse(&rules, text, strlen(text), &arena, error);
@@ -196,9 +194,8 @@ static attn_status select_layer(struct selection *selection, int32_t index,
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         candidates[phase] = arena_array(selection->arena, count + 1, sizeof **candidates);
         verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
-        if (candidates[phase] == NULL || verdicts[phase] == NULL) {
-            return NO_MEMORY("assignment", "the assignment");
-        }
+        NO_MEMORY_IF(candidates[phase] == NULL || verdicts[phase] == NULL, "assignment",
+                     "the assignment");
         /* Encoders know one phase; what was said of it is shown for both. */
         int32_t asked = layer_has_cache(&out->layer.desc) ? phase : ATTN_PHASE_PREFILL;
         rules[phase] = rules_find(&selection->rules, index, &out->layer.desc, asked);
@@ -268,19 +265,15 @@ static attn_status read_options(struct attn_select_options *options,
     }
     TRY(struct_read(options, ABI_SELECT_OPTIONS, given, error));
     const uint32_t known = ATTN_SELECT_KEEP_UNSERVED | ATTN_SELECT_NO_STEP_ALLOCATION;
-    if (options->flags & ~(known | ATTN_FLAG_HINTS)) {
-        return BAD("flags", "%#x has unknown bits; %#x are known", options->flags, known);
-    }
-    if (options->num_block_sizes < 0 ||
-        (options->num_block_sizes > 0 && options->block_sizes == NULL)) {
-        return BAD("block_sizes", "%d block sizes at %p; a count from 0 with an array is needed",
-                   options->num_block_sizes, (const void *)options->block_sizes);
-    }
+    BAD_IF(options->flags & ~(known | ATTN_FLAG_HINTS), "flags",
+           "%#x has unknown bits; %#x are known", options->flags, known);
+    BAD_IF(options->num_block_sizes < 0 ||
+               (options->num_block_sizes > 0 && options->block_sizes == NULL),
+           "block_sizes", "%d block sizes at %p; a count from 0 with an array is needed",
+           options->num_block_sizes, (const void *)options->block_sizes);
     for (int32_t i = 0; i < options->num_block_sizes; i++) {
-        if (options->block_sizes[i] <= 0) {
-            return BAD("block_sizes", "block_sizes[%d] is %d; 1 and above", i,
-                       options->block_sizes[i]);
-        }
+        BAD_IF(options->block_sizes[i] <= 0, "block_sizes", "block_sizes[%d] is %d; 1 and above", i,
+               options->block_sizes[i]);
     }
     return ATTN_OK;
 }
@@ -291,14 +284,10 @@ static attn_status select_all(struct selection *selection,
     struct attn_assignment *assignment = selection->assignment;
     assignment->layers = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
                                      sizeof *assignment->layers);
-    if (assignment->layers == NULL) {
-        return NO_MEMORY("assignment", "the assignment");
-    }
+    NO_MEMORY_IF(assignment->layers == NULL, "assignment", "the assignment");
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         struct assignment_layer *layer = &assignment->layers[i];
-        if (layers[i] == NULL) {
-            return BAD("layers", "layers[%d] is NULL", i);
-        }
+        BAD_IF(layers[i] == NULL, "layers", "layers[%d] is NULL", i);
         TRY(layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
                           error));
         TRY(select_layer(selection, i, error));
@@ -341,9 +330,7 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     TRY(check_names(selection, text, error));
     TRY(take_device(runtime, options, &assignment->device, error));
     selection->known = steering.read(runtime, assignment->device, conformant, selection->arena);
-    if (selection->known == NULL) {
-        return NO_MEMORY("assignment", "the assignment");
-    }
+    NO_MEMORY_IF(selection->known == NULL, "assignment", "the assignment");
     TRY(select_all(selection, layers, error));
     TRY(import_text != NULL ? steering.came_out(assignment, import_text, error) : ATTN_OK);
     return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;
@@ -356,21 +343,16 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     struct attn_select_options options;
     struct selection selection = {.runtime = runtime, .options = &options};
     attn_status status;
-    if (out == NULL) {
-        return BAD("assignment", "assignment is NULL");
-    }
+    BAD_IF(out == NULL, "assignment", "assignment is NULL");
     *out = NULL;
-    if (runtime == NULL || layers == NULL || num_layers <= 0 || num_layers > MAX_LAYERS) {
-        return BAD("num_layers",
-                   "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d "
-                   "layers are allowed",
-                   (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
-    }
+    BAD_IF(runtime == NULL || layers == NULL || num_layers <= 0 || num_layers > MAX_LAYERS,
+           "num_layers",
+           "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d layers are "
+           "allowed",
+           (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
     TRY(read_options(&options, given, error));
     struct attn_assignment *assignment = runtime_alloc(runtime, sizeof *assignment);
-    if (assignment == NULL) {
-        return NO_MEMORY("assignment", "the assignment");
-    }
+    NO_MEMORY_IF(assignment == NULL, "assignment", "the assignment");
     arena_init(&assignment->arena, &runtime->host);
     assignment->runtime = runtime;
     atomic_init(&assignment->users, 1);

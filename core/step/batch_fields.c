@@ -101,20 +101,17 @@ attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b
          "every layer says host_bounds (HOST_BOUNDS)"},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].brought && !fields[i].taken) {
-            return BAD(fields[i].field, "the batch brings %s; for group %d it does where %s",
-                       fields[i].field, plan->group, fields[i].needed);
-        }
+        BAD_IF(fields[i].brought && !fields[i].taken, fields[i].field,
+               "the batch brings %s; for group %d it does where %s", fields[i].field, plan->group,
+               fields[i].needed);
     }
-    if (b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL) ||
-        (b->spans != NULL && b->span_start_loc == NULL)) {
-        return BAD("spans", "%d spans at %p, span_start_loc %p; both are needed", b->num_spans,
-                   (const void *)b->spans, (const void *)b->span_start_loc);
-    }
-    if (b->num_logits_indices < 0 || (b->num_logits_indices > 0 && b->logits_indices == NULL)) {
-        return BAD("logits_indices", "%d rows at %p", b->num_logits_indices,
-                   (const void *)b->logits_indices);
-    }
+    BAD_IF(b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL) ||
+               (b->spans != NULL && b->span_start_loc == NULL),
+           "spans", "%d spans at %p, span_start_loc %p; both are needed", b->num_spans,
+           (const void *)b->spans, (const void *)b->span_start_loc);
+    BAD_IF(b->num_logits_indices < 0 || (b->num_logits_indices > 0 && b->logits_indices == NULL),
+           "logits_indices", "%d rows at %p", b->num_logits_indices,
+           (const void *)b->logits_indices);
     TRY(ext_check_readers(b->next, ABI_BATCH, takes->reads, NULL, error));
     return check_causal(plan, b, error);
 }

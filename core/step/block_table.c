@@ -42,15 +42,12 @@ static attn_status init_table(attn_plan *plan, int32_t number, bool lists, struc
     const int64_t entries = limits->max_seq_len > 0
                                 ? (limits->max_seq_len + in_entry - 1) / in_entry
                                 : limits->max_blocks_per_req;
-    if (entries == 0 || entries * made->parts > INT32_MAX ||
-        (double)entries * (double)made->parts * limits->max_num_reqs > MAX_TABLE) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_seq_len",
-                         "limits of %d requests, %d keys and %d blocks of a request; a block table "
-                         "is made for the kernels, which needs one of the last two and at most %g "
-                         "entries",
-                         limits->max_num_reqs, limits->max_seq_len, limits->max_blocks_per_req,
-                         MAX_TABLE);
-    }
+    ERROR_IF(entries == 0 || entries * made->parts > INT32_MAX ||
+                 (double)entries * (double)made->parts * limits->max_num_reqs > MAX_TABLE,
+             ATTN_ERROR_LIMIT, "max_seq_len",
+             "limits of %d requests, %d keys and %d blocks of a request; a block table is made for "
+             "the kernels, which needs one of the last two and at most %g entries",
+             limits->max_num_reqs, limits->max_seq_len, limits->max_blocks_per_req, MAX_TABLE);
     made->columns = (int32_t)(entries * made->parts);
     made->takes_lists = lists;
     made->lens_host =
@@ -172,11 +169,10 @@ static attn_status take_last_pages(attn_plan *plan, int32_t number, int32_t num_
     for (int32_t r = 0; r < num_reqs; r++) {
         const int64_t pages = (int64_t)start[r + 1] - start[r];
         const int64_t rows = rows_of_pages(pages, in_entry, last[r]);
-        if (pages > 0 && (last[r] < 1 || last[r] > in_entry || rows > INT32_MAX)) {
-            return BAD("last_page_len",
-                       "table %d, request %d: %d keys in the last of %lld pages; 1 to %lld", number,
-                       r, last[r], (long long)pages, (long long)in_entry);
-        }
+        BAD_IF(pages > 0 && (last[r] < 1 || last[r] > in_entry || rows > INT32_MAX),
+               "last_page_len",
+               "table %d, request %d: %d keys in the last of %lld pages; 1 to %lld", number, r,
+               last[r], (long long)pages, (long long)in_entry);
         plan->made[number].lens_host[r] = (int32_t)rows;
     }
     return ATTN_OK;
@@ -190,10 +186,9 @@ static attn_status check_pages(const attn_plan *plan, int32_t number,
     const int64_t in_entry = plan->made[number].rows_per_entry;
     for (int32_t r = 0; t->seq_lens_host != NULL && r < plan->given.num_reqs; r++) {
         const int64_t pages = (int64_t)start[r + 1] - start[r];
-        if (pages * in_entry < t->seq_lens_host[r]) {
-            return BAD("page_start_loc", "table %d, request %d has %d keys and %lld pages of %lld",
-                       number, r, t->seq_lens_host[r], (long long)pages, (long long)in_entry);
-        }
+        BAD_IF(pages * in_entry < t->seq_lens_host[r], "page_start_loc",
+               "table %d, request %d has %d keys and %lld pages of %lld", number, r,
+               t->seq_lens_host[r], (long long)pages, (long long)in_entry);
     }
     return ATTN_OK;
 }
@@ -202,28 +197,22 @@ static attn_status check_page_lists(const attn_plan *plan, int32_t number,
                                     const struct attn_batch_table *t, struct attn_error *error)
 {
     const attn_layer *owner = owner_of(plan);
-    if (!plan->made[number].takes_lists) {
-        return BAD("page_indices",
-                   "table %d: page lists, and no layer of group %d says needs_page_lists", number,
-                   plan->group);
-    }
-    if (t->block_table != NULL || t->page_start_loc == NULL || t->num_pages < 0) {
-        return BAD("page_indices",
-                   "table %d: %lld pages, block_table %p, page_start_loc %p; page lists need their "
-                   "starts and take the place of the block table",
-                   number, (long long)t->num_pages, (const void *)t->block_table,
-                   (const void *)t->page_start_loc);
-    }
-    if (t->last_page_len != NULL &&
-        (t->seq_lens != NULL ||
-         (number == 0 && (owner->desc->kind == ATTN_LAYER_CROSS ||
-                          owner->tokens_per_block != owner->desc->block_size)))) {
-        return BAD(
-            "last_page_len",
-            "table %d: last_page_len next to seq_lens %p, or for cross layers or caches that "
-            "ranks share; these say seq_lens alone",
-            number, (const void *)t->seq_lens);
-    }
+    BAD_IF(!plan->made[number].takes_lists, "page_indices",
+           "table %d: page lists, and no layer of group %d says needs_page_lists", number,
+           plan->group);
+    BAD_IF(t->block_table != NULL || t->page_start_loc == NULL || t->num_pages < 0, "page_indices",
+           "table %d: %lld pages, block_table %p, page_start_loc %p; page lists need their starts "
+           "and take the place of the block table",
+           number, (long long)t->num_pages, (const void *)t->block_table,
+           (const void *)t->page_start_loc);
+    BAD_IF(t->last_page_len != NULL &&
+               (t->seq_lens != NULL ||
+                (number == 0 && (owner->desc->kind == ATTN_LAYER_CROSS ||
+                                 owner->tokens_per_block != owner->desc->block_size))),
+           "last_page_len",
+           "table %d: last_page_len next to seq_lens %p, or for cross layers or caches that ranks "
+           "share; these say seq_lens alone",
+           number, (const void *)t->seq_lens);
     return ATTN_OK;
 }
 
@@ -327,16 +316,12 @@ static attn_status make_table(const attn_plan *plan, int32_t number, struct attn
     if (made->columns == 0 || (made->parts == 1 && t->page_indices == NULL)) {
         return ATTN_OK;
     }
-    if (t->max_seq_len == 0 && t->seq_lens_host == NULL) {
-        return BAD("max_seq_len",
-                   "table %d: no bound of the lengths, for which a block table is made", number);
-    }
+    BAD_IF(t->max_seq_len == 0 && t->seq_lens_host == NULL, "max_seq_len",
+           "table %d: no bound of the lengths, for which a block table is made", number);
     const int64_t most = made->columns / made->parts * made->rows_per_entry;
-    if (t->max_seq_len > most) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_seq_len",
-                         "table %d: max_seq_len is %d; the plan's limits leave room for %lld",
-                         number, t->max_seq_len, (long long)most);
-    }
+    ERROR_IF(t->max_seq_len > most, ATTN_ERROR_LIMIT, "max_seq_len",
+             "table %d: max_seq_len is %d; the plan's limits leave room for %lld", number,
+             t->max_seq_len, (long long)most);
     int32_t *out = (int32_t *)(plan->workspace + made->table_at);
     const int32_t *start = on_cpu ? t->page_start_loc : t->page_start_loc_host;
     TRY(t->page_indices != NULL && start != NULL ? check_pages(plan, number, t, start, error)

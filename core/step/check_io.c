@@ -32,13 +32,10 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     const int32_t form = layer->output_form;
     const int64_t groups = step->out.heads * step->out.head_size / output_group(form);
     const struct attn_io_output_quant *given = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
-    if (given == NULL) {
-        return FAIL("attn_io_output_quant",
-                    "the layer's output form needs attn_io_output_quant on the run");
-    }
-    if (given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4)) {
-        return FAIL("attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
-    }
+    FAIL_IF(given == NULL, "attn_io_output_quant",
+            "the layer's output form needs attn_io_output_quant on the run");
+    FAIL_IF(given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4),
+            "attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
     /* the groups of nvfp4 are bytes in one piece */
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
     const bool turned = !nvfp4 && layer->output_scale_column_major;
@@ -107,10 +104,9 @@ static attn_status check_positions(const attn_plan *plan, const struct attn_io_r
 {
     const int64_t rows = rope->cos_sin->shape[0];
     for (int64_t t = 0; t < plan->given.num_slots; t++) {
-        if (rope->positions[t] < 0 || rope->positions[t] >= rows) {
-            return BAD("positions", "positions[%lld] is %lld; cos_sin has positions 0 to %lld",
-                       (long long)t, (long long)rope->positions[t], (long long)rows - 1);
-        }
+        BAD_IF(rope->positions[t] < 0 || rope->positions[t] >= rows, "positions",
+               "positions[%lld] is %lld; cos_sin has positions 0 to %lld", (long long)t,
+               (long long)rope->positions[t], (long long)rows - 1);
     }
     return ATTN_OK;
 }
@@ -126,30 +122,23 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     } norms[] = {{"q_norm_weight", rope->q_norm_weight}, {"k_norm_weight", rope->k_norm_weight}};
     const int64_t rotary = rope->rotary_dim != 0 ? rope->rotary_dim : layer->head_size;
     const int64_t slots = plan->given.num_slots;
-    if (rope->form != layer->rope || rope->positions == NULL) {
-        return FAIL("attn_io_rope", "form is not the layer's rope, or positions is NULL");
-    }
-    if (rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size) {
-        return FAIL("rotary_dim", "is not an even number from 0 to the layer's head_size");
-    }
+    FAIL_IF(rope->form != layer->rope || rope->positions == NULL, "attn_io_rope",
+            "form is not the layer's rope, or positions is NULL");
+    FAIL_IF(rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size, "rotary_dim",
+            "is not an even number from 0 to the layer's head_size");
     TRY(tensor_check(rope->cos_sin, &(struct tensor_need){"cos_sin", 2, {TENSOR_ANY, rotary}}, NULL,
                      error));
     for (int32_t i = 0; i < 2; i++) {
-        if (norms[i].weight != NULL && !layer->qk_norm) {
-            return FAIL(norms[i].field, "is given, and the layer does not say qk_norm");
-        }
+        FAIL_IF(norms[i].weight != NULL && !layer->qk_norm, norms[i].field,
+                "is given, and the layer does not say qk_norm");
         const struct tensor_need need = {norms[i].field, 1, {layer->head_size}};
         TRY(norms[i].weight != NULL ? tensor_check(norms[i].weight, &need, NULL, error) : ATTN_OK);
     }
-    if (!(rope->norm_eps >= 0)) {
-        return FAIL("norm_eps", "is negative or NaN");
-    }
-    if (slots < plan->given.num_actual_tokens || slots > plan->num_tokens) {
-        return BAD("num_slots",
-                   "%lld slots, and attn_io_rope rotates the queries of as many tokens; the "
-                   "batch has %d to %d",
-                   (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
-    }
+    FAIL_IF(!(rope->norm_eps >= 0), "norm_eps", "is negative or NaN");
+    BAD_IF(slots < plan->given.num_actual_tokens || slots > plan->num_tokens, "num_slots",
+           "%lld slots, and attn_io_rope rotates the queries of as many tokens; the batch has %d "
+           "to %d",
+           (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
     TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
     return plan->validate && plan->model->device.type == ATTN_DEVICE_CPU
                ? check_positions(plan, rope, error)
@@ -163,19 +152,14 @@ attn_status step_check_lists(const attn_plan *plan, const struct step *step,
     const struct attn_io_index_lists *given =
         (const struct attn_io_index_lists *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     const int64_t entries = layer->lists->max_entries, groups = lists_per_token(layer);
-    if (given == NULL) {
-        return FAIL("attn_io_index_lists",
-                    "the layer's attn_index_lists needs attn_io_index_lists on the run");
-    }
-    if (given->indices == NULL && plan->num_tokens > 0) {
-        return FAIL("indices", "indices of attn_io_index_lists is NULL");
-    }
-    if (given->lengths == NULL && layer->lists->has_lengths && plan->num_tokens > 0) {
-        return FAIL("lengths", "lengths is NULL, and the layer says has_lengths");
-    }
-    if (given->lengths != NULL && !layer->lists->has_lengths) {
-        return FAIL("lengths", "lengths is given, and the layer does not say has_lengths");
-    }
+    FAIL_IF(given == NULL, "attn_io_index_lists",
+            "the layer's attn_index_lists needs attn_io_index_lists on the run");
+    FAIL_IF(given->indices == NULL && plan->num_tokens > 0, "indices",
+            "indices of attn_io_index_lists is NULL");
+    FAIL_IF(given->lengths == NULL && layer->lists->has_lengths && plan->num_tokens > 0, "lengths",
+            "lengths is NULL, and the layer says has_lengths");
+    FAIL_IF(given->lengths != NULL && !layer->lists->has_lengths, "lengths",
+            "lengths is given, and the layer does not say has_lengths");
     const struct {
         const char *field;
         bool is_read;
@@ -184,10 +168,9 @@ attn_status step_check_lists(const attn_plan *plan, const struct step *step,
                    {"group_stride", groups > 1, given->group_stride, entries},
                    {"length_stride", given->lengths != NULL, given->length_stride, groups}};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++) {
-        if (strides[i].is_read && strides[i].found < strides[i].least) {
-            return BAD(strides[i].field, "%s is %lld; %lld or more elements", strides[i].field,
-                       (long long)strides[i].found, (long long)strides[i].least);
-        }
+        BAD_IF(strides[i].is_read && strides[i].found < strides[i].least, strides[i].field,
+               "%s is %lld; %lld or more elements", strides[i].field, (long long)strides[i].found,
+               (long long)strides[i].least);
     }
     return plan->validate ? validate_index_lists(plan, step, given, error) : ATTN_OK;
 }

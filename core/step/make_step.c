@@ -44,19 +44,17 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     }
     if (served->instance->kernels.schedule_size != NULL) {
         TRY(error_relay(error, served->instance->kernels.schedule_size(&args, size, &why), &why));
-        if (size->host_bytes > MAX_SCHEDULE || size->device_bytes > MAX_SCHEDULE ||
-            size->scratch_bytes > MAX_SCHEDULE) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "schedule_size",
-                             "%s asks for %zu bytes on the host, %zu on the device and %zu of "
-                             "scratch; %zu are the most",
-                             served->instance->caps->name, size->host_bytes, size->device_bytes,
-                             size->scratch_bytes, MAX_SCHEDULE);
-        }
+        ERROR_IF(size->host_bytes > MAX_SCHEDULE || size->device_bytes > MAX_SCHEDULE ||
+                     size->scratch_bytes > MAX_SCHEDULE,
+                 ATTN_ERROR_PLUGIN, "schedule_size",
+                 "%s asks for %zu bytes on the host, %zu on the device and %zu of scratch; %zu are "
+                 "the most",
+                 served->instance->caps->name, size->host_bytes, size->device_bytes,
+                 size->scratch_bytes, MAX_SCHEDULE);
     }
     schedule->host = runtime_alloc(plan->model->runtime, size->host_bytes);
-    if (schedule->host == NULL && size->host_bytes > 0) {
-        return NO_MEMORY("plan", "%zu bytes of schedule", size->host_bytes);
-    }
+    NO_MEMORY_IF(schedule->host == NULL && size->host_bytes > 0, "plan", "%zu bytes of schedule",
+                 size->host_bytes);
     launch->schedule = schedule;
     return ATTN_OK;
 }
@@ -145,16 +143,12 @@ attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *er
     attn_layer *owner = layer->owner;
     const struct attn_layer_desc *l = layer->desc;
     step->layer = layer;
-    if (layer_has_cache(l) && owner->k_cache.data == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_caches", "layer '%s' has no %s bound",
-                         owner->desc->name,
-                         owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
-    }
-    if (layer->needed_params != NULL && layer->params == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                         "layer '%s' has %s and no parameters bound", l->name,
-                         layer->needed_params);
-    }
+    ERROR_IF(layer_has_cache(l) && owner->k_cache.data == NULL, ATTN_ERROR_ORDER,
+             "layer_bind_caches", "layer '%s' has no %s bound", owner->desc->name,
+             owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
+    ERROR_IF(layer->needed_params != NULL && layer->params == NULL, ATTN_ERROR_ORDER,
+             "layer_bind_params", "layer '%s' has %s and no parameters bound", l->name,
+             layer->needed_params);
     describe_tensors(step);
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         step->parts[phase] = 1u << PART_MAIN;
@@ -171,12 +165,10 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
     const struct attn_layer_desc *l = layer->desc;
     const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
     const int32_t group = output_group(l->output_form);
-    if ((int64_t)step->out.heads * step->out.head_size % group != 0) {
-        return BAD("output_form",
-                   "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld",
-                   l->name, name_of(ATTN_NAMES_OUTPUT_FORM, l->output_form), group,
-                   (long long)step->out.heads, (long long)step->out.head_size);
-    }
+    BAD_IF((int64_t)step->out.heads * step->out.head_size % group != 0, "output_form",
+           "layer '%s': %s has a scale for %d columns, and the output %lld heads of %lld", l->name,
+           name_of(ATTN_NAMES_OUTPUT_FORM, l->output_form), group, (long long)step->out.heads,
+           (long long)step->out.head_size);
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         for (int32_t part = 0; part < PART_COUNT; part++) {
             if (step->parts[phase] >> part & 1) {

@@ -20,19 +20,17 @@ attn_status plan_check_area(const attn_plan *plan, const struct step *step, doub
     return bytes <= MAX_AREA
                ? ATTN_OK
                : error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
-                           "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may "
-                           "take %g bytes, and %g are the most",
+                           "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may take "
+                           "%g bytes, and %g are the most",
                            plan->limits.max_num_tokens, heads, ranks, bytes, MAX_AREA);
 }
 
 static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
 {
-    if (plan->num_integers > MAX_INTEGERS) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
-                         "%d requests of %d tokens take %lld integers in a plan; at most %d",
-                         plan->limits.max_num_reqs, plan->limits.max_num_tokens,
-                         (long long)plan->num_integers, MAX_INTEGERS);
-    }
+    ERROR_IF(plan->num_integers > MAX_INTEGERS, ATTN_ERROR_LIMIT, "max_num_reqs",
+             "%d requests of %d tokens take %lld integers in a plan; at most %d",
+             plan->limits.max_num_reqs, plan->limits.max_num_tokens, (long long)plan->num_integers,
+             MAX_INTEGERS);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         TRY(plan_check_area(plan, &plan->steps[i], 1, 1, error));
     }
@@ -179,9 +177,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     plan->schedules = arena_array(&plan->arena, calls, sizeof *plan->schedules);
     plan->step_of_slot =
         arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->step_of_slot);
-    if (plan->arena.failed) {
-        return NO_MEMORY("plan", "the plan");
-    }
+    NO_MEMORY_IF(plan->arena.failed, "plan", "the plan");
     for (int32_t i = 0; i < plan->num_steps; i++) {
         plan->step_of_slot[i] = &plan->steps[i];
     }
@@ -217,18 +213,13 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
                         attn_plan **out, struct attn_error *error)
 {
-    if (out == NULL) {
-        return BAD("plan", "plan is NULL");
-    }
+    BAD_IF(out == NULL, "plan", "plan is NULL");
     *out = NULL;
-    if (model == NULL || group < 0 || group >= model->num_groups) {
-        return BAD("group", "model %p, group %d; the model has %d block-table groups",
-                   (void *)model, group, model != NULL ? model->num_groups : 0);
-    }
+    BAD_IF(model == NULL || group < 0 || group >= model->num_groups, "group",
+           "model %p, group %d; the model has %d block-table groups", (void *)model, group,
+           model != NULL ? model->num_groups : 0);
     attn_plan *plan = runtime_alloc(model->runtime, sizeof *plan);
-    if (plan == NULL) {
-        return NO_MEMORY("plan", "the plan");
-    }
+    NO_MEMORY_IF(plan == NULL, "plan", "the plan");
     arena_init(&plan->arena, &model->runtime->host);
     plan->model = model;
     plan->group = group;
@@ -275,10 +266,8 @@ void plan_destroy(attn_plan *plan)
 attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspace,
                            struct attn_error *error)
 {
-    if (plan == NULL || workspace == NULL) {
-        return BAD("plan", "plan %p, workspace %p; neither may be NULL", (const void *)plan,
-                   (void *)workspace);
-    }
+    BAD_IF(plan == NULL || workspace == NULL, "plan", "plan %p, workspace %p; neither may be NULL",
+           (const void *)plan, (void *)workspace);
     const struct attn_workspace answer = {.struct_size = sizeof answer,
                                           .bytes =
                                               plan->layout.own_bytes + plan->layout.scratch_bytes,
@@ -298,10 +287,8 @@ static attn_status check_parts(const attn_plan *plan, const struct attn_workspac
                    : error_set(error, ATTN_ERROR_WORKSPACE, "bytes",
                                "%zu bytes; the plan needs %zu", given->bytes, own + scratch);
     }
-    if ((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0) {
-        return BAD("scratch", "scratch %p; an address that is a multiple of %d", given->scratch,
-                   WORKSPACE_ALIGNMENT);
-    }
+    BAD_IF((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0, "scratch",
+           "scratch %p; an address that is a multiple of %d", given->scratch, WORKSPACE_ALIGNMENT);
     return given->bytes >= given->scratch_bytes && given->scratch_bytes >= scratch &&
                    given->bytes - given->scratch_bytes >= own
                ? ATTN_OK
@@ -316,10 +303,9 @@ attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *wo
 {
     struct attn_workspace read;
     TRY(struct_read(&read, ABI_WORKSPACE, workspace, error));
-    if (plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0) {
-        return BAD("workspace", "plan %p, workspace %p; an address that is a multiple of %d",
-                   (void *)plan, read.memory, WORKSPACE_ALIGNMENT);
-    }
+    BAD_IF(plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0,
+           "workspace", "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
+           read.memory, WORKSPACE_ALIGNMENT);
     TRY(check_parts(plan, &read, error));
     TRY(address_check_device(plan->model, read.device, "workspace", error));
     TRY(address_ask(plan->model, read.memory, "workspace", error));

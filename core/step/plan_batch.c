@@ -147,11 +147,8 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
     if (bytes == 0) {
         return ATTN_OK;
     }
-    if (instance->kernels.copy == NULL) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy",
-                         "%s has no copy kernel, which a composed step needs",
-                         instance->caps->name);
-    }
+    ERROR_IF(instance->kernels.copy == NULL, ATTN_ERROR_UNSUPPORTED, "copy",
+             "%s has no copy kernel, which a composed step needs", instance->caps->name);
     const struct attn_copy_args args = {
         KERNEL_ARGS(instance, stream), .destination = plan->workspace + plan->layout.integers,
         .source = plan->integers, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE};
@@ -258,9 +255,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, i
 attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *stream,
                        struct attn_error *error)
 {
-    if (plan == NULL) {
-        return BAD("plan", "plan is NULL");
-    }
+    BAD_IF(plan == NULL, "plan", "plan is NULL");
     plan->capturing = false;
     return plan_steps(plan, batch, ATTN_PLAN_EAGER, false, stream, error);
 }
@@ -268,13 +263,10 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
 attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch, void *stream,
                        struct attn_error *error)
 {
-    if (plan == NULL || mode < ATTN_PLAN_CAPTURE || mode > ATTN_PLAN_IN_GRAPH) {
-        return BAD("mode", "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
-    }
-    if (!plan->graph) {
-        return error_set(error, ATTN_ERROR_ORDER, "graph",
-                         "the plan was made without attn_plan_options.graph");
-    }
+    BAD_IF(plan == NULL || mode < ATTN_PLAN_CAPTURE || mode > ATTN_PLAN_IN_GRAPH, "mode",
+           "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
+    ERROR_IF(!plan->graph, ATTN_ERROR_ORDER, "graph",
+             "the plan was made without attn_plan_options.graph");
     plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
         plan->stream = stream;
@@ -283,9 +275,8 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
                                                "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
     struct captured *captured = &plan->captured;
-    if (mode == ATTN_PLAN_REPLAY && !captured->there) {
-        return error_set(error, ATTN_ERROR_ORDER, "mode", "REPLAY comes after CAPTURE");
-    }
+    ERROR_IF(mode == ATTN_PLAN_REPLAY && !captured->there, ATTN_ERROR_ORDER, "mode",
+             "REPLAY comes after CAPTURE");
     attn_status status = plan_steps(plan, batch, mode, false, stream, error);
     const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
                                  plan->given.num_tokens};
@@ -312,11 +303,9 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                                     struct attn_error *error)
 {
     struct attn_batch batch, read;
-    if (plan == NULL || source == NULL || source->ready == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "source",
-                         "plan %p, source %p; the source has to be planned", (void *)plan,
-                         (const void *)source);
-    }
+    ERROR_IF(plan == NULL || source == NULL || source->ready == NULL, ATTN_ERROR_ORDER, "source",
+             "plan %p, source %p; the source has to be planned", (void *)plan,
+             (const void *)source);
     TRY(struct_read(&read, ABI_BATCH, tables, error));
     bool same = plan == source || (plan->ready != NULL && plan->source == source &&
                                    plan->source_serial == source->serial);

@@ -10,10 +10,8 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     const struct attn_limits *limits = &plan->limits;
     TRY(check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error));
     TRY(check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error));
-    if (b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens) {
-        return BAD("num_actual_tokens", "num_actual_tokens is %d; 0 to num_tokens, %d",
-                   b->num_actual_tokens, b->num_tokens);
-    }
+    BAD_IF(b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens, "num_actual_tokens",
+           "num_actual_tokens is %d; 0 to num_tokens, %d", b->num_actual_tokens, b->num_tokens);
     TRY(check_limit("max_query_len", b->max_query_len, limits->max_query_len, error));
     TRY(check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error));
     const uint32_t known =
@@ -27,25 +25,19 @@ static attn_status check_queries(struct attn_batch *b, struct attn_error *error)
 {
     const int32_t *start = b->query_start_loc_host;
     int32_t longest = 0;
-    if (start == NULL || b->query_start_loc == NULL) {
-        return BAD("query_start_loc",
-                   "query_start_loc %p, query_start_loc_host %p; both are required",
-                   (const void *)b->query_start_loc, (const void *)start);
-    }
+    BAD_IF(start == NULL || b->query_start_loc == NULL, "query_start_loc",
+           "query_start_loc %p, query_start_loc_host %p; both are required",
+           (const void *)b->query_start_loc, (const void *)start);
     TRY(check_starts(&(struct starts){"", "query_start_loc"}, start, b->num_reqs, error));
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t length = start[r + 1] - start[r];
         longest = length > longest ? length : longest;
     }
-    if (b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens) {
-        return BAD("query_start_loc",
-                   "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree", b->num_reqs,
-                   start[b->num_reqs], b->num_actual_tokens);
-    }
-    if (b->max_query_len > 0 && b->max_query_len < longest) {
-        return BAD("max_query_len", "max_query_len is %d and a request has %d queries",
-                   b->max_query_len, longest);
-    }
+    BAD_IF(b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens, "query_start_loc",
+           "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree", b->num_reqs,
+           start[b->num_reqs], b->num_actual_tokens);
+    BAD_IF(b->max_query_len > 0 && b->max_query_len < longest, "max_query_len",
+           "max_query_len is %d and a request has %d queries", b->max_query_len, longest);
     b->max_query_len = b->max_query_len > 0 ? b->max_query_len : longest;
     return ATTN_OK;
 }
@@ -73,9 +65,8 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
     }
     struct attn_batch_table own = own_table(b);
     if (owner->desc->kind == ATTN_LAYER_CROSS) { /* their keys are the encoder's */
-        if (b->encoder_seq_lens == NULL) {
-            return BAD("encoder_seq_lens", "a cross layer needs encoder_seq_lens");
-        }
+        BAD_IF(b->encoder_seq_lens == NULL, "encoder_seq_lens",
+               "a cross layer needs encoder_seq_lens");
         own.seq_lens = b->encoder_seq_lens;
         own.seq_lens_host = b->encoder_seq_lens_host;
         own.max_seq_len = b->max_encoder_seq_len;

@@ -30,11 +30,9 @@ attn_status batch_order(const struct attn_batch_order *requests, int32_t *order,
     struct attn_batch_order r;
     int32_t count = 0;
     TRY(struct_read(&r, ABI_BATCH_ORDER, requests, error));
-    if (r.query_lens == NULL || r.seq_lens == NULL || order == NULL || moved == NULL) {
-        return BAD(
-            "attn_batch_order", "query_lens %p, seq_lens %p, order %p, moved %p; none may be NULL",
-            (const void *)r.query_lens, (const void *)r.seq_lens, (void *)order, (void *)moved);
-    }
+    BAD_IF(r.query_lens == NULL || r.seq_lens == NULL || order == NULL || moved == NULL,
+           "attn_batch_order", "query_lens %p, seq_lens %p, order %p, moved %p; none may be NULL",
+           (const void *)r.query_lens, (const void *)r.seq_lens, (void *)order, (void *)moved);
     *moved = 0;
     for (int32_t wanted = DECODE; wanted <= PREFILL; wanted++) {
         for (int32_t i = 0; i < r.num_reqs; i++) {
@@ -67,8 +65,8 @@ static attn_status read_keys(const struct attn_rank_keys *given, struct attn_ran
                    keys->interleave > 0
                ? ATTN_OK
                : BAD("rank",
-                     "rank %d of %d, interleave %d; a rank below their number, and an "
-                     "interleave of 0 (1) or above",
+                     "rank %d of %d, interleave %d; a rank below their number, and an interleave "
+                     "of 0 (1) or above",
                      keys->rank, keys->world_size, keys->interleave);
 }
 
@@ -77,10 +75,8 @@ attn_status context_parallel_length(const struct attn_rank_keys *given, int32_t 
 {
     struct attn_rank_keys keys;
     TRY(read_keys(given, &keys, error));
-    if (length < 0 || local == NULL) {
-        return BAD("length", "length %d, local %p; 0 or above, and a place for the answer", length,
-                   (void *)local);
-    }
+    BAD_IF(length < 0 || local == NULL, "length",
+           "length %d, local %p; 0 or above, and a place for the answer", length, (void *)local);
     *local = local_keys(length, keys.rank, keys.world_size, keys.interleave);
     return ATTN_OK;
 }
@@ -90,13 +86,12 @@ attn_status context_parallel_slots(const struct attn_rank_keys *given, int64_t *
 {
     struct attn_rank_keys k;
     TRY(read_keys(given, &k, error));
-    if (k.positions == NULL || k.block_row == NULL || slots == NULL || k.num_positions < 0 ||
-        k.block_size <= 0 || k.block_size % k.interleave != 0) {
-        return BAD("interleave",
-                   "%lld positions, block_size %d, interleave %d; the interleave must "
-                   "divide the block size, and nothing may be NULL",
-                   (long long)k.num_positions, k.block_size, k.interleave);
-    }
+    BAD_IF(k.positions == NULL || k.block_row == NULL || slots == NULL || k.num_positions < 0 ||
+               k.block_size <= 0 || k.block_size % k.interleave != 0,
+           "interleave",
+           "%lld positions, block_size %d, interleave %d; the interleave must divide the block "
+           "size, and nothing may be NULL",
+           (long long)k.num_positions, k.block_size, k.interleave);
     int64_t virtual_block = (int64_t)k.block_size * k.world_size;
     for (int64_t i = 0; i < k.num_positions; i++) {
         int64_t offset = k.positions[i] % virtual_block;

@@ -39,47 +39,37 @@ attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t num
     TRY(page_lists_read(plan, number, b->num_reqs, t, error));
     for (int32_t r = 0; t->seq_lens_host != NULL && r < b->num_reqs; r++) {
         const int32_t length = t->seq_lens_host[r], queries = start[r + 1] - start[r];
-        if (length < 0 || (exact && length != 0 && length < queries)) {
-            return BAD(FIELD(lens_field), "%s%s[%d] is %d and the request has %d queries; %s",
-                       where, lens_field, r, length, queries,
-                       exact ? "the lengths count the step's own tokens" : "0 or above");
-        }
+        BAD_IF(length < 0 || (exact && length != 0 && length < queries), FIELD(lens_field),
+               "%s%s[%d] is %d and the request has %d queries; %s", where, lens_field, r, length,
+               queries, exact ? "the lengths count the step's own tokens" : "0 or above");
         longest = length > longest ? length : longest;
     }
-    if (own && !cross && most > 0 && longest > most) {
-        return error_set(error, ATTN_ERROR_LIMIT, "seq_lens_host",
-                         "a request has %d keys in seq_lens_host; 0 to %d, the plan's max_seq_len",
-                         longest, most);
-    }
-    if (t->max_seq_len != 0 && t->max_seq_len < longest) {
-        return BAD(FIELD(most_field), "%s%s is %d and a request has %d keys", where, most_field,
-                   t->max_seq_len, longest);
-    }
+    ERROR_IF(own && !cross && most > 0 && longest > most, ATTN_ERROR_LIMIT, "seq_lens_host",
+             "a request has %d keys in seq_lens_host; 0 to %d, the plan's max_seq_len", longest,
+             most);
+    BAD_IF(t->max_seq_len != 0 && t->max_seq_len < longest, FIELD(most_field),
+           "%s%s is %d and a request has %d keys", where, most_field, t->max_seq_len, longest);
     if (t->max_seq_len == 0) {
         t->max_seq_len = t->seq_lens_host != NULL
                              ? longest
                              : (most + made->tokens_per_row - 1) / made->tokens_per_row;
     }
     TRY(own ? check_limit(most_field, t->max_seq_len, most, error) : ATTN_OK);
-    if (b->num_reqs > 0 && (t->seq_lens == NULL || t->block_table == NULL)) {
-        return BAD(FIELD("block_table"),
-                   "%sseq_lens %p, block_table %p; a layer with a cache needs both", where,
-                   (const void *)t->seq_lens, (const void *)t->block_table);
-    }
+    BAD_IF(b->num_reqs > 0 && (t->seq_lens == NULL || t->block_table == NULL), FIELD("block_table"),
+           "%sseq_lens %p, block_table %p; a layer with a cache needs both", where,
+           (const void *)t->seq_lens, (const void *)t->block_table);
     t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
-    if (t->block_table_row == NULL && t->block_table_rows < b->num_reqs) {
-        return BAD(FIELD("block_table_rows"),
-                   "%s%lld rows and %d requests; each has a row of its own without block_table_row",
-                   where, (long long)t->block_table_rows, b->num_reqs);
-    }
+    BAD_IF(t->block_table_row == NULL && t->block_table_rows < b->num_reqs,
+           FIELD("block_table_rows"),
+           "%s%lld rows and %d requests; each has a row of its own without block_table_row", where,
+           (long long)t->block_table_rows, b->num_reqs);
     const int64_t keys = own ? t->max_seq_len : longest, in_block = made->rows_per_entry;
     const int64_t blocks = (keys + in_block - 1) / in_block;
-    if (t->seq_lens_host != NULL && b->num_reqs > 0 && t->block_table_stride < blocks) {
-        return BAD(FIELD("block_table_stride"),
-                   "%srows of %lld entries; a request has %lld keys, %lld blocks of %lld", where,
-                   (long long)t->block_table_stride, (long long)keys, (long long)blocks,
-                   (long long)in_block);
-    }
+    BAD_IF(t->seq_lens_host != NULL && b->num_reqs > 0 && t->block_table_stride < blocks,
+           FIELD("block_table_stride"),
+           "%srows of %lld entries; a request has %lld keys, %lld blocks of %lld", where,
+           (long long)t->block_table_stride, (long long)keys, (long long)blocks,
+           (long long)in_block);
     return t->num_slots < 0 || (t->num_slots > 0 && t->slot_mapping == NULL)
                ? BAD(FIELD("slot_mapping"), "%s%lld slots at %p", where, (long long)t->num_slots,
                      (const void *)t->slot_mapping)
@@ -88,16 +78,14 @@ attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t num
 
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error)
 {
-    if (batch->num_tables < plan->num_tables ||
-        (batch->num_tables > 0 &&
-         (batch->tables == NULL ||
-          !element_stride_is_good(ABI_BATCH_TABLE, batch->table_stride)))) {
-        return BAD(
-            "tables",
-            "%d tables of %d bytes at %p; the plan's layers need %d, each of %zu to %d bytes",
-            batch->num_tables, batch->table_stride, (const void *)batch->tables, plan->num_tables,
-            abi_structs[ABI_BATCH_TABLE].minimum, MAX_ELEMENT);
-    }
+    BAD_IF(batch->num_tables < plan->num_tables ||
+               (batch->num_tables > 0 &&
+                (batch->tables == NULL ||
+                 !element_stride_is_good(ABI_BATCH_TABLE, batch->table_stride))),
+           "tables",
+           "%d tables of %d bytes at %p; the plan's layers need %d, each of %zu to %d bytes",
+           batch->num_tables, batch->table_stride, (const void *)batch->tables, plan->num_tables,
+           abi_structs[ABI_BATCH_TABLE].minimum, MAX_ELEMENT);
     for (int32_t i = 0; i < plan->num_tables; i++) {
         struct attn_batch_table *table = &plan->tables[0][i];
         TRY(element_read(table, ABI_BATCH_TABLE, batch->tables, batch->table_stride, i, error));
@@ -132,10 +120,9 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
     if (io == NULL || layer->num_further == 0) { /* then it is marked optional */
         return ATTN_OK;
     }
-    if (io->rows == NULL || io->num_rows != layer->num_further) {
-        return FAIL("attn_io_caches", "rows is NULL, or num_rows is not the number of caches that "
-                                      "the layer has beyond those of its kind");
-    }
+    FAIL_IF(io->rows == NULL || io->num_rows != layer->num_further, "attn_io_caches",
+            "rows is NULL, or num_rows is not the number of caches that the layer has beyond those "
+            "of its kind");
     for (int32_t i = 0; i < io->num_rows; i++) {
         const struct attn_tensor *t = io->rows[i];
         const int32_t table = layer->caches[i].table;

@@ -62,11 +62,9 @@ static attn_status validate_slot_list(const int64_t *slots, int64_t count, int64
     const char *field = batch != NULL ? "slot_mapping" : "tables";
     int64_t low = num_slots, high = -1;
     char slot[80];
-    if (count > most) {
-        return BAD(field,
-                   "%lld slots; the cache has %lld, and with padding a step has %lld at most",
-                   (long long)count, (long long)num_slots, (long long)most);
-    }
+    BAD_IF(count > most, field,
+           "%lld slots; the cache has %lld, and with padding a step has %lld at most",
+           (long long)count, (long long)num_slots, (long long)most);
     for (int64_t t = 0; t < count; t++) {
         if (slots[t] >= num_slots) {
             name_slot(slot, sizeof slot, batch, slots, t);
@@ -129,13 +127,12 @@ static attn_status validate_lengths(const struct attn_batch *b, bool cross,
     for (int32_t r = 0; r < b->num_reqs; r++) {
         const int32_t length = b->seq_lens[r];
         const int32_t query_len = b->query_start_loc[r + 1] - b->query_start_loc[r];
-        if (length < 0 || (b->max_seq_len > 0 && length > b->max_seq_len) ||
-            (!cross && length != 0 && length < query_len)) {
-            return BAD("seq_lens",
-                       "request %d has %d keys on the device and %d queries; 0, or from its "
-                       "queries to max_seq_len, %d",
-                       r, length, query_len, b->max_seq_len);
-        }
+        BAD_IF(length < 0 || (b->max_seq_len > 0 && length > b->max_seq_len) ||
+                   (!cross && length != 0 && length < query_len),
+               "seq_lens",
+               "request %d has %d keys on the device and %d queries; 0, or from its queries to "
+               "max_seq_len, %d",
+               r, length, query_len, b->max_seq_len);
     }
     return ATTN_OK;
 }
@@ -157,34 +154,26 @@ static attn_status validate_table(const attn_plan *plan, int32_t number,
         const int64_t row = t->block_table_row != NULL ? t->block_table_row[r] : r;
         const int64_t length = t->seq_lens[r], queries = start[r + 1] - start[r];
         const int64_t last = (length + in_block - 1) / in_block;
-        if (row < 0 || row >= t->block_table_rows) {
-            return BAD(own ? "block_table_row" : "tables",
-                       "%srequest %d has row %lld; the table has rows 0 to %lld", where, r,
-                       (long long)row, (long long)t->block_table_rows - 1);
-        }
-        if (length < 0 || last > t->block_table_stride) {
-            return BAD(own ? "seq_lens" : "tables",
-                       "%srequest %d has %lld keys; a row of %lld blocks of %lld holds %lld", where,
-                       r, (long long)length, (long long)t->block_table_stride, (long long)in_block,
-                       (long long)(t->block_table_stride * in_block));
-        }
+        BAD_IF(row < 0 || row >= t->block_table_rows, own ? "block_table_row" : "tables",
+               "%srequest %d has row %lld; the table has rows 0 to %lld", where, r, (long long)row,
+               (long long)t->block_table_rows - 1);
+        BAD_IF(length < 0 || last > t->block_table_stride, own ? "seq_lens" : "tables",
+               "%srequest %d has %lld keys; a row of %lld blocks of %lld holds %lld", where, r,
+               (long long)length, (long long)t->block_table_stride, (long long)in_block,
+               (long long)(t->block_table_stride * in_block));
         int64_t count;
         const int32_t *entries = table_entries(plan, number, t, r, &count);
-        if (last > count) {
-            return BAD("page_start_loc", "%srequest %d has %lld keys and %lld pages of %lld", where,
-                       r, (long long)length, (long long)count, (long long)in_block);
-        }
+        BAD_IF(last > count, "page_start_loc", "%srequest %d has %lld keys and %lld pages of %lld",
+               where, r, (long long)length, (long long)count, (long long)in_block);
         int64_t begin =
             own && length > 0 ? first_visible_to_any(plan, length - queries) / in_block : 0;
         for (int64_t i = begin; i < last && (queries > 0 || !own); i++) {
             int32_t block = entries[i];
-            if (block < 0 || block >= num_blocks) {
-                return BAD(own ? "block_table" : "tables",
-                           "%srequest %d, position %lld (entry %lld): block %d; the cache of layer "
-                           "'%s' has blocks 0 to %lld",
-                           where, r, (long long)(i * in_block), (long long)i, block,
-                           smallest->desc->name, (long long)num_blocks - 1);
-            }
+            BAD_IF(block < 0 || block >= num_blocks, own ? "block_table" : "tables",
+                   "%srequest %d, position %lld (entry %lld): block %d; the cache of layer '%s' "
+                   "has blocks 0 to %lld",
+                   where, r, (long long)(i * in_block), (long long)i, block, smallest->desc->name,
+                   (long long)num_blocks - 1);
         }
     }
     return ATTN_OK;
@@ -215,10 +204,8 @@ static attn_status validate_prefix(const attn_plan *plan, struct attn_error *err
     const int64_t blocks = b->common_prefix_len / plan->made[0].rows_per_entry;
     const int32_t *first = NULL;
     int32_t first_request = 0;
-    if (b->common_prefix_len < 0) {
-        return BAD("common_prefix_len", "common_prefix_len is %d; 0 or above",
-                   b->common_prefix_len);
-    }
+    BAD_IF(b->common_prefix_len < 0, "common_prefix_len", "common_prefix_len is %d; 0 or above",
+           b->common_prefix_len);
     for (int32_t r = 0; r < b->num_reqs && b->common_prefix_len > 0; r++) {
         int64_t count;
         if (b->query_start_loc[r + 1] == b->query_start_loc[r] || b->seq_lens[r] == 0) {
@@ -226,13 +213,10 @@ static attn_status validate_prefix(const attn_plan *plan, struct attn_error *err
         }
         const int32_t *entries = table_entries(plan, 0, &own, r, &count);
         for (int64_t i = 0; first != NULL && i < blocks && i < count; i++) {
-            if (entries[i] != first[i]) {
-                return BAD("common_prefix_len",
-                           "%d keys are called common, and entry %lld of the block table is %d for "
-                           "request %d and %d for request %d",
-                           b->common_prefix_len, (long long)i, first[i], first_request, entries[i],
-                           r);
-            }
+            BAD_IF(entries[i] != first[i], "common_prefix_len",
+                   "%d keys are called common, and entry %lld of the block table is %d for request "
+                   "%d and %d for request %d",
+                   b->common_prefix_len, (long long)i, first[i], first_request, entries[i], r);
         }
         if (first == NULL) {
             first = entries;
@@ -248,10 +232,9 @@ static attn_status validate_lists(const struct attn_batch *b, struct attn_error 
     const struct starts spans = {"", "span_start_loc", "num_spans", b->num_spans};
     TRY(check_starts(&spans, b->spans != NULL ? b->span_start_loc : NULL, b->num_reqs, error));
     for (int32_t i = 0; b->logits_indices != NULL && i < b->num_logits_indices; i++) {
-        if (b->logits_indices[i] < 0 || b->logits_indices[i] >= b->num_actual_tokens) {
-            return BAD("logits_indices", "logits_indices[%d] is %d; the step has rows 0 to %d", i,
-                       b->logits_indices[i], b->num_actual_tokens - 1);
-        }
+        BAD_IF(b->logits_indices[i] < 0 || b->logits_indices[i] >= b->num_actual_tokens,
+               "logits_indices", "logits_indices[%d] is %d; the step has rows 0 to %d", i,
+               b->logits_indices[i], b->num_actual_tokens - 1);
     }
     return ATTN_OK;
 }
@@ -262,13 +245,12 @@ static attn_status validate_bounds(const struct attn_batch *b, struct attn_error
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t queries = (int64_t)b->query_start_loc[r + 1] - b->query_start_loc[r];
         int64_t most = (int64_t)b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-        if (b->query_start_loc[0] != b->query_start_loc_host[0] || queries < 0 || queries > most) {
-            return BAD("query_start_loc",
-                       "request %d has %lld queries on the device and a bound of %lld on the host; "
-                       "rows begin with %d and %d",
-                       r, (long long)queries, (long long)most, b->query_start_loc[0],
-                       b->query_start_loc_host[0]);
-        }
+        BAD_IF(b->query_start_loc[0] != b->query_start_loc_host[0] || queries < 0 || queries > most,
+               "query_start_loc",
+               "request %d has %lld queries on the device and a bound of %lld on the host; rows "
+               "begin with %d and %d",
+               r, (long long)queries, (long long)most, b->query_start_loc[0],
+               b->query_start_loc_host[0]);
     }
     return ATTN_OK;
 }
@@ -277,10 +259,8 @@ attn_status validate_copy(const char *field, const int32_t *device, const int32_
                           int32_t count, bool bound, struct attn_error *error)
 {
     for (int32_t i = 0; device != NULL && host != NULL && i < count; i++) {
-        if (device[i] > host[i] || (device[i] < host[i] && !bound)) {
-            return BAD(field, "%s[%d] is %d on the device and %d on the host", field, i, device[i],
-                       host[i]);
-        }
+        BAD_IF(device[i] > host[i] || (device[i] < host[i] && !bound), field,
+               "%s[%d] is %d on the device and %d on the host", field, i, device[i], host[i]);
     }
     return ATTN_OK;
 }
@@ -375,11 +355,10 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     rows = rows < tensor->shape[0] ? rows : tensor->shape[0];
     for (int64_t t = 0; t < rows; t++) {
         for (int64_t i = 0; i < heads * dims; i++) {
-            if (is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes,
-                       tensor->dtype)) {
-                return error_set(error, ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name,
-                                 (long long)t, (long long)(i / dims), (long long)(i % dims));
-            }
+            ERROR_IF(
+                is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes, tensor->dtype),
+                ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name, (long long)t,
+                (long long)(i / dims), (long long)(i % dims));
         }
     }
     return ATTN_OK;
@@ -406,18 +385,14 @@ attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
             lists->indices + t * lists->token_stride + group * lists->group_stride;
         const int32_t count =
             l->has_lengths ? lists->lengths[t * lists->length_stride + group] : l->max_entries;
-        if (count < 0 || count > l->max_entries) {
-            return BAD("lengths", "layer '%s': lengths[%lld, %lld] is %d; 0 to max_entries, %d",
-                       layer->desc.name, (long long)t, (long long)group, count, l->max_entries);
-        }
+        BAD_IF(count < 0 || count > l->max_entries, "lengths",
+               "layer '%s': lengths[%lld, %lld] is %d; 0 to max_entries, %d", layer->desc.name,
+               (long long)t, (long long)group, count, l->max_entries);
         const int64_t second = find_second(list, sizeof *list, count, 0, end);
-        if (second >= 0) {
-            return BAD(
-                "indices",
-                "layer '%s': indices[%lld, %lld, %lld] is %d, which stands in the list before;"
-                " entries are unique",
-                layer->desc.name, (long long)t, (long long)group, (long long)second, list[second]);
-        }
+        BAD_IF(second >= 0, "indices",
+               "layer '%s': indices[%lld, %lld, %lld] is %d, which stands in the list before; "
+               "entries are unique",
+               layer->desc.name, (long long)t, (long long)group, (long long)second, list[second]);
     }
     return ATTN_OK;
 }
@@ -438,12 +413,10 @@ attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
             }
         }
         seen |= 1u << next;
-        if (tensor->shape[next] > 1 && tensor->strides[next] <= reach) {
-            return BAD(name,
-                       "%s is written, and its stride %lld of dimension %d makes elements share "
-                       "bytes; above %lld",
-                       name, (long long)tensor->strides[next], next, (long long)reach);
-        }
+        BAD_IF(tensor->shape[next] > 1 && tensor->strides[next] <= reach, name,
+               "%s is written, and its stride %lld of dimension %d makes elements share bytes; "
+               "above %lld",
+               name, (long long)tensor->strides[next], next, (long long)reach);
         reach += tensor->shape[next] > 1 ? (tensor->shape[next] - 1) * tensor->strides[next] : 0;
     }
     return ATTN_OK;

@@ -87,10 +87,8 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
     if (!text_is_clean(field, sizeof field)) {
         field[0] = '\0';
     }
-    if (!text_is_clean(message, sizeof message)) {
-        return error_set(error, known, field, "%s, with a text that is not clean UTF-8",
-                         status_text(status));
-    }
+    ERROR_IF(!text_is_clean(message, sizeof message), known, field,
+             "%s, with a text that is not clean UTF-8", status_text(status));
     return message[0] != '\0' ? error_set_text(error, known, field, message)
                               : error_set(error, known, field, "%s (status %d), without a text",
                                           status_text(status), status);

@@ -40,6 +40,23 @@ const char *status_text(attn_status status);
 #define NO_MEMORY(field, ...)                                                                      \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
 
+/* A rule and what is said where it is broken: ends the function with that refusal. */
+#define ERROR_IF(broken, status, field, ...)                                                       \
+    do {                                                                                           \
+        if (broken) {                                                                              \
+            return error_set(error, status, field, __VA_ARGS__);                                   \
+        }                                                                                          \
+    } while (0)
+#define BAD_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
+#define NO_MEMORY_IF(broken, field, ...)                                                           \
+    ERROR_IF(broken, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
+#define FAIL_IF(broken, field, text)                                                               \
+    do {                                                                                           \
+        if (broken) {                                                                              \
+            return FAIL(field, text);                                                              \
+        }                                                                                          \
+    } while (0)
+
 /* Ends the function with the status of a call that fails. */
 #define TRY(call)                                                                                  \
     do {                                                                                           \

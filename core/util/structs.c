@@ -43,17 +43,15 @@ attn_status struct_check(const void *ours, enum abi_id id, const char *layer,
         uint64_t mask = 0;
         if (f->kind == FIELD_INT || f->kind == FIELD_CODE) {
             memcpy(&number, at, sizeof number);
-            if ((number < f->min || number > f->max) &&
-                !(f->kind == FIELD_CODE && number >= ATTN_VENDOR_CODE)) {
-                return BAD(f->name, "%s%s%s%s: %s is %d; allowed are %d to %d", name, mark, whose,
-                           mark, f->name, number, f->min, f->max);
-            }
+            BAD_IF((number < f->min || number > f->max) &&
+                       !(f->kind == FIELD_CODE && number >= ATTN_VENDOR_CODE),
+                   f->name, "%s%s%s%s: %s is %d; allowed are %d to %d", name, mark, whose, mark,
+                   f->name, number, f->min, f->max);
         } else if (f->kind == FIELD_MASK) {
             memcpy(&mask, at, sizeof mask);
-            if (mask >> f->max != 0) {
-                return BAD(f->name, "%s%s%s%s: %s is %#llx; bits from %d on are not known here",
-                           name, mark, whose, mark, f->name, (unsigned long long)mask, f->max);
-            }
+            BAD_IF(mask >> f->max != 0, f->name,
+                   "%s%s%s%s: %s is %#llx; bits from %d on are not known here", name, mark, whose,
+                   mark, f->name, (unsigned long long)mask, f->max);
         }
     }
     return ATTN_OK;
@@ -64,15 +62,11 @@ attn_status struct_read(void *copy, enum abi_id id, const void *source, struct a
     const struct abi_struct *row = &abi_structs[id];
     size_t given = 0;
     memset(copy, 0, row->size);
-    if (source == NULL) {
-        return BAD(row->name, "%s is NULL; a struct is required", row->name);
-    }
+    BAD_IF(source == NULL, row->name, "%s is NULL; a struct is required", row->name);
     memcpy(&given, source, sizeof given);
-    if (given < row->minimum || given > MAX_STRUCT_SIZE) {
-        return error_set(error, ATTN_ERROR_STRUCT_SIZE, row->name,
-                         "%s.struct_size is %zu; allowed are %zu to %d", row->name, given,
-                         row->minimum, MAX_STRUCT_SIZE);
-    }
+    ERROR_IF(given < row->minimum || given > MAX_STRUCT_SIZE, ATTN_ERROR_STRUCT_SIZE, row->name,
+             "%s.struct_size is %zu; allowed are %zu to %d", row->name, given, row->minimum,
+             MAX_STRUCT_SIZE);
     memcpy(copy, source, given < row->size ? given : row->size);
     memcpy(copy, &row->size, sizeof row->size);
     if (row->class == ABI_INPUT || row->class == ABI_OPEN) {
@@ -212,11 +206,10 @@ static attn_status check_size(const struct attn_ext *ext, const struct abi_struc
                               const char *name, struct attn_error *error)
 {
     const size_t minimum = row != NULL ? row->minimum : sizeof(struct attn_ext);
-    if (ext->struct_size < minimum || ext->struct_size > MAX_STRUCT_SIZE) {
-        return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                         "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id,
-                         name, ext->struct_size, minimum, MAX_STRUCT_SIZE);
-    }
+    ERROR_IF(ext->struct_size < minimum || ext->struct_size > MAX_STRUCT_SIZE,
+             ATTN_ERROR_STRUCT_SIZE, name,
+             "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id, name,
+             ext->struct_size, minimum, MAX_STRUCT_SIZE);
     if (row == NULL || abi_structs[row->on].class == ABI_DECLARED) {
         return ATTN_OK;
     }
@@ -242,31 +235,24 @@ attn_status ext_check(const struct attn_ext *next, enum abi_id on, const uint32_
     int32_t length = 0;
     for (const struct attn_ext *ext = next; ext != NULL; ext = ext->next, length++) {
         const struct abi_struct *row = abi_find(ext->id, on);
-        if (length == MAX_CHAIN) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "the extension chain of %s is longer than %d", name, MAX_CHAIN);
-        }
+        ERROR_IF(length == MAX_CHAIN, ATTN_ERROR_EXTENSION, name,
+                 "the extension chain of %s is longer than %d", name, MAX_CHAIN);
         TRY(check_size(ext, row, name, error));
         if (row != NULL && on != ABI_LAYER_DESC) { /* whose errors name the layer */
             TRY(struct_check(ext, (enum abi_id)(row - abi_structs), NULL, error));
         }
-        if (ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS)) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "extension %u of %s has flags %#x; allowed are %u (optional) and "
-                             "hints (the upper half)",
-                             ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
-        }
-        if ((ext->flags & ATTN_EXT_OPTIONAL) == 0 && !is_known(ext->id, on, vendors, num_vendors)) {
-            return error_set(error, ATTN_ERROR_EXTENSION, name,
-                             "extension %u of %s is not known here and not marked optional",
-                             ext->id, name);
-        }
+        ERROR_IF(ext->flags & ~(ATTN_EXT_OPTIONAL | ATTN_FLAG_HINTS), ATTN_ERROR_EXTENSION, name,
+                 "extension %u of %s has flags %#x; allowed are %u (optional) and hints (the upper "
+                 "half)",
+                 ext->id, name, ext->flags, ATTN_EXT_OPTIONAL);
+        ERROR_IF((ext->flags & ATTN_EXT_OPTIONAL) == 0 &&
+                     !is_known(ext->id, on, vendors, num_vendors),
+                 ATTN_ERROR_EXTENSION, name,
+                 "extension %u of %s is not known here and not marked optional", ext->id, name);
         const struct attn_ext *before = next;
         for (int32_t i = 0; i < length; i++, before = before->next) {
-            if (before->id == ext->id) {
-                return error_set(error, ATTN_ERROR_EXTENSION, name,
-                                 "extension %u is twice in the chain of %s", ext->id, name);
-            }
+            ERROR_IF(before->id == ext->id, ATTN_ERROR_EXTENSION, name,
+                     "extension %u is twice in the chain of %s", ext->id, name);
         }
     }
     return ATTN_OK;
@@ -277,12 +263,11 @@ attn_status ext_check_readers(const struct attn_ext *next, enum abi_id on, uint6
 {
     for (; next != NULL; next = next->next) {
         const struct abi_struct *row = abi_find(next->id, on);
-        if (row != NULL && row->reader != NULL && !(next->flags & ATTN_EXT_OPTIONAL) &&
-            !(reads >> (row - &abi_structs[ABI_FIRST_EXT]) & 1)) {
-            return BAD(row->name, "%s%s%s%s is given; only a layer with %s reads it",
-                       layer != NULL ? "layer '" : "", layer != NULL ? layer : "",
-                       layer != NULL ? "': " : "", row->name, row->reader);
-        }
+        BAD_IF(row != NULL && row->reader != NULL && !(next->flags & ATTN_EXT_OPTIONAL) &&
+                   !(reads >> (row - &abi_structs[ABI_FIRST_EXT]) & 1),
+               row->name, "%s%s%s%s is given; only a layer with %s reads it",
+               layer != NULL ? "layer '" : "", layer != NULL ? layer : "",
+               layer != NULL ? "': " : "", row->name, row->reader);
     }
     return ATTN_OK;
 }
@@ -303,12 +288,11 @@ attn_status ext_narrow(const struct attn_ext **next, enum abi_id on, const uint3
         if (!is_known(chain->id, on, vendors, num_vendors)) {
             continue;
         }
-        if (chain->struct_size > sizeof room->bytes - used) {
-            return error_set(error, ATTN_ERROR_EXTENSION, abi_structs[on].name,
-                             "the extensions of %s that are known here take more than %d bytes, "
-                             "which they may not next to one that is not known",
-                             abi_structs[on].name, ATTN_EXT_COPIED_BYTES);
-        }
+        ERROR_IF(chain->struct_size > sizeof room->bytes - used, ATTN_ERROR_EXTENSION,
+                 abi_structs[on].name,
+                 "the extensions of %s that are known here take more than %d bytes, which they may "
+                 "not next to one that is not known",
+                 abi_structs[on].name, ATTN_EXT_COPIED_BYTES);
         struct attn_ext *copy = (struct attn_ext *)(void *)(room->bytes + used);
         memcpy(copy, chain, chain->struct_size);
         used += (chain->struct_size + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) *
