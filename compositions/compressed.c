@@ -32,12 +32,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (layer->compressed == NULL) {
         return ATTN_OK;
     }
-    if (layer->mla == NULL || layer->cp != NULL || layer->lists != NULL) {
-        return layer_refuse_extension(layer,
-                                      layer->mla == NULL  ? "attn_compressed_rows"
-                                      : layer->cp != NULL ? "attn_context_parallel"
-                                                          : "attn_index_lists",
-                                      false, error);
+    if (layer->cp != NULL || layer->lists != NULL) {
+        const char *other = layer->cp != NULL ? "attn_context_parallel" : "attn_index_lists";
+        return layer_refuse_extension(layer, other, false, error);
     }
     BAD_IF(layer->mla->absorb_in_core, "absorb_in_core",
            "layer '%s': absorb_in_core is 1 with attn_compressed_rows; 0: queries and output in "

@@ -17,14 +17,8 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     const struct attn_compressor_desc *x = layer->compressor;
     struct attn_layer_desc *l = &layer->desc;
-    if ((l->kind == ATTN_LAYER_DRAFT_COMPRESSOR) != (x != NULL)) {
-        return layer_refuse_extension(layer, "attn_compressor_desc", x == NULL, error);
-    }
     if (x == NULL) {
         return ATTN_OK;
-    }
-    if (layer->cp != NULL) {
-        return layer_refuse_extension(layer, "attn_context_parallel", false, error);
     }
     const int32_t heads = 2 * (1 + x->overlaps);
     BAD_IF(l->num_kv_heads != heads || l->num_q_heads != heads ||
@@ -43,7 +37,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
            "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even number from "
            "2 to head_size %d",
            l->name, x->rotary_dim, x->rope, l->head_size);
-    layer->reads |= ABI_READS(DRAFT_IO_COMPRESSOR);
     layer->is_latent = layer->writes_apart = true;
     l->has_window = 1; /* later rows are pooled of no older states */
     l->window_left = x->tokens_per_row * (1 + x->overlaps) - 1;

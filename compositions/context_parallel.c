@@ -48,7 +48,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct attn_layer_desc *l = &layer->desc;
     int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
-    layer->reads |= ABI_READS(BATCH_CONTEXT);
     TRY(check_ranks(l->name, "decode", layer->cp->decode, error));
     TRY(check_ranks(l->name, "prefill", layer->cp->prefill, error));
     BAD_IF(layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0),

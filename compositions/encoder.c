@@ -27,7 +27,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_mm_encoder_quant *q = layer->mm_quant;
-    layer->reads |= ABI_READS(DRAFT_MM_ENCODER_STATE);
     BAD_IF(q->fp8 && l->encoder != ATTN_ENCODER_MULTIMODAL, "fp8",
            "layer '%s': fp8 is 1; a multimodal encoder is needed", l->name);
     BAD_IF(q->padded_head_size > 0 &&

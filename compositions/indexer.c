@@ -55,20 +55,13 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_indexer_desc *x = layer->indexer;
     const struct attn_layer_desc *l = &layer->desc;
-    if ((l->kind == ATTN_LAYER_DRAFT_INDEXER) != (x != NULL)) {
-        return layer_refuse_extension(layer, "attn_indexer_desc", x == NULL, error);
-    }
     if (x == NULL) {
         return ATTN_OK;
-    }
-    if (layer->cp != NULL) {
-        return layer_refuse_extension(layer, "attn_context_parallel", false, error);
     }
     x->num_groups = x->num_groups == 0 ? 1 : x->num_groups;
     x->tokens_per_row = x->tokens_per_row == 0 ? 1 : x->tokens_per_row;
     x->rows_per_entry = x->rows_per_entry == 0 ? 1 : x->rows_per_entry;
     TRY(check_together(l, x, error));
-    layer->reads |= ABI_READS(DRAFT_IO_INDEXER);
     layer->is_latent = layer->writes_apart = true;
     layer->tokens_per_row = x->tokens_per_row;
     /* another table than those of layers whose rows hold other numbers of tokens */

@@ -21,19 +21,15 @@ bool mla_per_head(const attn_layer *layer)
 attn_status mla_resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_layer_desc *l = &layer->desc;
-    layer->is_latent = layer->mla != NULL;
-    if ((l->kind == ATTN_LAYER_MLA) != layer->is_latent) {
-        return layer_refuse_extension(layer, "attn_mla_desc", !layer->is_latent, error);
-    }
-    if (!layer->is_latent) {
+    if (layer->mla == NULL) {
         return ATTN_OK;
     }
+    layer->is_latent = true;
     const bool is_sparse = layer->mla->topk > 0;
     layer->kernel = is_sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
     layer->writes_apart = true; /* prefill attends no cache */
     layer->out_apart |= layer->mla->absorb_in_core != 0;
     const struct attn_mla_desc *m = layer->mla;
-    layer->reads |= ABI_READS(MLA_WEIGHTS) | ABI_READS(IO_MLA);
     BAD_IF(m->weight_dtype != ATTN_DTYPE_MXFP4 &&
                (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES),
            "weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)", l->name,

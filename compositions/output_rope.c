@@ -19,9 +19,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     if (rope == NULL) {
         return ATTN_OK;
     }
-    if (l->kind != ATTN_LAYER_DECODER && l->kind != ATTN_LAYER_MLA) {
-        return layer_refuse_extension(layer, "attn_output_rope", false, error);
-    }
     const bool latent = layer->mla != NULL && !layer->mla->absorb_in_core;
     const int32_t size = latent               ? layer->mla->kv_lora_rank
                          : l->head_size_v > 0 ? l->head_size_v
@@ -30,7 +27,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
            "layer '%s': attn_output_rope has rotary_dim %d; an even number up to the %d dims of an "
            "output row",
            l->name, rope->rotary_dim, size);
-    layer->reads |= ABI_READS(DRAFT_IO_OUTPUT_ROPE);
     return ATTN_OK;
 }
 

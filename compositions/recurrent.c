@@ -102,26 +102,14 @@ static attn_status check_ring(const struct layer *layer, struct attn_error *erro
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
-    layer->has_states = layer->gdn != NULL;
-    if ((layer->desc.kind == ATTN_LAYER_RECURRENT) != layer->has_states) {
-        return layer_refuse_extension(layer, "attn_recurrent_desc", !layer->has_states, error);
+    if (layer->gdn == NULL) {
+        return ATTN_OK;
     }
-    if (!layer->has_states) {
-        return layer->rule == NULL && layer->norm == NULL
-                   ? ATTN_OK
-                   : layer_refuse_extension(
-                         layer, layer->rule != NULL ? "attn_recurrent_rule" : "attn_recurrent_norm",
-                         false, error);
-    }
+    layer->has_states = true;
     layer->kernel = ATTN_KERNEL_RECURRENT;
-    layer->reads &= ~ABI_READS(IO_CACHES);
-    layer->reads |=
-        (layer->caches != NULL ? ABI_READS(DRAFT_BATCH_REPLAY) : 0) | ABI_READS(RECURRENT_WEIGHTS) |
-        ABI_READS(BATCH_RECURRENT) | ABI_READS(IO_RECURRENT) |
-        (layer->rule != NULL ? ABI_READS(DRAFT_RECURRENT_SKIP) : 0) |
-        (layer->norm != NULL
-             ? ABI_READS(DRAFT_RECURRENT_NORM_WEIGHT) | ABI_READS(DRAFT_IO_RECURRENT_GATE)
-             : 0);
+    if (layer->caches != NULL) { /* a ring, of which batches bring the counts and runs no rows */
+        layer->reads ^= ABI_READS(IO_CACHES) | ABI_READS(DRAFT_BATCH_REPLAY);
+    }
     const struct attn_layer_desc *l = &layer->desc;
     struct attn_recurrent_desc *g = layer->gdn;
     BAD_IF(g->num_v_heads % g->num_k_heads != 0, "num_v_heads",

@@ -104,6 +104,8 @@ static attn_status copy_caches(struct arena *arena, struct layer *layer, struct 
     return ATTN_OK;
 }
 
+#define KIND(name) (1u << ATTN_LAYER_##name)
+
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
@@ -113,29 +115,41 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     layer->desc.next = ext_copy_chain(arena, next, ABI_LAYER_DESC, true);
     NO_MEMORY_IF(arena->failed, "layers", "a layer");
     const struct {
-        uint32_t id;
+        enum abi_id id;
         void *pointer;
-    } own[] = {{ATTN_EXT_MLA_DESC, &layer->mla},
-               {ATTN_EXT_RECURRENT_DESC, &layer->gdn},
-               {ATTN_EXT_DRAFT_RECURRENT_RULE, &layer->rule},
-               {ATTN_EXT_DRAFT_RECURRENT_NORM, &layer->norm},
-               {ATTN_EXT_DRAFT_INDEXER_DESC, &layer->indexer},
-               {ATTN_EXT_CONTEXT_PARALLEL, &layer->cp},
-               {ATTN_EXT_DRAFT_MM_ENCODER, &layer->mm_quant},
-               {ATTN_EXT_DRAFT_INDEX_LISTS, &layer->lists},
-               {ATTN_EXT_DRAFT_COMPRESSED_ROWS, &layer->compressed},
-               {ATTN_EXT_DRAFT_COMPRESSOR_DESC, &layer->compressor},
-               {ATTN_EXT_DRAFT_OUTPUT_ROPE, &layer->output_rope},
-               {ATTN_EXT_LAYER_CACHES, &layer->caches}};
+        uint32_t taken, needed; /* by layers of these kinds */
+        uint64_t reads;         /* what else a layer with it reads */
+    } own[] = {
+        {ABI_MLA_DESC, &layer->mla, KIND(MLA), KIND(MLA),
+         ABI_READS(MLA_WEIGHTS) | ABI_READS(IO_MLA)},
+        {ABI_RECURRENT_DESC, &layer->gdn, KIND(RECURRENT), KIND(RECURRENT),
+         ABI_READS(RECURRENT_WEIGHTS) | ABI_READS(BATCH_RECURRENT) | ABI_READS(IO_RECURRENT)},
+        {ABI_DRAFT_RECURRENT_RULE, &layer->rule, KIND(RECURRENT), 0,
+         ABI_READS(DRAFT_RECURRENT_SKIP)},
+        {ABI_DRAFT_RECURRENT_NORM, &layer->norm, KIND(RECURRENT), 0,
+         ABI_READS(DRAFT_RECURRENT_NORM_WEIGHT) | ABI_READS(DRAFT_IO_RECURRENT_GATE)},
+        {ABI_DRAFT_INDEXER_DESC, &layer->indexer, KIND(DRAFT_INDEXER), KIND(DRAFT_INDEXER),
+         ABI_READS(DRAFT_IO_INDEXER)},
+        {ABI_CONTEXT_PARALLEL, &layer->cp, ~(KIND(DRAFT_INDEXER) | KIND(DRAFT_COMPRESSOR)), 0,
+         ABI_READS(BATCH_CONTEXT)},
+        {ABI_DRAFT_MM_ENCODER, &layer->mm_quant, ~0u, 0, ABI_READS(DRAFT_MM_ENCODER_STATE)},
+        {ABI_DRAFT_INDEX_LISTS, &layer->lists, KIND(DECODER) | KIND(MLA), 0,
+         ABI_READS(DRAFT_IO_INDEX_LISTS)},
+        {ABI_DRAFT_COMPRESSED_ROWS, &layer->compressed, KIND(MLA)},
+        {ABI_DRAFT_COMPRESSOR_DESC, &layer->compressor, KIND(DRAFT_COMPRESSOR),
+         KIND(DRAFT_COMPRESSOR), ABI_READS(DRAFT_IO_COMPRESSOR)},
+        {ABI_DRAFT_OUTPUT_ROPE, &layer->output_rope, KIND(DECODER) | KIND(MLA), 0,
+         ABI_READS(DRAFT_IO_OUTPUT_ROPE)},
+        {ABI_LAYER_CACHES, &layer->caches, ~0u, 0, ABI_READS(IO_CACHES)}};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        const void *copy = ext_find(layer->desc.next, own[i].id);
+        const struct abi_struct *row = &abi_structs[own[i].id];
+        const void *copy = ext_find(layer->desc.next, row->ext_id);
         memcpy(own[i].pointer, &copy, sizeof copy);
-    }
-    for (const struct attn_ext *ext = layer->desc.next; ext != NULL; ext = ext->next) {
-        const struct abi_struct *row = abi_find(ext->id, ABI_LAYER_DESC);
-        if (row != NULL) {
-            TRY(struct_check(ext, (enum abi_id)(row - abi_structs), layer->desc.name, error));
+        if (!((copy != NULL ? own[i].taken : ~own[i].needed) >> layer->desc.kind & 1)) {
+            return layer_refuse_extension(layer, row->name, copy == NULL, error);
         }
+        TRY(copy != NULL ? struct_check(copy, own[i].id, layer->desc.name, error) : ATTN_OK);
+        layer->reads |= copy != NULL ? own[i].reads : 0;
     }
     return copy_caches(arena, layer, error);
 }
@@ -145,10 +159,8 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
     layer->kernel = ATTN_KERNEL_ATTEND;
     layer->attend_size = layer->desc.head_size;
     layer->tokens_per_row = 1;
-    layer->reads = (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
-                   (layer->caches != NULL ? ABI_READS(IO_CACHES) : 0) |
-                   (layer->lists != NULL ? ABI_READS(DRAFT_IO_INDEX_LISTS) : 0) |
-                   (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);
+    layer->reads |= (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
+                    (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);
     for (int32_t i = 0; compositions[i] != NULL; i++) {
         if (compositions[i]->resolve != NULL) {
             TRY(compositions[i]->resolve(layer, error));
@@ -269,9 +281,6 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
     const struct attn_layer_desc *d = &layer->desc;
     if (l == NULL) {
         return ATTN_OK;
-    }
-    if (d->kind != ATTN_LAYER_DECODER && d->kind != ATTN_LAYER_MLA) {
-        return layer_refuse_extension(layer, "attn_index_lists", false, error);
     }
     l->granularity = l->granularity != 0 ? l->granularity : 1;
     BAD_IF(l->granularity < 0 || (l->granularity & (l->granularity - 1)) != 0 ||
