@@ -114,11 +114,10 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
                "request %d has %d queries here; of its %d, rank %d of %d has %d", r, own, lens[r],
                ranks->rank, ranks->world_size, expected);
     }
-    return b->num_reqs == 0 || b->query_start_loc_host[0] == 0
-               ? ATTN_OK
-               : BAD("query_start_loc",
-                     "query_start_loc[0] is %d; 0 where queries are split over ranks",
-                     b->query_start_loc_host[0]);
+    BAD_IF(b->num_reqs != 0 && b->query_start_loc_host[0] != 0, "query_start_loc",
+           "query_start_loc[0] is %d; 0 where queries are split over ranks",
+           b->query_start_loc_host[0]);
+    return ATTN_OK;
 }
 
 /* How many rows each rank has, and where its keys belong among all of them. */

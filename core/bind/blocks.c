@@ -93,12 +93,10 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
         bytes += mine->bytes;
     }
     *count = all.count;
-    return other == NULL || bytes <= stride
-               ? ATTN_OK
-               : BAD("other",
-                     "layer '%s': a block takes %lld bytes, those of the other memory lie %lld "
-                     "bytes apart",
-                     layer->desc->name, (long long)bytes, (long long)stride);
+    BAD_IF(other != NULL && bytes > stride, "other",
+           "layer '%s': a block takes %lld bytes, those of the other memory lie %lld bytes apart",
+           layer->desc->name, (long long)bytes, (long long)stride);
+    return ATTN_OK;
 }
 
 static attn_status check_pairs(attn_model *model, const struct attn_block_transfer *t,
@@ -125,10 +123,9 @@ static attn_status check_pairs(attn_model *model, const struct attn_block_transf
                "pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld", (long long)i,
                (long long)source, (long long)target, (long long)blocks - 1);
     }
-    return (t->other != NULL) == (t->kind != ATTN_COPY_DEVICE_TO_DEVICE)
-               ? ATTN_OK
-               : BAD("other", "kind %d %s memory of the other side", t->kind,
-                     t->other != NULL ? "takes no" : "needs");
+    BAD_IF((t->other != NULL) != (t->kind != ATTN_COPY_DEVICE_TO_DEVICE), "other",
+           "kind %d %s memory of the other side", t->kind, t->other != NULL ? "takes no" : "needs");
+    return ATTN_OK;
 }
 
 static attn_status read_transfer(const attn_model *model,

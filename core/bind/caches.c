@@ -104,11 +104,10 @@ int32_t layer_num_caches(const attn_layer *layer)
 
 static attn_status check_index(const attn_layer *layer, int32_t index, struct attn_error *error)
 {
-    return index >= 0 && index < layer_num_caches(layer)
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_NOT_FOUND, "index",
-                           "layer %p has %d caches; %d is none", (const void *)layer,
-                           layer_num_caches(layer), index);
+    ERROR_IF(index < 0 || index >= layer_num_caches(layer), ATTN_ERROR_NOT_FOUND, "index",
+             "layer %p has %d caches; %d is none", (const void *)layer, layer_num_caches(layer),
+             index);
+    return ATTN_OK;
 }
 
 attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,

@@ -182,12 +182,11 @@ static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *by
              "layer '%s': %s has layout %#x and no page_bytes", layer->desc->name,
              instance->caps->name, (unsigned)layout);
     TRY(error_relay(error, instance->plugin->page_bytes(&args, bytes, &why), &why));
-    return *bytes > 0 && *bytes <= MAX_PAGE
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_PLUGIN, "page_bytes",
-                           "layer '%s': %s says %lld bytes of a block in layout %#x; 1 to %lld",
-                           layer->desc->name, instance->caps->name, (long long)*bytes,
-                           (unsigned)layout, (long long)MAX_PAGE);
+    ERROR_IF(*bytes <= 0 || *bytes > MAX_PAGE, ATTN_ERROR_PLUGIN, "page_bytes",
+             "layer '%s': %s says %lld bytes of a block in layout %#x; 1 to %lld",
+             layer->desc->name, instance->caps->name, (long long)*bytes, (unsigned)layout,
+             (long long)MAX_PAGE);
+    return ATTN_OK;
 }
 
 attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error *error)

@@ -45,10 +45,9 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
               "none for CPU, CUDA, ROCm and oneAPI, whose drivers number them",
               d->name, d->device.type,
               text_is_clean(d->device_namespace, MAX_LABEL) ? d->device_namespace : "?");
-    return struct_check(d, ABI_DEVICE_INFO, NULL, error) == ATTN_OK && d->memory_bytes >= 0
-               ? ATTN_OK
-               : REFUSE("device", "%s: a number of it is negative, or its reserved field is not 0",
-                        d->name);
+    REFUSE_IF(struct_check(d, ABI_DEVICE_INFO, NULL, error) != ATTN_OK || d->memory_bytes < 0,
+              "device", "%s: a number of it is negative, or its reserved field is not 0", d->name);
+    return ATTN_OK;
 }
 
 const struct attn_vendor_code *vendor_code_at(const struct attn_backend_caps *caps, int32_t at)

@@ -184,9 +184,8 @@ attn_status found_init(struct found *found, struct arena *arena, struct attn_err
     *found = (struct found){.arena = arena, .error = ATTN_ERROR_INIT};
     found->devices = arena_array(arena, MAX_DEVICES, sizeof *found->devices);
     found->backends = arena_array(arena, MAX_BACKENDS, sizeof *found->backends);
-    return found->devices != NULL && found->backends != NULL
-               ? ATTN_OK
-               : NO_MEMORY("probe", "what it reports");
+    NO_MEMORY_IF(found->devices == NULL || found->backends == NULL, "probe", "what it reports");
+    return ATTN_OK;
 }
 
 void found_reset(struct found *found)

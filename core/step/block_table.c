@@ -85,11 +85,10 @@ size_t block_table_lay_out(attn_plan *plan, size_t at)
 
 attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
 {
-    return value >= 0 && (most == 0 || value <= most)
-               ? ATTN_OK
-               : error_set(error, value < 0 ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_ERROR_LIMIT, field,
-                           "%s is %lld; 0 to %lld, the plan's limit", field, (long long)value,
-                           (long long)most);
+    ERROR_IF(value < 0 || (most != 0 && value > most),
+             value < 0 ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_ERROR_LIMIT, field,
+             "%s is %lld; 0 to %lld, the plan's limit", field, (long long)value, (long long)most);
+    return ATTN_OK;
 }
 
 attn_status check_starts(const struct starts *s, const int32_t *start, int32_t count,

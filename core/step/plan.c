@@ -17,12 +17,11 @@ attn_status plan_check_area(const attn_plan *plan, const struct step *step, doub
 {
     double heads = step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
     double bytes = parts * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
-    return bytes <= MAX_AREA
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
-                           "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may take "
-                           "%g bytes, and %g are the most",
-                           plan->limits.max_num_tokens, heads, ranks, bytes, MAX_AREA);
+    ERROR_IF(bytes > MAX_AREA, ATTN_ERROR_LIMIT, "max_num_tokens",
+             "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may take %g bytes, and "
+             "%g are the most",
+             plan->limits.max_num_tokens, heads, ranks, bytes, MAX_AREA);
+    return ATTN_OK;
 }
 
 static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
@@ -282,10 +281,9 @@ static attn_status check_parts(const attn_plan *plan, const struct attn_workspac
 {
     const size_t own = plan->layout.own_bytes, scratch = plan->layout.scratch_bytes;
     if (given->scratch == NULL) {
-        return given->bytes >= own + scratch
-                   ? ATTN_OK
-                   : error_set(error, ATTN_ERROR_WORKSPACE, "bytes",
-                               "%zu bytes; the plan needs %zu", given->bytes, own + scratch);
+        ERROR_IF(given->bytes < own + scratch, ATTN_ERROR_WORKSPACE, "bytes",
+                 "%zu bytes; the plan needs %zu", given->bytes, own + scratch);
+        return ATTN_OK;
     }
     BAD_IF((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0, "scratch",
            "scratch %p; an address that is a multiple of %d", given->scratch, WORKSPACE_ALIGNMENT);

@@ -99,12 +99,11 @@ attn_status element_read(void *copy, enum abi_id id, const void *array, int64_t 
     const size_t unknown = find_unknown(source, row->size, given);
     memset(copy, 0, row->size);
     memcpy(copy, source, given < row->size ? given : row->size);
-    return unknown == given
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_STRUCT_SIZE, row->name,
-                           "elements of %zu bytes, and byte %zu of number %d is not 0; this "
-                           "library knows %zu bytes, and an unknown tail has to be all zero",
-                           given, unknown, index, row->size);
+    ERROR_IF(unknown != given, ATTN_ERROR_STRUCT_SIZE, row->name,
+             "elements of %zu bytes, and byte %zu of number %d is not 0; this library knows %zu "
+             "bytes, and an unknown tail has to be all zero",
+             given, unknown, index, row->size);
+    return ATTN_OK;
 }
 
 attn_status struct_write(void *destination, const void *source, enum abi_id id)
