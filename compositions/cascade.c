@@ -88,8 +88,7 @@ static int32_t usable_prefix(const attn_plan *plan)
         return 0;
     }
     for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t context =
-            b->seq_lens_host[r] - (b->query_start_loc_host[r + 1] - b->query_start_loc_host[r]);
+        const int32_t context = b->seq_lens_host[r] - num_queries(b, r);
         prefix = context < prefix ? context : prefix;
     }
     prefix = prefix / block * block;

@@ -94,7 +94,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
              "block_table", "more than 2^31 entries");
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int64_t row = whole->block_table_row != NULL ? whole->block_table_row[r] : r;
-        add_chunks(&chunks, layer, start[r], start[r + 1] - start[r], whole->seq_lens_host[r],
+        add_chunks(&chunks, layer, start[r], num_queries(whole, r), whole->seq_lens_host[r],
                    row * whole->block_table_stride);
     }
     *cut = *whole;

@@ -314,14 +314,14 @@ static attn_status take_local(const attn_plan *plan,
 {
     const struct attn_batch *whole = &plan->given;
     const bool validate = plan->validate && plan->model->device.type == ATTN_DEVICE_CPU;
-    const int32_t *start = whole->query_start_loc_host, *lens = given->local_seq_lens_host;
+    const int32_t *lens = given->local_seq_lens_host;
     int32_t most = whole->max_seq_len;
     BAD_IF(given->max_local_seq_len < 0 || given->max_local_seq_len > most, "max_local_seq_len",
            "max_local_seq_len is %d; 0 to max_seq_len, %d", given->max_local_seq_len, most);
     most = given->max_local_seq_len > 0 ? given->max_local_seq_len : most;
     for (int32_t r = 0; lens != NULL && r < whole->num_reqs; r++) {
         int32_t length = whole->seq_lens_host != NULL ? whole->seq_lens_host[r] : most;
-        int32_t queries = whole->seq_lens_host != NULL ? start[r + 1] - start[r] : 0;
+        int32_t queries = whole->seq_lens_host != NULL ? num_queries(whole, r) : 0;
         int32_t limit = length - queries > 0 ? length - queries : 0;
         limit = limit < most ? limit : most;
         BAD_IF(lens[r] < 0 || lens[r] > limit, "local_seq_lens",
@@ -350,8 +350,7 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
     }
     int32_t *local = plan_take(plan, whole->num_reqs);
     for (int32_t r = 0; r < whole->num_reqs; r++) {
-        int32_t queries = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r];
-        int32_t apart = parallel_plan(plan)->counts_own ? 0 : queries;
+        int32_t apart = parallel_plan(plan)->counts_own ? 0 : num_queries(whole, r);
         local[r] = local_length(plan->steps[0].layer, whole->seq_lens_host[r] - apart);
     }
     view_lens(plan, context, local);
@@ -367,7 +366,7 @@ static bool counts_own(const attn_plan *plan)
     bool counts = !parallel_plan(plan)->split && whole->seq_lens_host != NULL &&
                   ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT) == NULL;
     for (int32_t r = 0; r < whole->num_reqs && counts; r++) {
-        counts = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r] <= 1;
+        counts = num_queries(whole, r) <= 1;
     }
     for (int32_t i = 0; i < plan->num_steps && counts; i++) {
         const struct step *step = &plan->steps[i];

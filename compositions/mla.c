@@ -188,7 +188,7 @@ static void make_identity(attn_plan *plan)
 /* Rows of a request's context that every rank has at most. */
 static int32_t context_of(const attn_plan *plan, const struct attn_batch *view, int32_t r)
 {
-    int32_t queries = view->query_start_loc_host[r + 1] - view->query_start_loc_host[r];
+    int32_t queries = num_queries(view, r);
     int32_t context = view->seq_lens_host[r] - queries;
     if (queries == 0 || context <= 0) {
         return 0;
@@ -209,7 +209,7 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
     key_start[0] = 0;
     for (int32_t i = 0; i < chunk->num_reqs; i++) {
         int32_t r = chunk->first_req + i, most = chunk->start[i + 1] - chunk->start[i];
-        int32_t queries = view->query_start_loc_host[r + 1] - view->query_start_loc_host[r];
+        int32_t queries = num_queries(view, r);
         key_start[i + 1] = key_start[i];
         for (int32_t rank = 0; rank < ranks; rank++) {
             int32_t here = parallel_local_length(layer, view->seq_lens_host[r] - queries, rank) -
@@ -308,9 +308,8 @@ static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
 static attn_status check_order(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *prefill = &plan->prefill;
-    const int32_t *start = prefill->query_start_loc_host;
     for (int32_t r = 0; r < prefill->num_reqs; r++) {
-        int32_t queries = start[r + 1] - start[r];
+        int32_t queries = num_queries(prefill, r);
         BAD_IF(queries > 0 && queries <= plan->decode_threshold, "query_start_loc",
                "request %d has %d queries, a decode, behind request %d, a prefill; MLA with "
                "batch_invariant needs decodes first (batch_order)",

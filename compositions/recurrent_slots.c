@@ -18,10 +18,8 @@ static int32_t drafted_states(const struct layer *layer)
 /* The row that request r starts from. */
 static const int32_t *initial_row(const struct attn_batch_recurrent *states, int32_t r)
 {
-    const int64_t own = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int64_t other = states->initial_slots_stride > 0 ? states->initial_slots_stride : 1;
-    return states->initial_slots != NULL ? states->initial_slots + r * other
-                                         : states->state_slots + r * own;
+    return states->initial_slots != NULL ? states->initial_slots + r * states->initial_slots_stride
+                                         : states->state_slots + r * states->state_slots_stride;
 }
 
 /* Multiples of the interval in (seq_len - query_len, seq_len]. */
@@ -29,10 +27,17 @@ static int32_t num_checkpoints(const struct attn_batch *b,
                                const struct attn_batch_recurrent *states, int32_t interval,
                                int32_t r)
 {
-    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
     return states->checkpoint_slots == NULL
                ? 0
-               : b->seq_lens[r] / interval - (b->seq_lens[r] - queries) / interval;
+               : b->seq_lens[r] / interval - (b->seq_lens[r] - num_queries(b, r)) / interval;
+}
+
+/* Does request r begin with a state? */
+static bool has_initial_state(const struct attn_batch *b, const struct attn_batch_recurrent *states,
+                              int32_t r)
+{
+    return states->has_initial_state != NULL ? states->has_initial_state[r] != 0
+                                             : b->seq_lens[r] > num_queries(b, r);
 }
 
 /* A slot that a request reads or writes in a batch; neither: it is not followed. */
@@ -50,9 +55,8 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
     const struct attn_batch *b = &plan->given;
     const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
     const int32_t *accepted = states->num_accepted_tokens;
-    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int32_t *row = states->state_slots + r * stride;
-    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+    const int32_t *row = states->state_slots + r * states->state_slots_stride;
+    const int32_t queries = num_queries(b, r);
     const int32_t drafted = drafted_states(plan->steps[0].layer->selected);
     const bool all = accepted != NULL && queries <= 1 + drafted;
     const int32_t kept = all ? queries : 1;
@@ -60,11 +64,10 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
         return false;
     }
     if (n < 2) { /* the window's, the state's */
-        const bool reads = states->has_initial_state != NULL ? states->has_initial_state[r] != 0
-                                                             : b->seq_lens[r] > queries;
         const int32_t at = n == 1 && accepted != NULL && drafted > 0 ? accepted[r] - 1 : 0;
-        *use = (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
-                                 initial_row(states, r)[at], reads, false};
+        *use =
+            (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
+                              initial_row(states, r)[at], has_initial_state(b, states, r), false};
         return true;
     }
     if (n < 2 + kept) {
@@ -104,11 +107,8 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
     const int32_t checkpoints = num_checkpoints(&plan->given, states, g->checkpoint_interval, r);
     BAD_IF(accepted < 1 || accepted > 1 + drafted, "num_accepted_tokens", "request %d: %d; 1 to %d",
            r, accepted, 1 + drafted);
-    const int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
-    const int32_t past = replay != NULL ? b->seq_lens[r] - queries : 0;
-    const bool reads =
-        states->has_initial_state != NULL ? states->has_initial_state[r] != 0 : past > 0;
-    if (replay != NULL && reads && b->seq_lens[r] > 0) {
+    if (replay != NULL && has_initial_state(b, states, r) && b->seq_lens[r] > 0) {
+        const int32_t past = b->seq_lens[r] - num_queries(b, r);
         const int32_t rows = layer->caches->caches->block_size - drafted;
         const int32_t most = past < rows ? past : rows - 1;
         BAD_IF(replay->ring_tokens[r] < 0 || replay->ring_tokens[r] > most, "ring_tokens",
@@ -125,12 +125,11 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
 static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
                                   struct attn_error *error)
 {
-    const int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0);
-    const int32_t *start = plan->given.query_start_loc_host;
     struct slot_use use, other;
     for (int32_t r = 0; r < plan->given.num_reqs; r++) {
-        if (start[r + 1] > start[r] && states->state_slots[r * stride] >= 0) {
+        if (num_queries(&plan->given, r) > 0 &&
+            states->state_slots[r * states->state_slots_stride] >= 0) {
             TRY(check_counts(plan, states, r, error));
         }
         for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
@@ -167,15 +166,11 @@ static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
         ring->ring_tokens += first;
         part->ext.next = &ring->ext;
     }
-    part->state_slots += first * (whole->state_slots_stride > 0 ? whole->state_slots_stride : 1);
-    part->has_initial_state =
-        whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
-    part->num_accepted_tokens =
-        whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
-    part->initial_slots = whole->initial_slots != NULL ? initial_row(whole, first) : NULL;
-    part->checkpoint_slots = whole->checkpoint_slots != NULL
-                                 ? whole->checkpoint_slots + first * whole->checkpoint_slots_stride
-                                 : NULL;
+    part->state_slots += first * whole->state_slots_stride;
+    part->has_initial_state = MOVED(whole->has_initial_state, first);
+    part->num_accepted_tokens = MOVED(whole->num_accepted_tokens, first);
+    part->initial_slots = MOVED(whole->initial_slots, first * whole->initial_slots_stride);
+    part->checkpoint_slots = MOVED(whole->checkpoint_slots, first * whole->checkpoint_slots_stride);
     view->next = &part->ext;
 }
 
@@ -194,6 +189,9 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
     *states = *(const struct attn_batch_recurrent *)ext;
     states->ext.struct_size = sizeof *states;
     states->ext.next = NULL;
+    states->state_slots_stride += states->state_slots_stride == 0; /* 0: 1 */
+    states->initial_slots_stride += states->initial_slots_stride == 0;
+    const int32_t row = states->num_accepted_tokens != NULL ? 1 + drafted_states(layer) : 0;
     if (layer->caches != NULL) {
         BAD_IF(replay == NULL || replay->ring_tokens == NULL || plan->given.seq_lens == NULL,
                "attn_batch_replay",
@@ -206,20 +204,12 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
         replay = &parts->rings[0];
         states->ext.next = &replay->ext;
     }
-    BAD_IF(states->state_slots == NULL || states->state_slots_stride < 0 ||
-               (states->num_accepted_tokens != NULL &&
-                (states->state_slots_stride > 0 ? states->state_slots_stride : 1) <
-                    1 + drafted_states(layer)),
-           "state_slots",
+    BAD_IF(states->state_slots == NULL || states->state_slots_stride < row, "state_slots",
            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
            "drafted",
            (const void *)states->state_slots, (long long)states->state_slots_stride,
            1 + drafted_states(layer));
-    BAD_IF(states->initial_slots != NULL &&
-               (states->initial_slots_stride < 0 ||
-                (states->num_accepted_tokens != NULL &&
-                 (states->initial_slots_stride > 0 ? states->initial_slots_stride : 1) <
-                     1 + drafted_states(layer))),
+    BAD_IF(states->initial_slots != NULL && states->initial_slots_stride < row,
            "initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
            (long long)states->initial_slots_stride, 1 + drafted_states(layer));
     BAD_IF(states->checkpoint_slots != NULL && plan->given.seq_lens == NULL, "seq_lens",

@@ -105,7 +105,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
     BAD_IF(b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer)),
            "block_table_row", "must be NULL where slices of the queries share its rows");
     for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t own = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+        int32_t own = num_queries(b, r);
         BAD_IF(lens[r] < 0 || lens[r] > b->seq_lens_host[r], "query_lens_host",
                "query_lens_host[%d] is %d; 0 to the request's %d keys", r, lens[r],
                b->seq_lens_host[r]);

@@ -36,8 +36,7 @@ attn_status layer_make_parts(attn_layer *layer, struct attn_error *error)
         l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink"
         : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
                                       : NULL;
-    FOR_COMPOSED(c, layer->composed_by)
-    {
+    FOR_COMPOSED(c, layer->composed_by) {
         TRY((*c)->bind != NULL ? (*c)->bind(layer, error) : ATTN_OK);
     }
     return ATTN_OK;

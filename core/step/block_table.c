@@ -143,8 +143,8 @@ void own_table_put(struct attn_batch *b, const struct attn_batch_table *t)
 
 void table_cut(struct attn_batch_table *t, int32_t first)
 {
-    t->seq_lens = t->seq_lens != NULL ? t->seq_lens + first : NULL;
-    t->seq_lens_host = t->seq_lens_host != NULL ? t->seq_lens_host + first : NULL;
+    t->seq_lens = MOVED(t->seq_lens, first);
+    t->seq_lens_host = MOVED(t->seq_lens_host, first);
     if (t->block_table_row != NULL) {
         t->block_table_row += first;
     } else if (t->block_table != NULL) {

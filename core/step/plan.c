@@ -167,8 +167,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         plan->num_steps += is_in(plan, layer);
         plan->composed_by |= is_in(plan, layer) ? layer->composed_by : 0;
     }
-    FOR_COMPOSED(c, plan->composed_by)
-    {
+    FOR_COMPOSED(c, plan->composed_by) {
         plan->data[c - compositions] = arena_alloc(&plan->arena, (*c)->plan_bytes);
     }
     size_t calls = (size_t)plan->num_steps * NUM_PHASES * PART_COUNT;
@@ -191,8 +190,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     for (int32_t part = 0; part < PART_COUNT; part++) {
         plan->part_limits[part] = plan->limits;
     }
-    FOR_COMPOSED(c, plan->composed_by)
-    {
+    FOR_COMPOSED(c, plan->composed_by) {
         TRY((*c)->build != NULL ? (*c)->build(plan, error) : ATTN_OK);
     }
     TRY(check_sizes(plan, error));

@@ -52,8 +52,7 @@ static void choose_calls(attn_plan *plan, struct step *step)
     step->main[0] = step->main[1] = NULL;
     step->bring_keys = NULL;
     step->program = rows ? NULL : run_nothing;
-    FOR_COMPOSED(c, step->layer->composed_by)
-    {
+    FOR_COMPOSED(c, step->layer->composed_by) {
         if ((*c)->choose != NULL) {
             (*c)->choose(plan, step);
         }
@@ -160,13 +159,11 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     plan->used_integers = 0;
     TRY(block_tables_make(plan, stream, error));
     plan->whole = plan->given;
-    FOR_COMPOSED(c, plan->composed_by)
-    {
+    FOR_COMPOSED(c, plan->composed_by) {
         TRY((*c)->view != NULL ? (*c)->view(plan, error) : ATTN_OK);
     }
     batch_split(plan);
-    FOR_COMPOSED(c, plan->composed_by)
-    {
+    FOR_COMPOSED(c, plan->composed_by) {
         TRY((*c)->view_split != NULL ? (*c)->view_split(plan, error) : ATTN_OK);
     }
     return send_integers(plan, stream, error);

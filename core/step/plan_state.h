@@ -297,6 +297,15 @@ static inline struct step *plan_served(const attn_plan *plan, int32_t compositio
          step = plan_served(plan, composition, step + 1))
 
 /* read_batch.c */
+/* Queries of request r. */
+static inline int32_t num_queries(const struct attn_batch *batch, int32_t r)
+{
+    return batch->query_start_loc_host[r + 1] - batch->query_start_loc_host[r];
+}
+/* The most that one of requests first .. end-1 has. */
+int32_t longest_query(const struct attn_batch *batch, int32_t first, int32_t end);
+/* An array from element `by` on; NULL stays. */
+#define MOVED(array, by) ((array) != NULL ? (array) + (by) : NULL)
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 /* Requests first .. end-1 of a batch. Rows stay absolute: only arrays of requests move. */
 void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part);

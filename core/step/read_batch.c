@@ -24,15 +24,11 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
 static attn_status check_queries(struct attn_batch *b, struct attn_error *error)
 {
     const int32_t *start = b->query_start_loc_host;
-    int32_t longest = 0;
     BAD_IF(start == NULL || b->query_start_loc == NULL, "query_start_loc",
            "query_start_loc %p, query_start_loc_host %p; both are required",
            (const void *)b->query_start_loc, (const void *)start);
     TRY(check_starts(&(struct starts){"", "query_start_loc"}, start, b->num_reqs, error));
-    for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t length = start[r + 1] - start[r];
-        longest = length > longest ? length : longest;
-    }
+    const int32_t longest = longest_query(b, 0, b->num_reqs);
     BAD_IF(b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens, "query_start_loc",
            "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree", b->num_reqs,
            start[b->num_reqs], b->num_actual_tokens);
@@ -119,7 +115,14 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     return ATTN_OK;
 }
 
-#define MOVE(array) part->array = part->array != NULL ? part->array + first : NULL
+int32_t longest_query(const struct attn_batch *batch, int32_t first, int32_t end)
+{
+    int32_t longest = 0;
+    for (int32_t r = first; r < end; r++) {
+        longest = num_queries(batch, r) > longest ? num_queries(batch, r) : longest;
+    }
+    return longest;
+}
 
 void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)
 {
@@ -129,23 +132,19 @@ void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struc
     part->num_actual_tokens = start[end];
     part->query_start_loc += first;
     part->query_start_loc_host += first;
-    MOVE(key_start_loc);
-    MOVE(key_start_loc_host);
-    MOVE(causal_per_request);
-    MOVE(encoder_seq_lens);
-    MOVE(encoder_seq_lens_host);
-    MOVE(span_start_loc);
+    part->key_start_loc = MOVED(whole->key_start_loc, first);
+    part->key_start_loc_host = MOVED(whole->key_start_loc_host, first);
+    part->causal_per_request = MOVED(whole->causal_per_request, first);
+    part->encoder_seq_lens = MOVED(whole->encoder_seq_lens, first);
+    part->encoder_seq_lens_host = MOVED(whole->encoder_seq_lens_host, first);
+    part->span_start_loc = MOVED(whole->span_start_loc, first);
     struct attn_batch_table own = own_table(whole);
     table_cut(&own, first);
     own_table_put(part, &own);
     if (whole->tree != NULL) {
         part->tree = (const uint8_t *)whole->tree + (int64_t)4 * first * whole->tree_stride_request;
     }
-    part->max_query_len = 0;
-    for (int32_t r = first; r < end; r++) {
-        int32_t length = start[r + 1] - start[r];
-        part->max_query_len = length > part->max_query_len ? length : part->max_query_len;
-    }
+    part->max_query_len = longest_query(whole, first, end);
 }
 
 void batch_split(attn_plan *plan)
@@ -153,8 +152,7 @@ void batch_split(attn_plan *plan)
     const struct attn_batch *whole = &plan->whole;
     const int32_t *start = whole->query_start_loc_host;
     int32_t decodes = 0;
-    while (decodes < whole->num_reqs &&
-           start[decodes + 1] - start[decodes] <= plan->decode_threshold) {
+    while (decodes < whole->num_reqs && num_queries(whole, decodes) <= plan->decode_threshold) {
         decodes++;
     }
     batch_cut(whole, 0, decodes, &plan->decode);
