@@ -8,74 +8,45 @@
 #include "util/counts.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
+/* In the order of their codes. */
+#define NAMES(...)                                                                                 \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
 
-static const char *const kernels[] = {
-    "attend",    "write_kv",  "merge_states",    "rope_write_kv", "attend_mla", "attend_mla_sparse",
-    "gather_kv", "recurrent", "batched_gemm",    "quantize",      "amax",       "copy_blocks",
-    "copy",      "fill",      "make_block_table"};
-static const char *const terms[] = {
-    "causal",           "bidirectional", "causal_per_request", "sliding_window",
-    "symmetric_window", "chunked_local", "soft_cap",           "alibi",
-    "alibi_sqrt",       "sinks",         "static_sink",        "prefix_lm",
-    "tree_bits",        "tree_bias"};
-static const char *const features[] = {"paged_kv",
-                                       "contiguous_kv",
-                                       "lse",
-                                       "block_table_row",
-                                       "mixed_batch",
-                                       "update_block_table",
-                                       "fused_write",
-                                       "fused_rope",
-                                       "fused_rope_norm",
-                                       "batch_invariant",
-                                       "batch_invariant_prefix",
-                                       "quantized_query",
-                                       "device_seq_lens",
-                                       "fast_prefill",
-                                       "fp8_inputs",
-                                       "mxfp4_weights",
-                                       "host_bounds",
-                                       "step_allocates",
-                                       "kv_dtype_v",
-                                       "amax_history",
-                                       "compressed_rows"};
-static const char *const view_forms[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
-static const char *const dtypes[] = {"default",      "f16",      "bf16",
-                                     "f32",          "fp8_e4m3", "fp8_e5m2",
-                                     "fp8_e4m3fnuz", "int8",     [ATTN_DTYPE_MXFP4] = "mxfp4"};
-static const char *const kv_dtypes[] = {"auto",
-                                        "f16",
-                                        "bf16",
-                                        "f32",
-                                        "fp8_e4m3",
-                                        "fp8_e5m2",
-                                        "fp8_e4m3fnuz",
-                                        "fp8_per_token_head",
-                                        "int8_per_token_head",
-                                        "int4_per_token_head",
-                                        "int8_kv",
-                                        "int8_k",
-                                        "nvfp4",
-                                        "fp8_ds_mla",
-                                        "turboquant_k8v4",
-                                        "turboquant_4bit_nc",
-                                        "turboquant_k3v4_nc",
-                                        "turboquant_3bit_nc",
-                                        "q8_0",
-                                        "q4_0",
-                                        "opaque",
-                                        "fp8_ds_v4"};
-static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
-                                      "hnd_rows", "packed_k", "latent"};
-static const char *const kinds[] = {"decoder", "encoder", "cross",     "mla",
-                                    "gdn",     "indexer", "compressor"};
-static const char *const cache_roles[] = {"unknown", "k",          "v",       "latent",
-                                          "state",   "conv",       "index_k", "scale",
-                                          "zero",    "compressed", "extra",   "replay"};
-static const char *const phases[] = {"prefill", "decode"};
-static const char *const scale_forms[] = {"none", "per_tensor", "per_head", "per_head_channel"};
-static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
-                                           "nvfp4"};
+static const char *const kernels[] =
+    NAMES("attend", "write_kv", "merge_states", "rope_write_kv", "attend_mla", "attend_mla_sparse",
+          "gather_kv", "recurrent", "batched_gemm", "quantize", "amax", "copy_blocks", "copy",
+          "fill", "make_block_table");
+static const char *const terms[] =
+    NAMES("causal", "bidirectional", "causal_per_request", "sliding_window", "symmetric_window",
+          "chunked_local", "soft_cap", "alibi", "alibi_sqrt", "sinks", "static_sink", "prefix_lm",
+          "tree_bits", "tree_bias");
+static const char *const features[] = NAMES(
+    "paged_kv", "contiguous_kv", "lse", "block_table_row", "mixed_batch", "update_block_table",
+    "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant", "batch_invariant_prefix",
+    "quantized_query", "device_seq_lens", "fast_prefill", "fp8_inputs", "mxfp4_weights",
+    "host_bounds", "step_allocates", "kv_dtype_v", "amax_history", "compressed_rows");
+static const char *const view_forms[] = NAMES("nhd", "hnd", "packed", "latent", "separate_strides");
+static const char *const dtypes[] = NAMES("default", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
+                                          "fp8_e4m3fnuz", "int8", [ATTN_DTYPE_MXFP4] = "mxfp4");
+static const char *const kv_dtypes[] =
+    NAMES("auto", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz",
+          "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "int8_kv", "int8_k",
+          "nvfp4", "fp8_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+          "turboquant_3bit_nc", "q8_0", "q4_0", "opaque", "fp8_ds_v4");
+static const char *const layouts[] =
+    NAMES("nhd", "hnd", "nhd_inner", "hnd_inner", "hnd_rows", "packed_k", "latent");
+static const char *const kinds[] =
+    NAMES("decoder", "encoder", "cross", "mla", "gdn", "indexer", "compressor");
+static const char *const cache_roles[] =
+    NAMES("unknown", "k", "v", "latent", "state", "conv", "index_k", "scale", "zero", "compressed",
+          "extra", "replay");
+static const char *const phases[] = NAMES("prefill", "decode");
+static const char *const scale_forms[] =
+    NAMES("none", "per_tensor", "per_head", "per_head_channel");
+static const char *const output_forms[] =
+    NAMES("plain", "fp8_static", "fp8_group_64", "fp8_group_128", "nvfp4");
 
 _Static_assert(COUNT(kernels) == NUM_KERNELS, "a name for every kernel");
 _Static_assert(COUNT(kinds) == NUM_LAYER_KINDS, "a name for every kind");
