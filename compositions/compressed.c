@@ -218,13 +218,10 @@ static attn_status write_rows(attn_plan *plan, struct step *step, const struct a
     if (given == NULL || given->rows[0] == NULL || table->num_slots == 0) {
         return ATTN_OK;
     }
-    const struct attn_write_kv_args args = {KERNEL_ARGS(step_instance(step), (*io)->stream),
-                                            .layer = &layer->parts[PART_COMPRESSED],
-                                            .params = &layer->part_params[PART_COMPRESSED],
-                                            .k_cache = &layer->further[0],
-                                            .slot_mapping = table->slot_mapping,
-                                            .num_slots = table->num_slots,
-                                            .k = given->rows[0]};
+    const struct attn_write_kv_args args = KERNEL_ARGS(
+        step_instance(step), (*io)->stream, .layer = &layer->parts[PART_COMPRESSED],
+        .params = &layer->part_params[PART_COMPRESSED], .k_cache = &layer->further[0],
+        .slot_mapping = table->slot_mapping, .num_slots = table->num_slots, .k = given->rows[0]);
     return operation("write compressed rows", step_instance(step)->kernels.write_kv(&args, error),
                      error);
 }

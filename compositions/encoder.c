@@ -157,27 +157,22 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
     to += first * heads * width;
     tensor_set(&out, &e4m3, to, end - first, heads, size, heads * width, width, 1);
     if (length > 0) {
-        const struct attn_amax_args args = {
-            KERNEL_ARGS(instance, stream),
-            .x = &x.tensor,
-            .out = (float *)(void *)(plan->scratch + places->largest),
-            .history = state->amax_history + (size_t)i * (size_t)length,
-            .scale = &state->scales[i],
-            .history_len = length};
+        const struct attn_amax_args args =
+            KERNEL_ARGS(instance, stream, .x = &x.tensor,
+                        .out = (float *)(void *)(plan->scratch + places->largest),
+                        .history = state->amax_history + (size_t)i * (size_t)length,
+                        .scale = &state->scales[i], .history_len = length);
         TRY(operation("amax", instance->kernels.amax(&args, error), error));
     }
     if (size < width) {
-        const struct attn_fill_args args = {KERNEL_ARGS(instance, stream), .destination = to + size,
-                                            .row_bytes = (size_t)(width - size),
-                                            .stride = (size_t)width, .rows = (end - first) * heads};
+        const struct attn_fill_args args = KERNEL_ARGS(
+            instance, stream, .destination = to + size, .row_bytes = (size_t)(width - size),
+            .stride = (size_t)width, .rows = (end - first) * heads);
         TRY(operation("fill", instance->kernels.fill(&args, error), error));
     }
-    const struct attn_quantize_args args = {KERNEL_ARGS(instance, stream),
-                                            .form = ATTN_OUTPUT_FP8_STATIC,
-                                            .scale_form = ATTN_SCALE_PER_TENSOR,
-                                            .x = &x.tensor,
-                                            .out = &out.tensor,
-                                            .scale = &state->scales[i]};
+    const struct attn_quantize_args args = KERNEL_ARGS(
+        instance, stream, .form = ATTN_OUTPUT_FP8_STATIC, .scale_form = ATTN_SCALE_PER_TENSOR,
+        .x = &x.tensor, .out = &out.tensor, .scale = &state->scales[i]);
     return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 

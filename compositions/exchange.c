@@ -64,13 +64,10 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
 static attn_status copy_all(const struct exchange_run *run, const struct attn_block_copy *copies,
                             int32_t num_copies, int64_t count, struct attn_error *error)
 {
-    const struct attn_copy_blocks_args args = {KERNEL_ARGS(run->instance, run->io->stream),
-                                               .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                               .num_copies = num_copies,
-                                               .copies = copies,
-                                               .pairs = run->p->pairs,
-                                               .num_pairs = count,
-                                               .copy_stride = (int32_t)sizeof *copies};
+    const struct attn_copy_blocks_args args =
+        KERNEL_ARGS(run->instance, run->io->stream, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                    .num_copies = num_copies, .copies = copies, .pairs = run->p->pairs,
+                    .num_pairs = count, .copy_stride = (int32_t)sizeof *copies);
     if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }

@@ -66,12 +66,9 @@ static attn_status project(const struct mla_call *run, const struct instance *in
                            bool transposed, const struct attn_tensor *out)
 {
     struct own_tensor weights, scales;
-    struct attn_batched_gemm_args args = {KERNEL_ARGS(instance, run->io->stream),
-                                          .a = a,
-                                          .w = turned(&weights, &w->own.tensor, transposed),
-                                          .w_scale = w->scale,
-                                          .w_scale_count = w->num_scales,
-                                          .out = out};
+    struct attn_batched_gemm_args args = KERNEL_ARGS(
+        instance, run->io->stream, .a = a, .w = turned(&weights, &w->own.tensor, transposed),
+        .w_scale = w->scale, .w_scale_count = w->num_scales, .out = out);
     if (w->block_scale.tensor.data != NULL) {
         args.w_block_scale = turned(&scales, &w->block_scale.tensor, transposed);
     }
@@ -85,11 +82,11 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
     const struct instance *instance = step_instance(run->step);
     struct own_tensor w;
     void *identity = (void *)(uintptr_t)run->p->identity;
-    const struct attn_batched_gemm_args args = {KERNEL_ARGS(instance, run->io->stream), .a = from,
-                                                .w = tensor_set(&w, &run->like, identity,
-                                                                run->heads, size, size, 0,
-                                                                run->p->identity_size, 1),
-                                                .out = to};
+    const struct attn_batched_gemm_args args =
+        KERNEL_ARGS(instance, run->io->stream, .a = from,
+                    .w = tensor_set(&w, &run->like, identity, run->heads, size, size, 0,
+                                    run->p->identity_size, 1),
+                    .out = to);
     return operation("copy", instance->kernels.batched_gemm(&args, run->error), run->error);
 }
 
@@ -227,14 +224,11 @@ static attn_status gather(const struct mla_call *run, const struct context_chunk
 {
     attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    struct attn_gather_kv_args args = {KERNEL_ARGS(instance, run->io->stream),
-                                       .layer = &layer->parts[PART_MAIN],
-                                       .params = &layer->part_params[PART_MAIN],
-                                       .cache = &layer->owner->k_cache,
-                                       .batch = view,
-                                       .first_key = plan_on_device(run->plan, chunk->first_key),
-                                       .out_start_loc = plan_on_device(run->plan, chunk->start),
-                                       .out = rows};
+    struct attn_gather_kv_args args =
+        KERNEL_ARGS(instance, run->io->stream, .layer = &layer->parts[PART_MAIN],
+                    .params = &layer->part_params[PART_MAIN], .cache = &layer->owner->k_cache,
+                    .batch = view, .first_key = plan_on_device(run->plan, chunk->first_key),
+                    .out_start_loc = plan_on_device(run->plan, chunk->start), .out = rows);
     return operation("gather", instance->kernels.gather_kv(&args, run->error), run->error);
 }
 

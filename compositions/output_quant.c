@@ -62,15 +62,11 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
         tensor_set_rows(&plain, &like, plan->scratch + place, plan->given.num_actual_tokens,
                         step->out.heads, step->out.head_size);
     TRY(inner(plan, step, &numbers, error));
-    struct attn_quantize_args args = {KERNEL_ARGS(instance, io->stream),
-                                      .form = layer->output_form,
-                                      .scale_form = ATTN_SCALE_PER_TENSOR,
-                                      .scale_pow2 = layer->output_scale_pow2,
-                                      .scale_column_major = layer->output_scale_column_major,
-                                      .x = &plain.tensor,
-                                      .out = io->out,
-                                      .scale = given->scale,
-                                      .block_scales = given->block_scales};
+    struct attn_quantize_args args =
+        KERNEL_ARGS(instance, io->stream, .form = layer->output_form,
+                    .scale_form = ATTN_SCALE_PER_TENSOR, .scale_pow2 = layer->output_scale_pow2,
+                    .scale_column_major = layer->output_scale_column_major, .x = &plain.tensor,
+                    .out = io->out, .scale = given->scale, .block_scales = given->block_scales);
     return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 

@@ -168,13 +168,9 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
         }
         TRY(add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies, &count,
                        error));
-        struct attn_copy_blocks_args args = {KERNEL_ARGS(instance, t.stream),
-                                             .kind = t.kind,
-                                             .num_copies = count,
-                                             .copies = copies,
-                                             .pairs = t.pairs,
-                                             .num_pairs = t.num_pairs,
-                                             .copy_stride = (int32_t)sizeof *copies};
+        struct attn_copy_blocks_args args = KERNEL_ARGS(
+            instance, t.stream, .kind = t.kind, .num_copies = count, .copies = copies,
+            .pairs = t.pairs, .num_pairs = t.num_pairs, .copy_stride = (int32_t)sizeof *copies);
         TRY(instance->kernels.copy_blocks(&args, error));
     }
     return ATTN_OK;

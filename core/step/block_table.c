@@ -287,22 +287,15 @@ static attn_status make_on_device(const attn_plan *plan, int32_t number,
     const struct instance *instance = plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance;
     const struct made_table *made = &plan->made[number];
     const bool lists = t->page_indices != NULL;
-    const struct attn_block_table_args args = {
-        KERNEL_ARGS(instance, stream),
-        .num_reqs = plan->given.num_reqs,
-        .blocks_per_entry = made->parts,
-        .tokens_per_entry = (int32_t)made->rows_per_entry,
-        .num_columns = made->columns,
-        .block_table = lists ? NULL : t->block_table,
-        .block_table_stride = t->block_table_stride,
-        .block_table_row = t->block_table_row,
-        .page_indices = t->page_indices,
-        .page_start_loc = t->page_start_loc,
-        .last_page_len = t->last_page_len,
-        .seq_lens = lists ? NULL : t->seq_lens,
-        .out = out,
+    const struct attn_block_table_args args = KERNEL_ARGS(
+        instance, stream, .num_reqs = plan->given.num_reqs, .blocks_per_entry = made->parts,
+        .tokens_per_entry = (int32_t)made->rows_per_entry, .num_columns = made->columns,
+        .block_table = lists ? NULL : t->block_table, .block_table_stride = t->block_table_stride,
+        .block_table_row = t->block_table_row, .page_indices = t->page_indices,
+        .page_start_loc = t->page_start_loc, .last_page_len = t->last_page_len,
+        .seq_lens = lists ? NULL : t->seq_lens, .out = out,
         .out_seq_lens =
-            t->last_page_len != NULL ? (int32_t *)(plan->workspace + made->lens_at) : NULL};
+            t->last_page_len != NULL ? (int32_t *)(plan->workspace + made->lens_at) : NULL);
     struct attn_error why = ATTN_ERROR_INIT;
     return error_relay(error, instance->kernels.make_block_table(&args, &why), &why);
 }

@@ -148,9 +148,9 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
     }
     ERROR_IF(instance->kernels.copy == NULL, ATTN_ERROR_UNSUPPORTED, "copy",
              "%s has no copy kernel, which a composed step needs", instance->caps->name);
-    const struct attn_copy_args args = {
-        KERNEL_ARGS(instance, stream), .destination = plan->workspace + plan->layout.integers,
-        .source = plan->integers, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE};
+    const struct attn_copy_args args =
+        KERNEL_ARGS(instance, stream, .destination = plan->workspace + plan->layout.integers,
+                    .source = plan->integers, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE);
     return instance->kernels.copy(&args, error);
 }
 

@@ -32,16 +32,10 @@ attn_status step_merge(const struct step *step, struct part_result prefix,
                        struct part_result suffix, struct part_result to, struct merge_rows rows,
                        void *stream, struct attn_error *error)
 {
-    const struct attn_merge_states_args args = {KERNEL_ARGS(step_instance(step), stream),
-                                                .prefix_out = prefix.out,
-                                                .prefix_lse = prefix.lse,
-                                                .suffix_out = suffix.out,
-                                                .suffix_lse = suffix.lse,
-                                                .out = to.out,
-                                                .lse = to.lse,
-                                                .first_row = rows.first,
-                                                .num_rows = rows.count,
-                                                .num_rows_with_prefix = rows.with_prefix};
+    const struct attn_merge_states_args args = KERNEL_ARGS(
+        step_instance(step), stream, .prefix_out = prefix.out, .prefix_lse = prefix.lse,
+        .suffix_out = suffix.out, .suffix_lse = suffix.lse, .out = to.out, .lse = to.lse,
+        .first_row = rows.first, .num_rows = rows.count, .num_rows_with_prefix = rows.with_prefix);
     return operation("merge", step->merge(&args, error), error);
 }
 
@@ -70,9 +64,9 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     int64_t head_stride = tensor->strides != NULL ? tensor->strides[1] : dims;
     int64_t row_stride = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
     uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
-    struct attn_fill_args args = {
-        KERNEL_ARGS(instance, stream), .row_bytes = (size_t)(dims * element),
-        .stride = (size_t)(row_stride * element), .rows = rows, .value = step->idle_byte};
+    struct attn_fill_args args = KERNEL_ARGS(
+        instance, stream, .row_bytes = (size_t)(dims * element),
+        .stride = (size_t)(row_stride * element), .rows = rows, .value = step->idle_byte);
     if (instance->kernels.fill == NULL) {
         return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "fill",
                               "an idle step needs the backend's fill kernel");

@@ -434,7 +434,7 @@ attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_statu
     if (status != ATTN_OK || instance == NULL || plan->capturing) {
         return status;
     }
-    const struct attn_stream_args args = {KERNEL_ARGS(instance, stream)};
+    const struct attn_stream_args args = KERNEL_ARGS(instance, stream, .graph = NULL);
     status = instance->kernels.synchronize(&args, &why);
     if (status == ATTN_OK) {
         return ATTN_OK;
