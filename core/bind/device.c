@@ -6,10 +6,12 @@
 #include "util/device.h"
 #include "util/structs.h"
 
-static attn_status lacks(const attn_open_device *opened, const char *slot, struct attn_error *error)
+static attn_status need_slot(const attn_open_device *opened, bool there, const char *slot,
+                             struct attn_error *error)
 {
-    return error_set(error, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
-                     opened->instance.caps == NULL ? "a CPU" : opened->instance.caps->name, slot);
+    ERROR_IF(!there, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
+             opened->instance.caps == NULL ? "a CPU" : opened->instance.caps->name, slot);
+    return ATTN_OK;
 }
 
 /* The first backend on the device that hands out memory; else why none does. */
@@ -129,9 +131,7 @@ attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *c
     BAD_IF(args.destination == NULL || args.source == NULL, "source",
            "%zu bytes from %p to %p; neither may be NULL", args.bytes, args.source,
            args.destination);
-    if (opened->instance.kernels.copy == NULL) {
-        return lacks(opened, "copy", error);
-    }
+    TRY(need_slot(opened, opened->instance.kernels.copy != NULL, "copy", error));
     args.instance = opened->instance.handle;
     return error_relay(error, opened->instance.kernels.copy(&args, &why), &why);
 }
@@ -154,9 +154,7 @@ attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *f
     if (args.rows == 0 || args.row_bytes == 0) {
         return ATTN_OK;
     }
-    if (opened->instance.kernels.fill == NULL) {
-        return lacks(opened, "fill", error);
-    }
+    TRY(need_slot(opened, opened->instance.kernels.fill != NULL, "fill", error));
     args.instance = opened->instance.handle;
     return error_relay(error, opened->instance.kernels.fill(&args, &why), &why);
 }
@@ -168,101 +166,84 @@ attn_status device_of_address(attn_open_device *opened, const void *address,
     BAD_IF(opened == NULL || device == NULL, "device", "device %p, answer %p; neither may be NULL",
            (void *)opened, (void *)device);
     *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
-    if (opened->instance.kernels.memory_device == NULL) {
-        return lacks(opened, "memory_device", error);
-    }
+    TRY(need_slot(opened, opened->instance.kernels.memory_device != NULL, "memory_device", error));
     struct attn_memory_args args = memory_args(opened);
     args.memory = (void *)(uintptr_t)address;
     return error_relay(error, opened->instance.kernels.memory_device(&args, device, &why), &why);
 }
 
-/* A slot of streams and graphs, which are there in groups; `slot` NULL: unsupported. */
-static attn_status
-call_stream(attn_open_device *opened,
-            attn_status (*slot)(const struct attn_stream_args *, struct attn_error *),
-            const char *name, void *stream, void *graph, struct attn_error *error)
-{
-    struct attn_error why = ATTN_ERROR_INIT;
-    if (slot == NULL) {
-        return lacks(opened, name, error);
-    }
-    const struct attn_stream_args args = {.struct_size = sizeof args,
-                                          .instance = opened->instance.handle,
-                                          .stream = stream,
-                                          .graph = graph};
-    return error_relay(error, slot(&args, &why), &why);
-}
+typedef attn_status stream_call(const struct attn_stream_args *args, struct attn_error *error);
+typedef attn_status stream_maker(const struct attn_stream_args *args, void **made,
+                                 struct attn_error *error);
 
-/* The same for one that makes a handle. */
-static attn_status call_maker(attn_open_device *opened,
-                              attn_status (*slot)(const struct attn_stream_args *, void **,
-                                                  struct attn_error *),
-                              const char *name, void *stream, void **made, struct attn_error *error)
+/* A slot of streams and graphs, which are there in groups. */
+static attn_status call_stream(attn_open_device *opened, size_t slot, const char *name,
+                               void *stream, void *graph, struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT;
-    if (slot == NULL) {
-        return lacks(opened, name, error);
-    }
-    const struct attn_stream_args args = {
-        .struct_size = sizeof args, .instance = opened->instance.handle, .stream = stream};
-    attn_status status = slot(&args, made, &why);
+    stream_call *call;
+    BAD_IF(opened == NULL, "opened", "the device is NULL");
+    memcpy(&call, (const char *)&opened->instance.kernels + slot, sizeof call);
+    TRY(need_slot(opened, call != NULL, name, error));
+    const struct attn_stream_args args = KERNEL_ARGS(&opened->instance, stream, .graph = graph);
+    return error_relay(error, call(&args, &why), &why);
+}
+#define STREAM_SLOT(name) offsetof(struct attn_kernels, name), #name
+
+/* One that makes a handle, which `what` names. */
+static attn_status call_maker(attn_open_device *opened, size_t slot, const char *name,
+                              const char *what, void *stream, void **made, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    stream_maker *make;
+    BAD_IF(opened == NULL || made == NULL, what, "device %p, %s %p; neither may be NULL",
+           (void *)opened, what, (void *)made);
+    *made = NULL;
+    memcpy(&make, (const char *)&opened->instance.kernels + slot, sizeof make);
+    TRY(need_slot(opened, make != NULL, name, error));
+    const struct attn_stream_args args = KERNEL_ARGS(&opened->instance, stream, .graph = NULL);
+    attn_status status = make(&args, made, &why);
     *made = status == ATTN_OK ? *made : NULL;
     return error_relay(error, status, &why);
 }
 
 attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error)
 {
-    BAD_IF(opened == NULL || stream == NULL, "stream", "device %p, stream %p; neither may be NULL",
-           (void *)opened, (void *)stream);
-    *stream = NULL;
-    return call_maker(opened, opened->instance.kernels.create_stream, "create_stream", NULL, stream,
-                      error);
+    return call_maker(opened, STREAM_SLOT(create_stream), "stream", NULL, stream, error);
 }
 
 void device_stream_destroy(attn_open_device *opened, void *stream)
 {
-    if (opened != NULL && stream != NULL) {
-        call_stream(opened, opened->instance.kernels.destroy_stream, "destroy_stream", stream, NULL,
-                    NULL);
+    if (stream != NULL) {
+        call_stream(opened, STREAM_SLOT(destroy_stream), stream, NULL, NULL);
     }
 }
 
 attn_status device_synchronize(attn_open_device *opened, void *stream, struct attn_error *error)
 {
-    return opened != NULL ? call_stream(opened, opened->instance.kernels.synchronize, "synchronize",
-                                        stream, NULL, error)
-                          : BAD("opened", "the device is NULL");
+    return call_stream(opened, STREAM_SLOT(synchronize), stream, NULL, error);
 }
 
 attn_status device_capture_begin(attn_open_device *opened, void *stream, struct attn_error *error)
 {
-    return opened != NULL ? call_stream(opened, opened->instance.kernels.begin_capture,
-                                        "begin_capture", stream, NULL, error)
-                          : BAD("opened", "the device is NULL");
+    return call_stream(opened, STREAM_SLOT(begin_capture), stream, NULL, error);
 }
 
 attn_status device_capture_end(attn_open_device *opened, void *stream, void **graph,
                                struct attn_error *error)
 {
-    BAD_IF(opened == NULL || graph == NULL, "graph", "device %p, graph %p; neither may be NULL",
-           (void *)opened, (void *)graph);
-    *graph = NULL;
-    return call_maker(opened, opened->instance.kernels.end_capture, "end_capture", stream, graph,
-                      error);
+    return call_maker(opened, STREAM_SLOT(end_capture), "graph", stream, graph, error);
 }
 
 attn_status device_graph_launch(attn_open_device *opened, void *graph, void *stream,
                                 struct attn_error *error)
 {
-    return opened != NULL ? call_stream(opened, opened->instance.kernels.launch_graph,
-                                        "launch_graph", stream, graph, error)
-                          : BAD("opened", "the device is NULL");
+    return call_stream(opened, STREAM_SLOT(launch_graph), stream, graph, error);
 }
 
 void device_graph_destroy(attn_open_device *opened, void *graph)
 {
-    if (opened != NULL && graph != NULL) {
-        call_stream(opened, opened->instance.kernels.destroy_graph, "destroy_graph", NULL, graph,
-                    NULL);
+    if (graph != NULL) {
+        call_stream(opened, STREAM_SLOT(destroy_graph), NULL, graph, NULL);
     }
 }
