@@ -59,16 +59,6 @@ struct kv_row layer_row(const struct attn_layer_desc *l, bool value)
                : kv_row(kv_dtype_of(l, value), value ? l->head_size_v : l->head_size, value);
 }
 
-/* Both of a layer. */
-struct rows {
-    struct kv_row k, v;
-};
-
-static struct rows rows_of(const attn_layer *layer)
-{
-    return (struct rows){layer_row(layer->desc, false), layer_row(layer->desc, true)};
-}
-
 static int32_t spec_kind(const struct layer *layer)
 {
     const struct attn_layer_desc *l = &layer->desc;
@@ -107,21 +97,16 @@ static bool has_whole_pages(const attn_layer *layer)
 {
     const struct attn_layer_desc *l = layer->desc;
     const struct attn_cache_spec *spec = &layer->spec;
-    const struct rows rows = rows_of(layer);
-    return has_two_dtypes(layer) || rows.k.bytes != rows.v.bytes || rows.k.scale > 0 ||
-           rows.v.scale > 0 || kv_rows_are_whole(l->kv_dtype) ||
-           spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
+    const struct kv_row k = layer_row(l, false), v = layer_row(l, true);
+    return has_two_dtypes(layer) || k.bytes != v.bytes || k.scale > 0 || v.scale > 0 ||
+           kv_rows_are_whole(l->kv_dtype) || spec->padded_page_bytes != spec->page_bytes ||
+           spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
-/* The kernel's blocks in one of the engine's, and bytes between them. */
-static int32_t num_parts(const attn_layer *layer)
-{
-    return layer->spec.block_size / layer->spec.kernel_block_size;
-}
-
+/* Bytes from one of the kernel's blocks to the next. */
 static int64_t kernel_page(const attn_layer *layer)
 {
-    return layer->spec.padded_page_bytes / num_parts(layer);
+    return layer->spec.padded_page_bytes / layer_parts(layer, 0);
 }
 
 /* Bytes of K's or V's rows in a kernel's block. Next to rows of another dtype, and where rows are
@@ -218,19 +203,19 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
         return ATTN_OK;
     }
     const int64_t slots = (int64_t)spec->block_size * spec->num_heads;
-    const struct rows bytes = rows_of(layer);
+    const struct kv_row k = layer_row(l, false), v = layer_row(l, true);
     if (selected->is_latent) {
-        spec->page_bytes = slots * (bytes.k.bytes + bytes.k.apart);
+        spec->page_bytes = slots * (k.bytes + k.apart);
     } else if (selected->has_states) { /* one page is all of a slot's state */
         spec->page_bytes = selected->state_bytes;
         spec->block_size = spec->kernel_block_size = 1;
     } else if (layer_has_vendor_pages(layer)) {
         TRY(ask_page(layer, layout, &spec->page_bytes, error));
-        spec->page_bytes *= num_parts(layer);
+        spec->page_bytes *= layer_parts(layer, 0);
     } else {
         spec->page_bytes =
-            (plane_bytes(layer, false) + plane_bytes(layer, true)) * num_parts(layer) +
-            slots * (bytes.k.apart + bytes.v.apart);
+            (plane_bytes(layer, false) + plane_bytes(layer, true)) * layer_parts(layer, 0) +
+            slots * (k.apart + v.apart);
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
@@ -238,14 +223,14 @@ attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error
     return ATTN_OK;
 }
 
-/* K's or V's view in a layout, of the kernel's blocks. */
+/* K's or V's view in a layout, of the kernel's blocks. Scales that stand apart follow the rows of a
+ * page: K's, then V's. */
 static struct attn_kv_view make_view(const attn_layer *layer, int32_t layout, bool value,
                                      uint8_t *base, int64_t num_blocks)
 {
     const struct attn_layer_desc *l = layer->desc;
-    const struct rows rows = rows_of(layer);
-    const int64_t row[] = {rows.k.bytes, rows.v.bytes};
-    const int64_t b = layer->spec.kernel_block_size, h = l->num_kv_heads, mine = row[value];
+    const struct kv_row rows[] = {layer_row(l, false), layer_row(l, true)};
+    const int64_t b = layer->spec.kernel_block_size, h = l->num_kv_heads, mine = rows[value].bytes;
     const int64_t plane = plane_bytes(layer, false); /* K of one block */
     const bool split = layout == ATTN_KV_LAYOUT_NHD || layout == ATTN_KV_LAYOUT_HND;
     const bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
@@ -268,17 +253,22 @@ static struct attn_kv_view make_view(const attn_layer *layer, int32_t layout, bo
         before = value ? plane : 0;
     }
     if (layout == ATTN_KV_LAYOUT_HND_ROWS) {
-        view.stride_slot = row[0] + row[1];
-        view.stride_head = b * (row[0] + row[1]);
-        before = value ? row[0] : 0;
+        view.stride_slot = rows[0].bytes + rows[1].bytes;
+        view.stride_head = b * (rows[0].bytes + rows[1].bytes);
+        before = value ? rows[0].bytes : 0;
     } else if (layout == ATTN_KV_LAYOUT_PACKED_K && !value) {
-        int64_t element = row[0] / l->head_size;
+        int64_t element = rows[0].bytes / l->head_size;
         view.pack = element > 0 && l->head_size % (16 / element) == 0 ? (int32_t)(16 / element) : 8;
         view.stride_slot = view.pack * element;
         view.stride_pack = b * view.pack * element;
-        view.stride_head = b * row[0];
+        view.stride_head = b * rows[0].bytes;
     }
     view.data = base + before;
+    if (layout < ATTN_VENDOR_CODE) {
+        const int64_t before_scales =
+            plane + plane_bytes(layer, true) + (value ? b * h * rows[0].apart : 0);
+        view_set_scales(&view, &rows[value], base + before_scales, kernel_page(layer));
+    }
     return view;
 }
 
@@ -295,19 +285,6 @@ void view_set_scales(struct attn_kv_view *view, const struct kv_row *row, uint8_
         view->scale_stride_head = in_row    ? view->stride_head
                                   : by_head ? row->scale * view->block_size
                                             : row->scale;
-    }
-}
-
-/* Scales that stand apart follow the rows of a page: K's, then V's. */
-static void add_scales(const attn_layer *layer, uint8_t *base, bool value,
-                       struct attn_kv_view *view)
-{
-    const struct rows rows = rows_of(layer);
-    const int64_t slots = (int64_t)layer->spec.kernel_block_size * layer->desc->num_kv_heads;
-    const int64_t page = plane_bytes(layer, false) + plane_bytes(layer, true);
-    if (!layer_has_vendor_pages(layer)) {
-        view_set_scales(view, value ? &rows.v : &rows.k,
-                        base + page + (value ? slots * rows.k.apart : 0), kernel_page(layer));
     }
 }
 
@@ -332,12 +309,10 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     } else if (has_two_dtypes(layer) && layout == ATTN_KV_LAYOUT_HND_ROWS) {
         layout = ATTN_KV_LAYOUT_HND_INNER;
     }
-    for (int32_t i = 0; i < 2; i++) {
-        struct attn_kv_view *view = i == 1 ? v : k;
-        if (view != NULL) {
-            *view = make_view(layer, layout, i == 1, base, num_blocks * num_parts(layer));
-            add_scales(layer, base, i == 1, view);
-        }
+    num_blocks *= layer_parts(layer, 0);
+    *k = make_view(layer, layout, false, base, num_blocks);
+    if (v != NULL) {
+        *v = make_view(layer, layout, true, base, num_blocks);
     }
     return ATTN_OK;
 }
