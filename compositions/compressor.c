@@ -69,20 +69,17 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
     FAIL_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_compressor",
             "is missing, or its norm_eps is negative or NaN");
-    const struct tensor_need weight = {"norm_weight", 1, {size}};
-    const struct tensor_need bias = {
-        "position_bias", 2, {x->tokens_per_row, (1 + x->overlaps) * size}, .more = 1};
     int64_t longest = plan->given.max_seq_len > 0 ? plan->given.max_seq_len : 1;
     const bool on_cpu = plan->model->device.type == ATTN_DEVICE_CPU && plan->given.seq_lens != NULL;
     for (int32_t r = 0; on_cpu && r < plan->given.num_reqs; r++) {
         longest = plan->given.seq_lens[r] > longest ? plan->given.seq_lens[r] : longest;
     }
-    const struct tensor_need table = {"cos_sin", 2, {longest, x->rotary_dim}, .more = 1};
-    TRY(given->norm_weight != NULL ? tensor_check(given->norm_weight, &weight, NULL, error)
-                                   : ATTN_OK);
-    TRY(given->position_bias != NULL ? tensor_check(given->position_bias, &bias, NULL, error)
-                                     : ATTN_OK);
-    return x->rope != ATTN_ROPE_NONE ? tensor_check(given->cos_sin, &table, NULL, error) : ATTN_OK;
+    CHECK_TENSOR_IF(given->norm_weight != NULL, given->norm_weight, NULL, "norm_weight", 1, {size});
+    CHECK_TENSOR_IF(given->position_bias != NULL, given->position_bias, NULL, "position_bias", 2,
+                    {x->tokens_per_row, (1 + x->overlaps) * size}, .more = 1);
+    CHECK_TENSOR_IF(x->rope != ATTN_ROPE_NONE, given->cos_sin, NULL, "cos_sin", 2,
+                    {longest, x->rotary_dim}, .more = 1);
+    return ATTN_OK;
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)

@@ -110,8 +110,8 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
         return w == NULL ? ATTN_OK
                          : FAIL("weights", "is given, and the layer does not say has_weights");
     }
-    const struct tensor_need need = {"weights", 2, {plan->num_tokens, step->q.heads}, 1};
-    return tensor_check(w, &need, NULL, error);
+    CHECK_TENSOR(w, NULL, "weights", 2, {plan->num_tokens, step->q.heads}, 1);
+    return ATTN_OK;
 }
 
 /* The tensors of a run; under validation also NaN in what is read. */

@@ -171,9 +171,8 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     const struct attn_mla_desc *m = layer->selected->mla;
     int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
-    TRY(tensor_check(
-        kv_b, &(struct tensor_need){"kv_b_proj", 2, {rows, rank}, 0, weight_dtype(layer), true},
-        layer->desc->name, error));
+    CHECK_TENSOR(kv_b, layer->desc->name, "kv_b_proj", 2, {rows, rank}, 0, weight_dtype(layer),
+                 true);
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
     uint8_t *data = (uint8_t *)kv_b->data + kv_b->byte_offset;
     tensor_set(&own->uk.own, kv_b, data, heads, nope, rank, head, row, column);
@@ -193,9 +192,8 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                                 const struct attn_tensor *source, const char *name, int64_t rows,
                                 int64_t columns, struct attn_error *error)
 {
-    const int64_t heads = layer->desc->num_q_heads;
-    const struct tensor_need need = {name, 3, {heads, rows, columns}, 0, weight_dtype(layer), true};
-    TRY(tensor_check(source, &need, layer->desc->name, error));
+    CHECK_TENSOR(source, layer->desc->name, name, 3, {layer->desc->num_q_heads, rows, columns}, 0,
+                 weight_dtype(layer), true);
     own_copy(&w->own, source);
     return ATTN_OK;
 }
@@ -215,14 +213,10 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
     const bool rows =
         scale != NULL && scale->ndim == 3 && scale->shape != NULL && scale->shape[2] == shape[2];
     const bool bytes = scale != NULL && scale->dtype.code == ATTN_CODE_UINT;
-    const struct tensor_need need = {
-        name,
-        3,
-        {shape[0], rows ? blocks_of(shape[1]) : shape[1], rows ? shape[2] : blocks_of(shape[2])},
-        0,
-        {bytes ? ATTN_CODE_UINT : ATTN_CODE_FLOAT8_E8M0FNU, 8, 1},
-        true};
-    TRY(tensor_check(scale, &need, layer->desc->name, error));
+    CHECK_TENSOR(
+        scale, layer->desc->name, name, 3,
+        {shape[0], rows ? blocks_of(shape[1]) : shape[1], rows ? shape[2] : blocks_of(shape[2])}, 0,
+        {bytes ? ATTN_CODE_UINT : ATTN_CODE_FLOAT8_E8M0FNU, 8, 1}, true);
     own_copy(&w->block_scale, scale);
     return ATTN_OK;
 }
@@ -239,9 +233,8 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
         return ATTN_OK;
     }
     const bool one = scale->shape != NULL && scale->ndim == 1 && scale->shape[0] == 1;
-    TRY(tensor_check(
-        scale, &(struct tensor_need){name, 1, {one ? 1 : heads}, 0, dtype_of_id(ATTN_DTYPE_F32)},
-        layer->desc->name, error));
+    CHECK_TENSOR(scale, layer->desc->name, name, 1, {one ? 1 : heads}, 0,
+                 dtype_of_id(ATTN_DTYPE_F32));
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
     return ATTN_OK;

@@ -130,8 +130,7 @@ static void rotate_rows(void *argument, int64_t begin, int64_t end, int32_t work
 static attn_status check_io(const attn_plan *plan, const struct rotation *r,
                             struct attn_error *error)
 {
-    const struct tensor_need table = {"cos_sin", 2, {TENSOR_ANY, r->rope->rotary_dim}};
-    TRY(tensor_check(r->table, &table, NULL, error));
+    CHECK_TENSOR(r->table, NULL, "cos_sin", 2, {TENSOR_ANY, r->rope->rotary_dim});
     const int64_t end = plan->given.query_start_loc_host[plan->given.num_reqs];
     for (int64_t row = r->first_row; row < end; row++) {
         BAD_IF(r->positions[row] < 0 || r->positions[row] >= r->table->shape[0], "positions",

@@ -249,15 +249,12 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
         (int64_t)g->head_size_v * (norm != NULL && norm->num_groups > 0 ? g->num_v_heads : 1);
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
     const struct attn_dtype dtype = dtype_of_id(layer->desc->dtype);
-    const struct tensor_need norm_weight = {"attn_recurrent_norm_weight", 1, {scales}};
-    const struct tensor_need conv_weight = {"conv_weight", 2,   {channels, g->conv_width}, 0,
-                                            dtype,         true};
-    const struct tensor_need conv_bias = {"conv_bias", 1, {channels}, .strided = true};
-    TRY(norm != NULL
-            ? tensor_check(scaled != NULL ? scaled->weight : NULL, &norm_weight, name, error)
-            : ATTN_OK);
-    TRY(g->conv_width > 0 ? tensor_check(conv, &conv_weight, name, error) : ATTN_OK);
-    TRY(g->conv_width > 0 && bias != NULL ? tensor_check(bias, &conv_bias, name, error) : ATTN_OK);
+    CHECK_TENSOR_IF(norm != NULL, scaled != NULL ? scaled->weight : NULL, name,
+                    "attn_recurrent_norm_weight", 1, {scales});
+    CHECK_TENSOR_IF(g->conv_width > 0, conv, name, "conv_weight", 2, {channels, g->conv_width}, 0,
+                    dtype, true);
+    CHECK_TENSOR_IF(g->conv_width > 0 && bias != NULL, bias, name, "conv_bias", 1, {channels},
+                    .strided = true);
     return ATTN_OK;
 }
 
@@ -280,23 +277,18 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     FAIL_IF(
         (!a && gdn->a != NULL) || (!b && gdn->b != NULL), !a && gdn->a != NULL ? "a" : "b",
         "is not NULL; a constant gate has no a, and without a sigmoid write gate there is no b");
-    const struct tensor_need need_a = {"a", 2, {rows, gates}, 1, .strided = true},
-                             need_b = {"b", 2, {rows, g->num_v_heads}, 1, .strided = true},
-                             qkv = {"mixed_qkv", 2, {rows, num_channels(g)}, 1};
-    TRY(a ? tensor_check(gdn->a, &need_a, NULL, error) : ATTN_OK);
-    TRY(b ? tensor_check(gdn->b, &need_b, NULL, error) : ATTN_OK);
-    TRY(g->conv_width > 0 ? tensor_check(gdn->mixed_qkv, &qkv, NULL, error) : ATTN_OK);
+    CHECK_TENSOR_IF(a, gdn->a, NULL, "a", 2, {rows, gates}, 1, .strided = true);
+    CHECK_TENSOR_IF(b, gdn->b, NULL, "b", 2, {rows, g->num_v_heads}, 1, .strided = true);
+    CHECK_TENSOR_IF(g->conv_width > 0, gdn->mixed_qkv, NULL, "mixed_qkv", 2,
+                    {rows, num_channels(g)}, 1);
     if (g->conv_width == 0) {
         TRY(check_input(plan, "q", io->q, &step->q, rows, error));
         TRY(step_check_keys(plan, step, io, rows, error));
     }
     const struct attn_io_recurrent_gate *gate =
         ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
-    const struct tensor_need need_gate = {
-        "attn_io_recurrent_gate", 3, {rows, g->num_v_heads, g->head_size_v}, 1};
-    TRY(step->layer->selected->norm != NULL
-            ? tensor_check(gate != NULL ? gate->gate : NULL, &need_gate, NULL, error)
-            : ATTN_OK);
+    CHECK_TENSOR_IF(step->layer->selected->norm != NULL, gate != NULL ? gate->gate : NULL, NULL,
+                    "attn_io_recurrent_gate", 3, {rows, g->num_v_heads, g->head_size_v}, 1);
     return step_check_out(plan, step, io, error);
 }
 

@@ -136,15 +136,10 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     TRY(struct_read(&read, ABI_LAYER_PARAMS, params, error));
     TRY(check_given(l, &read, error));
     TRY(ext_check_readers(read.next, ABI_LAYER_PARAMS, layer->selected->reads, l->name, error));
-    if (l->sink_len > 0) {
-        const struct attn_dtype dtype = dtype_of_id(l->dtype);
-        const struct tensor_need k = {
-            "sink_k", 3, {l->sink_len, l->num_kv_heads, l->head_size}, 0, dtype};
-        const struct tensor_need v = {
-            "sink_v", 3, {l->sink_len, l->num_kv_heads, l->head_size_v}, 0, dtype};
-        TRY(tensor_check(read.sink_k, &k, l->name, error));
-        TRY(tensor_check(read.sink_v, &v, l->name, error));
-    }
+    CHECK_TENSOR_IF(l->sink_len > 0, read.sink_k, l->name, "sink_k", 3,
+                    {l->sink_len, l->num_kv_heads, l->head_size}, 0, dtype_of_id(l->dtype));
+    CHECK_TENSOR_IF(l->sink_len > 0, read.sink_v, l->name, "sink_v", 3,
+                    {l->sink_len, l->num_kv_heads, l->head_size_v}, 0, dtype_of_id(l->dtype));
     TRY(layer_check_unplanned(layer, "layer_bind_params", error));
     TRY(address_check_device(layer->model, read.device, "attn_layer_params", error));
     TRY(address_check_all(layer->model, &read, ABI_LAYER_PARAMS, read.next, NULL, true, error));
@@ -172,8 +167,8 @@ attn_status layer_amax(attn_layer *layer, const struct attn_amax_args *args,
     BAD_IF(layer == NULL || read.out == NULL || read.instance != NULL, "out",
            "layer %p, out %p, instance %p; the first two are needed, and instance is NULL",
            (const void *)layer, (const void *)read.out, (const void *)read.instance);
-    const struct tensor_need x = {"x", 3, {TENSOR_ANY, TENSOR_ANY, TENSOR_ANY}, 0, TENSOR_NUMBERS};
-    TRY(tensor_check(read.x, &x, layer->desc->name, error));
+    CHECK_TENSOR(read.x, layer->desc->name, "x", 3, {TENSOR_ANY, TENSOR_ANY, TENSOR_ANY}, 0,
+                 TENSOR_NUMBERS);
     BAD_IF(read.history_len != 0, "history_len",
            "layer '%s': history_len is %d; 0, since the steps of a quantized encoder keep its "
            "history",

@@ -20,8 +20,8 @@ int32_t output_group(int32_t form)
 attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                            struct attn_error *error)
 {
-    const struct tensor_need need = {"lse", 2, {heads, rows}, 2, float32, true};
-    return lse == NULL ? ATTN_OK : tensor_check(lse, &need, NULL, error);
+    CHECK_TENSOR_IF(lse != NULL, lse, NULL, "lse", 2, {heads, rows}, 2, float32, true);
+    return ATTN_OK;
 }
 
 /* Where the scales of a quantized output are read or written. */
@@ -40,14 +40,10 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
     const bool turned = !nvfp4 && layer->output_scale_column_major;
     const int64_t rows = plan->num_tokens;
-    const struct tensor_need need = {"block_scales",
-                                     2,
-                                     {turned ? groups : rows, turned ? rows : groups},
-                                     turned ? 2 : 1,
-                                     nvfp4 ? e4m3 : float32,
-                                     !nvfp4};
-    return form == ATTN_OUTPUT_FP8_STATIC ? ATTN_OK
-                                          : tensor_check(given->block_scales, &need, NULL, error);
+    CHECK_TENSOR_IF(form != ATTN_OUTPUT_FP8_STATIC, given->block_scales, NULL, "block_scales", 2,
+                    {turned ? groups : rows, turned ? rows : groups}, turned ? 2 : 1,
+                    nvfp4 ? e4m3 : float32, !nvfp4);
+    return ATTN_OK;
 }
 
 /* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes, each row in one piece. */
@@ -126,13 +122,12 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
             "form is not the layer's rope, or positions is NULL");
     FAIL_IF(rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size, "rotary_dim",
             "is not an even number from 0 to the layer's head_size");
-    TRY(tensor_check(rope->cos_sin, &(struct tensor_need){"cos_sin", 2, {TENSOR_ANY, rotary}}, NULL,
-                     error));
+    CHECK_TENSOR(rope->cos_sin, NULL, "cos_sin", 2, {TENSOR_ANY, rotary});
     for (int32_t i = 0; i < 2; i++) {
         FAIL_IF(norms[i].weight != NULL && !layer->qk_norm, norms[i].field,
                 "is given, and the layer does not say qk_norm");
-        const struct tensor_need need = {norms[i].field, 1, {layer->head_size}};
-        TRY(norms[i].weight != NULL ? tensor_check(norms[i].weight, &need, NULL, error) : ATTN_OK);
+        CHECK_TENSOR_IF(norms[i].weight != NULL, norms[i].weight, NULL, norms[i].field, 1,
+                        {layer->head_size});
     }
     FAIL_IF(!(rope->norm_eps >= 0), "norm_eps", "is negative or NaN");
     BAD_IF(slots < plan->given.num_actual_tokens || slots > plan->num_tokens, "num_slots",

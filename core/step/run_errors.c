@@ -11,10 +11,8 @@ attn_status check_rows(const char *field, const struct attn_tensor *found,
 {
     struct attn_tensor kind;
     tensor_set_kind(&kind, wanted->kind);
-    return tensor_check(
-        found,
-        &(struct tensor_need){field, 3, {rows, wanted->heads, wanted->head_size}, 1, kind.dtype},
-        NULL, error);
+    CHECK_TENSOR(found, NULL, field, 3, {rows, wanted->heads, wanted->head_size}, 1, kind.dtype);
+    return ATTN_OK;
 }
 
 attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,

@@ -129,9 +129,8 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
         const int64_t slots =
             table == 0 ? plan->given.num_slots : plan->tables[0][table - 1].num_slots;
         const struct attn_kv_view *view = &layer->further[i];
-        const struct tensor_need rows = {
-            "attn_io_caches", 3, {slots, view->num_heads, view->head_size}, 1, TENSOR_NUMBERS};
-        TRY(t != NULL ? tensor_check(t, &rows, NULL, error) : ATTN_OK);
+        CHECK_TENSOR_IF(t != NULL, t, NULL, "attn_io_caches", 3,
+                        {slots, view->num_heads, view->head_size}, 1, TENSOR_NUMBERS);
         TRY(address_check_tensor(plan->model, t, "attn_io_caches", plan->validate, error));
     }
     return ATTN_OK;
