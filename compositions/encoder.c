@@ -12,7 +12,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MAX_HISTORY 1024
 #define INPUTS 3 /* q, k, v */
 
 static bool is_quantized(const struct layer *layer)

@@ -90,20 +90,15 @@ static const struct attn_api api_table = {
 attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
                          const struct attn_api **api, struct attn_error *error)
 {
-    if (api == NULL) {
-        return BAD("api", "api is NULL");
-    }
+    BAD_IF(api == NULL, "api", "api is NULL");
     *api = NULL;
-    if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {
-        return error_set(error, ATTN_ERROR_ABI_VERSION, "abi_version_min",
-                         "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
-                         ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
-                         ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
-                         ATTN_LIBRARY_VERSION, ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN),
-                         ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
-                         ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-                         ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
-    }
+    ERROR_IF(!ATTN_VERSION_SERVES(abi_version_min, abi_version_max), ATTN_ERROR_ABI_VERSION,
+             "abi_version_min", "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
+             ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+             ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+             ATTN_LIBRARY_VERSION, ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN),
+             ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+             ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     *api = &api_table;
     return ATTN_OK;
 }

@@ -210,9 +210,7 @@ static attn_status begin(attn_runtime *runtime, struct attn_error *error)
 {
     struct isolated *isolated = arena_alloc(
         &runtime->arena, sizeof *isolated + (size_t)runtime->num_plugins * sizeof *isolated->scans);
-    if (isolated == NULL) {
-        return NO_MEMORY("runtime", "the probes");
-    }
+    NO_MEMORY_IF(isolated == NULL, "runtime", "the probes");
     if (runtime->settings.cache_dir[0] != '\0') {
         isolated->machine = machine_read();
     }

@@ -24,13 +24,12 @@ static attn_status read_record(struct recording *record, const char *text, struc
                                              &record->layer, &record->step, &end, contents, &end)
                                     : 0;
     record->real = strcmp(contents, "real") == 0;
-    if (text[0] != '/' || found < 2 || colon[end] != '\0' || record->layer < 0 ||
-        record->step < 0 || (!record->real && strcmp(contents, "random") != 0)) {
-        return BAD("ATTN_RECORD",
-                   "'%s' is not an absolute folder and what is recorded, as in "
-                   "/folder:layer=3,step=17 or /folder:layer=3,step=17,contents=real",
-                   text);
-    }
+    BAD_IF(text[0] != '/' || found < 2 || colon[end] != '\0' || record->layer < 0 ||
+               record->step < 0 || (!record->real && strcmp(contents, "random") != 0),
+           "ATTN_RECORD",
+           "'%s' is not an absolute folder and what is recorded, as in /folder:layer=3,step=17 or "
+           "/folder:layer=3,step=17,contents=real",
+           text);
     record->folder[colon - text] = '\0';
     return ATTN_OK;
 }
@@ -40,13 +39,10 @@ static attn_status read_trace(struct trace_file *trace, const char *file, const 
                               struct attn_error *error)
 {
     char after = '\0';
-    if (file[0] != '/') {
-        return BAD("ATTN_TRACE", "'%s' is not an absolute path", file);
-    }
-    if (every != NULL && (sscanf(every, "%9d%c", &trace->every, &after) != 1 || trace->every < 1)) {
-        return BAD("ATTN_TRACE_EVERY", "'%s' is not a number of steps; 1 to 999999999 are allowed",
-                   every);
-    }
+    BAD_IF(file[0] != '/', "ATTN_TRACE", "'%s' is not an absolute path", file);
+    BAD_IF(every != NULL &&
+               (sscanf(every, "%9d%c", &trace->every, &after) != 1 || trace->every < 1),
+           "ATTN_TRACE_EVERY", "'%s' is not a number of steps; 1 to 999999999 are allowed", every);
     return trace_open(trace, error);
 }
 
@@ -64,9 +60,7 @@ static attn_status open_observers(attn_runtime *runtime, const struct attn_runti
         o->trace.path = file != NULL ? arena_string(arena, file) : NULL;
         o->record.folder = record != NULL ? arena_string(arena, record) : NULL;
     }
-    if (arena->failed) {
-        return NO_MEMORY("settings", "the settings");
-    }
+    NO_MEMORY_IF(arena->failed, "settings", "the settings");
     TRY(file != NULL ? read_trace(&o->trace, file, env_get(options, "ATTN_TRACE_EVERY"), error)
                      : ATTN_OK);
     return record != NULL ? read_record(&o->record, record, error) : ATTN_OK;

@@ -65,9 +65,7 @@ attn_status trace_open(struct trace_file *trace, struct attn_error *error)
         open(trace->path,
              O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK, 0600);
     const char *why = trace->descriptor < 0 ? strerror(errno) : begin_file(trace->descriptor);
-    if (why != NULL) {
-        return error_set(error, ATTN_ERROR_IO, "ATTN_TRACE", "%s: %s", trace->path, why);
-    }
+    ERROR_IF(why != NULL, ATTN_ERROR_IO, "ATTN_TRACE", "%s: %s", trace->path, why);
     (void)flock(trace->descriptor, LOCK_UN);
     find_markers(trace);
     return ATTN_OK;

@@ -31,17 +31,14 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
 {
     struct text out;
     attn_status status = ATTN_OK;
-    if (assignment == NULL || needed == NULL || (text == NULL && size > 0)) {
-        return BAD(assignment == NULL ? "assignment"
-                   : needed == NULL   ? "needed"
-                                      : "text",
-                   "NULL is not allowed here");
-    }
+    BAD_IF(assignment == NULL || needed == NULL || (text == NULL && size > 0),
+           assignment == NULL ? "assignment"
+           : needed == NULL   ? "needed"
+                              : "text",
+           "NULL is not allowed here");
     *needed = 0;
-    if (!assignment->complete) {
-        return error_set(error, ATTN_ERROR_NO_BACKEND, "assignment",
-                         "an assignment with unserved layers cannot be exported");
-    }
+    ERROR_IF(!assignment->complete, ATTN_ERROR_NO_BACKEND, "assignment",
+             "an assignment with unserved layers cannot be exported");
     text_init(&out, &assignment->runtime->host);
     text_add(&out, EXPORT_HEAD "\n");
     assignment_add_layers(&out, assignment);
@@ -98,9 +95,7 @@ static attn_status read_line(struct rule *rules, char *line, int32_t layer, cons
     }
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         struct pattern *pattern = arena_array(arena, 1, sizeof *pattern);
-        if (pattern == NULL) {
-            return NO_MEMORY("import_text", "the text");
-        }
+        NO_MEMORY_IF(pattern == NULL, "import_text", "the text");
         line[end[phase]] = '\0';
         *pattern =
             (struct pattern){line + begin[phase], false, (size_t)(line + begin[phase] - text)};
@@ -124,9 +119,7 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
     char *copy = arena_string(arena, text), *rest = copy, *line;
     int32_t count = 0;
     rules->rules = arena_array(arena, (size_t)num_layers * NUM_PHASES, sizeof *rules->rules);
-    if (copy == NULL || rules->rules == NULL) {
-        return NO_MEMORY("import_text", "the text");
-    }
+    NO_MEMORY_IF(copy == NULL || rules->rules == NULL, "import_text", "the text");
     if (strcmp(strsep(&rest, "\n"), EXPORT_HEAD) != 0) {
         return malformed(error, 1, "`" EXPORT_HEAD "` is expected");
     }

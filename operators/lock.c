@@ -194,9 +194,7 @@ static attn_status take_record(char *file, const struct attn_layer_desc *const *
         if (end != NULL) {
             const size_t length = (size_t)(end - record) - head;
             char *copy = arena_alloc(arena, sizeof EXPORT_HEAD + length + 1);
-            if (copy == NULL) {
-                return NO_MEMORY("ATTN_LOCK", "the lock");
-            }
+            NO_MEMORY_IF(copy == NULL, "ATTN_LOCK", "the lock");
             memcpy(copy, EXPORT_HEAD "\n", sizeof EXPORT_HEAD);
             memcpy(copy + sizeof EXPORT_HEAD, record + head, length);
             copy[sizeof EXPORT_HEAD + length] = '\0';
@@ -216,9 +214,7 @@ attn_status lock_choice(const attn_runtime *runtime, const struct attn_layer_des
     }
     lock += sizeof TAKE - 1;
     char *file = runtime_alloc(runtime, LOCK_MOST + 1);
-    if (file == NULL) {
-        return NO_MEMORY("ATTN_LOCK", "the lock");
-    }
+    NO_MEMORY_IF(file == NULL, "ATTN_LOCK", "the lock");
     const int descriptor = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     const char *why = descriptor < 0 ? strerror(errno) : lock_read(descriptor, file);
     attn_status status = why != NULL ? fail(error, lock, why)
