@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/runtime.h"
+#include "support/client.h"
 #include "support/test.h"
 
 const struct attn_api *api;
@@ -18,53 +19,20 @@ attn_status fixture_open(void)
     return attn_get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL);
 }
 
-static void keep_log(void *user, int32_t level, const char *who, const char *message)
-{
-    struct place *place = user;
-    const size_t used = strlen(place->log);
-    if (level <= ATTN_LOG_WARN) {
-        snprintf(place->log + used, sizeof place->log - used, "%s\n", message);
-    }
-}
-
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    struct place *place = user;
-    if (++place->allocations == place->fail_at) {
-        return NULL;
-    }
-    place->alive++;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    struct place *place = user;
-    place->alive -= memory != NULL;
-    free(memory);
-}
-
 attn_runtime *place_create(struct place *place, const char *path, attn_status expected)
 {
-    const struct attn_host host = {.struct_size = sizeof host,
-                                   .user = place,
-                                   .log = keep_log,
-                                   .allocate = allocate,
-                                   .release = release};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = &host,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = place->cache,
-                                                 .num_threads = 1,
-                                                 .log_level = 1 + ATTN_LOG_WARN,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
+    const struct attn_host host = meter_host(&place->meter);
+    struct attn_runtime_options options = client_options(path);
+    options.host = &host;
+    options.cache_dir = place->cache;
+    options.log_level = 1 + ATTN_LOG_WARN;
+    options.isolation = -1;
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     const attn_status status = api->runtime_create(&options, &runtime, &error);
-    place->log[place->fail_at > 0 ? 0 : strlen(place->log)] = '\0';
+    if (place->meter.fail_at > 0) {
+        place->meter.log[0] = '\0';
+    }
     if (status != expected) {
         fail_msg("status %d, %s: %s", status, error.field, error.message);
     }

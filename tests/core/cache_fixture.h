@@ -6,19 +6,18 @@
 #include <attn/api.h>
 #include <stdbool.h>
 
+#include "support/meter.h"
+
 /* HOSTILE_DIR: where the plugins of tests/hostile were built, as attn_NAME.so. */
 #define PLUGIN(name) HOSTILE_DIR "/attn_" name ".so"
 #define MAX_BYTES 65536
 
-/* `log` has what the core warned of; of the allocations through the host number `fail_at` fails. */
+/* The meter's log has what the core warned of. */
 struct place {
     char folder[64];
     char plugin[96];
     char cache[128];
-    char log[4096];
-    long allocations;
-    long fail_at;
-    long alive;
+    struct meter meter;
 };
 
 extern const struct attn_api *api;

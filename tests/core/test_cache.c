@@ -16,6 +16,7 @@
 #include "isolation.h"
 #include "runtime/load.h"
 #include "runtime/runtime.h"
+#include "support/client.h"
 #include "support/layer.h"
 #include "support/services.h"
 #include "support/test.h"
@@ -139,7 +140,7 @@ PLACE_TEST(warm_start_loads_nothing)
     assert_ok(runtime_plugin_table(warm, 0, &table, NULL));
     assert_string_equal(table->name, "rich");
     assert_true(is_mapped(place->plugin));
-    assert_string_equal(place->log, "");
+    assert_string_equal(place->meter.log, "");
     api->runtime_destroy(warm);
     api->runtime_destroy(live);
 }
@@ -184,15 +185,11 @@ PLACE_TEST(log_may_select)
     struct selecting_log log = {.layers = layers};
     const struct attn_host host = {
         .struct_size = sizeof host, .user = &log, .log = select_from_log};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = &host,
-                                                 .backend = "",
-                                                 .plugin_path = place->plugin,
-                                                 .cache_dir = place->cache,
-                                                 .log_level = 1 + ATTN_LOG_DEBUG,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
+    struct attn_runtime_options options = client_options(place->plugin);
+    options.host = &host;
+    options.cache_dir = place->cache;
+    options.log_level = 1 + ATTN_LOG_DEBUG;
+    options.isolation = -1;
     attn_assignment *assignment = NULL;
     place_warm_up(place);
     assert_ok(api->runtime_create(&options, &log.runtime, NULL));
@@ -260,14 +257,10 @@ PLACE_TEST(records_are_of_their_file)
 PLACE_TEST(ordered_isolation_is_had)
 {
     struct place *place = *state;
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = place->plugin,
-                                                 .cache_dir = place->cache,
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = 1};
+    struct attn_runtime_options options = client_options(place->plugin);
+    options.cache_dir = place->cache;
+    options.log_level = 1 + ATTN_LOG_ERROR;
+    options.isolation = 1;
     for (int32_t cold = 0; cold < 2; cold++) {
         attn_runtime *runtime = NULL;
         if (cold) {
@@ -329,7 +322,7 @@ PLACE_TEST(choices_of_devices_lie_side_by_side)
     api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
     assert_int_equal(unsetenv("CUDA_VISIBLE_DEVICES"), 0);
     assert_int_equal(place_entries(place, NULL), 2);
-    assert_string_equal(place->log, "");
+    assert_string_equal(place->meter.log, "");
     place_entries(place, make_ancient);
     assert_int_equal(chmod(place->plugin, 0600), 0);
     api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
@@ -404,7 +397,7 @@ PLACE_TEST(no_cache_is_no_fault)
     runtime = place_create(&other, place->plugin, ATTN_OK);
     assert_int_equal(runtime->num_backends, 2);
     api->runtime_destroy(runtime);
-    assert_string_equal(other.log, "");
+    assert_string_equal(other.meter.log, "");
     INVALID(&error, "ATTN_CACHE_DIR", api->runtime_create(&relative, &runtime, &error));
     assert_non_null(strstr(error.message, "'cache'"));
 }
@@ -420,7 +413,7 @@ PLACE_TEST(many_processes_at_once)
         if (pids[i] == 0) {
             for (int j = 0; j < 40; j++) {
                 attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
-                if (runtime->num_backends != 2 || place->log[0] != '\0') {
+                if (runtime->num_backends != 2 || place->meter.log[0] != '\0') {
                     _exit(1);
                 }
                 if (j % 4 == i % 4) {
@@ -443,18 +436,18 @@ PLACE_TEST(every_allocation_fails_in_turn)
     for (int warm = 0; warm < 2; warm++) {
         long calls = 0;
         place_entries(place, warm ? NULL : drop_entry);
-        place->allocations = place->fail_at = 0;
+        place->meter.calls = place->meter.fail_at = 0;
         api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
-        calls = place->allocations;
-        assert_int_equal(place->alive, 0);
+        calls = place->meter.calls;
+        assert_int_equal(place->meter.alive, 0);
         for (long i = 1; i <= calls; i++) {
             place_entries(place, warm ? NULL : drop_entry);
-            place->allocations = 0;
-            place->fail_at = i;
+            place->meter.calls = 0;
+            place->meter.fail_at = i;
             assert_null(place_create(place, place->plugin, ATTN_ERROR_OUT_OF_MEMORY));
-            assert_int_equal(place->alive, 0);
+            assert_int_equal(place->meter.alive, 0);
         }
-        place->fail_at = 0;
+        place->meter.fail_at = 0;
         api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
     }
 }

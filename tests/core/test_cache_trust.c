@@ -39,17 +39,17 @@ static void is_rebuilt(struct place *place, const char *says)
 {
     struct stat info;
     attn_runtime *runtime = NULL;
-    place->log[0] = '\0';
+    place->meter.log[0] = '\0';
     runtime = place_create(place, place->plugin, ATTN_OK);
-    if (strstr(place->log, says) == NULL) {
-        fail_msg("expected '%s', the log says '%s'", says, place->log);
+    if (strstr(place->meter.log, says) == NULL) {
+        fail_msg("expected '%s', the log says '%s'", says, place->meter.log);
     }
     assert_int_equal(runtime->num_backends, 2);
     api->runtime_destroy(runtime);
-    place->log[0] = '\0';
+    place->meter.log[0] = '\0';
     runtime = place_create(place, place->plugin, ATTN_OK);
     assert_null(runtime->plugins[0].table);
-    assert_string_equal(place->log, "");
+    assert_string_equal(place->meter.log, "");
     api->runtime_destroy(runtime);
     assert_int_equal(lstat(the_entry, &info), 0);
     assert_true(S_ISREG(info.st_mode));
@@ -99,13 +99,13 @@ PLACE_TEST(lies_are_noticed)
         }
         memcpy(lie + 24, &sum, sizeof sum);
         overwrite(lie, size_on_file);
-        place->log[0] = '\0';
+        place->meter.log[0] = '\0';
         runtime = place_create(place, place->plugin, ATTN_OK);
-        refused += place->log[0] != '\0';
+        refused += place->meter.log[0] != '\0';
         api->runtime_destroy(runtime);
     }
     assert_true(refused > 100);
-    assert_int_equal(place->alive, 0);
+    assert_int_equal(place->meter.alive, 0);
 }
 
 PLACE_TEST(strangers_are_not_believed)

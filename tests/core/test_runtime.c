@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/runtime.h"
+#include "support/client.h"
 #include "support/services.h"
 #include "support/test.h"
 
@@ -24,15 +25,10 @@ static const struct attn_api *api;
 static attn_runtime *create_with(const char *path, const struct attn_host *host,
                                  attn_status expected)
 {
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = host,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = 2,
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
+    struct attn_runtime_options options = client_options(path);
+    options.host = host;
+    options.num_threads = 2;
+    options.log_level = 1 + ATTN_LOG_ERROR;
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     const attn_status status = api->runtime_create(&options, &runtime, &error);

@@ -1,48 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fixture.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "support/client.h"
 #include "support/test.h"
 
 const struct attn_api *api;
 const char *core_file, *scan_file;
 
-static void keep_log(void *user, int32_t level, const char *who, const char *message)
-{
-    struct meter *meter = user;
-    const size_t used = strlen(meter->log);
-    snprintf(meter->log + used, sizeof meter->log - used, "%d %s\n", level, message);
-}
-
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    struct meter *meter = user;
-    if (++meter->calls == meter->fail_at) {
-        return NULL;
-    }
-    meter->alive++;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    struct meter *meter = user;
-    meter->alive -= memory != NULL;
-    free(memory);
-}
-
 attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t isolation,
                         int32_t deadline, struct meter *meter, attn_status expected)
 {
-    const struct attn_host host = {.struct_size = sizeof host,
-                                   .user = meter,
-                                   .log = keep_log,
-                                   .allocate = allocate,
-                                   .release = release};
+    const struct attn_host host = meter_host(meter);
     struct attn_runtime_options options = client_options(path);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;

@@ -5,14 +5,10 @@
 
 #include <attn/api.h>
 
+#include "support/meter.h"
+
 #define PLUGIN(name) HOSTILE_DIR "/attn_" name ".so"
 #define CRASHED "its process was ended by signal 11 (SIGSEGV)"
-
-/* A host that counts, fails one allocation, and keeps what is logged. */
-struct meter {
-    long calls, fail_at, alive;
-    char log[8192];
-};
 
 extern const struct attn_api *api;
 extern const char *core_file, *scan_file;

@@ -1,38 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation between a runtime and a plan fails in turn: each is reported as such, nothing
  * leaks. */
-#include <stdlib.h>
-
 #include "support/client.h"
 #include "support/layer.h"
+#include "support/meter.h"
 #include "support/test.h"
-
-struct meter {
-    long calls, fail_at; /* 0: none fails */
-    long alive;
-    size_t bytes;
-};
-
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    struct meter *meter = user;
-    if (++meter->calls == meter->fail_at) {
-        return NULL;
-    }
-    alignment = alignment < 16 ? 16 : alignment;
-    void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-    meter->alive += memory != NULL;
-    meter->bytes += memory != NULL ? size : 0;
-    return memory;
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    struct meter *meter = user;
-    meter->alive -= memory != NULL;
-    meter->bytes -= memory != NULL ? size : 0;
-    free(memory);
-}
 
 /* A full and a sliding layer, one with sinks; from runtime to plan and back. */
 static attn_status attempt(const struct attn_api *api, struct meter *meter,
@@ -40,8 +12,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
 {
     static _Alignas(256) unsigned char cache[64 * 1024], workspace[4 << 20];
     static float sinks[4];
-    const struct attn_host host = {
-        .struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
+    const struct attn_host host = meter_host(meter);
     struct attn_runtime_options options = client_options(PLUGINS ":relative:/no/such/place");
     struct attn_layer_desc layers[2] = {layer_decoder("full", 4, 2, 16, 16)};
     const struct attn_layer_desc *descs[] = {&layers[0], &layers[1]};
