@@ -53,14 +53,22 @@ static inline void expect_reasons(struct setting *s, int32_t count)
     assert_int_equal(s->reasons.count, count);
 }
 
-/* Among those that the last match found. */
-static inline void expect_reason(const struct setting *s, const char *field)
+/* So many reasons (ANY: at least one), of these fields among them. */
+#define ANY (-1)
+#define expect_fields(s, count, ...) expect_each(s, count, (const char *const[]){__VA_ARGS__, NULL})
+static inline void expect_each(struct setting *s, int32_t count, const char *const *fields)
 {
-    int32_t i = 0;
-    while (i < s->reasons.count && strcmp(s->reasons.items[i].field, field) != 0) {
-        i++;
+    match_one(s);
+    for (; *fields != NULL; fields++) {
+        int32_t i = 0;
+        while (i < s->reasons.count && strcmp(s->reasons.items[i].field, *fields) != 0) {
+            i++;
+        }
+        if (i == s->reasons.count) {
+            fail_msg("no reason of %s", *fields);
+        }
     }
-    assert_true(i < s->reasons.count);
+    assert_true(count == ANY || count == s->reasons.count);
 }
 
 /* No layer that can be matched, for this field. */

@@ -122,17 +122,24 @@ struct attn_layer_desc fixture_layer(const char *name)
                                     .block_size = 16};
 }
 
-attn_status fixture_select(struct fixture *fixture, const char *text,
-                           const struct attn_layer_desc *layers, int32_t count,
-                           attn_assignment **assignment, struct attn_error *error)
+attn_status fixture_select_by(struct fixture *fixture, const struct attn_select_options *options,
+                              const struct attn_layer_desc *layers, int32_t count,
+                              attn_assignment **assignment, struct attn_error *error)
 {
-    struct attn_select_options options = {.struct_size = sizeof options, .backend = text};
     const struct attn_layer_desc *pointers[128];
     for (int32_t i = 0; i < count; i++) {
         pointers[i] = &layers[i];
     }
     *error = (struct attn_error)ATTN_ERROR_INIT;
-    return observed_select(&fixture->runtime, &options, pointers, count, assignment, error);
+    return observed_select(&fixture->runtime, options, pointers, count, assignment, error);
+}
+
+attn_status fixture_select(struct fixture *fixture, const char *text,
+                           const struct attn_layer_desc *layers, int32_t count,
+                           attn_assignment **assignment, struct attn_error *error)
+{
+    const struct attn_select_options options = {.struct_size = sizeof options, .backend = text};
+    return fixture_select_by(fixture, &options, layers, count, assignment, error);
 }
 
 void fixture_write_time(const struct fixture *fixture, FILE *file, const struct fixture_time *time)

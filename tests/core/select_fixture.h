@@ -36,6 +36,10 @@ struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,
                                       const char *variant, int32_t rank);
 /* 32/8 heads of 128, bf16, causal, blocks of 16. */
 struct attn_layer_desc fixture_layer(const char *name);
+attn_status fixture_select_by(struct fixture *fixture, const struct attn_select_options *options,
+                              const struct attn_layer_desc *layers, int32_t count,
+                              attn_assignment **assignment, struct attn_error *error);
+/* In the order of a selection text. */
 attn_status fixture_select(struct fixture *fixture, const char *text,
                            const struct attn_layer_desc *layers, int32_t count,
                            attn_assignment **assignment, struct attn_error *error);

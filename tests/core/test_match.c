@@ -122,31 +122,36 @@ CASE(test_rows_by_what_they_name)
     }
 }
 
-#define SETTER(name, change)                                                                       \
+/* Terms and features, and a layer that has them. */
+#define TERMS_AND_FEATURES(ROW)                                                                    \
+    ROW(set_per_request, ATTN_TERM_CAUSAL_PER_REQUEST, 0, l->causal_per_request = 1)               \
+    ROW(set_window, ATTN_TERM_SLIDING_WINDOW, 0, l->has_window = 1)                                \
+    ROW(set_symmetric, ATTN_TERM_SYMMETRIC_WINDOW, 0, l->has_window = 1;                           \
+        l->causal = ATTN_CAUSAL_NO; l->window_left = l->window_right = 9)                          \
+    ROW(set_chunk, ATTN_TERM_CHUNKED_LOCAL, 0, l->chunk_size = 64)                                 \
+    ROW(set_soft_cap, ATTN_TERM_SOFT_CAP, 0, l->soft_cap = 50)                                     \
+    ROW(set_alibi, ATTN_TERM_ALIBI, 0, l->alibi = ATTN_ALIBI_LINEAR)                               \
+    ROW(set_sqrt, ATTN_TERM_ALIBI_SQRT, 0, l->alibi = ATTN_ALIBI_SQRT)                             \
+    ROW(set_sinks, ATTN_TERM_SINKS, 0, l->has_sinks = 1)                                           \
+    ROW(set_sink_len, ATTN_TERM_STATIC_SINK, 0, l->sink_len = 4)                                   \
+    ROW(set_prefix_lm, ATTN_TERM_PREFIX_LM, 0, l->prefix_lm = 1)                                   \
+    ROW(set_bits, ATTN_TERM_TREE_BITS, 0, l->tree_mask = ATTN_TREE_BITS)                           \
+    ROW(set_bias, ATTN_TERM_TREE_BIAS, 0, l->tree_mask = ATTN_TREE_BIAS)                           \
+    ROW(set_lse, 0, ATTN_FEATURE_LSE, l->needs_lse = 1)                                            \
+    ROW(set_row, 0, ATTN_FEATURE_BLOCK_TABLE_ROW, l->needs_block_table_row = 1)                    \
+    ROW(set_bounds, 0, ATTN_FEATURE_HOST_BOUNDS, l->host_bounds = 1)                               \
+    ROW(set_device_lens, 0, ATTN_FEATURE_DEVICE_SEQ_LENS, l->device_seq_lens_only = 1)             \
+    ROW(set_query, 0, ATTN_FEATURE_QUANTIZED_QUERY, l->q_scale_form = ATTN_SCALE_PER_TENSOR;       \
+        l->q_dtype = ATTN_DTYPE_FP8_E4M3)                                                          \
+    ROW(set_invariant, 0, ATTN_FEATURE_BATCH_INVARIANT, l->batch_invariant = 1)
+#define SETTER(name, term, feature, change)                                                        \
     static void name(struct attn_layer_desc *l, struct attn_backend_caps *c)                       \
     {                                                                                              \
         (void)c;                                                                                   \
         change;                                                                                    \
     }
-SETTER(set_per_request, l->causal_per_request = 1)
-SETTER(set_window, l->has_window = 1)
-SETTER(set_symmetric, l->has_window = 1; l->causal = ATTN_CAUSAL_NO;
-       l->window_left = l->window_right = 9)
-SETTER(set_chunk, l->chunk_size = 64)
-SETTER(set_soft_cap, l->soft_cap = 50)
-SETTER(set_alibi, l->alibi = ATTN_ALIBI_LINEAR)
-SETTER(set_sqrt, l->alibi = ATTN_ALIBI_SQRT)
-SETTER(set_sinks, l->has_sinks = 1)
-SETTER(set_sink_len, l->sink_len = 4)
-SETTER(set_prefix_lm, l->prefix_lm = 1)
-SETTER(set_bits, l->tree_mask = ATTN_TREE_BITS)
-SETTER(set_bias, l->tree_mask = ATTN_TREE_BIAS)
-SETTER(set_lse, l->needs_lse = 1)
-SETTER(set_row, l->needs_block_table_row = 1)
-SETTER(set_bounds, l->host_bounds = 1)
-SETTER(set_device_lens, l->device_seq_lens_only = 1)
-SETTER(set_query, l->q_scale_form = ATTN_SCALE_PER_TENSOR; l->q_dtype = ATTN_DTYPE_FP8_E4M3)
-SETTER(set_invariant, l->batch_invariant = 1)
+TERMS_AND_FEATURES(SETTER)
+#define TERM_ROW(name, term, feature, change) {term, feature, name},
 
 /* A row of one term or feature, alone and next to causality: it refuses the layer that has it, and
  * no other. Two of them refuse together. */
@@ -155,24 +160,7 @@ TEST(test_rows_by_each_term_and_feature)
     static const struct {
         uint64_t term, feature;
         change *change;
-    } rows[] = {{ATTN_TERM_CAUSAL_PER_REQUEST, 0, set_per_request},
-                {ATTN_TERM_SLIDING_WINDOW, 0, set_window},
-                {ATTN_TERM_SYMMETRIC_WINDOW, 0, set_symmetric},
-                {ATTN_TERM_CHUNKED_LOCAL, 0, set_chunk},
-                {ATTN_TERM_SOFT_CAP, 0, set_soft_cap},
-                {ATTN_TERM_ALIBI, 0, set_alibi},
-                {ATTN_TERM_ALIBI_SQRT, 0, set_sqrt},
-                {ATTN_TERM_SINKS, 0, set_sinks},
-                {ATTN_TERM_STATIC_SINK, 0, set_sink_len},
-                {ATTN_TERM_PREFIX_LM, 0, set_prefix_lm},
-                {ATTN_TERM_TREE_BITS, 0, set_bits},
-                {ATTN_TERM_TREE_BIAS, 0, set_bias},
-                {0, ATTN_FEATURE_LSE, set_lse},
-                {0, ATTN_FEATURE_BLOCK_TABLE_ROW, set_row},
-                {0, ATTN_FEATURE_HOST_BOUNDS, set_bounds},
-                {0, ATTN_FEATURE_DEVICE_SEQ_LENS, set_device_lens},
-                {0, ATTN_FEATURE_QUANTIZED_QUERY, set_query},
-                {0, ATTN_FEATURE_BATCH_INVARIANT, set_invariant}};
+    } rows[] = {TERMS_AND_FEATURES(TERM_ROW)};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct attn_refused_combination row = {
             .terms = rows[i].term, .features = rows[i].feature, .why = "no"};
@@ -221,17 +209,14 @@ CASE(test_what_keeps_blocks_whole)
     s.layer.block_size = 192;
     expect_reasons(&s, 0);
     s.caps->device.type = ATTN_DEVICE_CUDA;
-    match_one(&s);
-    expect_reason(&s, "make_block_table");
+    expect_fields(&s, ANY, "make_block_table");
     s.caps->kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;
     expect_reasons(&s, 0);
     s.layer.next = &cp.ext;
-    match_one(&s);
-    expect_reason(&s, "interleave");
+    expect_fields(&s, ANY, "interleave");
     s.layer.next = NULL;
     s.layer.padded_page_bytes = 3 * 524289; /* odd parts, of 16-bit elements */
-    match_one(&s);
-    expect_reason(&s, "padded_page_bytes");
+    expect_fields(&s, ANY, "padded_page_bytes");
     s.layer.padded_page_bytes = 3 * 524288;
     expect_reasons(&s, 0);
     s.layer.padded_page_bytes = 0;
@@ -239,8 +224,7 @@ CASE(test_what_keeps_blocks_whole)
     expect_reasons(&s, 0);
     s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_MAKE_BLOCK_TABLE;
     s.layer.block_size = 64;
-    match_one(&s);
-    expect_reason(&s, "kernel");
+    expect_fields(&s, ANY, "kernel");
 }
 
 CASE(test_compositions)
@@ -259,8 +243,7 @@ CASE(test_compositions)
     s.layer.needs_block_table_row = 1; /* whose rows the host knows on a CPU alone */
     expect_composed(&s, ATTN_COMPOSE_CHUNKED);
     s.caps->device.type = ATTN_DEVICE_CUDA;
-    match_one(&s);
-    expect_reason(&s, "chunk_size");
+    expect_fields(&s, ANY, "chunk_size");
     s.caps->device.type = ATTN_DEVICE_CPU;
     s.layer.needs_block_table_row = 0;
     s.caps->terms |= ATTN_TERM_CHUNKED_LOCAL;
@@ -312,13 +295,10 @@ CASE(test_mla)
     s.layer.num_q_heads = 128;
     s.layer.num_kv_heads = 1;
     s.layer.head_size = 576;
-    match_one(&s);
-    expect_reason(&s, "layer_kind");
-    expect_reason(&s, "kernel");
+    expect_fields(&s, ANY, "layer_kind", "kernel");
     s.caps->layer_kinds |= 1u << ATTN_LAYER_MLA;
     s.caps->kernels |= ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_BATCHED_GEMM;
-    match_one(&s);
-    expect_reason(&s, "attn_mla_caps");
+    expect_fields(&s, ANY, "attn_mla_caps");
     s.caps->next = &limits.ext;
     expect_composed(&s, ATTN_COMPOSE_MLA);
     limits.kv_lora_rank_max = 256;
@@ -326,20 +306,14 @@ CASE(test_mla)
     limits.num_q_heads_multiple = 100;
     s.layer.num_speculative_tokens = 2;
     s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_BATCHED_GEMM;
-    match_one(&s);
-    expect_reason(&s, "kv_lora_rank");
-    expect_reason(&s, "qk_rope_head_dim");
-    expect_reason(&s, "padded_num_q_heads");
-    expect_reason(&s, "max_query_len");
-    expect_reason(&s, "kernel");
-    assert_int_equal(s.reasons.count, 5);
+    expect_fields(&s, 5, "kv_lora_rank", "qk_rope_head_dim", "padded_num_q_heads", "max_query_len",
+                  "kernel");
     limits.topk_multiple = 64;
     mla.topk = 128;
     match_one(&s);
     const int32_t others = s.reasons.count;
     mla.topk = 100;
-    expect_reasons(&s, others + 1);
-    expect_reason(&s, "topk");
+    expect_fields(&s, others + 1, "topk");
     s.layer.head_size = 568;
     expect_unresolved(&s, "head_size");
 }
@@ -362,8 +336,7 @@ CASE(test_further_caches)
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
     expect_composed(&s, 0); /* and no cascade */
     s.layer.chunk_size = 64;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "caches");
+    expect_fields(&s, 1, "caches");
     s.layer.chunk_size = 0;
     s.layer.kv_sharing_target = "another";
     expect_unresolved(&s, "caches");
@@ -386,16 +359,13 @@ CASE(test_padded_heads)
     s.layer.head_size = 120;
     s.layer.head_size_v = 128;
     s.layer.next = &quant.ext;
-    match_one(&s);
-    expect_reason(&s, "head_size");
+    expect_fields(&s, ANY, "head_size");
     quant.padded_head_size = 192;
-    match_one(&s);
-    expect_reason(&s, "kernel"); /* fill, for the padding */
+    expect_fields(&s, ANY, "kernel"); /* fill, for the padding */
     s.caps->kernels |= ATTN_KERNEL_FILL | ATTN_KERNEL_AMAX;
     expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
     quant.amax_history_len = 16;
-    match_one(&s);
-    expect_reason(&s, "mm_encoder_fp8"); /* scales that follow the inputs */
+    expect_fields(&s, ANY, "mm_encoder_fp8"); /* scales that follow the inputs */
     s.caps->features |= ATTN_FEATURE_AMAX_HISTORY;
     expect_composed(&s, ATTN_COMPOSE_MM_ENCODER);
 }
@@ -419,16 +389,13 @@ CASE(test_gdn)
     s.layer.block_size = 0;
     s.layer.next = &gdn.ext;
     s.layer.num_q_heads = s.layer.num_kv_heads = 8;
-    match_one(&s);
-    expect_reason(&s, "layer_kind");
-    expect_reason(&s, "kernel");
+    expect_fields(&s, ANY, "layer_kind", "kernel");
     s.caps->layer_kinds |= 1u << ATTN_LAYER_RECURRENT;
     s.caps->kernels |= ATTN_KERNEL_RECURRENT;
     s.caps->next = &limits.ext;
     expect_reasons(&s, 0);
     gdn.state_dtype = ATTN_DTYPE_BF16;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "state_dtype");
+    expect_fields(&s, 1, "state_dtype");
     limits.state_dtypes = 1u << ATTN_DTYPE_BF16;
     expect_reasons(&s, 0);
     struct attn_recurrent_rule rule = {.ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rule, NULL},
@@ -442,11 +409,9 @@ CASE(test_gdn)
         .write_gates = 1u << ATTN_WRITE_GATE_STEP,
         .values_first = 1};
     gdn.ext.next = &rule.ext;
-    expect_reasons(&s, 4);
-    expect_reason(&s, "values_first");
+    expect_fields(&s, 4, "values_first");
     limits.ext.next = &rules.ext;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "has_skip");
+    expect_fields(&s, 1, "has_skip");
     rules.skip = 1;
     expect_reasons(&s, 0);
     rule = (struct attn_recurrent_rule){.ext = rule.ext, .gate_per_channel = 1};
@@ -456,8 +421,7 @@ CASE(test_gdn)
     struct attn_recurrent_norm norm = {.ext = {ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof norm, NULL},
                                        .epsilon = 1};
     gdn.ext.next = &norm.ext;
-    expect_reasons(&s, 3);
-    expect_reason(&s, "attn_recurrent_norm");
+    expect_fields(&s, 3, "attn_recurrent_norm");
     rules.norm = 1;
     expect_reasons(&s, 2);
     const struct attn_cache_desc ring = {.role = ATTN_CACHE_REPLAY,
@@ -470,8 +434,7 @@ CASE(test_gdn)
                                              .num_caches = 1,
                                              .cache_stride = sizeof ring};
     gdn.ext.next = &caches.ext;
-    expect_reasons(&s, 3);
-    expect_reason(&s, "caches");
+    expect_fields(&s, 3, "caches");
     s.caps->cache_roles = 1u << ATTN_CACHE_REPLAY;
     expect_reasons(&s, 2);
     gdn.ext.next = NULL;

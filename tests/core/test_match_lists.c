@@ -18,16 +18,11 @@ TEST(test_lists)
     setting_init(&s);
     s.layer.next = &lists.ext;
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "attn_index_lists");
+    expect_fields(&s, 1, "attn_index_lists");
     s.caps->next = &caps.ext;
     caps.max_entries = 40;
     caps.entries_multiple = 32;
-    expect_reasons(&s, 6);
-    expect_reason(&s, "granularity");
-    expect_reason(&s, "groups");
-    expect_reason(&s, "physical_slots");
-    expect_reason(&s, "max_entries");
+    expect_fields(&s, 6, "granularity", "groups", "physical_slots", "max_entries");
     caps = (struct attn_index_lists_caps){.ext = caps.ext,
                                           .attend = 1,
                                           .granularities = 1 + 64,
@@ -43,8 +38,7 @@ TEST(test_lists)
     s.layer.num_kv_heads = 8;
     lists.groups = ATTN_LISTS_PER_KV_HEAD;
     s.layer.chunk_size = 64;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "attn_index_lists");
+    expect_fields(&s, 1, "attn_index_lists");
 }
 
 /* MLA's plain lists are its top k. */
@@ -79,15 +73,12 @@ TEST(test_latent_lists)
     s.caps->max_group = 0;
     expect_reasons(&s, 0);
     lists.max_entries = 65;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "max_entries");
+    expect_fields(&s, 1, "max_entries");
     lists.max_entries = 64;
     lists.has_lengths = 1;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "attn_index_lists");
+    expect_fields(&s, 1, "attn_index_lists");
     limits.ext.next = &caps.ext;
-    expect_reasons(&s, 1);
-    expect_reason(&s, "attn_index_lists");
+    expect_fields(&s, 1, "attn_index_lists");
     caps.attend_mla_sparse = 1;
     expect_reasons(&s, 0);
 }

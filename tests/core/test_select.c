@@ -161,19 +161,15 @@ CASE(test_refused_order)
 CASE(test_step_allocation)
 {
     struct attn_layer_desc layer = fixture_layer("layer");
-    const struct attn_layer_desc *pointer = &layer;
     const struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION};
     attn_assignment *a = NULL;
     fixture_add(&f, "alpha", "", 2)->features |= ATTN_FEATURE_STEP_ALLOCATES;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    assignment_destroy(a);
-    a = NULL;
-    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error),
-                     ATTN_ERROR_NO_BACKEND);
+    chooses(&f, "", &layer, 1, NULL, "alpha");
+    assert_int_equal(fixture_select_by(&f, &options, &layer, 1, &a, &error), ATTN_ERROR_NO_BACKEND);
     assert_non_null(strstr(error.message, "step_allocation"));
     fixture_add(&f, "beta", "", 1);
-    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
+    assert_ok(fixture_select_by(&f, &options, &layer, 1, &a, &error));
     assert_string_equal(fixture_chosen(a, 0, D), "beta");
     assignment_destroy(a);
 }
@@ -190,20 +186,15 @@ CASE(test_names)
     assert_non_null(strstr(error.message, "did you mean 'cpu_simd"));
     assert_non_null(strstr(error.message, "position 0"));
     assert_int_not_equal(fixture_select(&f, "decode=nothing_*", &layer, 1, &a, &error), ATTN_OK);
-    assert_ok(fixture_select(&f, "^cuda_flash", &layer, 1, &a, &error));
+    chooses(&f, "^cuda_flash", &layer, 1, NULL, "cpu_simd@avx512");
     assert_non_null(strstr(f.log, "cuda_flash"));
-    assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx512");
-    assignment_destroy(a);
     f.log[0] = '\0';
-    assert_ok(fixture_select(&f, "cpu_simd@avx2", &layer, 1, &a, &error));
-    assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx2");
+    chooses(&f, "cpu_simd@avx2", &layer, 1, NULL, "cpu_simd@avx2");
     assert_non_null(strstr(f.log, "forced by 'cpu_simd@avx2'"));
-    assignment_destroy(a);
     f.log[0] = '\0';
-    assert_ok(fixture_select(&f, "cuda_flash?", &layer, 1, &a, &error));
+    chooses(&f, "cuda_flash?", &layer, 1, NULL, NULL);
     assert_non_null(strstr(f.log, "cpu_simd@avx512 of "));
     assert_non_null(strstr(f.log, ", rank 9; nothing meets the wish 'cuda_flash?'"));
-    assignment_destroy(a);
 }
 
 static int32_t asked_supports;
@@ -329,9 +320,8 @@ CASE(test_parts_of_blocks)
     static const int32_t offered[] = {192, 32};
     const struct attn_select_options options = {
         .struct_size = sizeof options, .block_sizes = offered, .num_block_sizes = 2};
-    const struct attn_layer_desc *pointer = &layer;
     layer.block_size = 0;
-    assert_ok(select_layers(&f.runtime, &options, &pointer, 1, &a, &error));
+    assert_ok(fixture_select_by(&f, &options, &layer, 1, &a, &error));
     assert_int_equal(a->layers[0].phases[D].choice.block_size, 32);
     assignment_destroy(a);
 }
@@ -410,13 +400,8 @@ TEST(test_two_runtimes)
 static attn_status import(struct fixture *f, const char *text, const struct attn_layer_desc *layers,
                           int32_t count, attn_assignment **a, struct attn_error *error)
 {
-    struct attn_select_options options = {.struct_size = sizeof options, .import_text = text};
-    const struct attn_layer_desc *pointers[4];
-    for (int32_t i = 0; i < count; i++) {
-        pointers[i] = &layers[i];
-    }
-    *error = (struct attn_error)ATTN_ERROR_INIT;
-    return select_layers(&f->runtime, &options, pointers, count, a, error);
+    const struct attn_select_options options = {.struct_size = sizeof options, .import_text = text};
+    return fixture_select_by(f, &options, layers, count, a, error);
 }
 
 CASE(test_export_import)
