@@ -57,8 +57,9 @@ static void write_ranks(const struct place *place, mode_t mode)
     assert_int_equal(chmod(place->ranks, mode), 0);
 }
 
-/* The backend that decode gets; "beta" is the plugin's estimate, "alpha" the measurement's. */
-static const char *chosen_for(const struct place *place, int32_t kv_dtype_v)
+/* The backend that decode gets, and what the log says of it (or NULL); "beta" is the plugin's
+ * estimate, "alpha" the measurement's. */
+static const char *chosen_for(const struct place *place, int32_t kv_dtype_v, char log[8192])
 {
     static char name[64];
     struct attn_layer_desc layer = fixture_layer("l");
@@ -76,6 +77,9 @@ static const char *chosen_for(const struct place *place, int32_t kv_dtype_v)
     assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
     alarm(0);
     snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
+    if (log != NULL) {
+        memcpy(log, f.log, sizeof f.log);
+    }
     assignment_destroy(a);
     fixture_finish(&f);
     return name;
@@ -83,7 +87,7 @@ static const char *chosen_for(const struct place *place, int32_t kv_dtype_v)
 
 static const char *chosen(const struct place *place)
 {
-    return chosen_for(place, 0);
+    return chosen_for(place, 0, NULL);
 }
 
 #define CASE(name) TEST_AROUND(name, set_up, tear_down)
@@ -94,8 +98,9 @@ CASE(own_file_is_read)
     assert_string_equal(chosen(place), "beta");
     write_ranks(place, 0644);
     assert_string_equal(chosen(place), "alpha");
-    assert_string_equal(chosen_for(place, ATTN_KV_BF16), "alpha");
-    assert_string_equal(chosen_for(place, ATTN_KV_F16), "beta"); /* measured with other values */
+    assert_string_equal(chosen_for(place, ATTN_KV_BF16, NULL), "alpha");
+    assert_string_equal(chosen_for(place, ATTN_KV_F16, NULL),
+                        "beta"); /* measured with other values */
 }
 
 CASE(foreign_files_steer_nothing)
@@ -203,13 +208,8 @@ CASE(only_conformant_ones)
 }
 
 /* What the log says, and the backend that decode gets where the line in the file is changed. */
-static const char *stale_choice(const struct place *place, int32_t changed, char *log, size_t size)
+static const char *stale_choice(const struct place *place, int32_t changed, char log[8192])
 {
-    static char name[64];
-    struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_error error;
-    struct fixture f;
-    attn_assignment *a = NULL;
     char line[1024], text[1024];
     struct measurement m;
     write_ranks(place, 0600);
@@ -224,16 +224,7 @@ static const char *stale_choice(const struct place *place, int32_t changed, char
     rewind(file);
     fputs(text, file);
     fclose(file);
-    fixture_init(&f);
-    fixture_add(&f, "alpha", "", 1);
-    fixture_add(&f, "beta", "", 50);
-    f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
-    assert_ok(fixture_select(&f, "", &layer, 1, &a, &error));
-    snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
-    snprintf(log, size, "%s", f.log);
-    assignment_destroy(a);
-    fixture_finish(&f);
-    return name;
+    return chosen_for(place, 0, log);
 }
 
 /* A time counts for the file and the drivers that it was measured with; the log names what else. */
@@ -241,12 +232,12 @@ CASE(stale_times_decide_nothing)
 {
     struct place *place = *state;
     char log[8192];
-    assert_string_equal(stale_choice(place, 0, log, sizeof log), "alpha");
+    assert_string_equal(stale_choice(place, 0, log), "alpha");
     assert_null(strstr(log, "stale"));
-    assert_string_equal(stale_choice(place, 1, log, sizeof log), "beta");
+    assert_string_equal(stale_choice(place, 1, log), "beta");
     assert_non_null(
         strstr(log, "the times of alpha on file were measured with another plugin file"));
-    assert_string_equal(stale_choice(place, 2, log, sizeof log), "beta");
+    assert_string_equal(stale_choice(place, 2, log), "beta");
     assert_non_null(strstr(log, "measured with other drivers and are stale"));
 }
 
