@@ -101,23 +101,19 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
         num_other += together[i] != alone[i];
     }
     const int64_t token = at < first ? problem->num_actual_tokens : (int64_t)(at - first) / row;
-    if (token >= problem->num_actual_tokens) {
-        return trial_say(trial, TRIAL_FAILED, "%s, from %s on, %zu bytes", what,
-                         place_of_offset(&problem->image, (int64_t)at, place), num_other);
-    }
+    TRIAL_FAIL_IF(trial, token >= problem->num_actual_tokens, "%s, from %s on, %zu bytes", what,
+                  place_of_offset(&problem->image, (int64_t)at, place), num_other);
     int64_t end = problem->first_row + problem->requests[0].query_len;
     while (r + 1 < problem->num_reqs && token >= end) {
         end += problem->requests[++r].query_len;
     }
     const int64_t within = (int64_t)(at - first) % row;
     const struct request *request = &problem->requests[r];
-    if (codes) {
-        return trial_say(trial, TRIAL_FAILED,
-                         "%s: byte %lld of token %lld's codes is 0x%02x, not 0x%02x, of request %d "
-                         "with %d queries over %d keys; %zu bytes are others",
-                         what, (long long)within, (long long)token, alone[at], together[at], r,
-                         request->query_len, request->seq_len, num_other);
-    }
+    TRIAL_FAIL_IF(trial, codes,
+                  "%s: byte %lld of token %lld's codes is 0x%02x, not 0x%02x, of request %d "
+                  "with %d queries over %d keys; %zu bytes are others",
+                  what, (long long)within, (long long)token, alone[at], together[at], r,
+                  request->query_len, request->seq_len, num_other);
     const int64_t element = (int64_t)(at - first) / bytes;
     return trial_say(trial, TRIAL_FAILED,
                      "%s: out[token %lld, head %lld, dim %lld] is %.9g, not %.9g, of request %d "
@@ -323,10 +319,7 @@ static enum trial_result write_keys(struct trial *trial, const struct problem_co
     const bool writes =
         problem->paged && !problem->v[FACTOR_WRITE].a && tested->backend->kernels.write_kv != NULL;
     if (writes && tested->binding.layer.batch_invariant) {
-        enum trial_result result = write_alone(trial, tested);
-        if (result != TRIAL_PASSED) {
-            return result;
-        }
+        TRIAL_TRY(write_alone(trial, tested));
     }
     if (!problem->paged || problem->v[FACTOR_WRITE].a ||
         problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
@@ -366,10 +359,7 @@ static enum trial_result run_step(struct trial *trial, struct problem_copy *test
     attn_status status = graph ? copy_step_captured(&step, way == TRIAL_IN_GRAPH, &error)
                                : plan_by_way(tested, way, &error);
     if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
-        enum trial_result result = run_with_other_plan(trial, tested, &status, &error);
-        if (result != TRIAL_PASSED) {
-            return result;
-        }
+        TRIAL_TRY(run_with_other_plan(trial, tested, &status, &error));
         counted = false; /* the second plan's memory is counted in */
     } else if (status == ATTN_OK && !graph) {
         status = problem_copy_attend(tested, &error);
@@ -384,10 +374,8 @@ static enum trial_result run_tested(struct trial *trial, struct problem_copy *re
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
-    attn_status status = problem_copy_prepare(tested, larger ? 2 : 1, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "prepare or schedule_size", status, &error);
-    }
+    TRIAL_CALL(trial, "prepare or schedule_size",
+               problem_copy_prepare(tested, larger ? 2 : 1, &error), &error);
     enum trial_result result = write_keys(trial, reference, tested);
     if (result == TRIAL_PASSED) {
         result = run_step(trial, tested, way);
@@ -406,10 +394,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
 {
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(problem_copies_finish) struct problem_copies copies;
-    enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
-    if (result != TRIAL_PASSED) {
-        return result;
-    }
+    TRIAL_TRY(problem_copies_init(&copies, trial, space, attend_case, seed));
     struct binding *binding = &copies.tested.binding;
     binding->layer.batch_invariant = way == TRIAL_PARTS ? 2 : way == TRIAL_ALONE;
     output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,

@@ -169,9 +169,7 @@ enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
     struct kernel_call call;
-    if (!take_memory(test)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
+    TRIAL_FAIL_IF(trial, !take_memory(test), "no memory for the case");
     call_bind(&call, test, trial->reference, &device_host, test->expected);
     attn_status status = run(&call, context, &error);
     return status == ATTN_OK ? run_tested(test, run, context)
@@ -188,9 +186,8 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
     char place[PLACE_TEXT];
     size_t at = 0;
     uint8_t *found = NULL;
-    if (!device_write(trial->device, test->memory, image->bytes, image->size)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
+    TRIAL_FAIL_IF(trial, !device_write(trial->device, test->memory, image->bytes, image->size),
+                  "no memory for the case");
     void *stream = device_stream_create(trial->device);
     for (int32_t part = 0; part < num_parts && result == TRIAL_PASSED; part++) {
         struct kernel_call call;
@@ -225,11 +222,9 @@ enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t opera
     const size_t row = (size_t)stride_of(o, 0) * number_bytes(o->dtype);
     const uint8_t *was = test_input(test, operand), *is = test_found(test, operand);
     for (int64_t t = 0; t < o->shape[0]; t++) {
-        if (!rows[t] && memcmp(is + (size_t)t * row, was + (size_t)t * row, row) != 0) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "row %lld of %s is not the call's and was written", (long long)t,
-                             o->name);
-        }
+        TRIAL_FAIL_IF(test->trial,
+                      !rows[t] && memcmp(is + (size_t)t * row, was + (size_t)t * row, row) != 0,
+                      "row %lld of %s is not the call's and was written", (long long)t, o->name);
     }
     return TRIAL_PASSED;
 }

@@ -186,22 +186,18 @@ static double half_step(const struct coded_group *g, double want)
 static enum trial_result verify_group(struct trial *trial, struct coded_group *g)
 {
     const bool nvfp4 = g->problem->output.form == ATTN_OUTPUT_NVFP4;
-    if (!find_scale(g)) {
-        return trial_say(trial, TRIAL_FAILED, "the scale of token %lld, column %lld is %g",
-                         (long long)g->token, (long long)g->first, g->scale);
-    }
+    TRIAL_FAIL_IF(trial, !find_scale(g), "the scale of token %lld, column %lld is %g",
+                  (long long)g->token, (long long)g->first, g->scale);
     double largest = g->scale * (nvfp4 ? LARGEST_E2M1 : LARGEST_FP8);
     for (int32_t i = 0; i < g->size; i++) {
         double want = fmax(-largest, fmin(largest, g->want[i])), have = decoded(g, i);
         double allowed = g->allowed[i] * (1 + 0x1p-4) + half_step(g, want) * (1 + SLACK);
         bool is_nan = isnan(g->want[i]); /* e2m1 has none */
-        if (is_nan ? !nvfp4 && !isnan(have) : !(fabs(have - want) <= allowed)) {
-            return trial_say(trial, TRIAL_FAILED,
-                             "token %lld, column %lld is %g by its code and the scale %g, not %g; "
-                             "allowed error %g",
-                             (long long)g->token, (long long)(g->first + i), have, g->scale,
-                             g->want[i], allowed);
-        }
+        TRIAL_FAIL_IF(trial, is_nan ? !nvfp4 && !isnan(have) : !(fabs(have - want) <= allowed),
+                      "token %lld, column %lld is %g by its code and the scale %g, not %g; "
+                      "allowed error %g",
+                      (long long)g->token, (long long)(g->first + i), have, g->scale, g->want[i],
+                      allowed);
     }
     return TRIAL_PASSED;
 }

@@ -293,13 +293,9 @@ enum trial_result problem_copies_init(struct problem_copies *copies, struct tria
     struct attn_error error = ATTN_ERROR_INIT;
     copies->reference = (struct problem_copy){.device = &device_host};
     copies->tested = (struct problem_copy){.device = trial->device};
-    if (!problem_init(&copies->problem, space, c, seed)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
-    attn_status status = write_context(trial->reference, &copies->problem, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "reference write_kv", status, &error);
-    }
+    TRIAL_FAIL_IF(trial, !problem_init(&copies->problem, space, c, seed), "no memory for the case");
+    TRIAL_CALL(trial, "reference write_kv",
+               write_context(trial->reference, &copies->problem, &error), &error);
     return problem_copy_init(&copies->reference, trial->reference, &device_host,
                              &copies->problem) &&
                    problem_copy_init(&copies->tested, trial->tested, trial->device,

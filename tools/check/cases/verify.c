@@ -71,16 +71,15 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
     if (result != TRIAL_PASSED) {
         return result;
     }
-    if (!problem_copy_guards_whole(tested)) {
-        return trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
-    }
+    TRIAL_FAIL_IF(trial, !problem_copy_guards_whole(tested),
+                  "the plan's memory was written past its size");
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype);
     const size_t code_row = codes ? (size_t)output_row_bytes(problem) : 0;
-    if (!other_rows_untouched(problem, problem->at.out, row, found) ||
-        !other_rows_untouched(problem, problem->at.codes, code_row, found)) {
-        return trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
-    }
+    TRIAL_FAIL_IF(trial,
+                  !other_rows_untouched(problem, problem->at.out, row, found) ||
+                      !other_rows_untouched(problem, problem->at.codes, code_row, found),
+                  "rows of out next to the batch's were written");
     result = verify_cache(trial, problem, expected, found);
     if (result != TRIAL_PASSED || tested->binding.attend.lse == NULL) {
         return result;

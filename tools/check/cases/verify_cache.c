@@ -303,9 +303,7 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
         return TRIAL_PASSED;
     }
     uint8_t *patched = malloc(p->image.size);
-    if (patched == NULL) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
+    TRIAL_FAIL_IF(trial, patched == NULL, "no memory for the case");
     memcpy(patched, found, p->image.size);
     enum trial_result result = TRIAL_PASSED;
     for (int32_t i = 0; i < 2 && result == TRIAL_PASSED; i++) {

@@ -294,11 +294,11 @@ static enum trial_result load_rows(const struct compressed_case *c, struct kerne
         const int32_t token = steps_token(&c->steps, r, own ? row : (row + 1) * c->v->ratio - 1);
         const int64_t slot = ((int64_t *)test_input(test, own ? STEPS_SLOTS : ROW_SLOTS))[token];
         values_of(test, own ? OWN : POOLED, c->v->dtype, (int64_t)token * size, size, given);
-        if (!load_row(c, test, own ? CACHE : ROW_CACHE, slot, given, keys + (int64_t)i * size)) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "request %d: %s row %d of the cache is not what was written", r,
-                             own ? "own" : "compressed", row);
-        }
+        TRIAL_FAIL_IF(
+            test->trial,
+            !load_row(c, test, own ? CACHE : ROW_CACHE, slot, given, keys + (int64_t)i * size),
+            "request %d: %s row %d of the cache is not what was written", r,
+            own ? "own" : "compressed", row);
     }
     return TRIAL_PASSED;
 }

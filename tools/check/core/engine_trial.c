@@ -161,10 +161,7 @@ static enum trial_result count_step(const struct run *run)
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);
-    attn_status status = run_eager(run, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(run->trial, "the step again", status, &error);
-    }
+    TRIAL_CALL(run->trial, "the step again", run_eager(run, &error), &error);
     return watch_allocated(&watch, run->trial->tested, run->trial->message,
                            sizeof run->trial->message)
                ? TRIAL_FAILED
@@ -253,13 +250,9 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     OWNED(problem_copy_finish) struct problem_copy other = {.device = trial->device};
     OWNED(engine_finish) struct engine engine = {.core = core, .device = trial->device};
     struct run run = {{&copies.tested, plan_first, run_first}, trial, &engine, &other, 0};
-    enum trial_result result = problem_copies_init(&copies, trial, space, attend_case, seed);
-    if (result != TRIAL_PASSED) {
-        return result;
-    }
-    if (!problem_copy_init(&other, trial->tested, trial->device, &copies.problem)) {
-        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    }
+    TRIAL_TRY(problem_copies_init(&copies, trial, space, attend_case, seed));
+    TRIAL_FAIL_IF(trial, !problem_copy_init(&other, trial->tested, trial->device, &copies.problem),
+                  "no memory for the case");
     struct binding *binding = &copies.tested.binding;
     output_bind(&copies.problem, &binding->output, &binding->layer, &binding->attend,
                 copies.tested.memory, trial->device->device);

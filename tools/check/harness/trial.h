@@ -29,6 +29,29 @@ trial_say(struct trial *trial, enum trial_result result, const char *format, ...
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error);
 
+/* The function returns: a failure where `broken` holds, where the call gave an error, and whatever
+ * else than TRIAL_PASSED the call gave. */
+#define TRIAL_FAIL_IF(trial, broken, ...)                                                          \
+    do {                                                                                           \
+        if (broken) {                                                                              \
+            return trial_say(trial, TRIAL_FAILED, __VA_ARGS__);                                    \
+        }                                                                                          \
+    } while (0)
+#define TRIAL_CALL(trial, what, call, error)                                                       \
+    do {                                                                                           \
+        const attn_status status_ = (call);                                                        \
+        if (status_ != ATTN_OK) {                                                                  \
+            return trial_call_failed(trial, what, status_, error);                                 \
+        }                                                                                          \
+    } while (0)
+#define TRIAL_TRY(call)                                                                            \
+    do {                                                                                           \
+        const enum trial_result result_ = (call);                                                  \
+        if (result_ != TRIAL_PASSED) {                                                             \
+            return result_;                                                                        \
+        }                                                                                          \
+    } while (0)
+
 /* What the device's memory holds once everything on it is done, to be freed; NULL, with a message,
  * where it cannot be read. */
 uint8_t *trial_read(struct trial *trial, const struct device *device, const void *memory,

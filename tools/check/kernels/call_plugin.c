@@ -60,19 +60,17 @@ static enum trial_result run_entry(struct trial *trial, const void *variant, uin
         const struct attn_plugin *plugin = NULL;
         attn_status status =
             trial->tested->entry(ranges[i].least, ranges[i].most, &plugin, i == 0 ? NULL : &error);
-        if (status != ATTN_ERROR_ABI_VERSION) {
-            return trial_say(trial, TRIAL_FAILED, "a caller of %s versions: status %d, not %d",
-                             ranges[i].name, status, ATTN_ERROR_ABI_VERSION);
-        }
+        TRIAL_FAIL_IF(trial, status != ATTN_ERROR_ABI_VERSION,
+                      "a caller of %s versions: status %d, not %d", ranges[i].name, status,
+                      ATTN_ERROR_ABI_VERSION);
     }
     /* A newer core that still works with this version. */
     const struct attn_plugin *plugin = NULL;
     attn_status status =
         trial->tested->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION + 1, &plugin, NULL);
-    if (status != ATTN_OK || plugin == NULL || !ATTN_VERSION_ACCEPTS(plugin->abi_version)) {
-        return trial_say(trial, TRIAL_FAILED, "a caller of the next minor version: status %d",
-                         status);
-    }
+    TRIAL_FAIL_IF(trial,
+                  status != ATTN_OK || plugin == NULL || !ATTN_VERSION_ACCEPTS(plugin->abi_version),
+                  "a caller of the next minor version: status %d", status);
     return TRIAL_PASSED;
 }
 
@@ -87,10 +85,8 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
         call_change_struct(change, host, sizeof *host, memory, &ext);
         attn_status status = create(trial->tested, (const struct attn_host *)(const void *)memory,
                                     &instance, &kernels);
-        if (status != ATTN_OK) {
-            return trial_say(trial, TRIAL_FAILED, "a host %s: status %d, not %d",
-                             call_change_names[change], status, ATTN_OK);
-        }
+        TRIAL_FAIL_IF(trial, status != ATTN_OK, "a host %s: status %d, not %d",
+                      call_change_names[change], status, ATTN_OK);
         trial->tested->plugin->destroy(instance);
     }
     return TRIAL_PASSED;
@@ -111,10 +107,8 @@ static enum trial_result run_create_no_memory(struct trial *trial, const void *v
             return whole ? TRIAL_PASSED
                          : trial_say(trial, TRIAL_FAILED, "create succeeded without kernels");
         }
-        if (instance != NULL || kernels != NULL) {
-            return trial_say(trial, TRIAL_FAILED,
-                             "create failed after %d allocations and an output is not NULL", left);
-        }
+        TRIAL_FAIL_IF(trial, instance != NULL || kernels != NULL,
+                      "create failed after %d allocations and an output is not NULL", left);
     }
     return trial_say(trial, TRIAL_FAILED, "create failed %d times", MOST_ALLOCATIONS);
 }

@@ -231,11 +231,9 @@ enum trial_result call_run(struct trial *trial, const struct call_target *target
     if (result == TRIAL_SKIPPED) {
         return trial_say(trial, result, "%.900s", changed.message);
     }
-    if (shim.wrong != ATTN_OK) {
-        return trial_say(trial, TRIAL_FAILED, "%s %s: status %d, not %d: %.800s",
-                         call_struct_names[which], call_change_names[change], shim.wrong, ATTN_OK,
-                         changed.message);
-    }
+    TRIAL_FAIL_IF(trial, shim.wrong != ATTN_OK, "%s %s: status %d, not %d: %.800s",
+                  call_struct_names[which], call_change_names[change], shim.wrong, ATTN_OK,
+                  changed.message);
     if (shim.scribbled) {
         return trial_say(trial, TRIAL_FAILED, "a call that succeeded wrote its error");
     }

@@ -63,10 +63,7 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
         [OUT_START_LOC] = {"out_start_loc", .bytes = (size_t)(p->num_reqs + 1) * 4, .from = starts},
         [OUT] = {"out", dtype, 3, {starts[p->num_reqs], p->hk, p->d}, .written = true},
     };
-    attn_status status = fill_caches(trial, copies, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "reference write_kv", status, &error);
-    }
+    TRIAL_CALL(trial, "reference write_kv", fill_caches(trial, copies, &error), &error);
     OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL);
     enum trial_result result = kernel_test_run(&test, call_gather, copies);

@@ -217,13 +217,12 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
     }
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         size_t at = test->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
-        if (memcmp(test->found + at + from, test->image.bytes + at + from, slot_bytes - from) !=
-            0) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             left[slot] ? "bytes after the state in slot %d were written"
-                                        : "the state in slot %d is not the step's and was written",
-                             slot);
-        }
+        TRIAL_FAIL_IF(
+            test->trial,
+            memcmp(test->found + at + from, test->image.bytes + at + from, slot_bytes - from) != 0,
+            left[slot] ? "bytes after the state in slot %d were written"
+                       : "the state in slot %d is not the step's and was written",
+            slot);
     }
     forgive_states(test, c);
     return compare_rows(test->trial, &state, test_expected(test, GDN_STATE),
@@ -263,15 +262,15 @@ static enum trial_result verify_windows(struct kernel_test *test, const struct g
         size_t own = r >= 0 ? (size_t)c->window * e : 0;
         for (int64_t i = 0; i < c->channels; i++) {
             size_t at = test->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
-            if (!same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
-                memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0) {
-                return trial_say(test->trial, TRIAL_FAILED,
-                                 r >= 0 ? "the window of channel %lld in slot %d is not the inputs "
-                                          "behind which the step ends"
-                                        : "the window of channel %lld in slot %d is not the "
-                                          "step's and was written",
-                                 (long long)i, slot);
-            }
+            TRIAL_FAIL_IF(
+                test->trial,
+                !same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
+                    memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0,
+                r >= 0 ? "the window of channel %lld in slot %d is not the inputs "
+                         "behind which the step ends"
+                       : "the window of channel %lld in slot %d is not the "
+                         "step's and was written",
+                (long long)i, slot);
         }
     }
     return TRIAL_PASSED;

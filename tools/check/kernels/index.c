@@ -242,22 +242,19 @@ static enum trial_result verify_rows(struct kernel_test *test, const struct inde
     const struct latent_batch *b = &c->batch;
     const int32_t d = c->v->form->head_size, rows = b->lens[r] / b->tokens_per_row;
     for (int32_t j = 0; j < rows; j++) {
-        if (!load_row(test, c, r, j, values + (int64_t)j * d)) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "request %d: row %d of the cache is not that of its last token", r, j);
-        }
+        TRIAL_FAIL_IF(test->trial, !load_row(test, c, r, j, values + (int64_t)j * d),
+                      "request %d: row %d of the cache is not that of its last token", r, j);
     }
     if (rows < b->columns * latent_rows_in_block(b)) {
         const size_t bytes =
             (size_t)d * (c->v->kv_dtype <= ATTN_KV_F32 ? number_bytes(c->v->kv_dtype) : 1);
         const size_t at = bytes * (size_t)latent_slot(b, test_input(test, LATENT_TABLE), r, rows);
-        if (memcmp((uint8_t *)test_found(test, LATENT_CACHE) + at,
-                   (uint8_t *)test_input(test, LATENT_CACHE) + at, bytes) != 0) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "request %d: row %d of the cache was written and its last token has "
-                             "not come",
-                             r, rows);
-        }
+        TRIAL_FAIL_IF(test->trial,
+                      memcmp((uint8_t *)test_found(test, LATENT_CACHE) + at,
+                             (uint8_t *)test_input(test, LATENT_CACHE) + at, bytes) != 0,
+                      "request %d: row %d of the cache was written and its last token has "
+                      "not come",
+                      r, rows);
     }
     return TRIAL_PASSED;
 }
@@ -295,11 +292,9 @@ static enum trial_result verify_query(struct kernel_test *test, const struct ind
         if (wrong == NULL && ((const int32_t *)test_found(test, LENGTHS))[which] != length) {
             wrong = "its length is not what `lengths` says";
         }
-        if (wrong != NULL) {
-            return trial_say(test->trial, TRIAL_FAILED,
-                             "request %d, token %d (position %lld), list %d of %d entries: %s", r,
-                             token, (long long)position, g, length, wrong);
-        }
+        TRIAL_FAIL_IF(test->trial, wrong != NULL,
+                      "request %d, token %d (position %lld), list %d of %d entries: %s", r, token,
+                      (long long)position, g, length, wrong);
     }
     return TRIAL_PASSED;
 }

@@ -147,10 +147,8 @@ enum trial_result latent_run(const struct latent_batch *b, struct kernel_test *t
     s->write.k = &call->tensors[LATENT_CONTEXT];
     s->write.slot_mapping = call_array(call, LATENT_CONTEXT_SLOTS);
     s->write.num_slots = b->num_context;
-    attn_status status = trial->reference->kernels.write_kv(&s->write, &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "reference write_kv", status, &error);
-    }
+    TRIAL_CALL(trial, "reference write_kv", trial->reference->kernels.write_kv(&s->write, &error),
+               &error);
     return trial_supports(trial, trial->tested, &s->layer, s->attend.phase)
                ? kernel_test_run(test, run, context)
                : TRIAL_SKIPPED;

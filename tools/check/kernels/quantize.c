@@ -76,10 +76,8 @@ static enum trial_result verify_codes(struct kernel_test *test, int32_t operand,
     for (int32_t i = 0; i < count; i++) {
         const int32_t want = ordinal(test_expected(test, operand), i, o, nvfp4);
         const int32_t have = ordinal(test_found(test, operand), i, o, nvfp4);
-        if (abs(want - have) > 1) {
-            return trial_say(test->trial, TRIAL_FAILED, "code %d of %s is %d steps off", i, o->name,
-                             have - want);
-        }
+        TRIAL_FAIL_IF(test->trial, abs(want - have) > 1, "code %d of %s is %d steps off", i,
+                      o->name, have - want);
         num_off += want != have;
     }
     return num_off <= 2 + count / 100
@@ -98,10 +96,8 @@ static enum trial_result verify_quantize(struct kernel_test *test, const struct 
         nvfp4 || v->form == ATTN_OUTPUT_FP8_STATIC ? 0 : ELEMENTS / group_of(v->form);
     const float *want = test_expected(test, BLOCK_SCALES), *have = test_found(test, BLOCK_SCALES);
     for (int32_t i = 0; i < num_scales; i++) {
-        if (!(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i])) {
-            return trial_say(test->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
-                             want[i]);
-        }
+        TRIAL_FAIL_IF(test->trial, !(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i]),
+                      "scale %d is %g, not %g", i, have[i], want[i]);
     }
     return verify_codes(test, OUT, ELEMENTS, nvfp4);
 }
