@@ -158,7 +158,7 @@ struct state128_rows : state64_rows {
         wgmma_begin();
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
-            wgmma_rs_bk64(o, change[step], rights.scores + step * 2, 1);
+            wgmma_rs_bk<KIND_F16, CHUNK>(o, change[step], rights.scores + step * 2, 1);
         }
         wgmma_commit();
         add_keys(r, decay, rights.depths);

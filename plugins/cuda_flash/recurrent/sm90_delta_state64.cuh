@@ -46,7 +46,7 @@ GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &sha
     wgmma_begin();
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; step++) {
-        wgmma_rs_bk64(r, change[step], scores + step * 2, step > 0);
+        wgmma_rs_bk<KIND_F16, CHUNK>(r, change[step], scores + step * 2, step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();

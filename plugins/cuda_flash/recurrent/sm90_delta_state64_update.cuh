@@ -21,17 +21,6 @@
 
 typedef state_memory<STATE64_TEAMS> state64_memory;
 
-/* d = a b, or d += a b with `adds`. a is in registers, packed from 16 columns of accumulators; rows
- * of b have 16 steps of the reduction. */
-GPU_INLINE void wgmma_rs_bk64(float (&d)[CHUNK / 2], const uint32_t (&a)[4], uint64_t b, int adds)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;}"
-                 : SUMS32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
-
 /* The item of one team of a CTA. */
 GPU_INLINE state_item item_of_team(const state_item &of_all, int32_t team)
 {
@@ -65,7 +54,8 @@ template <int SUMS> GPU_INLINE void pack_sums(uint32_t (&a)[4], const float (&x)
 GPU_INLINE void multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys,
                               int step)
 {
-    wgmma_rs_bk64(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2, step > 0);
+    wgmma_rs_bk<KIND_F16, CHUNK>(sums, left, keys + step / 4 * (CHUNK * 128 >> 4) + step % 4 * 2,
+                                 step > 0);
 }
 
 /* sums = left k^T for all keys or queries of a chunk. */
