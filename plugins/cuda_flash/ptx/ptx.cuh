@@ -9,6 +9,15 @@
 #include "cuda_flash/kinds.h"
 #include "gpu/device/target.h"
 
+/* An instruction of sm_90, elsewhere nothing, and the barriers' wait. */
+#if __CUDA_ARCH__ >= 900
+#define PTX_SM90(...) asm volatile(__VA_ARGS__)
+#define PTX_WAIT "try_wait"
+#else
+#define PTX_SM90(...)
+#define PTX_WAIT "test_wait"
+#endif
+
 GPU_INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -220,68 +229,57 @@ GPU_INLINE void barrier_arrive_copies(uint32_t barrier)
 
 GPU_INLINE void barrier_expect(uint32_t barrier, int bytes)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
-                 "r"(bytes)
-                 : "memory");
-#endif
+    PTX_SM90("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+             : "memory");
 }
 
 GPU_INLINE void fetch_map(const void *map)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-#endif
+    PTX_SM90("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* Starts a copy of a box of a TMA map to shared memory; the barrier counts its bytes. */
 GPU_INLINE void copy_box(uint32_t to, const void *map, int dim, int slot, int head, int block,
                          uint32_t barrier)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-                 "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
-                 : "memory");
-#endif
+    PTX_SM90("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+             "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+             "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
+             : "memory");
 }
 
 /* Starts a copy of `bytes` contiguous bytes, a multiple of 16 and aligned to 16; the barrier counts
  * them. */
 GPU_INLINE void copy_span(uint32_t to, const void *from, int bytes, uint32_t barrier)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-#endif
+    PTX_SM90("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+             "[%0], [%1], %2, [%3];" ::"r"(to),
+             "l"(from), "r"(bytes), "r"(barrier)
+             : "memory");
+}
+
+/* Arrives, and announces `bytes` of copies. */
+GPU_INLINE void barrier_arrive_expect(uint32_t barrier, int bytes)
+{
+    PTX_SM90("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(barrier),
+             "r"(bytes)
+             : "memory");
 }
 
 /* Orders earlier ordinary accesses to shared memory before later ones by TMA and wgmma. */
 GPU_INLINE void fence_async_proxy()
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+    PTX_SM90("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 GPU_INLINE bool barrier_test(uint32_t barrier, int phase)
 {
     uint32_t done;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+    asm volatile("{.reg .pred p; mbarrier." PTX_WAIT ".parity.shared.b64 p, [%1], %2; "
                  "selp.u32 %0, 1, 0, p;}"
                  : "=r"(done)
                  : "r"(barrier), "r"(phase)
                  : "memory");
-#else
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
-                 "selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(phase)
-                 : "memory");
-#endif
     return done != 0;
 }
 
@@ -329,9 +327,7 @@ GPU_INLINE float fast_exp2(float x)
 /* Programmatic dependent launch: waits for the writes of earlier kernels. */
 GPU_INLINE void wait_for_earlier_kernels()
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+    PTX_SM90("griddepcontrol.wait;" ::: "memory");
 }
 
 #endif

@@ -6,14 +6,6 @@
 
 #include "ptx.cuh"
 
-/* Arrives, and announces `bytes` of copies. */
-GPU_INLINE void barrier_arrive_expect(uint32_t barrier, int bytes)
-{
-    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(barrier),
-                 "r"(bytes)
-                 : "memory");
-}
-
 /* Prefetches a box of a TMA map to the L2. */
 GPU_INLINE void fetch_box(const void *map, int dim, int slot, int head, int block)
 {

@@ -214,10 +214,7 @@ GPU_INLINE void copy_part(void *to, const void *from, int32_t bytes, const uint6
 {
 #if __CUDA_ARCH__ >= 900
     if (lane_index() == 0) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                     "[%1], %2, [%3];" ::"r"(shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                     : "memory");
+        copy_span(shared_address(to), from, bytes, shared_address(&barrier));
     }
 #else
     for (int32_t i = lane_index() * 16; i < bytes; i += GPU_LANES * 16) {
@@ -242,10 +239,7 @@ GPU_INLINE void copy_chunk(const sm80_delta_params &a, const state_item &item, i
     int32_t key_head = item.head / (p.num_v_heads / p.num_k_heads);
 #if __CUDA_ARCH__ >= 900
     if (lane_index() == 0) {
-        asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(
-                         shared_address(&full)),
-                     "r"(STAGE_BYTES)
-                     : "memory");
+        barrier_arrive_expect(shared_address(&full), STAGE_BYTES);
     }
 #endif
     copy_part(&stage.keys, &((const chunk_keys *)chunk)[key_head], sizeof stage.keys, full);
@@ -319,9 +313,7 @@ static __device__ void init_barriers(state_memory<TEAMS> &m, int32_t readers, in
                 barrier_init(shared_address(&all[i]), warps * GPU_LANES);
             }
         }
-#if __CUDA_ARCH__ >= 900
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
+        PTX_SM90("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sync_group();
 }

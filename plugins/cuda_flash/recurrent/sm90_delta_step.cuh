@@ -221,13 +221,8 @@ template <int STATE, int ROWS>
 GPU_INLINE void fetch_state(step_memory<STATE, ROWS> &m, const char *from, int32_t bytes)
 {
     uint32_t full = shared_address(&m.full);
-    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(full),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                 "[%1], %2, [%3];" ::"r"(shared_address(m.state)),
-                 "l"(from), "r"(bytes), "r"(full)
-                 : "memory");
+    barrier_arrive_expect(full, bytes);
+    copy_span(shared_address(m.state), from, bytes, full);
 }
 
 /* What a token does to each row; read_factor: of S k, 0 without a delta. */
