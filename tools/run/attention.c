@@ -158,11 +158,8 @@ attn_status attention_bind(struct run_engine *engine, struct run_layer *layer)
     struct attn_layer_params params = {.struct_size = sizeof params};
     const size_t bytes = (size_t)d->num_q_heads * sizeof(float);
     const int32_t size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size;
-    attn_status status = params_send(engine, layer, 0, layer->sinks, bytes);
-    status = status ? status : params_send(engine, layer, 1, layer->slopes, bytes);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(params_send(engine, layer, 0, layer->sinks, bytes));
+    TRY(params_send(engine, layer, 1, layer->slopes, bytes));
     params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
     params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
     layer->terms = (struct row_terms){.dtype = d->dtype,

@@ -146,13 +146,11 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
         r->desc.block_size = 0;
         status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
     }
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(status);
     name_backends(r->api, r->assignment, 0, r->backends);
-    status = r->api->model_create(runtime, r->assignment, NULL, &r->model, &r->error);
-    r->layer = status == ATTN_OK ? r->api->model_layer(r->model, 0) : NULL;
-    return status;
+    TRY(r->api->model_create(runtime, r->assignment, NULL, &r->model, &r->error));
+    r->layer = r->api->model_layer(r->model, 0);
+    return ATTN_OK;
 }
 
 static attn_status bind_params(struct replay *r)
@@ -251,10 +249,7 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
     const struct capsule *c = &r->from->capsule;
     struct attn_cache_spec spec;
     struct attn_kv_view views[2] = {{.struct_size = sizeof *views}, {.struct_size = sizeof *views}};
-    attn_status status = client_spec(r->api, r->layer, &spec, &r->error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(client_spec(r->api, r->layer, &spec, &r->error));
     *block_size = spec.block_size;
     *num_blocks = 0;
     for (int32_t i = 0; i < c->num_reqs; i++) {
@@ -267,7 +262,7 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
         return memory == NULL ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
     }
     const struct attn_kv_view *given[] = {&views[0], &views[1]};
-    status = ATTN_ERROR_UNSUPPORTED;
+    attn_status status = ATTN_ERROR_UNSUPPORTED;
     if (spec.block_size == c->block_size && recorded_views(c, *num_blocks, memory, views)) {
         status = r->api->layer_bind_caches(r->layer, given, num_caches(c), &r->error);
     }
@@ -399,12 +394,12 @@ static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct att
     int64_t num_blocks = 0;
     r->error = (struct attn_error)ATTN_ERROR_INIT;
     memory_init(&r->memory, &r->device);
-    attn_status status = device_init(&r->device, r->api, runtime, device, &r->error);
-    status = status ? status : select_layer(r, runtime, backend);
-    status = status ? status : bind_params(r);
-    status = status ? status : bind_cache(r, &block_size, &num_blocks);
-    status = status ? status : plan_step(r, block_size);
-    return status ? status : run_layer(r);
+    TRY(device_init(&r->device, r->api, runtime, device, &r->error));
+    TRY(select_layer(r, runtime, backend));
+    TRY(bind_params(r));
+    TRY(bind_cache(r, &block_size, &num_blocks));
+    TRY(plan_step(r, block_size));
+    return run_layer(r);
 }
 
 static void replay_finish(struct replay *r)

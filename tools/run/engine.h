@@ -14,6 +14,15 @@
 #include "support/random.h"
 #include "support/tensor.h"
 
+/* The function returns what the call gave, unless that is ATTN_OK. */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const attn_status status_ = (call);                                                        \
+        if (status_ != ATTN_OK) {                                                                  \
+            return status_;                                                                        \
+        }                                                                                          \
+    } while (0)
+
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
 #define BACKENDS 160  /* bytes of their names in both phases */

@@ -56,12 +56,8 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
         layer->gates[i] = (float)(random_almost_normal(&engine->random) - (i < hv ? 2 : 0));
     }
     const void *sources[] = {layer->weights, layer->gates};
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
-        status = params_send(engine, layer, i, sources[i], bytes[i]);
-    }
-    if (status != ATTN_OK) {
-        return status;
+    for (int32_t i = 0; i < 2; i++) {
+        TRY(params_send(engine, layer, i, sources[i], bytes[i]));
     }
     const float *sent = layer->device_params[1];
     const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;

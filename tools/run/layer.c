@@ -99,12 +99,12 @@ attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int3
     struct layer_io io;
     struct more_io more;
     void *sent[STEP_ROWS];
-    attn_status status = send_rows(engine, layer, rows, end - first, &io, sent);
+    TRY(send_rows(engine, layer, rows, end - first, &io, sent));
     io.io.flags = ATTN_RUN_NO_ATTEND;
-    if (status == ATTN_OK && layer->kind->bring != NULL) {
-        status = layer->kind->bring(engine, layer, NULL, end - first, sent[STEP_V], &io, &more);
+    if (layer->kind->bring != NULL) {
+        TRY(layer->kind->bring(engine, layer, NULL, end - first, sent[STEP_V], &io, &more));
     }
-    return status ? status : run_io(engine, layer, &io);
+    return run_io(engine, layer, &io);
 }
 
 /* New rows into the histories and the step, and a query for each token. */
@@ -119,10 +119,8 @@ static attn_status fill_step(struct run_step *step)
         const int32_t own = batch->seq_lens[i] - count;
         /* a recurrent layer's prompt is run as it was drawn with its arrival */
         const bool drawn = own < engine->requests[r].drawn;
-        attn_status status =
-            step->cross || drawn ? ATTN_OK : add_keys(engine, layer, r, own, own + count, 0);
-        if (status != ATTN_OK) {
-            return status;
+        if (!step->cross && !drawn) {
+            TRY(add_keys(engine, layer, r, own, own + count, 0));
         }
         const uint8_t *histories[] = {NULL, layer->k_history[r], layer->v_history[r]};
         for (int32_t b = STEP_K; b <= STEP_V && !step->cross; b++) {
@@ -146,14 +144,14 @@ static attn_status run_step(struct run_step *step)
     void *sent[STEP_ROWS];
     const int32_t *lists = NULL;
     memcpy(rows, step->rows, sizeof rows);
-    attn_status status = send_rows(engine, step->layer, rows, step->tokens, &io, sent);
-    if (status == ATTN_OK && step->lists.entries != NULL) {
+    TRY(send_rows(engine, step->layer, rows, step->tokens, &io, sent));
+    if (step->lists.entries != NULL) {
         lists = engine_send(engine, &engine->rows, step->lists.entries, step->lists.bytes);
-        status = lists != NULL ? ATTN_OK : engine->error.status;
+        TRY(lists != NULL ? ATTN_OK : engine->error.status);
     }
-    if (status == ATTN_OK && step->layer->kind->bring != NULL) {
-        status = step->layer->kind->bring(engine, step->layer, step->batch, step->tokens,
-                                          sent[STEP_V], &io, &more);
+    if (step->layer->kind->bring != NULL) {
+        TRY(step->layer->kind->bring(engine, step->layer, step->batch, step->tokens, sent[STEP_V],
+                                     &io, &more));
     }
     if (lists != NULL && step->layer->source->mla.topk > 0) {
         io.mla.topk_indices = lists;
@@ -161,11 +159,9 @@ static attn_status run_step(struct run_step *step)
     } else if (lists != NULL) {
         layer_io_lists(&io, lists, step->lists.per_token, step->lists.form->max_entries);
     }
-    status = status ? status : run_io(engine, step->layer, &io);
-    return status ? status
-                  : device_copy_out(&engine->device, step->rows[STEP_OUT], sent[STEP_OUT],
-                                    (size_t)step->tokens * row_bytes(step->layer, STEP_OUT),
-                                    &engine->error);
+    TRY(run_io(engine, step->layer, &io));
+    return device_copy_out(&engine->device, step->rows[STEP_OUT], sent[STEP_OUT],
+                           (size_t)step->tokens * row_bytes(step->layer, STEP_OUT), &engine->error);
 }
 
 /* A thread verifies parts until none is left. */

@@ -33,11 +33,8 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
         number_store(layer->weights, i, layer->terms.dtype,
                      random_almost_normal(&engine->random) / sqrt(m->kv_lora_rank));
     }
-    attn_status status = params_send(engine, layer, 0, layer->weights,
-                                     (size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(params_send(engine, layer, 0, layer->weights,
+                    (size_t)(rows * m->kv_lora_rank) * element_bytes(layer)));
     struct shaped kv_b;
     device_tensor(engine, &kv_b, layer->device_params[0], d->dtype, 2,
                   (int64_t[]){rows, m->kv_lora_rank});

@@ -81,10 +81,7 @@ static attn_status read_requests(struct run_engine *engine, struct recording *re
 static attn_status open_recording(struct run_engine *engine, struct recording *recording,
                                   bool *decoder)
 {
-    attn_status status = tensors_open(&recording->file, engine->settings->qkv, &engine->error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(tensors_open(&recording->file, engine->settings->qkv, &engine->error));
     const char *kind = tensors_metadata(&recording->file, "kind");
     const char *layers = tensors_metadata(&recording->file, "num_layers");
     recording->num_layers = layers != NULL ? atoi(layers) : 0;
@@ -102,8 +99,8 @@ static attn_status open_recording(struct run_engine *engine, struct recording *r
             NULL) {
         return engine->error.status;
     }
-    status = check_shapes(engine, recording->q_shape, recording->k_shape);
-    return status ? status : read_requests(engine, recording, *decoder);
+    TRY(check_shapes(engine, recording->q_shape, recording->k_shape));
+    return read_requests(engine, recording, *decoder);
 }
 
 /* q and out are shaped as layer 0's q, k and v as its k. */
@@ -131,14 +128,13 @@ static attn_status describe(struct run_engine *engine, const struct recording *r
                             bool decoder)
 {
     const char *scale = tensors_metadata(&recording->file, "scale");
-    attn_status status = ATTN_OK;
     engine->num_layers = engine->config.num_layers = recording->num_layers;
     engine->config.layers = calloc((size_t)recording->num_layers, sizeof *engine->config.layers);
     engine->layers = calloc((size_t)recording->num_layers + 1, sizeof *engine->layers);
     if (engine->config.layers == NULL || engine->layers == NULL) {
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory");
     }
-    for (int32_t i = 0; i < recording->num_layers && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < recording->num_layers; i++) {
         struct model_layer *layer = &engine->config.layers[i];
         snprintf(layer->name, sizeof layer->name, "layer.%d", i);
         layer->desc = (struct attn_layer_desc){
@@ -156,9 +152,9 @@ static attn_status describe(struct run_engine *engine, const struct recording *r
             .window_left = -1,
             .window_right = -1};
         engine->layers[i].source = layer;
-        status = find_rows(engine, &engine->layers[i], recording);
+        TRY(find_rows(engine, &engine->layers[i], recording));
     }
-    return status;
+    return ATTN_OK;
 }
 
 static void make_requests(struct run_engine *engine, const struct recording *recording)

@@ -24,13 +24,10 @@ static attn_status open_device(struct run_engine *engine)
     memory_init(&engine->kept, &engine->device);
     memory_init(&engine->batches, &engine->device);
     memory_init(&engine->rows, &engine->device);
-    attn_status status = engine->api->best_device(engine->runtime, NULL, &device, &engine->error);
-    status =
-        status ? status
-               : device_init(&engine->device, engine->api, engine->runtime, device, &engine->error);
-    return status ? status
-                  : engine->api->device->create_stream(engine->device.opened, &engine->stream,
-                                                       &engine->error);
+    TRY(engine->api->best_device(engine->runtime, NULL, &device, &engine->error));
+    TRY(device_init(&engine->device, engine->api, engine->runtime, device, &engine->error));
+    return engine->api->device->create_stream(engine->device.opened, &engine->stream,
+                                              &engine->error);
 }
 
 void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
@@ -129,23 +126,20 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
 {
     struct run_group *group = &engine->groups[layer->group];
     size_t bytes = (size_t)group->num_blocks * (size_t)layer->spec.padded_page_bytes;
-    attn_status status = engine_take_unwritten(engine, bytes, "cache", &layer->cache);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(engine_take_unwritten(engine, bytes, "cache", &layer->cache));
     struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = layer->cache, .num_blocks = group->num_blocks};
     if (group->tokens_per_row > 0) {
         struct attn_cache_spec rows = {.struct_size = sizeof rows};
-        status = engine->api->layer_cache_spec(layer->handle, 1, &rows, &engine->error);
+        TRY(engine->api->layer_cache_spec(layer->handle, 1, &rows, &engine->error));
         layer->row_page = rows.page_bytes;
         bytes = (size_t)group->num_blocks * (size_t)layer->row_page;
-        status = status ? status : engine_take_unwritten(engine, bytes, "cache", &layer->row_cache);
+        TRY(engine_take_unwritten(engine, bytes, "cache", &layer->row_cache));
         memory.further = &layer->row_cache;
         memory.further_num_blocks = &group->num_blocks;
         memory.num_further = 1;
     }
-    return status ? status : engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
+    return engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
 }
 
 static attn_status make_group(struct run_engine *engine, struct run_group *group,
@@ -215,41 +209,34 @@ static attn_status make_plan(struct run_engine *engine, int32_t index)
 
 static attn_status bind_layers(struct run_engine *engine)
 {
-    attn_status status = ATTN_OK;
     engine->num_groups = engine->api->model_num_groups(engine->model, ATTN_GROUP_BLOCK_TABLE);
     engine->groups = calloc((size_t)engine->num_groups, sizeof *engine->groups);
     if (engine->groups == NULL) {
         return no_memory(engine);
     }
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
         layer->handle = engine->api->model_layer(engine->model, i);
         layer->spec.struct_size = sizeof layer->spec;
         layer->group = engine->api->layer_group(layer->handle, ATTN_GROUP_BLOCK_TABLE, 0);
-        status = client_spec(engine->api, layer->handle, &layer->spec, &engine->error);
-        if (status == ATTN_OK && engine->groups[layer->group].table == NULL) {
-            status = make_group(engine, &engine->groups[layer->group], layer);
+        TRY(client_spec(engine->api, layer->handle, &layer->spec, &engine->error));
+        if (engine->groups[layer->group].table == NULL) {
+            TRY(make_group(engine, &engine->groups[layer->group], layer));
         }
-        bool paged =
-            layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_STATE;
-        if (status == ATTN_OK && paged) {
-            status = make_cache(engine, layer);
+        if (layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_STATE) {
+            TRY(make_cache(engine, layer));
         }
-        status = status ? status : make_params(engine, layer);
+        TRY(make_params(engine, layer));
     }
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
-        status = make_plan(engine, g);
+    for (int32_t g = 0; g < engine->num_groups; g++) {
+        TRY(make_plan(engine, g));
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status engine_setup(struct run_engine *engine)
 {
-    attn_status status =
-        model_config_read(&engine->config, engine->settings->model, &engine->error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(model_config_read(&engine->config, engine->settings->model, &engine->error));
     model_config_warn(&engine->config, "attn-run", engine->settings->model);
     if (engine->settings->layers > 0) {
         model_config_keep(&engine->config, engine->settings->layers);
@@ -268,15 +255,15 @@ attn_status engine_setup(struct run_engine *engine)
     for (int32_t i = 0; i < engine->num_layers; i++) {
         engine->layers[i].source = &engine->config.layers[i];
     }
-    status = requests_read(engine);
-    return status ? status : engine_bind(engine);
+    TRY(requests_read(engine));
+    return engine_bind(engine);
 }
 
 attn_status engine_bind(struct run_engine *engine)
 {
-    attn_status status = open_device(engine);
-    status = status ? status : select_layers(engine);
-    return status ? status : bind_layers(engine);
+    TRY(open_device(engine));
+    TRY(select_layers(engine));
+    return bind_layers(engine);
 }
 
 void engine_finish(struct run_engine *engine)
