@@ -58,9 +58,6 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
             : io->v != NULL ? "v"
                             : "lse",
             "is given; a compressor has neither q nor v nor lse");
-    if (step_leaves_keys(step, io)) {
-        return refuse_unwritten(error);
-    }
     TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
     TRY(writes && plan->validate ? validate_tensor(plan, io->k, "k", error) : ATTN_OK);
     if (!attends) {
@@ -85,7 +82,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     FOR_SERVED(step, plan, COMPOSITION_COMPRESSOR) {
-        step->plain_checks = step->fused_write = step->fused_decode = false;
+        step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
         step->out.heads = 1;
     }

@@ -123,9 +123,6 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
     FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
             "is given; an indexer has neither v nor lse");
-    if (step_leaves_keys(step, io)) {
-        return refuse_unwritten(error);
-    }
     TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && step->layer->selected->tokens_per_row == 1;
@@ -144,7 +141,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     FOR_SERVED(step, plan, COMPOSITION_INDEXER) {
         const struct attn_indexer_desc *x = step->layer->selected->indexer;
         const struct attn_tensor lists = {.ndim = 3, .dtype = {ATTN_CODE_INT, 32, 1}};
-        step->plain_checks = step->fused_write = step->fused_decode = false;
+        step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
         step->idle_byte = 0xff;
         step->out.kind = tensor_kind(&lists);

@@ -296,7 +296,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     FOR_SERVED(step, plan, COMPOSITION_RECURRENT) {
         const struct attn_recurrent_desc *g = step->layer->selected->gdn;
-        step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
+        step->writes = step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
         step->q.heads = step->k.heads = g->num_k_heads;
         step->q.head_size = step->k.head_size = g->head_size_k;

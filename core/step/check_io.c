@@ -94,6 +94,18 @@ attn_status step_check_keys(const attn_plan *plan, const struct step *step,
     return check_input(plan, "v", io->v, &step->v, rows, error);
 }
 
+attn_status step_check_plain(const attn_plan *plan, const struct step *step,
+                             const struct attn_step_io *io, bool writes, bool attends,
+                             struct attn_error *error)
+{
+    const bool idle = step->program == run_idle, own = writes && step->bring_keys == NULL;
+    const int64_t rows = own ? plan->given.num_slots : plan->num_key_rows;
+    TRY(attends ? step_check_attend(plan, step, io, error) : ATTN_OK);
+    return writes || (attends && step->keys_are_inputs && !idle)
+               ? step_check_keys(plan, step, io, rows, error)
+               : ATTN_OK;
+}
+
 /* On a CPU, under validation: each position is a row of the table. */
 static attn_status check_positions(const attn_plan *plan, const struct attn_io_rope *rope,
                                    struct attn_error *error)

@@ -127,7 +127,8 @@ static void describe_tensors(struct step *step)
     step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
-    step->plain_checks = step->checks_out = true;
+    step->check_io = step_check_plain;
+    step->checks_out = true;
     step->keys_are_inputs = !layer_has_cache(l);
     step->writes = layer_has_cache(l) && step->layer->owner == step->layer;
     step->merge = prefill->kernels.merge_states;

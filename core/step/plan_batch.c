@@ -77,7 +77,7 @@ static void step_choose_entry(attn_plan *plan, struct step *step)
     step->write.slot_mapping = plan->given.slot_mapping;
     step->write.num_slots = plan->given.num_slots;
     /* a cross layer's keys come with the first step only */
-    bool plain = one_call && step->bring_keys == NULL && step->plain_checks &&
+    bool plain = one_call && step->bring_keys == NULL && step->check_io == step_check_plain &&
                  layer->output_form == ATTN_OUTPUT_PLAIN && !step->keys_are_inputs &&
                  step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
                  !plan->validate && (!writes || step->fuses || step->write_kv != NULL);

@@ -87,10 +87,9 @@ struct step {
     int32_t num_merges;
     attn_layer *layer;
     struct tensor_form q, k, v, out;
-    bool writes;       /* runs fill this layer's own cache */
-    uint8_t idle_byte; /* each of an output row where nothing is computed */
-    bool plain_checks; /* q, k, v, out are [T, heads, D]; else see check_io */
-    step_check *check_io;
+    bool writes;          /* runs fill this layer's own cache */
+    uint8_t idle_byte;    /* each of an output row where nothing is computed */
+    step_check *check_io; /* step_check_plain, or a composition's own */
     bool fused_write;     /* all attends write k and v themselves */
     bool fused_decode;    /* an attend of decodes does so where it is the whole step */
     bool fuses;           /* chosen: one of the two holds */
@@ -256,7 +255,6 @@ attn_status check_rows(const char *field, const struct attn_tensor *found,
 /* The same of what a run reads, and under validation no NaN. */
 attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,
                         const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
-attn_status refuse_unwritten(struct attn_error *error);
 /* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
  * backends'. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
@@ -429,6 +427,8 @@ extern step_program run_general;
 /* One attend of a plain run, with or without a write: it allocates, locks and formats nothing. */
 extern step_program run_plain;
 /* check_io.c: tensors of a run, each in every dimension, dtype and stride */
+/* q, k, v and out that are [T, heads, D], and lse; of an idle step, too. */
+extern step_check step_check_plain;
 /* q, lse and out */
 attn_status step_check_attend(const attn_plan *plan, const struct step *step,
                               const struct attn_step_io *io, struct attn_error *error);

@@ -72,27 +72,22 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 {
     bool attends = !(io->flags & ATTN_RUN_NO_ATTEND), idle = step->program == run_idle;
     bool writes = writes_now(plan, step, io) && !idle;
-    bool reads_keys = writes || (attends && step->keys_are_inputs && !idle);
     FAIL_IF(!writes && has_rope(step, io) && !idle, "attn_io_rope",
             "the run writes no keys, and rope_write_kv rotates q together with the keys that it "
             "writes; bring q rotated, without attn_io_rope");
-    if (step->plain_checks) {
-        if (step_leaves_keys(step, io)) {
-            return refuse_unwritten(error);
-        }
-        const int64_t rows =
-            writes && step->bring_keys == NULL ? plan->given.num_slots : plan->num_key_rows;
-        TRY(attends ? step_check_attend(plan, step, io, error) : ATTN_OK);
-        TRY(reads_keys ? step_check_keys(plan, step, io, rows, error) : ATTN_OK);
-    }
-    if (step->check_io != NULL && !idle) {
+    BAD_IF(
+        step_leaves_keys(step, io), "slot_mapping",
+        "the run brings k and the batch has no slots (num_slots 0): the attend would read what the "
+        "cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the cache has the keys "
+        "already");
+    if (!idle || step->check_io == step_check_plain) {
         TRY(step->check_io(plan, step, io, writes, attends, error));
     }
     if (attends && step->layer->selected->lists != NULL && !idle) {
         TRY(step_check_lists(plan, step, io, error));
     }
     TRY(plan->validate && attends ? validate_outputs(io, error) : ATTN_OK);
-    if (step->bring_keys != NULL && reads_keys) {
+    if (step->bring_keys != NULL && (writes || (attends && step->keys_are_inputs))) {
         TRY(step->bring_keys(plan, step, &io, error));
     }
     /* keys that are rotated on their way have a kernel of their own */
@@ -105,7 +100,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         return ATTN_OK;
     }
     TRY(step->program(plan, step, io, error));
-    if (step->plain_checks && step->checks_out) {
+    if (step->check_io == step_check_plain && step->checks_out) {
         TRY(validate_tensor(plan, io->out, "out", error));
     }
     return plan->validate ? validate_workers(plan, error) : ATTN_OK;

@@ -22,13 +22,6 @@ attn_status check_input(const attn_plan *plan, const char *field, const struct a
     return validate_tensor(plan, found, field, error);
 }
 
-attn_status refuse_unwritten(struct attn_error *error)
-{
-    return BAD("slot_mapping", "the run brings k and the batch has no slots (num_slots 0): the "
-                               "attend would read what the cache held before; give slot_mapping, "
-                               "or ATTN_RUN_NO_WRITE where the cache has the keys already");
-}
-
 /* What a kernel has left becomes clean text after `words`, as far as it goes. */
 attn_status operation_failed(const char *words, attn_status status, struct attn_error *error)
 {
