@@ -15,7 +15,6 @@
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
-#define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 #define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* Types whose numbers are host memory's are places of data, and no devices that run a layer. */
@@ -112,29 +111,14 @@ bool refused_read(const struct attn_backend_caps *caps, int32_t at,
     return known;
 }
 
-/* What contradicts itself whatever its values are. */
-struct fault {
-    bool there;
-    const char *field, *text;
-};
-
-static attn_status check_faults(const struct attn_backend_caps *c, const struct fault *faults,
-                                size_t count, struct attn_error *error)
-{
-    for (size_t i = 0; i < count; i++) {
-        REFUSE_IF(faults[i].there, faults[i].field, "%s: %s", c->name, faults[i].text);
-    }
-    return ATTN_OK;
-}
-
 static attn_status check_range(const struct attn_backend_caps *c, const char *field, int32_t at,
                                const char *of, const struct attn_range *range,
                                struct attn_error *error)
 {
-    return range->min >= 1 && range->max >= range->min && range->multiple >= 0
-               ? ATTN_OK
-               : REFUSE(field, "%s: %s[%d]%s is %d..%d in steps of %d", c->name, field, at, of,
-                        range->min, range->max, range->multiple);
+    REFUSE_IF(range->min < 1 || range->max < range->min || range->multiple < 0, field,
+              "%s: %s[%d]%s is %d..%d in steps of %d", c->name, field, at, of, range->min,
+              range->max, range->multiple);
+    return ATTN_OK;
 }
 
 static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
@@ -262,19 +246,19 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
     const uint64_t kernels = c->kernels, features = c->features;
     const uint64_t writes = kernels & ATTN_KERNEL_WRITE_KV || features & ATTN_FEATURE_FUSED_WRITE;
     const uint64_t ropes = ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM;
-    const struct fault faults[] = {
-        {c->layer_kinds & BIT(ATTN_LAYER_DECODER) && features & ATTN_FEATURE_PAGED_KV && !writes,
-         "kernels", "decoder layers without write_kv or fused write"},
-        {features & ropes && !(kernels & ATTN_KERNEL_ROPE_WRITE_KV), "features",
-         "a fused rotation without the kernel rope_write_kv"},
-        {features & ATTN_FEATURE_QUANTIZED_QUERY && c->q_dtypes == 0, "q_dtypes",
-         "quantized queries without q_dtypes"},
-        {features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX &&
-             !(features & ATTN_FEATURE_BATCH_INVARIANT),
-         "features", "batch-invariant with prefix caching and not without"},
-        {kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0, "head_sizes",
-         "attend without head_sizes"}};
-    return check_faults(c, faults, sizeof faults / sizeof *faults, error);
+    REFUSE_IF(c->layer_kinds & BIT(ATTN_LAYER_DECODER) && features & ATTN_FEATURE_PAGED_KV &&
+                  !writes,
+              "kernels", "%s: decoder layers without write_kv or fused write", c->name);
+    REFUSE_IF(features & ropes && !(kernels & ATTN_KERNEL_ROPE_WRITE_KV), "features",
+              "%s: a fused rotation without the kernel rope_write_kv", c->name);
+    REFUSE_IF(features & ATTN_FEATURE_QUANTIZED_QUERY && c->q_dtypes == 0, "q_dtypes",
+              "%s: quantized queries without q_dtypes", c->name);
+    REFUSE_IF(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX &&
+                  !(features & ATTN_FEATURE_BATCH_INVARIANT),
+              "features", "%s: batch-invariant with prefix caching and not without", c->name);
+    REFUSE_IF(kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0, "head_sizes",
+              "%s: attend without head_sizes", c->name);
+    return ATTN_OK;
 }
 
 bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
@@ -343,10 +327,8 @@ attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *err
     REFUSE_IF(!text_is_clean(c->version, MAX_LABEL) || !text_is_clean(c->vendor, MAX_LABEL),
               "version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes",
               c->name, MAX_LABEL);
-    const struct fault empty = {
-        c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0, "kernels",
-        "kernels, layer_kinds, phases and dtypes may not be empty"};
-    TRY(check_faults(c, &empty, 1, error));
+    REFUSE_IF(c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0, "kernels",
+              "%s: kernels, layer_kinds, phases and dtypes may not be empty", c->name);
     TRY(check_lists(c, error));
     TRY(check_numbers(c, error));
     TRY(check_kernels(c, error));

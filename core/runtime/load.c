@@ -174,28 +174,30 @@ static attn_status elf_check(int descriptor, off_t size, struct attn_error *erro
 
 /* A regular file that not every user can write, still the one that was probed, and a library for
  * this machine. */
+static attn_status check_opened(const struct plugin *plugin, int descriptor, struct file_id *now,
+                                struct attn_error *error)
+{
+    struct stat info;
+    REFUSE_IF(fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode), "file",
+              "is not a regular file");
+    REFUSE_IF(info.st_mode & S_IWOTH, "file", "is writable for every user (mode %o)",
+              info.st_mode & 07777);
+    file_id_set(now, &info);
+    TRY(elf_check(descriptor, info.st_size, error));
+    REFUSE_IF(plugin->probed.inode != 0 && !file_id_same(&plugin->probed, now), "file",
+              "has changed since it was probed; a new runtime will probe it again");
+    return ATTN_OK;
+}
+
 static attn_status check_file(const struct plugin *plugin, struct file_id *now,
                               struct attn_error *error)
 {
-    struct stat info;
-    attn_status status = ATTN_OK;
     TRY(plugin_check_place(plugin->file, error));
     /* a pipe may lie there */
-    int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ERROR_IF(descriptor < 0, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
-    if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
-        status = REFUSE("file", "is not a regular file");
-    } else if (info.st_mode & S_IWOTH) {
-        status = REFUSE("file", "is writable for every user (mode %o)", info.st_mode & 07777);
-    } else {
-        file_id_set(now, &info);
-        status = elf_check(descriptor, info.st_size, error);
-    }
+    const attn_status status = check_opened(plugin, descriptor, now, error);
     close(descriptor);
-    if (status == ATTN_OK && plugin->probed.inode != 0 && !file_id_same(&plugin->probed, now)) {
-        status =
-            REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
-    }
     return status;
 }
 

@@ -12,12 +12,7 @@
 
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
-#define REFUSE(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
-
-static attn_status no_memory(struct attn_error *error)
-{
-    return NO_MEMORY("probe", "what it reports");
-}
+#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* The end of one item: of those that are left out, the first one's reason is kept, and each one's
  * told to the plugin. */
@@ -39,11 +34,6 @@ static const struct attn_device_info *reported(const struct found *found, struct
         }
     }
     return NULL;
-}
-
-static const char *namespace_of(const struct attn_device_info *info)
-{
-    return info->device_namespace != NULL ? info->device_namespace : "";
 }
 
 /* Replaces the texts that a struct of ours points at, missing ones by empty ones, and its arrays
@@ -76,32 +66,29 @@ static bool copy_pointed(struct arena *arena, void *ours, enum abi_id id)
     return true;
 }
 
+static attn_status read_device(struct found *found, const struct attn_device_info *info,
+                               struct attn_error *error)
+{
+    struct attn_device_info device;
+    TRY(struct_read(&device, ABI_DEVICE_INFO, info, error));
+    TRY(device_check(&device, error));
+    device.next = NULL;
+    device.device_namespace = device.device_namespace != NULL ? device.device_namespace : "";
+    const struct attn_device_info *other = reported(found, device.device);
+    REFUSE_IF(other != NULL && strcmp(other->device_namespace, device.device_namespace) != 0,
+              "device_namespace", "device type %d, id %d is reported in two namespaces",
+              device.device.type, device.device.id);
+    REFUSE_IF(found->num_devices == MAX_DEVICES, "device", "more than %d devices", MAX_DEVICES);
+    NO_MEMORY_IF(!copy_pointed(found->arena, &device, ABI_DEVICE_INFO), "probe", "what it reports");
+    found->devices[found->num_devices++] = device;
+    return ATTN_OK;
+}
+
 static attn_status take_device(void *user, const struct attn_device_info *info,
                                struct attn_error *why)
 {
-    struct found *found = user;
-    struct attn_device_info device;
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status = struct_read(&device, ABI_DEVICE_INFO, info, &error);
-    status = status ? status : device_check(&device, &error);
-    const struct attn_device_info *other =
-        status == ATTN_OK ? reported(found, device.device) : NULL;
-    if (other != NULL && strcmp(other->device_namespace, namespace_of(&device)) != 0) {
-        status = REFUSE("device_namespace", "device type %d, id %d is reported in two namespaces",
-                        device.device.type, device.device.id);
-    }
-    if (status == ATTN_OK && found->num_devices == MAX_DEVICES) {
-        status = REFUSE("device", "more than %d devices", MAX_DEVICES);
-    }
-    if (status == ATTN_OK) {
-        device.next = NULL;
-        device.device_namespace = namespace_of(&device);
-        status = copy_pointed(found->arena, &device, ABI_DEVICE_INFO) ? ATTN_OK : no_memory(&error);
-    }
-    if (status == ATTN_OK) {
-        found->devices[found->num_devices++] = device;
-    }
-    return left_out(found, status, &error, why);
+    return left_out(user, read_device(user, info, &error), &error, why);
 }
 
 /* *dropped: the first row of `refused` that the core does not take; -1: it takes all. */
@@ -141,42 +128,46 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
     caps->vendor_code_stride = (int32_t)sizeof *codes;
     /* plain data that the core knows; an optional extension of others may point into the plugin */
     caps->next = ext_copy_chain(found->arena, source->next, ABI_BACKEND_CAPS, false);
-    return failed || found->arena->failed ? no_memory(error) : ATTN_OK;
+    NO_MEMORY_IF(failed || found->arena->failed, "probe", "what it reports");
+    return ATTN_OK;
+}
+
+static attn_status read_backend(struct found *found, const struct attn_backend_caps *given,
+                                struct attn_backend_caps *caps, int32_t *dropped,
+                                struct attn_error *error)
+{
+    TRY(struct_read(caps, ABI_BACKEND_CAPS, given, error));
+    caps->variant = caps->variant != NULL ? caps->variant : "";
+    caps_trim(caps);
+    TRY(caps_check(caps, error));
+    REFUSE_IF(found->num_backends == MAX_BACKENDS, "backend", "more than %d backends",
+              MAX_BACKENDS);
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        const struct attn_backend_caps *other = &found->backends[i].caps;
+        REFUSE_IF(strcmp(other->name, caps->name) == 0 &&
+                      strcmp(other->variant, caps->variant) == 0 &&
+                      device_same(other->device, caps->device),
+                  "name", "%s is reported twice for one device", found->backends[i].full_name);
+    }
+    TRY(copy_caps(found, caps, &found->backends[found->num_backends], dropped, error));
+    found->num_backends++;
+    return ATTN_OK;
 }
 
 static attn_status take_backend(void *user, const struct attn_backend_caps *given,
                                 struct attn_error *why)
 {
-    struct found *found = user;
     struct attn_backend_caps caps;
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status = struct_read(&caps, ABI_BACKEND_CAPS, given, &error);
-    caps.variant = caps.variant != NULL ? caps.variant : "";
-    caps_trim(&caps);
-    status = status ? status : caps_check(&caps, &error);
-    if (status == ATTN_OK && found->num_backends == MAX_BACKENDS) {
-        status = REFUSE("backend", "more than %d backends", MAX_BACKENDS);
-    }
-    for (int32_t i = 0; status == ATTN_OK && i < found->num_backends; i++) {
-        const struct attn_backend_caps *other = &found->backends[i].caps;
-        if (strcmp(other->name, caps.name) == 0 && strcmp(other->variant, caps.variant) == 0 &&
-            device_same(other->device, caps.device)) {
-            status =
-                REFUSE("name", "%s is reported twice for one device", found->backends[i].full_name);
-        }
-    }
     int32_t row = -1;
-    if (status == ATTN_OK) {
-        status = copy_caps(found, &caps, &found->backends[found->num_backends], &row, &error);
-    }
-    found->num_backends += status == ATTN_OK;
+    const attn_status status = read_backend(user, given, &caps, &row, &error);
     if (row >= 0) { /* it is served without, so that nobody else is told */
         (void)error_set(
             why, ATTN_ERROR_PLUGIN, "refused",
             "%s: refused[%d] is left out: it has bits or a tail that are not known here", caps.name,
             row);
     }
-    return left_out(found, status, &error, why);
+    return left_out(user, status, &error, why);
 }
 
 attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error)
@@ -214,8 +205,9 @@ static void drop_homeless(struct found *found)
             continue;
         }
         attn_status status =
-            REFUSE("device", "%s is on device type %d, id %d, which its probe did not report",
-                   caps->name, caps->device.type, caps->device.id);
+            error_set(&error, ATTN_ERROR_PLUGIN, "device",
+                      "%s is on device type %d, id %d, which its probe did not report", caps->name,
+                      caps->device.type, caps->device.id);
         (void)left_out(found, status, &error, NULL);
     }
     found->num_backends = kept;
