@@ -125,12 +125,9 @@ static inline void begin_error(struct attn_error *why)
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
                            void *receive, int64_t count, void *stream, struct attn_error *error)
 {
-    const struct attn_collective_args args = {.struct_size = sizeof args,
-                                              .user = ranks->user,
-                                              .send = send,
-                                              .receive = receive,
-                                              .count = (size_t)count,
-                                              .stream = stream};
+    const struct attn_collective_args args =
+        ABI_ARGS(.user = ranks->user, .send = send, .receive = receive, .count = (size_t)count,
+                 .stream = stream);
     struct attn_error why;
     begin_error(&why);
     const int64_t begin = observe_operation("collective");
@@ -325,13 +322,9 @@ attn_status heads_gather_small(const struct exchange_run *run, const struct attn
                                struct attn_error *error)
 {
     const struct attn_collectives *ranks = run->x.ranks;
-    const struct attn_gather_heads_args args = {.struct_size = sizeof args,
-                                                .user = ranks->user,
-                                                .stream = run->io->stream,
-                                                .own = own,
-                                                .all = all,
-                                                .count = count,
-                                                .num_kv_heads = (int32_t)run->x.kv_heads};
+    const struct attn_gather_heads_args args =
+        ABI_ARGS(.user = ranks->user, .stream = run->io->stream, .own = own, .all = all,
+                 .count = count, .num_kv_heads = (int32_t)run->x.kv_heads);
     struct attn_error why;
     begin_error(&why);
     return report(ranks->gather_heads(&args, &why), &why, error);

@@ -46,9 +46,8 @@ static struct attn_device owner_of(const attn_model *model, const void *address)
     const struct instance *asked = model->asked;
     struct attn_device owner = {0, 0};
     if (asked != NULL && address != NULL) {
-        const struct attn_memory_args args = {.struct_size = sizeof args,
-                                              .instance = asked->handle,
-                                              .memory = (void *)(uintptr_t)address};
+        const struct attn_memory_args args =
+            ABI_ARGS(.instance = asked->handle, .memory = (void *)(uintptr_t)address);
         struct attn_error why = ATTN_ERROR_INIT;
         if (asked->kernels.memory_device(&args, &owner, &why) != ATTN_OK) {
             owner.type = 0;

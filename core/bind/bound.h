@@ -41,11 +41,9 @@ struct instance {
     struct attn_kernels kernels; /* a copy: slots that the plugin's version lacks are NULL */
 };
 
-/* The arguments of a kernel, a struct named `args`: what all begin with, then its own. */
+/* The arguments of a kernel, a struct named `args`. */
 #define KERNEL_ARGS(on, on_stream, ...)                                                            \
-    {                                                                                              \
-        .struct_size = sizeof args, .instance = (on)->handle, .stream = (on_stream), __VA_ARGS__   \
-    }
+    ABI_ARGS(.instance = (on)->handle, .stream = (on_stream), __VA_ARGS__)
 
 /* A composed step is made of parts; each is an attend of its own with a rewritten layer. */
 enum part {

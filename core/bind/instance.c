@@ -84,13 +84,10 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
     const struct attn_kernels *kernels = NULL;
     const struct attn_backend_caps *caps = instance->caps;
     struct attn_error why = ATTN_ERROR_INIT;
-    struct attn_create_args args = {.struct_size = sizeof args,
-                                    .host = &runtime->host,
-                                    .backend = caps->name,
-                                    .variant = caps->variant,
-                                    .device = caps->device,
-                                    .native_device = options->native_device,
-                                    .native_context = options->native_context};
+    struct attn_create_args args =
+        ABI_ARGS(.host = &runtime->host, .backend = caps->name, .variant = caps->variant,
+                 .device = caps->device, .native_device = options->native_device,
+                 .native_context = options->native_context);
     char folder[4096 + 128];
     if (runtime->settings.cache_dir[0] != '\0') {
         snprintf(folder, sizeof folder, "%s/kernels/%s", runtime->settings.cache_dir, caps->name);

@@ -156,11 +156,8 @@ static attn_status ask_page(const attn_layer *layer, int32_t layout, int64_t *by
                             struct attn_error *error)
 {
     const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
-    const struct attn_supports_args args = {.struct_size = sizeof args,
-                                            .caps = instance->caps,
-                                            .layer = layer->desc,
-                                            .phase = ATTN_PHASE_DECODE,
-                                            .layout = layout};
+    const struct attn_supports_args args = ABI_ARGS(.caps = instance->caps, .layer = layer->desc,
+                                                    .phase = ATTN_PHASE_DECODE, .layout = layout);
     struct attn_error why = ATTN_ERROR_INIT;
     *bytes = 0;
     ERROR_IF(instance->plugin->page_bytes == NULL, ATTN_ERROR_PLUGIN, "page_bytes",

@@ -55,16 +55,11 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
              layer->desc->name);
     if (!served->is_prepared[part] && kernels->prepare != NULL) {
         struct attn_error why = ATTN_ERROR_INIT;
-        const struct attn_prepare_args args = {.struct_size = sizeof args,
-                                               .instance = call->instance,
-                                               .layer = call->layer,
-                                               .params = call->params,
-                                               .k_cache = call->k_cache,
-                                               .v_cache = call->v_cache,
-                                               .caches = call->caches,
-                                               .num_caches = call->num_caches,
-                                               .cache_stride = call->cache_stride,
-                                               .phase = phase};
+        const struct attn_prepare_args args =
+            ABI_ARGS(.instance = call->instance, .layer = call->layer, .params = call->params,
+                     .k_cache = call->k_cache, .v_cache = call->v_cache, .caches = call->caches,
+                     .num_caches = call->num_caches, .cache_stride = call->cache_stride,
+                     .phase = phase);
         status = error_relay(error, kernels->prepare(&args, &served->prepared[part], &why), &why);
     }
     served->is_prepared[part] = status == ATTN_OK;

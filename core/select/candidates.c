@@ -7,7 +7,7 @@
 #include "select/bound.h"
 #include "select/names.h"
 #include "util/device.h"
-#include "util/error.h"
+#include "util/structs.h"
 #include "util/text.h"
 #include "util/counts.h"
 #include "select/match.h"
@@ -56,8 +56,8 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
         return;
     }
     desc.block_size = block_size > 0 ? block_size : desc.block_size;
-    const struct attn_supports_args args = {
-        .struct_size = sizeof args, .caps = &backend->caps, .layer = &desc, .phase = phase};
+    const struct attn_supports_args args =
+        ABI_ARGS(.caps = &backend->caps, .layer = &desc, .phase = phase);
     status = plugin->supports(&args, &sink, &why);
     if (status != ATTN_OK && reasons->count == 0) {
         error_relay(&error, status, &why);

@@ -28,10 +28,9 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
                                   .size = {.struct_size = sizeof schedule->size}};
     struct attn_schedule_size *size = &schedule->size;
     plan->num_schedules++; /* from here on plan_destroy drops what it has */
-    struct attn_schedule_size_args args = {.struct_size = sizeof args,
-                                           .instance = served->instance->handle,
-                                           .prepared = served->prepared[part],
-                                           .limits = &plan->part_limits[part]};
+    struct attn_schedule_size_args args =
+        ABI_ARGS(.instance = served->instance->handle, .prepared = served->prepared[part],
+                 .limits = &plan->part_limits[part]);
     struct attn_error why = ATTN_ERROR_INIT;
     if (served->instance->kernels.create_plan_state != NULL) {
         attn_status status =

@@ -32,6 +32,11 @@ attn_status struct_write(void *destination, const void *source, enum abi_id id);
 attn_status struct_give(void *destination, const void *source, enum abi_id id,
                         struct attn_error *error);
 
+/* What a call takes, a struct named `args`, says its own size before the rest. */
+#define ABI_ARGS(...)                                                                              \
+    {                                                                                              \
+        .struct_size = sizeof args, __VA_ARGS__                                                    \
+    }
 /* Every number of it is in its range. `layer` names whose it is in errors, NULL: its struct does.
  */
 attn_status struct_check(const void *ours, enum abi_id id, const char *layer,
