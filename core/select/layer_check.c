@@ -152,6 +152,10 @@ static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *e
                      can ? "causal" : "not causal");
 }
 
+#define WRONG_IF(broken, field, allowed)                                                           \
+    BAD_IF(broken, #field, "layer '%s': %s is %lld; %s", l->name, #field, (long long)l->field,     \
+           allowed)
+
 /* Values next to others that do not allow them, as what they belong to is off. */
 static attn_status check_values(const struct attn_layer_desc *l, struct attn_error *error)
 {
@@ -161,65 +165,44 @@ static attn_status check_values(const struct attn_layer_desc *l, struct attn_err
     const bool left = l->window_left != -1, right = l->window_right != -1; /* -1: open */
     const int32_t largest = l->kind == ATTN_LAYER_MLA ? MAX_LATENT : MAX_HEAD_SIZE;
     const int32_t level = graph_level_known(l->graph_level);
-    char head_size[64], head_size_v[64], multiple[64], known_level[64];
-    snprintf(head_size, sizeof head_size, "multiples of 8 up to %d are allowed", largest);
-    snprintf(head_size_v, sizeof head_size_v, "0 (as head_size) and multiples of 8 up to %d are",
-             MAX_HEAD_SIZE);
-    snprintf(multiple, sizeof multiple, "a multiple of num_kv_heads, %d, is needed",
-             l->num_kv_heads);
-    snprintf(known_level, sizeof known_level, "it is not known here, %d is: %s", level,
-             name_of_graph_level(level));
-    const struct {
-        const char *field;
-        int64_t value;
-        bool is_wrong;
-        const char *allowed;
-    } rows[] = {
-        {"window_left", l->window_left, !l->has_window && left && l->window_left != 0,
-         "it needs has_window"},
-        {"window_right", l->window_right, !l->has_window && right && l->window_right != 0,
-         "it needs has_window"},
-        {"chunk_lookback", l->chunk_lookback, l->chunk_lookback != 0 && !chunked,
-         "it needs a chunk_size"},
-        {"prefix_lm_window", l->prefix_lm_window, l->prefix_lm_window != 0 && !l->prefix_lm,
-         "it needs prefix_lm"},
-        {"parallel_drafting", l->parallel_drafting,
-         l->parallel_drafting && l->num_speculative_tokens == 0, "it needs num_speculative_tokens"},
-        {"q_dtype", l->q_dtype, l->q_dtype != 0 && l->q_scale_form == ATTN_SCALE_NONE,
-         "it needs a q_scale_form"},
-        {"output_scale_pow2", l->output_scale_pow2, l->output_scale_pow2 && !groups,
-         "it needs an output_form of fp8 in groups"},
-        {"output_scale_column_major", l->output_scale_column_major,
-         l->output_scale_column_major && !groups, "it needs an output_form of fp8 in groups"},
-        {"qk_norm", l->qk_norm, l->qk_norm && l->rope == 0, "it needs rope"},
-        {"num_q_heads", l->num_q_heads, l->num_q_heads % l->num_kv_heads != 0, multiple},
-        {"head_size", l->head_size, l->head_size % 8 != 0 || l->head_size > largest, head_size},
-        {"head_size_v", l->head_size_v, l->head_size_v % 8 != 0 || l->head_size_v > MAX_HEAD_SIZE,
-         head_size_v},
-        {"graph_level", l->graph_level, level != l->graph_level, known_level},
-        {"padded_page_bytes", l->padded_page_bytes,
-         l->padded_page_bytes < 0 || l->padded_page_bytes > (int64_t)1 << 48, "0 to 2^48"},
-        {"window_left", l->window_left,
-         l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW),
-         "-1 (open) to 2^30"},
-        {"window_right", l->window_right,
-         l->has_window && (l->window_right < -1 || l->window_right > MAX_WINDOW),
-         "-1 (open) to 2^30"},
-        {"has_window", l->has_window, l->has_window && !left && !right,
-         "the window is open on both sides: 0"},
-        {"chunk_size", l->chunk_size, chunked && l->has_window,
-         "it and a sliding window exclude each other"},
-        {"chunk_size", l->chunk_size, chunked && !causal,
-         "chunked local attention is causal; causal is no (2)"},
-        {"causal_per_request", l->causal_per_request, l->causal_per_request && chunked,
-         "chunked local attention (chunk_size) is causal for every request: 0"},
-        {"prefix_lm", l->prefix_lm, l->prefix_lm && !causal,
-         "its spans are bidirectional islands of a causal layer; causal is no (2)"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        BAD_IF(rows[i].is_wrong, rows[i].field, "layer '%s': %s is %lld; %s", l->name,
-               rows[i].field, (long long)rows[i].value, rows[i].allowed);
-    }
+    WRONG_IF(!l->has_window && left && l->window_left != 0, window_left, "it needs has_window");
+    WRONG_IF(!l->has_window && right && l->window_right != 0, window_right, "it needs has_window");
+    WRONG_IF(l->chunk_lookback != 0 && !chunked, chunk_lookback, "it needs a chunk_size");
+    WRONG_IF(l->prefix_lm_window != 0 && !l->prefix_lm, prefix_lm_window, "it needs prefix_lm");
+    WRONG_IF(l->parallel_drafting && l->num_speculative_tokens == 0, parallel_drafting,
+             "it needs num_speculative_tokens");
+    WRONG_IF(l->q_dtype != 0 && l->q_scale_form == ATTN_SCALE_NONE, q_dtype,
+             "it needs a q_scale_form");
+    WRONG_IF(l->output_scale_pow2 && !groups, output_scale_pow2,
+             "it needs an output_form of fp8 in groups");
+    WRONG_IF(l->output_scale_column_major && !groups, output_scale_column_major,
+             "it needs an output_form of fp8 in groups");
+    WRONG_IF(l->qk_norm && l->rope == 0, qk_norm, "it needs rope");
+    BAD_IF(l->num_q_heads % l->num_kv_heads != 0, "num_q_heads",
+           "layer '%s': num_q_heads is %d; a multiple of num_kv_heads, %d, is needed", l->name,
+           l->num_q_heads, l->num_kv_heads);
+    BAD_IF(l->head_size % 8 != 0 || l->head_size > largest, "head_size",
+           "layer '%s': head_size is %d; multiples of 8 up to %d are allowed", l->name,
+           l->head_size, largest);
+    BAD_IF(l->head_size_v % 8 != 0 || l->head_size_v > MAX_HEAD_SIZE, "head_size_v",
+           "layer '%s': head_size_v is %d; 0 (as head_size) and multiples of 8 up to %d are",
+           l->name, l->head_size_v, MAX_HEAD_SIZE);
+    BAD_IF(level != l->graph_level, "graph_level",
+           "layer '%s': graph_level is %d; it is not known here, %d is: %s", l->name,
+           l->graph_level, level, name_of_graph_level(level));
+    WRONG_IF(l->padded_page_bytes < 0 || l->padded_page_bytes > (int64_t)1 << 48, padded_page_bytes,
+             "0 to 2^48");
+    WRONG_IF(l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW), window_left,
+             "-1 (open) to 2^30");
+    WRONG_IF(l->has_window && (l->window_right < -1 || l->window_right > MAX_WINDOW), window_right,
+             "-1 (open) to 2^30");
+    WRONG_IF(l->has_window && !left && !right, has_window, "the window is open on both sides: 0");
+    WRONG_IF(chunked && l->has_window, chunk_size, "it and a sliding window exclude each other");
+    WRONG_IF(chunked && !causal, chunk_size, "chunked local attention is causal; causal is no (2)");
+    WRONG_IF(l->causal_per_request && chunked, causal_per_request,
+             "chunked local attention (chunk_size) is causal for every request: 0");
+    WRONG_IF(l->prefix_lm && !causal, prefix_lm,
+             "its spans are bidirectional islands of a causal layer; causal is no (2)");
     BAD_IF(!(isfinite(l->scale) && l->scale > 0), "scale",
            "layer '%s': scale is %g; it must be finite and above 0", l->name, (double)l->scale);
     BAD_IF(!(isfinite(l->soft_cap) && l->soft_cap >= 0), "soft_cap",
