@@ -11,6 +11,22 @@ static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
                                e4m3 = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
                                uint8 = {ATTN_CODE_UINT, 8, 1};
 
+attn_status check_rows(const char *field, const struct attn_tensor *found,
+                       const struct tensor_form *wanted, int64_t rows, struct attn_error *error)
+{
+    struct attn_tensor kind;
+    tensor_set_kind(&kind, wanted->kind);
+    CHECK_TENSOR(found, NULL, field, 3, {rows, wanted->heads, wanted->head_size}, 1, kind.dtype);
+    return ATTN_OK;
+}
+
+attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,
+                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error)
+{
+    TRY(check_rows(field, found, wanted, rows, error));
+    return validate_tensor(plan, found, field, error);
+}
+
 int32_t output_group(int32_t form)
 {
     static const int32_t groups[NUM_OUTPUT_FORMS] = {1, 1, 64, 128, 16};

@@ -249,14 +249,14 @@ static inline bool step_leaves_keys(const struct step *step, const struct attn_s
     return step->no_slots && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
-/* run_errors.c: [rows or more, heads, head_size] of that form. */
+/* check_io.c: [rows or more, heads, head_size] of that form. */
 attn_status check_rows(const char *field, const struct attn_tensor *found,
                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
 /* The same of what a run reads, and under validation no NaN. */
 attn_status check_input(const attn_plan *plan, const char *field, const struct attn_tensor *found,
                         const struct tensor_form *wanted, int64_t rows, struct attn_error *error);
-/* A failed run: whatever a kernel has left becomes clean text after the layer's name and its
- * backends'. */
+/* programs.c. A failed run: whatever a kernel has left becomes clean text after the layer's name
+ * and its backends'. */
 attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 /* A failed operation of a run: its name stands before the text that the kernel has left. */
 attn_status operation_failed(const char *name, attn_status status, struct attn_error *error);

@@ -1,7 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a step of a layer without a composition is: one or two calls, or nothing. */
+/* What a step of a layer without a composition is: one or two calls, or nothing; and what is said
+ * of an operation that fails. */
+#include <stdio.h>
+#include <string.h>
+
 #include "step/plan_state.h"
 #include "util/error.h"
+
+/* What a kernel has left becomes clean text after `words`, as far as it goes. */
+attn_status operation_failed(const char *words, attn_status status, struct attn_error *error)
+{
+    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
+    status = error_relay(error, status, error);
+    if (error == NULL || error->struct_size < sizeof *error) {
+        return status;
+    }
+    memcpy(field, error->field, sizeof field);
+    memcpy(message, error->message, sizeof message);
+    return error_set(error, status, field, "%s: %s", words, message);
+}
+
+attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
+{
+    const char *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance->caps->name;
+    const char *decode = step->layer->served[ATTN_PHASE_DECODE].instance->caps->name;
+    const bool two = decode != prefill;
+    char words[ATTN_ERROR_MESSAGE_SIZE];
+    snprintf(words, sizeof words, "layer '%s', %s%s%s", step->layer->desc->name, prefill,
+             two ? " and " : "", two ? decode : "");
+    return operation_failed(words, status, error);
+}
 
 const char *launch_name(const struct launch *launch)
 {
