@@ -50,23 +50,15 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
 
 static void assign_group(attn_model *model, attn_layer *layer)
 {
-    int32_t members = 0;
-    layer->group = -1;
-    for (int32_t i = 0; i < layer->index && layer->group < 0; i++) {
-        if (same_table(layer, &model->layers[i])) {
-            layer->group = model->layers[i].group;
-        }
+    const attn_layer *first = NULL; /* of the group */
+    for (int32_t i = 0; i < layer->index && first == NULL; i++) {
+        first = same_table(layer, &model->layers[i]) ? model->layers[i].table : NULL;
     }
-    if (layer->group < 0) {
-        layer->group = model->num_groups++;
-    }
+    layer->table = first != NULL ? first : layer;
+    layer->group = first != NULL ? first->group : model->num_groups++;
+    layer->slot = 0;
     for (int32_t i = 0; i < layer->index; i++) {
-        members += model->layers[i].group == layer->group;
-    }
-    layer->slot = members;
-    layer->table = layer;
-    for (int32_t i = layer->index - 1; i >= 0; i--) {
-        layer->table = model->layers[i].group == layer->group ? &model->layers[i] : layer->table;
+        layer->slot += model->layers[i].group == layer->group;
     }
 }
 

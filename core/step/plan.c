@@ -184,6 +184,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
             TRY(step_begin(plan, &plan->model->layers[i], error));
         }
     }
+    plan->table = plan->steps[0].layer->table;
     plan->max_reqs = plan->limits.max_num_reqs;
     plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
     plan->decode_threshold = threshold_of(plan->steps[0].layer);
@@ -220,9 +221,6 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     arena_init(&plan->arena, &model->runtime->host);
     plan->model = model;
     plan->group = group;
-    for (int32_t i = model->num_layers - 1; i >= 0; i--) {
-        plan->table = model->layers[i].group == group ? model->layers[i].table : plan->table;
-    }
     plan->validate = model->runtime->settings.validate;
     const struct attn_device_info *device = model->assignment->device;
     plan->num_multiprocessors = device != NULL ? device->num_multiprocessors : 0;
