@@ -38,19 +38,17 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* A request lies in two chunks, and in one more for each chunk_size tokens. */
-static int64_t max_chunks(const attn_plan *plan)
+static int32_t max_chunks(const attn_plan *plan)
 {
-    return 2 * plan->max_reqs +
-           plan->limits.max_num_tokens / plan->steps[0].layer->desc->chunk_size;
+    return view_pieces(plan, plan->steps[0].layer->desc->chunk_size);
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    const int64_t most = max_chunks(plan);
-    plan->num_integers += 3 * most + 1;
+    const int32_t most = max_chunks(plan);
+    plan->num_integers += 3 * (int64_t)most + 1;
     for (int32_t part = 0; part < PART_COUNT; part++) { /* a static sink's, too */
-        plan->part_limits[part].max_num_reqs = (int32_t)(most < INT32_MAX ? most : INT32_MAX);
+        plan->part_limits[part].max_num_reqs = most;
     }
     return ATTN_OK;
 }

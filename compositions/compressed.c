@@ -121,9 +121,7 @@ static const struct attn_cache_desc *cache_of_plan(const attn_plan *plan)
 
 static int32_t most_requests(const attn_plan *plan)
 {
-    const int64_t most =
-        2 * plan->max_reqs + plan->limits.max_num_tokens / cache_of_plan(plan)->tokens_per_row;
-    return most < INT32_MAX ? (int32_t)most : INT32_MAX;
+    return view_pieces(plan, cache_of_plan(plan)->tokens_per_row);
 }
 
 static attn_status build(attn_plan *plan, struct attn_error *error)

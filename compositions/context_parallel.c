@@ -47,12 +47,12 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         return ATTN_OK;
     }
     const struct attn_layer_desc *l = &layer->desc;
-    int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+    const int32_t interleave = layer->cp->interleave += layer->cp->interleave == 0; /* 0: 1 */
     TRY(check_ranks(l->name, "decode", layer->cp->decode, error));
     TRY(check_ranks(l->name, "prefill", layer->cp->prefill, error));
-    BAD_IF(layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0),
-           "interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
-           layer->cp->interleave, l->block_size);
+    BAD_IF(interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0), "interleave",
+           "layer '%s': interleave %d must divide block_size %d", l->name, interleave,
+           l->block_size);
     if (l->dtype != ATTN_DTYPE_F32) {
         layer->cp->reduce = ATTN_CP_ALL_TO_ALL; /* sums over ranks are of float32 */
     }
@@ -60,7 +60,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     const struct {
         const void *ranks[2];
         int32_t interleave, order;
-    } key = {{layer->cp->decode, layer->cp->prefill}, layer->cp->interleave, layer->cp->order};
+    } key = {{layer->cp->decode, layer->cp->prefill}, interleave, layer->cp->order};
     memcpy(layer->batch_key, &key, sizeof key);
     return ATTN_OK;
 }

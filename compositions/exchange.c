@@ -409,6 +409,6 @@ int32_t layer_cache_rank(const attn_layer *layer)
 
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
 {
-    int32_t interleave = layer->selected->cp->interleave > 0 ? layer->selected->cp->interleave : 1;
-    return local_keys(context > 0 ? context : 0, rank, layer_cache_ranks(layer), interleave);
+    return local_keys(context > 0 ? context : 0, rank, layer_cache_ranks(layer),
+                      layer->selected->cp->interleave);
 }

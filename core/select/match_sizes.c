@@ -88,8 +88,7 @@ static struct uncut try_cut(const struct attn_backend_caps *caps, const struct l
     const int64_t of_k = part_alignment(caps, layer->desc.kv_dtype);
     const int64_t of_v = part_alignment(caps, kv_dtype_of(&layer->desc, true));
     const int64_t alignment = of_k > of_v ? of_k : of_v; /* powers of two */
-    const int32_t interleave =
-        layer->cp != NULL && layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+    const int32_t interleave = layer->cp != NULL ? layer->cp->interleave : 1;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE)) {
         UNCUT(&uncut, "make_block_table", "blocks of %d as %lld of %d", block_size,
               (long long)parts, kernel);

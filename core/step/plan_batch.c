@@ -100,6 +100,12 @@ void view_lens(const attn_plan *plan, struct attn_batch *view, const int32_t *le
     }
 }
 
+int32_t view_pieces(const attn_plan *plan, int32_t tokens)
+{
+    const int64_t most = 2 * plan->max_reqs + plan->limits.max_num_tokens / tokens;
+    return most < INT32_MAX ? (int32_t)most : INT32_MAX;
+}
+
 struct view_requests view_begin(attn_plan *plan, int64_t most, int32_t first_row)
 {
     struct view_requests requests = {.start = plan_take(plan, most + 1)};
