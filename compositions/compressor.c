@@ -58,8 +58,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
             : io->v != NULL ? "v"
                             : "lse",
             "is given; a compressor has neither q nor v nor lse");
-    TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
-    TRY(writes && plan->validate ? validate_tensor(plan, io->k, "k", error) : ATTN_OK);
+    TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
+    TRY_IF(writes && plan->validate, validate_tensor(plan, io->k, "k", error));
     if (!attends) {
         return ATTN_OK;
     }

@@ -253,7 +253,7 @@ static attn_status make_pairs(attn_plan *plan, struct attn_error *error)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     const bool splits = layer_splits_queries(plan->steps[0].layer);
-    TRY(splits ? queries_init(plan, error) : ATTN_OK);
+    TRY_IF(splits, queries_init(plan, error));
     plan->takes.all_queries = splits;
     TRY(make_pairs(plan, error));
     FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
@@ -468,7 +468,7 @@ static attn_status run_small(struct exchange_run *run, struct attn_error *error)
     over_lse(&own_lse, run, (float *)run->received, x->q_heads);
     const struct attn_tensor *own[] = {io->q}, *all[] = {&heads.q.tensor};
     const bool apart = run->step->main[0] != NULL;
-    TRY(apart ? attend_own(run, io, &own_lse.tensor, error) : ATTN_OK);
+    TRY_IF(apart, attend_own(run, io, &own_lse.tensor, error));
     TRY(heads_gather_small(run, own, all, 1, error));
     TRY(attend_context(run, error));
     const struct attn_merge_heads_args args = {.all_out = &heads.out.tensor,

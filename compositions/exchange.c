@@ -386,7 +386,7 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     }
     const bool split = run->p->split;
     int64_t tokens = split ? run->p->widest : x->tokens, part = exchange_part(x, tokens);
-    TRY(split ? pack_ranks(run, run->received, send, error) : ATTN_OK);
+    TRY_IF(split, pack_ranks(run, run->received, send, error));
     TRY(collective_run(x->rows, split ? x->rows->all_to_all : x->rows->all_gather,
                        split ? send : run->received, received, part, run->io->stream, error));
     x->tokens = tokens;

@@ -123,10 +123,10 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
         (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
     FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
             "is given; an indexer has neither v nor lse");
-    TRY(writes ? check_rows("k", io->k, &step->k, plan->given.num_slots, error) : ATTN_OK);
+    TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && step->layer->selected->tokens_per_row == 1;
-    TRY(looks ? validate_tensor(plan, io->k, "k", error) : ATTN_OK);
+    TRY_IF(looks, validate_tensor(plan, io->k, "k", error));
     if (!attends) {
         return ATTN_OK;
     }

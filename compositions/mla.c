@@ -322,12 +322,8 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     struct mla_plan *p = mla_plan(plan);
     const struct attn_batch *prefill = &plan->prefill;
     p->num_chunks = 0;
-    if (p->invariant && plan->split.num_prefills > 0) {
-        TRY(check_order(plan, error));
-    }
-    if (layer_is_spread(plan->steps[0].layer)) {
-        TRY(mla_localise(plan, error));
-    }
+    TRY_IF(p->invariant && plan->split.num_prefills > 0, check_order(plan, error));
+    TRY_IF(layer_is_spread(plan->steps[0].layer), mla_localise(plan, error));
     if (p->chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;
     }

@@ -164,11 +164,10 @@ static attn_status project_keys(const struct mla_call *run, const struct attn_te
     struct own_tensor a, b;
     TRY(project(run, instance, by_head(run, &a, c, 0, m->kv_lora_rank), &run->weights->uk, true,
                 by_head(run, &b, k, 0, m->qk_nope_head_dim)));
-    if (m->qk_rope_head_dim > 0) {
-        TRY(copy_by_gemm(run, by_head(run, &a, k_pe, pe_at, m->qk_rope_head_dim),
-                         m->qk_rope_head_dim,
-                         by_head(run, &b, k, m->qk_nope_head_dim, m->qk_rope_head_dim)));
-    }
+    TRY_IF(m->qk_rope_head_dim > 0,
+           copy_by_gemm(run, by_head(run, &a, k_pe, pe_at, m->qk_rope_head_dim),
+                        m->qk_rope_head_dim,
+                        by_head(run, &b, k, m->qk_nope_head_dim, m->qk_rope_head_dim)));
     return project(run, instance, by_head(run, &a, c, 0, m->kv_lora_rank), &run->weights->uv, false,
                    by_head(run, &b, v, 0, m->v_head_dim));
 }
@@ -260,7 +259,7 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
                    plan->num_tokens);
     mla_chunk_view(plan, chunk, &view);
     TRY(gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor));
-    TRY(spread ? mla_gather_spread(plan, run->step, run->io, chunk, run->error) : ATTN_OK);
+    TRY_IF(spread, mla_gather_spread(plan, run->step, run->io, chunk, run->error));
     /* the gathered row is latent and rope part side by side, the same for all heads */
     rows.tensor.ndim = 2;
     rows.shape[1] = head_size;
@@ -327,7 +326,7 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
     const bool one = step->main[0] != NULL && step->main[1] == NULL;
     run.first = plan->first_row;
     run.end = one ? last : decodes;
-    TRY(step->main[0] != NULL ? run_latent(&run, step->main[0]) : ATTN_OK);
+    TRY_IF(step->main[0] != NULL, run_latent(&run, step->main[0]));
     if (one) {
         return ATTN_OK;
     }

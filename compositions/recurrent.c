@@ -127,15 +127,9 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
            "layer '%s': conv_silu is 1, which needs a conv_width", l->name);
     layer->desc.head_size_v = g->head_size_v;
     g->state_dtype = g->state_dtype == ATTN_DTYPE_DEFAULT ? ATTN_DTYPE_F32 : g->state_dtype;
-    if (layer->rule != NULL) {
-        TRY(check_rule(l->name, layer->rule, error));
-    }
-    if (layer->norm != NULL) {
-        TRY(check_norm(l->name, layer->norm, g->num_v_heads, error));
-    }
-    if (layer->caches != NULL) {
-        TRY(check_ring(layer, error));
-    }
+    TRY_IF(layer->rule != NULL, check_rule(l->name, layer->rule, error));
+    TRY_IF(layer->norm != NULL, check_norm(l->name, layer->norm, g->num_v_heads, error));
+    TRY_IF(layer->caches != NULL, check_ring(layer, error));
     layer->state_bytes = state_bytes(l, g);
     /* what a batch brings, and what is checked of it, is one for all layers of a plan */
     const int32_t rows = layer->caches != NULL ? layer->caches->caches->block_size : 0;

@@ -128,10 +128,9 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
     const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0);
     struct slot_use use, other;
     for (int32_t r = 0; r < plan->given.num_reqs; r++) {
-        if (num_queries(&plan->given, r) > 0 &&
-            states->state_slots[r * states->state_slots_stride] >= 0) {
-            TRY(check_counts(plan, states, r, error));
-        }
+        TRY_IF(num_queries(&plan->given, r) > 0 &&
+                   states->state_slots[r * states->state_slots_stride] >= 0,
+               check_counts(plan, states, r, error));
         for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
             BAD_IF((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots), use.array,
                    "request %d %s slot %d; the layer has slots 0 to %lld", r,
@@ -224,9 +223,8 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
            (long long)states->checkpoint_slots_stride);
     BAD_IF(states->has_initial_state == NULL && plan->given.seq_lens == NULL, "has_initial_state",
            "is NULL, and so is seq_lens, from which it would follow");
-    if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
-        TRY(validate_slots(plan, states, error));
-    }
+    TRY_IF(plan->validate && plan->model->device.type == ATTN_DEVICE_CPU,
+           validate_slots(plan, states, error));
     plan->whole.next = &states->ext;
     cut_states(states, 0, &parts->decode, &parts->rings[1], &plan->decode);
     cut_states(states, plan->split.num_decodes, &parts->prefill, &parts->rings[2], &plan->prefill);

@@ -108,9 +108,7 @@ attn_status address_check_all(const attn_model *model, const void *ours, enum ab
     TRY(check_fields(model, ours, abi_structs[id].fields, label, ask, error));
     for (; next != NULL; next = next->next) {
         const struct abi_struct *row = abi_find(next->id, id);
-        if (row != NULL) {
-            TRY(check_fields(model, next, row->fields, label, ask, error));
-        }
+        TRY_IF(row != NULL, check_fields(model, next, row->fields, label, ask, error));
     }
     return ATTN_OK;
 }

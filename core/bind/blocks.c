@@ -162,10 +162,8 @@ attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *tra
         }
         ERROR_IF(instance->kernels.copy_blocks == NULL, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
                  "%s has no copy_blocks kernel", instance->caps->name);
-        if (t.other != NULL) {
-            TRY(element_read(&memory, ABI_BLOCK_MEMORY, t.other, t.other_stride, layer->slot,
-                             error));
-        }
+        TRY_IF(t.other != NULL, element_read(&memory, ABI_BLOCK_MEMORY, t.other, t.other_stride,
+                                             layer->slot, error));
         TRY(add_copies(layer, t.kind, t.table, t.other != NULL ? &memory : NULL, copies, &count,
                        error));
         struct attn_copy_blocks_args args = KERNEL_ARGS(

@@ -261,8 +261,8 @@ attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
     } else {
         TRY(cut(layer, cache, view, error));
         TRY(check_shape(layer, cache, view, error));
-        TRY(rows && !states ? check_form(layer, cache, view, error) : ATTN_OK);
-        TRY(states ? ATTN_OK : check_alignment(layer, cache, rows, view, error));
+        TRY_IF(rows && !states, check_form(layer, cache, view, error));
+        TRY_IF(!states, check_alignment(layer, cache, rows, view, error));
     }
     return address_check_view(layer->model, view, cache->name, error);
 }

@@ -37,7 +37,7 @@ attn_status layer_make_parts(attn_layer *layer, struct attn_error *error)
         : layer_needs_quant_params(l) ? "a cache with scales of channels or rotated rows"
                                       : NULL;
     FOR_COMPOSED(c, layer->composed_by) {
-        TRY((*c)->bind != NULL ? (*c)->bind(layer, error) : ATTN_OK);
+        TRY_IF((*c)->bind != NULL, (*c)->bind(layer, error));
     }
     return ATTN_OK;
 }

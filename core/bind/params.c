@@ -41,9 +41,7 @@ static attn_status keep_tensors(struct layer_params_copy *own, void *ours,
                                 const struct abi_field *field, struct attn_error *error)
 {
     for (; field->name != NULL; field++) {
-        if (field->kind == FIELD_TENSOR) {
-            TRY(keep_tensor(own, ours, field, error));
-        }
+        TRY_IF(field->kind == FIELD_TENSOR, keep_tensor(own, ours, field, error));
     }
     return ATTN_OK;
 }

@@ -133,9 +133,8 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
                row.phases) == 0 &&
                   row.head_size.max == 0,
               "refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
-    if (row.head_size.max != 0) {
-        TRY(check_range(c, "refused", at, ".head_size", &row.head_size, error));
-    }
+    TRY_IF(row.head_size.max != 0,
+           check_range(c, "refused", at, ".head_size", &row.head_size, error));
     REFUSE_IF(row.why != NULL && !text_is_clean(row.why, MAX_LABEL), "refused",
               "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes", c->name, at,
               MAX_LABEL);
@@ -179,7 +178,7 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
     for (int32_t i = 0; i < c->num_head_sizes; i++) {
         const struct attn_head_size_range *heads = &c->head_sizes[i];
         TRY(check_range(c, "head_sizes", i, ".qk", &heads->qk, error));
-        TRY(heads->same == 0 ? check_range(c, "head_sizes", i, ".v", &heads->v, error) : ATTN_OK);
+        TRY_IF(heads->same == 0, check_range(c, "head_sizes", i, ".v", &heads->v, error));
         REFUSE_IF(heads->same < 0 || heads->same > 1, "head_sizes",
                   "%s: head_sizes[%d].same is %d; 0 or 1", c->name, i, heads->same);
     }

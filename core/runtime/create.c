@@ -219,9 +219,7 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     attn_runtime on_stack = {0}; /* until its host can allocate */
     BAD_IF(out == NULL, "runtime", "runtime is NULL");
     *out = NULL;
-    if (given != NULL) {
-        TRY(struct_read(&options, ABI_RUNTIME_OPTIONS, given, error));
-    }
+    TRY_IF(given != NULL, struct_read(&options, ABI_RUNTIME_OPTIONS, given, error));
     TRY(make_host(&on_stack, &options, error));
     attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
     NO_MEMORY_IF(runtime == NULL, "runtime", "the runtime");

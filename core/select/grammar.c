@@ -178,9 +178,7 @@ static attn_status parse_rule(const struct source *source, struct rule *rule, ch
     if (rule->text == NULL) {
         return no_memory(source->error);
     }
-    if (strchr(text, '=') != NULL) {
-        TRY(parse_where(source, rule, trim(strsep(&text, "="))));
-    }
+    TRY_IF(strchr(text, '=') != NULL, parse_where(source, rule, trim(strsep(&text, "="))));
     return parse_list(source, rule, trim(text));
 }
 

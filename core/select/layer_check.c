@@ -101,9 +101,7 @@ static attn_status check_cache_dtype(const struct attn_layer_desc *l, struct att
                code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text,
                code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype_v).text,
                code_text(ATTN_NAMES_KV_DTYPE, kv_dtype).text);
-        if (has_rows && !(is_v && l->kind == ATTN_LAYER_MLA)) {
-            TRY(check_row_bytes(l, is_v, error));
-        }
+        TRY_IF(has_rows && !(is_v && l->kind == ATTN_LAYER_MLA), check_row_bytes(l, is_v, error));
         if (!(scale_forms_of(kv_dtype, is_v) >> form & 1)) {
             const char *field = is_v ? "v_scale_form" : "k_scale_form";
             return BAD(field,

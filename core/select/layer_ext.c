@@ -148,7 +148,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
         if (!((copy != NULL ? own[i].taken : ~own[i].needed) >> layer->desc.kind & 1)) {
             return layer_refuse_extension(layer, row->name, copy == NULL, error);
         }
-        TRY(copy != NULL ? struct_check(copy, own[i].id, layer->desc.name, error) : ATTN_OK);
+        TRY_IF(copy != NULL, struct_check(copy, own[i].id, layer->desc.name, error));
         layer->reads |= copy != NULL ? own[i].reads : 0;
     }
     return copy_caches(arena, layer, error);
@@ -162,9 +162,7 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
     layer->reads |= (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
                     (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);
     for (int32_t i = 0; compositions[i] != NULL; i++) {
-        if (compositions[i]->resolve != NULL) {
-            TRY(compositions[i]->resolve(layer, error));
-        }
+        TRY_IF(compositions[i]->resolve != NULL, compositions[i]->resolve(layer, error));
     }
     return ATTN_OK;
 }

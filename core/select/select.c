@@ -326,13 +326,13 @@ static attn_status choose(struct selection *selection, const struct attn_layer_d
     TRY(steering.choice(runtime, layers, assignment->num_layers, selection->arena,
                         &selection->rules, &import_text, error));
     text = import_text != NULL ? import_text : text;
-    TRY(runtime->num_backends == 0 && all ? tell_no_backends(runtime, error) : ATTN_OK);
+    TRY_IF(runtime->num_backends == 0 && all, tell_no_backends(runtime, error));
     TRY(check_names(selection, text, error));
     TRY(take_device(runtime, options, &assignment->device, error));
     selection->known = steering.read(runtime, assignment->device, conformant, selection->arena);
     NO_MEMORY_IF(selection->known == NULL, "assignment", "the assignment");
     TRY(select_all(selection, layers, error));
-    TRY(import_text != NULL ? steering.came_out(assignment, import_text, error) : ATTN_OK);
+    TRY_IF(import_text != NULL, steering.came_out(assignment, import_text, error));
     return !assignment->complete && all ? tell_unserved(assignment, error) : ATTN_OK;
 }
 

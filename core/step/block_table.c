@@ -316,8 +316,7 @@ static attn_status make_table(const attn_plan *plan, int32_t number, struct attn
              t->max_seq_len, (long long)most);
     int32_t *out = (int32_t *)(plan->workspace + made->table_at);
     const int32_t *start = on_cpu ? t->page_start_loc : t->page_start_loc_host;
-    TRY(t->page_indices != NULL && start != NULL ? check_pages(plan, number, t, start, error)
-                                                 : ATTN_OK);
+    TRY_IF(t->page_indices != NULL && start != NULL, check_pages(plan, number, t, start, error));
     if (on_cpu) {
         make_on_cpu(plan, number, t, out);
     } else {

@@ -82,9 +82,8 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
     const struct attn_tensor *out = io->out;
     int32_t form = step->layer->desc->output_form;
     struct tensor_form wanted = step->out;
-    if (form != ATTN_OUTPUT_PLAIN && step->program != run_idle) {
-        TRY(check_output_scales(plan, step, io, error));
-    }
+    TRY_IF(form != ATTN_OUTPUT_PLAIN && step->program != run_idle,
+           check_output_scales(plan, step, io, error));
     if (form == ATTN_OUTPUT_NVFP4) {
         return check_pairs(out, &wanted, plan->num_tokens, error);
     }
@@ -116,7 +115,7 @@ attn_status step_check_plain(const attn_plan *plan, const struct step *step,
 {
     const bool idle = step->program == run_idle, own = writes && step->bring_keys == NULL;
     const int64_t rows = own ? plan->given.num_slots : plan->num_key_rows;
-    TRY(attends ? step_check_attend(plan, step, io, error) : ATTN_OK);
+    TRY_IF(attends, step_check_attend(plan, step, io, error));
     return writes || (attends && step->keys_are_inputs && !idle)
                ? step_check_keys(plan, step, io, rows, error)
                : ATTN_OK;

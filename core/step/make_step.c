@@ -171,9 +171,7 @@ attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *e
            (long long)step->out.head_size);
     for (int32_t phase = 0; phase < NUM_PHASES; phase++) {
         for (int32_t part = 0; part < PART_COUNT; part++) {
-            if (step->parts[phase] >> part & 1) {
-                TRY(finish_launch(plan, step, phase, part, error));
-            }
+            TRY_IF(step->parts[phase] >> part & 1, finish_launch(plan, step, phase, part, error));
         }
     }
     if (step->writes) {

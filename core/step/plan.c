@@ -180,9 +180,8 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         plan->step_of_slot[i] = &plan->steps[i];
     }
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
-        if (is_in(plan, &plan->model->layers[i])) {
-            TRY(step_begin(plan, &plan->model->layers[i], error));
-        }
+        TRY_IF(is_in(plan, &plan->model->layers[i]),
+               step_begin(plan, &plan->model->layers[i], error));
     }
     plan->table = plan->steps[0].layer->table;
     plan->max_reqs = plan->limits.max_num_reqs;
@@ -192,7 +191,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         plan->part_limits[part] = plan->limits;
     }
     FOR_COMPOSED(c, plan->composed_by) {
-        TRY((*c)->build != NULL ? (*c)->build(plan, error) : ATTN_OK);
+        TRY_IF((*c)->build != NULL, (*c)->build(plan, error));
     }
     TRY(check_sizes(plan, error));
     for (int32_t i = 0; i < plan->num_steps; i++) {

@@ -166,11 +166,11 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     TRY(block_tables_make(plan, stream, error));
     plan->whole = plan->given;
     FOR_COMPOSED(c, plan->composed_by) {
-        TRY((*c)->view != NULL ? (*c)->view(plan, error) : ATTN_OK);
+        TRY_IF((*c)->view != NULL, (*c)->view(plan, error));
     }
     batch_split(plan);
     FOR_COMPOSED(c, plan->composed_by) {
-        TRY((*c)->view_split != NULL ? (*c)->view_split(plan, error) : ATTN_OK);
+        TRY_IF((*c)->view_split != NULL, (*c)->view_split(plan, error));
     }
     return send_integers(plan, stream, error);
 }
@@ -241,9 +241,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, i
     if (mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_REPLAY) {
         plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
     }
-    if (plan->validate) {
-        TRY(validate_batch(plan, error));
-    }
+    TRY_IF(plan->validate, validate_batch(plan, error));
     TRY(make_views(plan, stream, error));
     for (int32_t i = 0; i < plan->num_steps; i++) {
         choose_calls(plan, &plan->steps[i]);

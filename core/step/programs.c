@@ -115,14 +115,14 @@ attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_
     if (mode != ATTN_BATCH_IDLE && mode != ATTN_BATCH_PROFILE) {
         return ATTN_OK;
     }
-    TRY(io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK);
+    TRY_IF(io->out != NULL, zero_tensor(plan, step, io->out, io->stream, error));
     const size_t bytes[] = {plan->layout.own_bytes, plan->layout.scratch_bytes};
     for (int32_t i = 0; i < 2 && mode == ATTN_BATCH_PROFILE; i++) {
         int64_t shape[3] = {1, 1, (int64_t)bytes[i]};
         void *data = i == 0 ? plan->workspace : plan->scratch;
         const struct attn_tensor part = {
             data, plan->model->device, 3, {ATTN_CODE_UINT, 8, 1}, shape};
-        TRY(bytes[i] > 0 ? zero_tensor(plan, step, &part, io->stream, error) : ATTN_OK);
+        TRY_IF(bytes[i] > 0, zero_tensor(plan, step, &part, io->stream, error));
     }
     return ATTN_OK;
 }

@@ -80,19 +80,16 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         "the run brings k and the batch has no slots (num_slots 0): the attend would read what the "
         "cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the cache has the keys "
         "already");
-    if (!idle || step->check_io == step_check_plain) {
-        TRY(step->check_io(plan, step, io, writes, attends, error));
-    }
-    if (attends && step->layer->selected->lists != NULL && !idle) {
-        TRY(step_check_lists(plan, step, io, error));
-    }
-    TRY(plan->validate && attends ? validate_outputs(io, error) : ATTN_OK);
-    if (step->bring_keys != NULL && (writes || (attends && step->keys_are_inputs))) {
-        TRY(step->bring_keys(plan, step, &io, error));
-    }
+    TRY_IF(!idle || step->check_io == step_check_plain,
+           step->check_io(plan, step, io, writes, attends, error));
+    TRY_IF(attends && step->layer->selected->lists != NULL && !idle,
+           step_check_lists(plan, step, io, error));
+    TRY_IF(plan->validate && attends, validate_outputs(io, error));
+    TRY_IF(step->bring_keys != NULL && (writes || (attends && step->keys_are_inputs)),
+           step->bring_keys(plan, step, &io, error));
     /* keys that are rotated on their way have a kernel of their own */
     bool fused = step->fuses && writes && attends && !has_rope(step, io);
-    TRY(writes && !fused ? write_keys(plan, step, io, error) : ATTN_OK);
+    TRY_IF(writes && !fused, write_keys(plan, step, io, error));
     for (int32_t i = 0; i < 2 && step->fuses && step->main[i] != NULL; i++) {
         step->main[i]->args.flags = fused ? 0 : ATTN_RUN_NO_WRITE;
     }
@@ -100,9 +97,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         return ATTN_OK;
     }
     TRY(step->program(plan, step, io, error));
-    if (step->check_io == step_check_plain && step->checks_out) {
-        TRY(validate_tensor(plan, io->out, "out", error));
-    }
+    TRY_IF(step->check_io == step_check_plain && step->checks_out,
+           validate_tensor(plan, io->out, "out", error));
     return plan->validate ? validate_workers(plan, error) : ATTN_OK;
 }
 
@@ -129,9 +125,7 @@ __attribute__((noinline)) static attn_status run_extended(attn_plan *plan, struc
     struct ext_room room;
     struct attn_step_io read = *io;
     TRY(step_check_extensions(step, &read, &room, error));
-    if (step->program != run_idle) {
-        TRY(tables_check_rows(plan, step, read.next, error));
-    }
+    TRY_IF(step->program != run_idle, tables_check_rows(plan, step, read.next, error));
     return run_checked(plan, step, &read, error);
 }
 

@@ -54,7 +54,7 @@ attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t num
                              ? longest
                              : (most + made->tokens_per_row - 1) / made->tokens_per_row;
     }
-    TRY(own ? check_limit(most_field, t->max_seq_len, most, error) : ATTN_OK);
+    TRY_IF(own, check_limit(most_field, t->max_seq_len, most, error));
     BAD_IF(b->num_reqs > 0 && (t->seq_lens == NULL || t->block_table == NULL), FIELD("block_table"),
            "%sseq_lens %p, block_table %p; a layer with a cache needs both", where,
            (const void *)t->seq_lens, (const void *)t->block_table);
@@ -90,10 +90,8 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
         struct attn_batch_table *table = &plan->tables[0][i];
         TRY(element_read(table, ABI_BATCH_TABLE, batch->tables, batch->table_stride, i, error));
         TRY(struct_check(table, ABI_BATCH_TABLE, NULL, error));
-        if (plan->model->asked != NULL && (!plan->asked_tables || plan->validate)) {
-            TRY(address_check_all(plan->model, table, ABI_BATCH_TABLE, NULL, "tables", true,
-                                  error));
-        }
+        TRY_IF(plan->model->asked != NULL && (!plan->asked_tables || plan->validate),
+               address_check_all(plan->model, table, ABI_BATCH_TABLE, NULL, "tables", true, error));
         TRY(table_check(plan, batch, i + 1, table, error));
     }
     plan->asked_tables |= plan->num_tables > 0;

@@ -40,24 +40,8 @@ const char *status_text(attn_status status);
 #define NO_MEMORY(field, ...)                                                                      \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
 
-/* A rule and what is said where it is broken: ends the function with that refusal. */
-#define ERROR_IF(broken, status, field, ...)                                                       \
-    do {                                                                                           \
-        if (broken) {                                                                              \
-            return error_set(error, status, field, __VA_ARGS__);                                   \
-        }                                                                                          \
-    } while (0)
-#define BAD_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
-#define NO_MEMORY_IF(broken, field, ...)                                                           \
-    ERROR_IF(broken, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
-#define FAIL_IF(broken, field, text)                                                               \
-    do {                                                                                           \
-        if (broken) {                                                                              \
-            return FAIL(field, text);                                                              \
-        }                                                                                          \
-    } while (0)
-
-/* Ends the function with the status of a call that fails. */
+/* Ends the function with the status of a call that fails; the second makes the call where
+ * `condition` holds. */
 #define TRY(call)                                                                                  \
     do {                                                                                           \
         const attn_status tried = (call);                                                          \
@@ -65,5 +49,24 @@ const char *status_text(attn_status status);
             return tried;                                                                          \
         }                                                                                          \
     } while (0)
+#define TRY_IF(condition, call)                                                                    \
+    do {                                                                                           \
+        if (condition) {                                                                           \
+            TRY(call);                                                                             \
+        }                                                                                          \
+    } while (0)
+
+/* A rule and what is said where it is broken: ends the function with that refusal. */
+#define REFUSE_WHERE(broken, refusal)                                                              \
+    do {                                                                                           \
+        if (broken) {                                                                              \
+            return refusal;                                                                        \
+        }                                                                                          \
+    } while (0)
+#define ERROR_IF(broken, status, field, ...)                                                       \
+    REFUSE_WHERE(broken, error_set(error, status, field, __VA_ARGS__))
+#define BAD_IF(broken, field, ...) REFUSE_WHERE(broken, BAD(field, __VA_ARGS__))
+#define FAIL_IF(broken, field, text) REFUSE_WHERE(broken, FAIL(field, text))
+#define NO_MEMORY_IF(broken, field, ...) REFUSE_WHERE(broken, NO_MEMORY(field, __VA_ARGS__))
 
 #endif

@@ -42,11 +42,7 @@ attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_n
 #define CHECK_TENSOR(tensor, layer, ...)                                                           \
     TRY(tensor_check(tensor, &(const struct tensor_need){__VA_ARGS__}, layer, error))
 #define CHECK_TENSOR_IF(read, tensor, layer, ...)                                                  \
-    do {                                                                                           \
-        if (read) {                                                                                \
-            CHECK_TENSOR(tensor, layer, __VA_ARGS__);                                              \
-        }                                                                                          \
-    } while (0)
+    TRY_IF(read, tensor_check(tensor, &(const struct tensor_need){__VA_ARGS__}, layer, error))
 /* [a, b, c] at `data`, of the dtype and on the device of `like`. */
 const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,
                                      void *data, int64_t a, int64_t b, int64_t c, int64_t stride_a,
