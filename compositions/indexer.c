@@ -78,8 +78,7 @@ static int32_t at_least_one(int32_t most)
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_indexer_desc *x = check->whole->indexer;
-    const struct attn_indexer_caps *caps =
-        (const struct attn_indexer_caps *)ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEXER_CAPS);
+    const struct attn_indexer_caps *caps = ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEXER_CAPS);
     if (x == NULL || !(check->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1)) {
         return;
     }
@@ -93,9 +92,7 @@ static void match(struct check *check, int32_t phase)
                  {"tokens_per_row", x->tokens_per_row, at_least_one(caps->tokens_per_row_max)},
                  {"rows_per_entry", x->rows_per_entry, at_least_one(caps->rows_per_entry_max)},
                  {"first_entries, last_entries, tail", num_forced(x), caps->forced_max});
-    static const char *const activations[NUM_ACTIVATIONS] = {"identity", "relu"};
-    check_draft_code(check, "activation", activations, NUM_ACTIVATIONS, x->activation,
-                     caps->activations);
+    CHECK_DRAFT_CODE(check, "activation", x->activation, caps->activations, "identity", "relu");
     if (check->match->kernel_block_size % x->tokens_per_row != 0) {
         check_refuse_number(check, "block_size", check->match->kernel_block_size,
                             "multiples of the layer's tokens_per_row");

@@ -163,21 +163,11 @@ static void match_rule(struct check *check, const struct layer *layer)
     const struct attn_recurrent_rule_caps *caps =
         ext_find(check->caps->next, ATTN_EXT_DRAFT_RECURRENT_CAPS);
     caps = caps != NULL ? caps : &none;
-    static const char *const rules[] = {"gated_delta", "additive"},
-                             *const gates[] = {"softplus", "bounded", "given", "constant"},
-                             *const write_gates[] = {"sigmoid", "none", "step"};
-    const struct {
-        const char *field;
-        int32_t code, count;
-        uint32_t mask;
-        const char *const *names;
-    } codes[] = {{"rule", r->rule, NUM_RULES, caps->rules, rules},
-                 {"gate", r->gate, NUM_GATES, caps->gates, gates},
-                 {"write_gate", r->write_gate, NUM_WRITE_GATES, caps->write_gates, write_gates}};
-    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
-        check_draft_code(check, codes[i].field, codes[i].names, codes[i].count, codes[i].code,
-                         codes[i].mask);
-    }
+    CHECK_DRAFT_CODE(check, "rule", r->rule, caps->rules, "gated_delta", "additive");
+    CHECK_DRAFT_CODE(check, "gate", r->gate, caps->gates, "softplus", "bounded", "given",
+                     "constant");
+    CHECK_DRAFT_CODE(check, "write_gate", r->write_gate, caps->write_gates, "sigmoid", "none",
+                     "step");
     need_switch(check, "gate_per_channel", r->gate_per_channel, caps->gate_per_channel);
     need_switch(check, "values_first", r->values_first, caps->values_first);
     need_switch(check, "has_skip", r->has_skip, caps->skip);

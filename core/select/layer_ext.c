@@ -305,20 +305,19 @@ attn_status lists_resolve(struct layer *layer, struct attn_error *error)
 
 static void check_declared(struct check *check, const struct attn_index_lists_caps *caps)
 {
-    static const char *const groups[NUM_LIST_GROUPS] = {"shared", "per_kv_head", "per_q_head"};
     const struct attn_index_lists *l = check->whole->lists;
     const bool latent = check->whole->mla != NULL;
-    if (!(latent ? caps->attend_mla_sparse : caps->attend)) {
-        reasons_add(check->reasons, "attn_index_lists",
-                    latent ? "of attend_mla_sparse" : "of attend", "not declared");
-    }
+    CHECK_NEEDS(check, "attn_index_lists",
+                {latent ? caps->attend_mla_sparse : caps->attend,
+                 latent ? "of attend_mla_sparse" : "of attend", "not declared"});
     if (!(caps->granularities & (uint32_t)l->granularity)) {
         char supported[48];
         snprintf(supported, sizeof supported, "of 1, 4, 16, 64, 128 those in %u",
                  caps->granularities);
         check_refuse_number(check, "granularity", l->granularity, supported);
     }
-    check_draft_code(check, "groups", groups, NUM_LIST_GROUPS, l->groups, caps->groups);
+    CHECK_DRAFT_CODE(check, "groups", l->groups, caps->groups, "shared", "per_kv_head",
+                     "per_q_head");
     CHECK_NEEDS(check, "physical_slots", {!l->physical_slots || caps->physical_slots, "yes"});
     CHECK_LIMITS(check, {"max_entries", l->max_entries, MOST(caps->max_entries)});
     check_multiple(check, "max_entries", l->max_entries, caps->entries_multiple);

@@ -87,10 +87,12 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *what_fo
 /* A code of a list (enum attn_name_list) against a mask, and a vendor's against the backend's
  * vendor_codes, with the names of what is supported. */
 void check_code(struct check *check, const char *field, int32_t list, int32_t code, uint64_t mask);
-/* The same of a draft's codes, whose names stand where they are checked; a mask of 0 is of code 0.
- */
-void check_draft_code(struct check *check, const char *field, const char *const *names,
-                      int32_t count, int32_t code, uint32_t mask);
+/* The same of a draft's codes, whose names follow in their order; a mask of 0 is of code 0. */
+void check_draft_code(struct check *check, const char *field, int32_t code, uint32_t mask,
+                      const char *const *names, int32_t count);
+#define CHECK_DRAFT_CODE(check, field, code, mask, ...)                                            \
+    check_draft_code(check, field, code, mask, (const char *const[]){__VA_ARGS__},                 \
+                     (int32_t)(sizeof(const char *const[]){__VA_ARGS__} / sizeof(char *)))
 void check_need_feature(const struct check *check, bool wanted, uint64_t feature, const char *field,
                         const char *asked);
 /* The core does `what` itself; the layer is then captured at most at this level. */

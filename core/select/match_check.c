@@ -94,22 +94,21 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *what_fo
     }
 }
 
-void check_draft_code(struct check *check, const char *field, const char *const *names,
-                      int32_t count, int32_t code, uint32_t mask)
+void check_draft_code(struct check *check, const char *field, int32_t code, uint32_t mask,
+                      const char *const *names, int32_t count)
 {
-    char supported[80] = "";
+    struct text supported;
     mask = mask != 0 ? mask : 1;
     if (mask >> code & 1) {
         return;
     }
+    text_init(&supported, check->reasons->host);
     for (int32_t c = 0; c < count; c++) {
         if (mask >> c & 1) {
-            const size_t used = strlen(supported);
-            snprintf(supported + used, sizeof supported - used, "%s%s", used > 0 ? ", " : "",
-                     names[c]);
+            text_add(&supported, "%s%s", supported.length > 0 ? ", " : "", names[c]);
         }
     }
-    reasons_add(check->reasons, field, names[code], supported[0] != '\0' ? supported : "none");
+    reasons_add_list(check->reasons, field, code < count ? names[code] : "unknown", &supported);
 }
 
 void check_code(struct check *check, const char *field, int32_t list, int32_t code, uint64_t mask)
