@@ -186,6 +186,19 @@ struct gpu_list_params {
     int32_t *units, *list_lengths;
 };
 
+/* Pools the rows that tokens finish. `states` are float32: of each token its values and then its
+ * gates, in 1 + overlaps heads each. */
+struct gpu_compressor_params {
+    struct gpu_cache states;
+    struct gpu_tensor out, bias, cos_sin; /* bias: data NULL: none */
+    const void *norm;                     /* NULL: none */
+    const int32_t *query_start, *seq_lens, *block_table, *block_table_row;
+    int64_t block_table_stride;
+    int32_t num_reqs, num_tokens, block_size;
+    int32_t tokens_per_row, overlaps, rotary_dim, neox, norm_dtype;
+    float norm_eps;
+};
+
 struct gpu_table_params {
     const int32_t *block_table, *block_table_row;
     const int32_t *page_indices, *page_start; /* NULL: the block table */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend: turns arguments into gpu_params and chooses the kernels that serve them. */
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 
 #include "gpu/host/schedule.h"
@@ -174,6 +175,9 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     struct gpu_params p = {0};
     if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
         return gpu_index(args, error);
+    }
+    if (args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        return gpu_compress(args, error);
     }
     if (args->batch->num_reqs == 0) {
         return ATTN_OK;

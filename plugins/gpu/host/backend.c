@@ -2,6 +2,7 @@
 /* What all backends on gpu/kernels declare, their kernel table, and their instances. */
 #include "gpu/host/backend.h"
 
+#include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <string.h>
@@ -37,7 +38,8 @@ static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 const struct attn_backend_caps gpu_caps = {
     COMMON_CAPS,
-    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER),
+    .layer_kinds =
+        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .next = &mla_caps.ext,
     .name = "",
     .variant = "",

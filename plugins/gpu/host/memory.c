@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots that write and gather the cache, copy, fill, and make block tables. */
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 
 #include "gpu/host/instance.h"
@@ -89,8 +90,8 @@ static const char *launch_write(const struct gpu_device *device, const struct gp
                              stream);
 }
 
-/* An indexer's rows: keys without values. */
-static attn_status write_index(const struct attn_write_kv_args *args, struct attn_error *error)
+/* An indexer's rows, which are keys without values, or a compressor's states. */
+static attn_status write_keys(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     const struct attn_indexer_desc *x =
         (const struct attn_indexer_desc *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
@@ -100,24 +101,25 @@ static attn_status write_index(const struct attn_write_kv_args *args, struct att
         .to = {gpu_cache_of(args->layer, args->params, args->k_cache, false)},
         .slots = args->slot_mapping,
         .num_slots = args->num_slots,
-        .num_heads = 1,
+        .num_heads = args->k_cache->num_heads,
         .sides = 1,
-        .tokens_per_row = x->tokens_per_row,
+        .tokens_per_row = x != NULL ? x->tokens_per_row : 1,
         .block_size = args->k_cache->block_size,
     };
-    return device_status(
-        p.num_slots > 0
-            ? gpu_device_launch(device, GPU_KERNEL_write_rows,
-                                gpu_warp_groups(device, GPU_THREADS_write_rows, p.num_slots, 32),
-                                &p, args->stream)
-            : NULL,
-        "write_kv", error);
+    return device_status(p.num_slots > 0
+                             ? gpu_device_launch(device, GPU_KERNEL_write_rows,
+                                                 gpu_warp_groups(device, GPU_THREADS_write_rows,
+                                                                 p.num_slots * p.num_heads, 32),
+                                                 &p, args->stream)
+                             : NULL,
+                         "write_kv", error);
 }
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
-        return write_index(args, error);
+    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ||
+        args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        return write_keys(args, error);
     }
     if (layer_is_latent(args->layer)) {
         return gpu_write_latent(args, error);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The preparation of a layer, the memory of its plans, and the launch of the kernel that makes a
  * schedule. */
+#include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 #include <attn/mla.h>
 
@@ -131,6 +132,8 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     *made = (struct attn_prepared){0};
     if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
         gpu_prepare_index(args->layer, made);
+    } else if (args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        made->way = GPU_WAY_WITHOUT_PLAN;
     } else {
         prepare_layer(args, made);
     }

@@ -32,6 +32,7 @@
     X(index_scores, gpu_index_params, 256)                                                         \
     X(index_top_k, gpu_index_params, 1024)                                                         \
     X(list_keys, gpu_list_params, 128)                                                             \
+    X(compress, gpu_compressor_params, 512)                                                        \
     X(latent, gpu_latent_params, 512)                                                              \
     X(latent_sparse, gpu_latent_params, 512)                                                       \
     X(latent_write, gpu_latent_write_params, 128)                                                  \
