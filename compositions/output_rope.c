@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Outputs that are rotated back: the step's output as it is, then a rotation of the last dims of
- * each row by the negative angle of its query's position. On CPUs, where the core does it itself.
- */
+ * each row by the negative angle of its query's position. On CPUs the core does it itself. */
 #include <attn/draft/output_rope.h>
 #include <math.h>
 
@@ -37,7 +36,9 @@ static void match(struct check *check, int32_t phase)
     }
     check_compose(check, ATTN_COMPOSE_OUTPUT_ROPE, ATTN_GRAPH_ALWAYS);
     CHECK_NEEDS(check, "attn_output_rope",
-                {check->caps->device.type == ATTN_DEVICE_CPU, "on this device", "CPUs"},
+                {check->caps->device.type == ATTN_DEVICE_CPU ||
+                     check->caps->features & ATTN_FEATURE_DRAFT_OUTPUT_ROPE,
+                 "on this device", "CPUs, or output_rope"},
                 {check->layer->output_form == ATTN_OUTPUT_PLAIN, "with a quantized output_form"},
                 {!check->layer->fast_prefill, "with fast_prefill"});
 }
@@ -94,7 +95,7 @@ struct rotation {
     const struct attn_output_rope *rope;
     const int64_t *positions;
     const struct attn_tensor *table, *out;
-    int64_t first_row;
+    int64_t first_row, num_rows; /* 0 where a device rotates */
 };
 
 /* h is 0 in a tensor of two dimensions. */
@@ -131,13 +132,26 @@ static attn_status check_io(const attn_plan *plan, const struct rotation *r,
                             struct attn_error *error)
 {
     CHECK_TENSOR(r->table, NULL, "cos_sin", 2, {TENSOR_ANY, r->rope->rotary_dim});
-    const int64_t end = plan->given.query_start_loc_host[plan->given.num_reqs];
-    for (int64_t row = r->first_row; row < end; row++) {
+    for (int64_t row = r->first_row; row < r->first_row + r->num_rows; row++) {
         BAD_IF(r->positions[row] < 0 || r->positions[row] >= r->table->shape[0], "positions",
                "positions[%lld] is %lld; 0 to %lld, the rows of cos_sin", (long long)row,
                (long long)r->positions[row], (long long)r->table->shape[0] - 1);
     }
     return ATTN_OK;
+}
+
+static attn_status rotate_there(const attn_plan *plan, const struct step *step,
+                                const struct rotation *r, void *stream, struct attn_error *error)
+{
+    const struct instance *on = step_instance(step);
+    const struct attn_io_output_rope io = {
+        {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof io, NULL}, r->positions, r->table};
+    struct attn_output_rope rope = *r->rope;
+    rope.ext.next = &io.ext;
+    const struct attn_write_kv_args args =
+        KERNEL_ARGS(on, stream, .next = &rope.ext, .layer = step->layer->desc, .q = r->out,
+                    .batch = &plan->given);
+    return operation("rotate the output", on->kernels.rope_write_kv(&args, error), error);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -146,16 +160,22 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     const struct attn_io_output_rope *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
     FAIL_IF(given == NULL || given->positions == NULL, "attn_io_output_rope",
             "is missing, or its positions are NULL; the layer has attn_output_rope");
-    const struct rotation r = {step->layer->selected->output_rope, given->positions, given->cos_sin,
-                               io->out, plan->given.query_start_loc_host[0]};
-    const int64_t rows = plan->given.query_start_loc_host[plan->given.num_reqs] - r.first_row;
+    struct rotation r = {step->layer->selected->output_rope, given->positions, given->cos_sin,
+                         io->out};
     const struct attn_host *host = plan->arena.host;
+    const bool here = plan->model->device.type == ATTN_DEVICE_CPU;
+    if (here) {
+        r.first_row = plan->given.query_start_loc_host[0];
+        r.num_rows = plan->given.query_start_loc_host[plan->given.num_reqs] - r.first_row;
+    }
     TRY(check_io(plan, &r, error));
     TRY(step->inner(plan, step, io, error));
-    if (rows > 0) {
-        host->parallel_for(host->user, rows, 1, rotate_rows, (void *)(uintptr_t)&r);
+    if (r.num_rows > 0) {
+        host->parallel_for(host->user, r.num_rows, 1, rotate_rows, (void *)(uintptr_t)&r);
     }
-    return ATTN_OK;
+    return here || plan->given.num_actual_tokens == 0
+               ? ATTN_OK
+               : rotate_there(plan, step, &r, io->stream, error);
 }
 
 static void choose(attn_plan *plan, struct step *step)

@@ -8,7 +8,7 @@
 
 struct attn_write_kv_args {
     size_t struct_size;
-    const struct attn_ext *next; /* rope_write_kv: attn_io_rope */
+    const struct attn_ext *next; /* rope_write_kv: attn_io_rope, or a draft's attn_output_rope */
     attn_instance *instance;
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params;
@@ -27,7 +27,7 @@ struct attn_write_kv_args {
     const struct attn_layer_cache *caches;
     int32_t num_caches;
     int32_t cache_stride;
-    const struct attn_batch *batch; /* with caches only, else NULL */
+    const struct attn_batch *batch; /* with caches or attn_output_rope only, else NULL */
 };
 
 /* Reads rows through the block table into contiguous memory, dequantized: MLA context chunks,

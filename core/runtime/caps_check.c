@@ -2,6 +2,7 @@
 /* What a backend may declare. */
 #include "runtime/probe.h"
 
+#include <attn/draft/output_rope.h>
 #include <attn/types.h>
 #include <string.h>
 
@@ -244,7 +245,8 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
               (unsigned long long)c->kv_dtypes);
     const uint64_t kernels = c->kernels, features = c->features;
     const uint64_t writes = kernels & ATTN_KERNEL_WRITE_KV || features & ATTN_FEATURE_FUSED_WRITE;
-    const uint64_t ropes = ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM;
+    const uint64_t ropes =
+        ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_DRAFT_OUTPUT_ROPE;
     REFUSE_IF(c->layer_kinds & BIT(ATTN_LAYER_DECODER) && features & ATTN_FEATURE_PAGED_KV &&
                   !writes,
               "kernels", "%s: decoder layers without write_kv or fused write", c->name);

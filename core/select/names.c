@@ -22,11 +22,12 @@ static const char *const terms[] =
     NAMES("causal", "bidirectional", "causal_per_request", "sliding_window", "symmetric_window",
           "chunked_local", "soft_cap", "alibi", "alibi_sqrt", "sinks", "static_sink", "prefix_lm",
           "tree_bits", "tree_bias");
-static const char *const features[] = NAMES(
-    "paged_kv", "contiguous_kv", "lse", "block_table_row", "mixed_batch", "update_block_table",
-    "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant", "batch_invariant_prefix",
-    "quantized_query", "device_seq_lens", "fast_prefill", "fp8_inputs", "mxfp4_weights",
-    "host_bounds", "step_allocates", "kv_dtype_v", "amax_history", "compressed_rows");
+static const char *const features[] =
+    NAMES("paged_kv", "contiguous_kv", "lse", "block_table_row", "mixed_batch",
+          "update_block_table", "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant",
+          "batch_invariant_prefix", "quantized_query", "device_seq_lens", "fast_prefill",
+          "fp8_inputs", "mxfp4_weights", "host_bounds", "step_allocates", "kv_dtype_v",
+          "amax_history", "compressed_rows", "output_rope");
 static const char *const view_forms[] = NAMES("nhd", "hnd", "packed", "latent", "separate_strides");
 static const char *const dtypes[] = NAMES("default", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
                                           "fp8_e4m3fnuz", "int8", [ATTN_DTYPE_MXFP4] = "mxfp4");

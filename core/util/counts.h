@@ -26,7 +26,7 @@ enum {
     NUM_LIST_GROUPS = ATTN_LISTS_PER_Q_HEAD + 1,
     NUM_KERNELS = 15,
     NUM_TERMS = 14,
-    NUM_FEATURES = 21,
+    NUM_FEATURES = 22,
     NUM_VIEW_FORMS = 5
 };
 

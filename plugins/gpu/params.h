@@ -231,6 +231,15 @@ struct gpu_merge_params {
     int32_t heads, dims;
 };
 
+/* Rotates the last rotary_dim dims of rows query_start[0] .. query_start[num_reqs] - 1 back; `last`
+ * begins with these dims. */
+struct gpu_rotate_params {
+    struct gpu_tensor last, cos_sin;
+    const int64_t *positions;
+    const int32_t *query_start;
+    int32_t num_reqs, heads, rotary_dim, neox;
+};
+
 struct gpu_quantize_params {
     struct gpu_tensor x, out;
     const float *scale;

@@ -4,7 +4,8 @@
  * docs/semantics.md, section 9.
  *
  * Decoder and MLA layers whose output is plain may have it. The core rotates what kernels write
- * (ATTN_COMPOSE_OUTPUT_ROPE); kernels see neither extension. */
+ * (ATTN_COMPOSE_OUTPUT_ROPE): on a CPU itself, elsewhere by rope_write_kv, after what attends.
+ * Other kernels see neither extension. */
 #ifndef ATTN_DRAFT_OUTPUT_ROPE_H
 #define ATTN_DRAFT_OUTPUT_ROPE_H
 
@@ -12,6 +13,12 @@
 
 #define ATTN_EXT_DRAFT_OUTPUT_ROPE 0x80du    /* struct attn_output_rope, of a layer */
 #define ATTN_EXT_DRAFT_IO_OUTPUT_ROPE 0x80eu /* struct attn_io_output_rope, of a run */
+
+/* A further ATTN_FEATURE_*, which backends of devices declare whose rope_write_kv takes
+ * attn_output_rope and attn_io_output_rope in its arguments' `next`: with the former there it
+ * rotates rows query_start_loc[0] .. query_start_loc[num_reqs] - 1 of q, [T, Hq, Dv], in place and
+ * back, and does nothing else; num_slots is 0, k, v and the caches are NULL. */
+#define ATTN_FEATURE_DRAFT_OUTPUT_ROPE (1ull << 21)
 
 struct attn_output_rope { /* on attn_layer_desc */
     struct attn_ext ext;  /* id ATTN_EXT_DRAFT_OUTPUT_ROPE */

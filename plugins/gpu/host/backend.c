@@ -5,6 +5,7 @@
 #include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
+#include <attn/draft/output_rope.h>
 #include <string.h>
 
 #include "common/declared.h"
@@ -46,7 +47,7 @@ const struct attn_backend_caps gpu_caps = {
     .kernels = COMMON_KERNELS | ATTN_KERNEL_MAKE_BLOCK_TABLE,
     .kv_dtypes = COMMON_KV_DTYPES,
     .terms = COMMON_TERMS,
-    .features = COMMON_FEATURES,
+    .features = COMMON_FEATURES | ATTN_FEATURE_DRAFT_OUTPUT_ROPE,
     .block_sizes = &(const struct attn_range){1, 4096, 1},
     .preferred_layout = ATTN_KV_LAYOUT_HND,
     .preferred_block_size = 64,

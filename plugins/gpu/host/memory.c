@@ -2,6 +2,7 @@
 /* The slots that write and gather the cache, copy, fill, and make block tables. */
 #include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
+#include <attn/draft/output_rope.h>
 
 #include "gpu/host/instance.h"
 
@@ -133,8 +134,39 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
                          "write_kv", error);
 }
 
+/* Rotates q, which is an attend's output, back. */
+static attn_status rotate_output(const struct attn_write_kv_args *args,
+                                 const struct attn_output_rope *rope, struct attn_error *error)
+{
+    const struct attn_io_output_rope *io =
+        (const struct attn_io_output_rope *)ext_of(args->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
+    const struct gpu_device *device = &args->instance->device;
+    struct gpu_rotate_params p = {
+        .last = gpu_tensor_of(args->q),
+        .cos_sin = gpu_tensor_of(io->cos_sin),
+        .positions = io->positions,
+        .query_start = args->batch->query_start_loc,
+        .num_reqs = args->batch->num_reqs,
+        .heads = (int32_t)args->q->shape[1],
+        .rotary_dim = rope->rotary_dim,
+        .neox = rope->form == ATTN_ROPE_NEOX,
+    };
+    p.last.data += (args->q->shape[2] - rope->rotary_dim) * number_bytes(p.last.dtype);
+    const int64_t items = args->q->shape[0] * p.heads * (p.rotary_dim / 2);
+    return device_status(gpu_device_launch(device, GPU_KERNEL_rotate_output,
+                                           gpu_groups(items, GPU_THREADS_rotate_output,
+                                                      (int64_t)device->num_sms * 32),
+                                           &p, args->stream),
+                         "rope_write_kv", error);
+}
+
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
+    const struct attn_output_rope *back =
+        (const struct attn_output_rope *)ext_of(args->next, ATTN_EXT_DRAFT_OUTPUT_ROPE);
+    if (back != NULL) {
+        return rotate_output(args, back, error);
+    }
     const struct attn_io_rope *rope =
         (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
     struct gpu_write_params p = write_params(args);

@@ -24,6 +24,7 @@
     X(make_table, gpu_table_params, 128)                                                           \
     X(copy_runs, gpu_copy_params, 128)                                                             \
     X(merge_states, gpu_merge_params, 128)                                                         \
+    X(rotate_output, gpu_rotate_params, 256)                                                       \
     X(quantize_static, gpu_quantize_params, 256)                                                   \
     X(quantize_groups, gpu_quantize_params, 128)                                                   \
     X(quantize_nvfp4, gpu_quantize_params, 128)                                                    \

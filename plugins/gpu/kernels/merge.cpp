@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states: a warp for each (row, head). The limit is memory bandwidth. */
+/* merge_states, a warp for each (row, head), and the rotation of outputs after it. The limit is
+ * memory bandwidth. */
 #include "gpu/device/rows.h"
 #include "gpu/device/softmax.h"
 
@@ -38,5 +39,25 @@ GPU_KERNEL(merge_states, gpu_merge_params)
         if (lane == 0 && p.lse.data != nullptr) {
             p.lse.data[h * p.lse.head + t * p.lse.row] = softmax_lse(base, sum);
         }
+    }
+}
+
+/* A thread for each (row, head, pair). */
+GPU_KERNEL(rotate_output, gpu_rotate_params)
+{
+    const int32_t pairs = p.rotary_dim / 2, first = p.query_start[0];
+    const int64_t items = (int64_t)(p.query_start[p.num_reqs] - first) * p.heads * pairs;
+    for (int64_t i = (int64_t)group_index() * GPU_THREADS_rotate_output + thread_index(); i < items;
+         i += (int64_t)group_count() * GPU_THREADS_rotate_output) {
+        const int64_t row = i / pairs, t = first + row / p.heads;
+        const int32_t pair = (int32_t)(i - row * pairs);
+        const int32_t x = p.neox ? pair : 2 * pair, y = p.neox ? pair + pairs : 2 * pair + 1;
+        char *out = p.last.data + t * p.last.row + row % p.heads * p.last.head;
+        const char *table = p.cos_sin.data + p.positions[t] * p.cos_sin.row;
+        const float c = number_load(table, p.cos_sin.dtype, pair);
+        const float s = number_load(table, p.cos_sin.dtype, pairs + pair);
+        const float a = number_load(out, p.last.dtype, x), b = number_load(out, p.last.dtype, y);
+        number_store(out, p.last.dtype, x, a * c + b * s);
+        number_store(out, p.last.dtype, y, b * c - a * s);
     }
 }
