@@ -32,7 +32,8 @@ enum gpu_row_form {
     GPU_ROW_NVFP4 = 4,  /* e2m1 with an e4m3 scale for 16 of them and one scale for the tensor */
     GPU_ROW_DS_MLA = 5, /* a latent row of fp8_ds_mla: device/latent.h */
     GPU_ROW_LEVELS = 6, /* TurboQuant's rotated keys: device/turboquant.h */
-    GPU_ROW_STEPS = 7   /* TurboQuant's values */
+    GPU_ROW_STEPS = 7,  /* TurboQuant's values */
+    GPU_ROW_DS_V4 = 8   /* a latent row of fp8_ds_v4 */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -47,7 +48,7 @@ struct gpu_cache {
     const float *scale;     /* NULL: scale_host */
     float scale_host;
     int32_t head_size;
-    const char *row_scale; /* SCALED, INT4: float32; NVFP4: D / 16 bytes; LEVELS, STEPS: float16 */
+    const char *row_scale; /* SCALED, INT4: float32; NVFP4, DS_V4: bytes; LEVELS, STEPS: float16 */
     int64_t row_scale_block, row_scale_slot, row_scale_head;
     const float *channel; /* GPU_ROW_CHANNEL: [Hk, D] */
     const float *signs;   /* GPU_ROW_INT4: [D] of +-1 */

@@ -13,18 +13,26 @@ static attn_status enter_cache(const struct attn_layer_desc *layer,
                                struct attn_error *error)
 {
     bool is_ds = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
+    bool is_v4 = layer->kv_dtype == ATTN_KV_FP8_DS_V4;
     if (is_ds
             ? layer->head_size != LATENT_MAX_SIZE || mla_of(layer)->kv_lora_rank != LATENT_MAX_RANK
-            : number_of_kv(layer->kv_dtype) < 0) {
+        : is_v4 ? layer->head_size != DS_V4_SIZE
+                : number_of_kv(layer->kv_dtype) < 0) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
                             "kv_dtype %d, head size %d; latent rows are f16, bf16, f32, fp8_e4m3, "
-                            "fp8_e5m2, or fp8_ds_mla of 512 + 64",
+                            "fp8_e5m2, fp8_ds_mla of 512 + 64, or fp8_ds_v4 of 512",
                             layer->kv_dtype, layer->head_size);
     }
     *cache = gpu_cache_of(layer, params, view, false);
     if (is_ds) {
         cache->form = GPU_ROW_DS_MLA;
         cache->dtype = ATTN_DTYPE_FP8_E4M3;
+    } else if (is_v4) {
+        cache->form = GPU_ROW_DS_V4;
+        cache->dtype = ATTN_DTYPE_FP8_E4M3;
+        cache->row_scale = view->scale;
+        cache->row_scale_block = view->scale_stride_block;
+        cache->row_scale_slot = view->scale_stride_slot;
     }
     return ATTN_OK;
 }

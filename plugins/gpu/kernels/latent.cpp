@@ -85,12 +85,15 @@ GPU_INLINE void load_keys(const gpu_latent_params &p, int64_t table, latent_memo
     for (int32_t j = warp_index(); j < LATENT_KEYS; j += LATENT_THREADS / GPU_LANES) {
         int32_t position = memory.position[j], index = position / p.attend.problem.block_size;
         const char *row = nullptr;
+        const uint8_t *scales = nullptr;
         if (position >= 0) {
-            row = row_at(cache, p.attend.problem.block_table[table + index],
-                         position - index * p.attend.problem.block_size, 0);
+            const int64_t block = p.attend.problem.block_table[table + index];
+            const int32_t slot = position - index * p.attend.problem.block_size;
+            row = row_at(cache, block, slot, 0);
+            scales = latent_scales(cache, block, slot);
         }
         for (int32_t d = lane_index(); d < size; d += GPU_LANES) {
-            memory.key[j][d] = position >= 0 ? latent_number(cache, row, scale, d) : 0.0f;
+            memory.key[j][d] = position >= 0 ? latent_number(cache, row, scales, scale, d) : 0.0f;
         }
     }
 }
@@ -423,8 +426,8 @@ GPU_KERNEL(latent_write, gpu_latent_write_params)
          i += warps_of_grid(GPU_THREADS_latent_write)) {
         int64_t slot = p.slots[i];
         if (slot >= 0) {
-            int64_t block = slot / p.block_size;
-            store_latent_row(p, (char *)row_at(p.to, block, slot - block * p.block_size, 0),
+            const int64_t block = slot / p.block_size, at = slot - block * p.block_size;
+            store_latent_row(p, (char *)row_at(p.to, block, at, 0), latent_scales(p.to, block, at),
                              p.latent.data + i * p.latent.row, p.rope.data + i * p.rope.row);
         }
     }
@@ -441,12 +444,13 @@ GPU_KERNEL(latent_gather, gpu_latent_gather_params)
         int32_t row = begin + (int32_t)i, r = find_last(g.out_start, g.num_reqs, row);
         int32_t j = (g.first_key != nullptr ? g.first_key[r] : 0) + row - g.out_start[r];
         int64_t table = g.block_table_row != nullptr ? g.block_table_row[r] : r;
-        int32_t index = j / g.block_size;
-        const char *from = row_at(g.from, g.block_table[table * g.block_table_stride + index],
-                                  j - index * g.block_size, 0);
+        int32_t index = j / g.block_size, slot = j - index * g.block_size;
+        const int64_t block = g.block_table[table * g.block_table_stride + index];
+        const char *from = row_at(g.from, block, slot, 0);
+        const uint8_t *scales = latent_scales(g.from, block, slot);
         for (int32_t d = lane_index(); d < g.from.head_size; d += GPU_LANES) {
             number_store(g.to.data + row * g.to.row, g.to.dtype, d,
-                         latent_number(g.from, from, scale, d));
+                         latent_number(g.from, from, scales, scale, d));
         }
     }
 }
