@@ -11,7 +11,7 @@
 #define DS_MLA_TILE 128     /* elements of a row of fp8_ds_mla that share a scale */
 #define DS_MLA_ROW 656      /* bytes */
 #define DS_V4_SIZE 512      /* dims of a row of fp8_ds_v4 */
-#define DS_V4_CODES 448     /* of these e4m3 */
+#define DS_V4_CODES 448     /* the first ones, in e4m3 */
 #define DS_V4_TILE 64       /* elements that share a scale */
 #define GEMM_ROWS 32        /* rows of out of a group */
 #define GEMM_COLUMNS 64

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every reason against a backend, one change at a time: field, asked, supported. */
 #include <attn/draft/mm_encoder.h>
+#include <attn/draft/output_rope.h>
 #include <string.h>
 
 #include "match_setting.h"
@@ -275,6 +276,19 @@ CASE(test_compositions)
     s.layer.sink_len = 0;
     s.caps->kernels &= ~(uint64_t)ATTN_KERNEL_QUANTIZE; /* which ends a merge */
     expect_composed(&s, 0);
+}
+
+CASE(test_outputs_rotated_back)
+{
+    struct attn_output_rope rope = {.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof rope, NULL},
+                                    .form = ATTN_ROPE_NEOX,
+                                    .rotary_dim = 64};
+    s.layer.next = &rope.ext;
+    expect_composed(&s, ATTN_COMPOSE_CASCADE | ATTN_COMPOSE_OUTPUT_ROPE);
+    s.caps->device.type = ATTN_DEVICE_CUDA;
+    expect_fields(&s, ANY, "attn_output_rope");
+    s.caps->features |= ATTN_FEATURE_DRAFT_OUTPUT_ROPE;
+    expect_composed(&s, ATTN_COMPOSE_CASCADE | ATTN_COMPOSE_OUTPUT_ROPE);
 }
 
 CASE(test_mla)
