@@ -128,8 +128,7 @@ static void rotate_rows(void *argument, int64_t begin, int64_t end, int32_t work
     }
 }
 
-static attn_status check_io(const attn_plan *plan, const struct rotation *r,
-                            struct attn_error *error)
+static attn_status check_io(const struct rotation *r, struct attn_error *error)
 {
     CHECK_TENSOR(r->table, NULL, "cos_sin", 2, {TENSOR_ANY, r->rope->rotary_dim});
     for (int64_t row = r->first_row; row < r->first_row + r->num_rows; row++) {
@@ -168,7 +167,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
         r.first_row = plan->given.query_start_loc_host[0];
         r.num_rows = plan->given.query_start_loc_host[plan->given.num_reqs] - r.first_row;
     }
-    TRY(check_io(plan, &r, error));
+    TRY(check_io(&r, error));
     TRY(step->inner(plan, step, io, error));
     if (r.num_rows > 0) {
         host->parallel_for(host->user, r.num_rows, 1, rotate_rows, (void *)(uintptr_t)&r);
