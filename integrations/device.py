@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine on a GPU through libattn, next to its own backends; called by tools/device_engines.sh.
 
-usage: device.py all FOLDER [ROUNDS [SECONDS [ROW...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND CACHE
+usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND CACHE
 
-`all`: agreement of each model, then speed; SECONDS after its start no further round begins. `agree` and `serve` are its
-processes, of one engine each. The module `on_gpu` on the path says how the engine is started and asked.
+`all`: agreement of each model, then speed in each row, or of the models and rows that are named; SECONDS after its start no further
+round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started and asked.
 
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
@@ -52,7 +52,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "v_head_dim": 128, "first_k_dense_replace": 4}),
     "qwen3-next": ("auto", {
         **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
-        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2, 3], "num_experts": 4, "num_experts_per_tok": 2,
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2], "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
 }
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -171,19 +171,21 @@ def compare(servers: dict[str, Process], row: str, rounds: int, until: float) ->
               f"{len(answers)} rounds, GiB {memory}", flush=True)
 
 
-def everything(folder: str, rounds: int, seconds: float, rows: list[str]) -> int:
+def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> int:
     began, failed = time.monotonic(), 0
-    unknown = [row for row in rows if row not in ROWS]
+    unknown = [name for name in names if name not in ROWS and name not in on_gpu.OWN]
     if unknown or rounds < 1:
-        print(f"device.py: rows {unknown}, {rounds} rounds; rows are {', '.join(ROWS)}; 1 round or more", file=sys.stderr)
+        print(f"device.py: {unknown}, {rounds} rounds; models are {', '.join(on_gpu.OWN)}; rows are {', '.join(ROWS)}; 1 round or more",
+              file=sys.stderr)
         return 2
+    rows = [name for name in names or ROWS if name in ROWS]
 
     def start(cache: str) -> dict[str, Process]:
         return {backend: Process("serve", backend, cache) for backend in (on_gpu.REFERENCE, "libattn")}
 
     caches = list(dict.fromkeys(ROWS[row][0] for row in rows))
-    servers = start(caches[0])
-    engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() for dtype in ("float32", "bfloat16")
+    servers = start(caches[0]) if caches else {}
+    engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN) for dtype in ("float32", "bfloat16")
                for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
                                           and "kv_lora_rank" not in MODELS[name][1])]
@@ -222,7 +224,7 @@ def main() -> int:
     elif what == "serve":
         serve(*rest)
     elif what == "all":
-        return everything(rest[0], int(rest[1]) if len(rest) > 1 else 5, float(rest[2]) if len(rest) > 2 else 3600, rest[3:] or list(ROWS))
+        return everything(rest[0], int(rest[1]) if len(rest) > 1 else 5, float(rest[2]) if len(rest) > 2 else 3600, rest[3:])
     else:
         return 2
     return 0

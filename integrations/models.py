@@ -30,6 +30,13 @@ SMALL = {
                     "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_nope_head_dim": 32,
                     "qk_rope_head_dim": 64, "v_head_dim": 48, "first_k_dense_replace": 3, "vocab_size": 512,
                     "max_position_embeddings": 512, "eos_token_id": 1},
+    # Gated delta layers, and a full one with a gate in every fourth.
+    "qwen3-next": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 256,
+                   "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+                   "head_dim": 64, "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+                   "linear_key_head_dim": 32, "linear_value_head_dim": 48, "mlp_only_layers": [0, 1, 2], "num_experts": 4,
+                   "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+                   "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": 1},
     # One key head, so that two ranks of tensor parallelism have the same one and can spread its cache.
     "multi-query": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
                     "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 1,

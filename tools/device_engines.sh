@@ -6,10 +6,11 @@
 # Transformers 5 but no network; 34 to 42 MB in FOLDER. Structured outputs are not in it: xgrammar is a stand-in. SGLang's has
 # FlashAttention-3 for heads of 128 in bfloat16, the model files that integrations/slim.py names, and no FlashInfer; it compiles
 # kernels there (nvcc).
-# `run`, there, in a checkout with a build of cuda_flash in build/: all rows of integrations/device.py, or those that are named.
+# `run`, there, in a checkout with a build of cuda_flash in build/: all models and rows of integrations/device.py, or those that are
+# named.
 # After SECONDS no further round begins. ATTN_ENGINE=DIRECTORY: an unpacked set, or a whole installation's site-packages.
 # usage: tools/device_engines.sh pack vllm|sglang FOLDER
-#        tools/device_engines.sh run vllm|sglang FOLDER [ROUNDS [SECONDS [ROW...]]]
+#        tools/device_engines.sh run vllm|sglang FOLDER [ROUNDS [SECONDS [NAME...]]]
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 usage() {
@@ -46,7 +47,7 @@ PYTHON
 case $what in
 pack)
     mkdir -p "$folder"
-    common='annotated-types distro gguf jiter loguru msgspec openai partial-json-parser pybase64 pydantic==2.12.5
+    common='annotated-types distro einops gguf jiter loguru msgspec openai partial-json-parser pybase64 pydantic==2.12.5
         pydantic-core==2.41.5 python-multipart pyzmq setproctitle sniffio starlette<1 fastapi<0.137 typing-inspection uvicorn dill'
     case $engine in
     vllm)

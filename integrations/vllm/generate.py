@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
-usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N] [--ranks N] [--interleave N] [--speed]
+usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--speed]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
-JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers.
+JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers. `transformers`: the tokens of
+its own eager model instead, for layers that vLLM has on a CPU in bfloat16 alone.
 
 With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token, of
 the clock and of all threads' CPU time, which other work on the machine changes less.
@@ -44,15 +45,29 @@ def speed(engine: Any, tokens: int) -> dict[str, float]:
             "token_cpu": taken[2][1] / tokens}
 
 
+def eager(model: str, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """Greedy tokens of Transformers' model, one request at a time."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    return [loaded.generate(torch.tensor([ids]), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+                            pad_token_id=0, eos_token_id=None)[0, len(ids):].tolist() for ids in prompts]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("backend", choices=("CPU_ATTN", "CUSTOM"))
+    parser.add_argument("backend", choices=("CPU_ATTN", "CUSTOM", "transformers"))
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
+    ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
+    prompts = [ids[i][:length] for i, length in enumerate((5, 1, 150, 33, 70, 17))]
+    if options.backend == "transformers":
+        print(json.dumps({"tokens": [eager(options.model, prompts, options.tokens)] * 2, "served": []}))
+        return
     from vllm import LLM, SamplingParams
 
     # vLLM 0.32's CPU kernel for rotary embeddings takes wrong strides of MLA's rotary parts: tokens depend on the batch.
@@ -65,10 +80,9 @@ def main() -> None:
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
         return
-    ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
-    prompts = [{"prompt_token_ids": ids[i][:length]} for i, length in enumerate((5, 1, 150, 33, 70, 17))]
     limits = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
-    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(prompts, limits, use_tqdm=False)]
+    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(
+        [{"prompt_token_ids": row} for row in prompts], limits, use_tqdm=False)]
               for _ in range(2)]
     inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
     print(json.dumps({"tokens": passes, "served": served() if inside else []}))

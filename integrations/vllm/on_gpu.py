@@ -27,6 +27,7 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
         graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8]
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
+               additional_config={"gdn_prefill_backend": "triton"},  # vLLM's own layers, without FlashInfer
                disable_log_stats=False, compilation_config=graphs, dtype=dtype, kv_cache_dtype=cache,
                kv_cache_memory_bytes=int(gigabytes * 2**30), gpu_memory_utilization=0.1, **options)
 

@@ -18,13 +18,12 @@ recurrent(q, k, v, a, b, state, slots, query_start_loc, seq_lens, scale, qk_l2no
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import sizeof
 from typing import Any
 
 import torch
 from torch import library
 
-from .._declarations import ExtId, Status, attn_ext, attn_io_mla, attn_io_recurrent
+from .._declarations import ExtId, Status, attn_io_mla, attn_io_recurrent
 from ..errors import make
 from ..extensions import gdn_batch, gdn_weights
 from ..layers import GdnDesc, LayerDesc, MlaDesc, RecurrentRule
@@ -80,11 +79,6 @@ def _plan(bound: Bound, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, *
     return stream
 
 
-def _io(kind: Any, id: ExtId, bound: Bound, **rows: torch.Tensor) -> Any:
-    return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)),
-                **{name: bound.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
-
-
 def _row(name: str, t: torch.Tensor) -> tuple[str, torch.Tensor, Sequence[int], Sequence[int]]:
     return name, t, t.shape, t.stride()
 
@@ -114,7 +108,7 @@ def _attend_mla(out: torch.Tensor, q: torch.Tensor, kv_c: torch.Tensor, k_pe: to
     bound = _bound(desc, index, pages, (("kv_b_proj", kv_b_proj),),
                    lambda bound: bind_pages(bound, 0, pages.unsqueeze(-2), None))
     stream = _plan(bound, query_start_loc, seq_lens, block_table=block_table, slot_mapping=slot_mapping)
-    io = _io(attn_io_mla, ExtId.IO_MLA, bound, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
+    io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
     bound.run(stream, (None, None, None, _row("out", out)), extension=io)
 
 
@@ -139,7 +133,7 @@ def _recurrent(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     bound = _bound(desc, index, state, (), bind)
     stream = _plan(bound, query_start_loc, seq_lens, extensions=[gdn_batch(slots)])
     bound.run(stream, (_row("q", q), _row("k", k), _row("v", v), _row("out", out)),
-              extension=_io(attn_io_recurrent, ExtId.IO_RECURRENT, bound, a=a, b=b))
+              extension=bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, a=a, b=b))
 
 
 _operator("recurrent", "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) state, Tensor slots, "

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from ctypes import Structure
+from ctypes import Structure, sizeof
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .. import memory
-from .._declarations import Phase, Status
+from .._declarations import ExtId, Phase, Status, attn_ext
 from ..errors import make
-from ..extensions import kv_quant_params, mla_weights, mm_encoder_state
+from ..extensions import gdn_weights, kv_quant_params, mla_weights, mm_encoder_state
 from ..layers import LayerDesc
 from ..model import Layer, Model
 from ..runtime import Runtime
@@ -33,9 +33,11 @@ PHASES = ("prefill", "decode")
 Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
 
 _KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
+_GDN_WEIGHTS = ("a_log", "dt_bias", "conv_weight")
+_AS_THEY_ARE = ("kv_b_proj", "conv_weight")  # all others are read in float32
 
-#: Names of `Layer.bind_params` and of `kv_quant_params` and their values; `kv_b_proj`, MLA's projection; `encoder_scales` and
-#: `encoder_history` of `mm_encoder_state`.
+#: Names of `Layer.bind_params`, of `kv_quant_params` and of `gdn_weights` and their values; `kv_b_proj`, MLA's projection;
+#: `encoder_scales` and `encoder_history` of `mm_encoder_state`.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
@@ -91,6 +93,11 @@ class Bound:
         if rows is None:
             rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), len(shape))
         return rows.fill(tensor.data_ptr(), shape, strides)
+
+    def io(self, kind: Any, id: ExtId, **rows: torch.Tensor) -> Any:
+        """An extension of a step's tensors."""
+        return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)),
+                    **{name: self.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
 
     def refresh(self) -> None:
         """Copy parameters again that libattn needs as contiguous float32; all others are read where they lie. Once a step:
@@ -361,7 +368,7 @@ class Store:
         kept: list[Any] = []
         converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for layer, pairs in zip(model.layers, params):
-            given = {name: value if isinstance(value, float) else value.detach() if name == "kv_b_proj" else
+            given = {name: value if isinstance(value, float) else value.detach() if name in _AS_THEY_ARE else
                      value.detach().to(device, torch.float32).contiguous() for name, value in pairs}
             for name, value in pairs:
                 if not isinstance(value, float):  # its own memory too: nothing else may take the address it is known by
@@ -370,6 +377,8 @@ class Store:
                         converted[0].append(given[name])
                         converted[1].append(kept[-1])
             extensions = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
+            recurrent = {name: given.pop(name) for name in _GDN_WEIGHTS if name in given}
+            extensions += [gdn_weights(**recurrent)] if recurrent else []
             quantized = {name: given.pop(name) for name in _KV_QUANT_PARAMS if name in given}
             extensions += [kv_quant_params(**quantized)] if quantized else []
             if "encoder_scales" in given:

@@ -13,6 +13,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 
 from ..._declarations import GraphLevel
 from ...errors import AttnError
+from ...layers import LayerDesc
 from ...torch.steps import Steps
 from ...torch.store import store
 from . import describe
@@ -166,6 +167,16 @@ _SUPPORT = {GraphLevel.NEVER: AttentionCGSupport.NEVER,
             GraphLevel.UNIFORM_BATCH: AttentionCGSupport.UNIFORM_BATCH, GraphLevel.ALWAYS: AttentionCGSupport.ALWAYS}
 
 
+def graph_support(descs: list[LayerDesc]) -> Any:
+    """What the backends that serve layers can all capture, at most uniform batches."""
+    levels = [AttentionCGSupport.UNIFORM_BATCH.value]
+    for desc in descs:
+        found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
+        levels += [AttentionCGSupport.NEVER.value if choice.status else _SUPPORT[GraphLevel(choice.graph_level)].value
+                   for choice in (found.choice(0, phase) for phase in ("prefill", "decode"))]
+    return AttentionCGSupport(min(levels))
+
+
 def _graph_level(vllm_config: Any) -> str:
     """What the layers of a configuration that captures whole steps have to serve."""
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
@@ -187,7 +198,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         self.spread = spread(vllm_config, kv_cache_spec)
         # Without drafts vLLM's upper bounds of lengths are the lengths; a spread cache's are another matter.
         self.exact = getattr(vllm_config, "speculative_config", None) is None and self.spread is None
-        self.steps = Steps(lambda: [context[name] for name in layer_names if name in context],
+        self.steps = Steps(lambda: [getattr(context[name], "states", context[name]) for name in layer_names if name in context],
                            _graph_level(vllm_config), getattr(model_config, "max_model_len", 0),
                            self.spread.described if self.spread is not None else None)
 
@@ -199,16 +210,12 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         dtype = getattr(model_config, "dtype", torch.bfloat16)
         mla = describe.mla_of(model_config)
         spreads = getattr(getattr(vllm_config, "parallel_config", None), "decode_context_parallel_size", 1) > 1
-        levels = [AttentionCGSupport.UNIFORM_BATCH.value]
-        for spec in getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values():  # layers of other heads
-            desc = describe.layer("layers.0", 8 * spec.num_kv_heads, spec.num_kv_heads, spec.head_size, dtype,
-                                  block_size=spec.block_size, mla=mla,
-                                  head_size_v=mla.v_head_dim if mla else getattr(spec, "head_size_v", 0),
-                                  context_parallel=likely(vllm_config) if spreads else None)
-            found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
-            levels += [AttentionCGSupport.NEVER.value if choice.status else _SUPPORT[GraphLevel(choice.graph_level)].value
-                       for choice in (found.choice(0, phase) for phase in ("prefill", "decode"))]
-        return AttentionCGSupport(min(levels))
+        return graph_support([
+            describe.layer("layers.0", 8 * spec.num_kv_heads, spec.num_kv_heads, spec.head_size, dtype,
+                           block_size=spec.block_size, mla=mla,
+                           head_size_v=mla.v_head_dim if mla else getattr(spec, "head_size_v", 0),
+                           context_parallel=likely(vllm_config) if spreads else None)
+            for spec in getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()])  # layers of other heads
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:

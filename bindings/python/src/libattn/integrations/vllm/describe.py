@@ -9,7 +9,7 @@ import torch
 
 from ..._declarations import Status
 from ...errors import AttnError, make
-from ...layers import LayerDesc, MlaDesc
+from ...layers import GdnDesc, LayerDesc, MlaDesc
 from ...torch.segments import Window
 from ...torch.store import DTYPES, store
 
@@ -28,7 +28,7 @@ SCALED = ("fp8_e4m3", "fp8_e5m2", "nvfp4")
 _TURBOQUANT_BITS = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}
 
 #: What ``--additional-config '{"libattn": {...}}'`` may say.
-OPTIONS = ("any_version", "fp8_query")
+OPTIONS = ("any_version", "fp8_query", "gdn")
 
 #: The last line of a refusal.
 ADVICE = ("to serve this model without libattn, leave out --attention-backend CUSTOM or name another one, such as FLASH_ATTN, "
@@ -89,6 +89,13 @@ def config() -> Any:
 
 def _model_config() -> Any:
     return getattr(config(), "model_config", None)
+
+
+def is_asked() -> bool:
+    """Whether the engine that is being made runs ``CUSTOM``."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return getattr(getattr(config(), "attention_config", None), "backend", None) is AttentionBackendEnum.CUSTOM
 
 
 _latent = False  # of the last model that was made: caches are shaped when no configuration is current
@@ -152,6 +159,17 @@ def mla_of(model_config: Any) -> MlaDesc | None:
 def mla_of_head(head_size: int) -> MlaDesc:
     """Of the model that is being made, or DeepSeek's with latent rows of `head_size`."""
     return mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
+
+
+def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, dtype: torch.dtype,
+        state_dtype: torch.dtype, **terms: Any) -> LayerDesc:
+    """Describe a gated delta layer."""
+    if dtype not in DTYPES or state_dtype not in DTYPES:
+        raise make(Status.UNSUPPORTED, "dtype", f"{dtype} with states of {state_dtype}; supported: {', '.join(map(str, DTYPES))}")
+    sizes = GdnDesc(num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width, conv_silu=True, qk_l2norm=True,
+                    state_dtype=DTYPES[state_dtype])
+    return LayerDesc("layers.0", num_k_heads, num_k_heads, head_size_k, head_size_k**-0.5, "recurrent", DTYPES[dtype],
+                     head_size_v=head_size_v, gdn=sizes, **terms)
 
 
 def window_of(sliding_window: int | None, attn_type: str) -> Window:

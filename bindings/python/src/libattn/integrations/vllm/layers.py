@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from ctypes import sizeof
 from functools import cache
 from typing import Any
 
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType, MLAAttentionImpl
 
-from ..._declarations import ExtId, Status, attn_ext, attn_io_mla
+from ..._declarations import ExtId, Status, attn_io_mla
 from ...errors import AttnError, make
 from ...extensions import output_quant
 from ...layers import MlaDesc
@@ -310,10 +309,8 @@ class LatentImpl(MLAAttentionImpl):
         bound = place.bound
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
         out = output.view(-1, self.num_heads, self.v_head_dim)
-        rows = {"q_nope": q[..., :self.qk_nope_head_dim], "q_pe": q[..., self.qk_nope_head_dim:],
-                "kv_c": kv_c_normed, "k_pe": k_pe.view(-1, self.qk_rope_head_dim)}
-        io = attn_io_mla(ext=attn_ext(id=ExtId.IO_MLA, struct_size=sizeof(attn_io_mla)),
-                         **{name: bound.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
+        io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :self.qk_nope_head_dim], q_pe=q[..., self.qk_nope_head_dim:],
+                      kv_c=kv_c_normed, k_pe=k_pe.view(-1, self.qk_rope_head_dim))
         bound.run(stream_of(q.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:

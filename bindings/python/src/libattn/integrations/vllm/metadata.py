@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import AttentionMetadata
 
 from ..._declarations import Status
 from ...errors import make
-from ...extensions import context_parallel_batch
+from ...extensions import context_parallel_batch, gdn_batch
 from ...step import Batch
 from ...torch.steps import Shape, Steps
 
@@ -38,6 +38,7 @@ class LibattnMetadata(AttentionMetadata):
     encoder_seq_lens_cpu: torch.Tensor | None = None
     spans: tuple[torch.Tensor, torch.Tensor] | None = None
     local_seq_lens: torch.Tensor | None = None
+    state_slots: torch.Tensor | None = None  #: of recurrent layers
     captured: Shape | None = None
     common_prefix_len: int = 0
     num_decodes: int = 0
@@ -88,9 +89,13 @@ def prefix_of(m: LibattnMetadata, block_size: int) -> int:
 
 
 def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
-    """libattn's batch of a step; a cross layer's keys are the encoder's."""
+    """libattn's batch of a step; a cross layer's keys are the encoder's, a recurrent layer has no table."""
     lengths: dict[str, Any] = {"seq_lens": m.seq_lens.to(torch.int32),
                                "seq_lens_host": None if m.captured else m.seq_lens_cpu}
+    tokens = max(rows, m.num_actual_tokens)
+    if m.state_slots is not None:
+        return Batch(m.query_start_loc.to(torch.int32), query_start_loc_host=m.query_start_loc_cpu, num_tokens=tokens,
+                     max_query_len=m.max_query_len, max_seq_len=m.max_seq_len, extensions=[gdn_batch(m.state_slots)], **lengths)
     if cross:
         if m.encoder_seq_lens is None:
             raise make(Status.INVALID_ARGUMENT, "encoder_seq_lens", "None; a cross layer needs them")
@@ -103,7 +108,7 @@ def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
     spread = [] if m.local_seq_lens is None else [context_parallel_batch(m.local_seq_lens)]
     return Batch(m.query_start_loc.to(torch.int32), block_table=m.block_table.to(torch.int32),
                  slot_mapping=m.slot_mapping.to(torch.int64), query_start_loc_host=m.query_start_loc_cpu,
-                 num_tokens=max(rows, m.num_actual_tokens), max_query_len=m.max_query_len,
+                 num_tokens=tokens, max_query_len=m.max_query_len,
                  max_seq_len=0 if cross else m.max_seq_len, spans=m.spans, extensions=spread,
                  common_prefix_len=0 if cross else m.common_prefix_len,
                  **causal, **lengths)

@@ -7,22 +7,19 @@ from typing import Any, ClassVar
 import torch
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from ... import torch as ours
 from ..._declarations import Status
 from ...errors import make
 from ...torch.dense import describe as describe_tower
 from ...torch.encoder_scales import HISTORY, EncoderScales, read_scales, save_scales
-from .describe import config, refuse_unserved, torch_device
+from .describe import config, is_asked, refuse_unserved, torch_device
 from .layers import index_of
 
 
 def _is_asked() -> bool:
     """Whether the engine that is being made runs ``CUSTOM``, and its operator chose no other backend for towers."""
-    attention = getattr(config(), "attention_config", None)
-    return getattr(attention, "backend", None) is AttentionBackendEnum.CUSTOM and getattr(
-        _towers(), "mm_encoder_attn_backend", None) is None
+    return is_asked() and getattr(_towers(), "mm_encoder_attn_backend", None) is None
 
 
 def _towers() -> Any:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's gated delta layers (Qwen3-Next, Qwen3.5): the convolution and the rule are libattn's, over vLLM's cache of states;
+projections, the gated norm and the cache's blocks stay vLLM's.
+
+The backend stands in vLLM's registry as ``MambaAttentionBackendEnum.CUSTOM``, and the layer in place of vLLM's. A convolution's
+window has channels first, as vLLM's ``VLLM_SSM_CONV_STATE_LAYOUT=DS`` has it, whatever that variable says.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
+
+from ..._declarations import ExtId, Status, attn_io_recurrent
+from ...errors import make
+from ...layers import LayerDesc
+from ...torch.steps import Member
+from ...torch.store import Params, stream_of
+from . import describe
+from .backend import LibattnMetadataBuilder, graph_support
+from .layers import index_of, reserve
+from .metadata import LibattnMetadata, batch_of
+
+#: The last line of a refusal.
+LEAVE = """supported: no; to leave gated delta layers to vLLM: --additional-config '{"libattn": {"gdn": false}}'"""
+
+
+class LibattnStateBackend(AttentionBackend):  # type: ignore[misc]
+    """Names the builder; layers refuse what is not served when they are made."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_builder_cls() -> type[StateBuilder]:
+        return StateBuilder
+
+    @classmethod
+    def is_ssm(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+
+class StateBuilder(LibattnMetadataBuilder):
+    """Each request's slot is a block of its table: the first, or where the prefix cache is on that of its last token."""
+
+    supports_update_block_table: bool = False
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device, *args: Any,
+                 **kwargs: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, *args, **kwargs)
+        most = max(vllm_config.scheduler_config.max_num_seqs,
+                   getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0)
+        self.slots = torch.zeros(most, dtype=torch.int32, device=device)  # captured graphs read them there
+        self.mode = vllm_config.cache_config.mamba_cache_mode
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """What the backend that serves the layers can capture."""
+        (channels, width), (heads, size_v, size_k) = kv_cache_spec.shapes
+        return graph_support([describe.gdn((channels - heads * size_v) // (2 * size_k), heads, size_k, size_v, width + 1,
+                                           vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **_: Any) -> LibattnMetadata:
+        return super().build(0, common_attn_metadata, True)
+
+    def _metadata(self, m: Any) -> LibattnMetadata:
+        found = super()._metadata(m)
+        table = mamba_get_block_table_tensor(m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.mode)
+        found.state_slots = self.slots[:m.num_reqs].copy_(table[:m.num_reqs, 0])
+        return found
+
+
+class States:
+    """A layer's states for `libattn.torch.steps.Steps`."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer, self.impl = layer, self
+        self.limits = describe.limits()
+
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """[slots, Hv, Dv, Dk]; without elements before vLLM has its cache."""
+        found = getattr(self.layer, "kv_cache", ())
+        return found[1] if len(found) == 2 else torch.empty(0)
+
+    def describe(self, dtype: torch.dtype, device_seq_lens_only: bool) -> LayerDesc:
+        layer = self.layer
+        return describe.gdn(layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size, layer.head_k_dim,
+                            layer.head_v_dim, layer.conv_kernel_size, dtype, layer.get_state_dtype()[1],
+                            device_seq_lens_only=device_seq_lens_only, batch_invariant=describe.invariance())
+
+    def params(self) -> Params:
+        conv = self.layer.conv1d  # on a CPU with AMX vLLM packs the weight and keeps a copy
+        weight = getattr(conv, "_cpu_unpacked_conv_weight", conv.weight)
+        return (("a_log", self.layer.A_log), ("dt_bias", self.layer.dt_bias), ("conv_weight", weight.view(weight.shape[0], -1)))
+
+    def version(self, layer: Any) -> Any:
+        """What a bound layer is bound anew for."""
+        return self.layer.conv1d.weight.data_ptr()
+
+    def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
+        """The layer, its states and its windows as `Layer.bind_state` has them."""
+        conv, state = self.layer.kv_cache
+        return Member(self.describe(dtype, m.seq_lens.device.type != "cpu"), index_of(self.layer.prefix), self.params(),
+                      state.flatten(2).unsqueeze(1), conv.unsqueeze(1))
+
+    def run(self, m: LibattnMetadata, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
+        """Rows [T, 2 Hk Dk + Hv Dv], [T, Hv] twice, [T, Hv, Dv]."""
+        place = m.steps.place(self, self, self.kv_cache, m, mixed_qkv.dtype)
+        plan = m.steps.plan(place, m, lambda: batch_of(m, mixed_qkv.shape[0]))
+        io = place.bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, mixed_qkv=mixed_qkv, a=a, b=b)
+        place.bound.run(stream_of(out.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
+
+
+def _refuse(layer: Any) -> None:
+    """What the engine asks of states and libattn does not do over vLLM's cache."""
+    cache = layer.cache_config
+    for field, asked in (
+            ("speculative_config", layer.num_spec and f"{layer.num_spec} tokens, whose states vLLM keeps in slots by other rules"),
+            ("mamba_cache_mode", getattr(cache, "mamba_cache_mode", "none") == "all" and "all"),
+            ("use_replayssm", getattr(cache, "use_replayssm", False)),
+            ("hidden_act", layer.activation not in ("silu", "swish") and layer.activation)):
+        if asked:
+            raise make(Status.UNSUPPORTED, field, f"{asked}, next to gated delta layers; {LEAVE}")
+
+
+def replacement(base: type) -> type:
+    """vLLM's own layer, unless the engine runs ``CUSTOM`` and its operator does not leave it: then libattn's, or a refusal."""
+    class LibattnGdn(base):  # type: ignore[misc,valid-type]
+        serves: bool = False
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.serves = describe.is_asked() and describe.options().get("gdn", True)
+            if not self.serves:
+                return
+            _refuse(self)
+            self._forward_method = self.forward_cuda  # projections by torch on every device
+            self.states = States(self)
+            desc = self.states.describe(describe.dtype(), describe.device()[0] != "cpu")
+            describe.refuse_unserved(desc)
+            reserve(self.states, desc, self.states.params())
+
+        @property
+        def mamba_type(self) -> Any:
+            return MambaAttentionBackendEnum.CUSTOM if self.serves else super().mamba_type
+
+        def get_state_shape(self) -> Any:
+            conv, state = super().get_state_shape()
+            return ((max(conv), min(conv)) if self.serves else conv), state
+
+        def _forward_core(self, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor,
+                          *rest: Any, **more: Any) -> None:
+            if not self.serves:
+                super()._forward_core(mixed_qkv, b, a, core_attn_out, *rest, **more)
+                return
+            from vllm.forward_context import get_forward_context
+
+            metadata = get_forward_context().attn_metadata
+            m = metadata.get(self.prefix) if isinstance(metadata, dict) else None
+            if m is not None:  # None: a run that measures memory
+                self.states.run(m, mixed_qkv, b, a, core_attn_out)
+
+    return LibattnGdn
+
+
+__all__ = ["LibattnStateBackend", "StateBuilder", "States", "replacement"]
