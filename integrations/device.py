@@ -32,6 +32,11 @@ import torch  # noqa: E402
 COMMON = {"vocab_size": 512, "max_position_embeddings": 2048, "eos_token_id": 1, "num_hidden_layers": 4, "hidden_size": 512,
           "intermediate_size": 512, "rms_norm_eps": 1e-5}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+DEEPSEEK = {**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128,
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 4}
+#: An indexer that leaves keys out of prompts of 700.
+DEEPSEEK_SPARSE = {**DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 512,
+                   "index_n_heads": 64, "index_head_dim": 128}
 #: Cache, configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("auto", {
@@ -46,10 +51,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         **COMMON, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_attention_heads": 16,
         "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 131072, "rope_theta": 150000.0, "hidden_act": "silu"}),
-    "deepseek-v3": ("auto", {
-        **COMMON, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_attention_heads": 16,
-        "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-        "v_head_dim": 128, "first_k_dense_replace": 4}),
+    "deepseek-v3": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
+    "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", {
         **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
         "linear_num_key_heads": 4, "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2], "num_experts": 4, "num_experts_per_tok": 2,

@@ -20,9 +20,11 @@ from pathlib import Path
 
 #: Parts of paths that an engine with one GPU does without: other GPUs' kernels, compilers' headers, servers in Rust, tuning tables,
 #: diffusion.
-LEFT_OUT = ("_vllm_fa2_C", "_qutlass_C", "_rust_tool_parser", "vllm-rs", "third_party/deep_gemm", "third_party/fmha_sm100",
+LEFT_OUT = ("_vllm_fa2_C", "_qutlass_C", "_rust_tool_parser", "vllm-rs", "third_party/fmha_sm100",
             "third_party/tml_fa4", "/E=", "/static/", "/benchmarks/", "/benchmark/", "multimodal_gen/", "sglang/test/", "jit_kernel/tests/",
             "srt/grpc/_core", "srt/multimodal/_core", "sm100/", "infllm_ops", "flashmla_ops")
+#: These compile kernels where they run, so all files stay (of DeepGEMM, an indexer's, what Python 3.12 loads).
+COMPILED = ("jit_kernel/", "third_party/deep_gemm/")
 #: SGLang imports all models at its start; these stay.
 MODELS = {"__init__", "registry", "utils", "llama", "llama_eagle", "llama_eagle3", "qwen2", "qwen2_moe", "qwen3", "qwen3_next", "gemma2",
           "gpt_oss", "deepseek_v2"}
@@ -69,7 +71,9 @@ def main() -> None:
     with zipfile.ZipFile(wheel) as files:
         for name in files.namelist():
             if name.endswith("/") or any(part in name for part in LEFT_OUT) or not (
-                    ".dist-info/" in name or name.endswith((".py", ".so", ".json", ".jinja")) or "jit_kernel/" in name):
+                    ".dist-info/" in name or name.endswith((".py", ".so", ".json", ".jinja")) or any(part in name for part in COMPILED)):
+                continue
+            if "deep_gemm/_C.cpython-3" in name and "-312-" not in name:
                 continue
             if "sglang/srt/models/" in name and name.count("/") == 3 and Path(name).stem not in MODELS:
                 continue

@@ -225,7 +225,7 @@ class Caches(Settings):
                 self.assertEqual(versions.CacheShape.get_kv_cache_shape(3, 16, 2, 128, dtype), (3, 2, 16, length))
 
     def test_refused_caches(self) -> None:
-        for dtype in ("fp8_ds_mla", "nvfp4_ds_mla", "nvfp4_4over6", "ultraquant_4bit", "octave_k3v4", "fp8_inc"):
+        for dtype in ("nvfp4_ds_mla", "nvfp4_4over6", "ultraquant_4bit", "octave_k3v4", "fp8_inc"):
             found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, kv_cache_dtype=dtype)
             self.assertRegex("\n".join(found), f"kv_cache_dtype: '{dtype}'; supported: auto, .*turboquant_3bit_nc")
 

@@ -24,8 +24,7 @@ from .versions import CacheForm, refusals
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
-    "use_sparse": "sparse attention", "use_pcp": "prefill context parallelism",
-    "use_rswa": "reference sliding windows",
+    "use_sparse": "sparse attention without MLA", "use_pcp": "prefill context parallelism", "use_rswa": "reference sliding windows",
     "use_adaptive_verification": "query lengths that differ on host and device",
 }
 
@@ -55,6 +54,11 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
     def is_mla(cls) -> bool:
         """Of the model that is being made; vLLM knows one class as ``CUSTOM``."""
         return describe.is_latent()
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        """As `is_mla`."""
+        return describe.is_sparse()
 
     @staticmethod
     def get_metadata_cls() -> type[LibattnMetadata]:
@@ -140,13 +144,13 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
         What vLLM has not said yet (head counts, the window's length) is asked with likely values, and with the true ones
         when the model makes the layer.
         """
-        asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_rswa": use_rswa,
+        asked = {**later, "use_sparse": use_sparse and not use_mla, "use_pcp": use_pcp, "use_rswa": use_rswa,
                  "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
                  for name, value in asked.items() if value]
         try:
             released = refusals()
-            mla = describe.mla_of_head(head_size) if use_mla else None
+            mla = describe.mla_of_head(head_size, use_sparse) if use_mla else None
             desc = describe.layer("layers.0", 8, 1 if mla else 8, head_size, dtype, attn_type=attn_type,
                                   head_size_v=mla.v_head_dim if mla else 0, mla=mla,
                                   sliding_window=4096 if has_sliding_window else None, kv_cache_dtype=kv_cache_dtype,
@@ -215,7 +219,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                            block_size=spec.block_size, mla=mla,
                            head_size_v=mla.v_head_dim if mla else getattr(spec, "head_size_v", 0),
                            context_parallel=likely(vllm_config) if spreads else None)
-            for spec in getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()])  # layers of other heads
+            for spec in getattr(kv_cache_spec, "kv_cache_specs", {"": kv_cache_spec}).values()  # layers of other heads
+            if mla is None or spec.head_size == mla.kv_lora_rank + mla.qk_rope_head_dim])       # an indexer's cache has none
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:

@@ -2,7 +2,7 @@
 """vLLM's words for a layer in libattn's."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ KINDS = {"decoder": "decoder", "encoder": "encoder", "encoder_only": "encoder_on
 KV_DTYPES = {
     "auto": "auto", "float16": "f16", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2", **{name: name for name in (
-        "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4", "turboquant_k8v4",
+        "fp8_ds_mla", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4", "turboquant_k8v4",
         "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc")},
 }
 #: KV dtypes with a scale of the checkpoint.
@@ -98,15 +98,25 @@ def is_asked() -> bool:
     return getattr(getattr(config(), "attention_config", None), "backend", None) is AttentionBackendEnum.CUSTOM
 
 
-_latent = False  # of the last model that was made: caches are shaped when no configuration is current
+_last: Any = None  # model that was made: caches are shaped when no configuration is current
+
+
+def _shaped() -> Any:
+    """The model that is being made, or was made last."""
+    global _last
+    _last = _model_config() or _last
+    return _last
 
 
 def is_latent() -> bool:
-    """Whether the model that is being made, or was made last, has MLA layers."""
-    global _latent
-    if _model_config() is not None:
-        _latent = bool(getattr(_model_config(), "use_mla", False))
-    return _latent
+    """Whether its layers are MLA."""
+    return bool(getattr(_shaped(), "use_mla", False))
+
+
+def is_sparse() -> bool:
+    """Whether they attend to keys that an indexer chooses."""
+    found = mla_of(_shaped())
+    return found is not None and found.topk > 0
 
 
 def dtype() -> torch.dtype:
@@ -153,12 +163,13 @@ def mla_of(model_config: Any) -> MlaDesc | None:
     if not getattr(model_config, "use_mla", False) or not hasattr(text, "kv_lora_rank"):
         return None
     return MlaDesc(text.kv_lora_rank, text.qk_nope_head_dim, text.qk_rope_head_dim, text.v_head_dim,
-                   absorb_in_core=True)
+                   topk=getattr(text, "index_topk", 0) or 0, absorb_in_core=True)
 
 
-def mla_of_head(head_size: int) -> MlaDesc:
+def mla_of_head(head_size: int, sparse: bool = False) -> MlaDesc:
     """Of the model that is being made, or DeepSeek's with latent rows of `head_size`."""
-    return mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
+    found = mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
+    return replace(found, topk=(found.topk or 2048) if sparse else 0)
 
 
 def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, dtype: torch.dtype,

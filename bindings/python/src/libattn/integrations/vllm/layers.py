@@ -250,9 +250,10 @@ class LatentImpl(MLAAttentionImpl):
                  attn_type: Any = AttentionType.DECODER, kv_sharing_target_layer_name: str | None = None,
                  q_lora_rank: int | None = None, kv_lora_rank: int = 0, qk_nope_head_dim: int = 0,
                  qk_rope_head_dim: int = 0, qk_head_dim: int = 0, v_head_dim: int = 0, kv_b_proj: Any = None,
-                 indexer: Any = None, q_pad_num_heads: int | None = None, **unknown: Any) -> None:
-        _known({**unknown, "alibi_slopes": alibi_slopes, "indexer": indexer,
-                "kv_sharing_target_layer_name": kv_sharing_target_layer_name})
+                 indexer: Any = None, topk_indices_buffer: torch.Tensor | None = None,
+                 q_pad_num_heads: int | None = None, **unknown: Any) -> None:
+        _known({**unknown, "alibi_slopes": alibi_slopes, "kv_sharing_target_layer_name": kv_sharing_target_layer_name})
+        self._indexer, self._topk_indices = indexer, topk_indices_buffer
         self.num_heads, self.num_kv_heads, self.head_size, self.scale = num_heads, 1, head_size, float(scale)
         self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
         self.logits_soft_cap = logits_soft_cap
@@ -263,8 +264,23 @@ class LatentImpl(MLAAttentionImpl):
         self.projection: torch.Tensor | None = None
         self.k_scale: torch.Tensor | None = None
         self.limits, dtype = describe.limits(), describe.dtype()
+        if describe.config() is not None:
+            describe.refuse_unserved(self._describe(dtype, 64, describe.device()[0] != "cpu"))
         weight = torch.empty(num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank, dtype=dtype, device=describe.torch_device())
         reserve(self, self._describe(dtype, 64, weight.is_cuda), (("kv_b_proj", weight),))
+
+    @property
+    def topk_indices_buffer(self) -> torch.Tensor | None:
+        """Positions that the model's indexer chose for each token, -1 after them [tokens, k]; None: attention is dense. A draft's
+        indexer may get another buffer after its layers are made."""
+        return self._topk_indices if self._indexer is None else self._indexer.topk_indices_buffer
+
+    @topk_indices_buffer.setter
+    def topk_indices_buffer(self, buffer: torch.Tensor | None) -> None:
+        self._indexer, self._topk_indices = None, buffer
+
+    def record_logical_topk_ready(self) -> None:
+        """Nothing: lists are read in the order of the stream."""
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """kv_b_proj as the checkpoint has it, unquantized. vLLM 0.26 does not call this."""
@@ -273,8 +289,9 @@ class LatentImpl(MLAAttentionImpl):
         self.projection = get_and_maybe_dequant_weights(self.kv_b_proj, out_dtype=act_dtype)
 
     def _describe(self, dtype: torch.dtype, block_size: int, device_seq_lens_only: bool) -> Any:
+        lists = self.topk_indices_buffer
         sizes = MlaDesc(self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim,
-                        absorb_in_core=True)
+                        topk=0 if lists is None else lists.shape[1], absorb_in_core=True)
         return describe.layer(
             "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
             sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
@@ -293,8 +310,10 @@ class LatentImpl(MLAAttentionImpl):
         params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)]
         if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED:
             params.append(("k_scale", self.k_scale if layer is None else layer._k_scale))
-        return Member(desc, index_of(str(getattr(self.kv_b_proj, "prefix", ""))), tuple(params),
-                      kv_cache.unsqueeze(-2), None)
+        rows = kv_cache.unsqueeze(-2)
+        if self.kv_cache_dtype == "fp8_ds_mla":
+            rows = KvView(rows, None, self.head_size)
+        return Member(desc, index_of(str(getattr(self.kv_b_proj, "prefix", ""))), tuple(params), rows, None)
 
     def do_kv_cache_update(self, *_: Any, **__: Any) -> None:
         """Nothing: `forward_mha` writes the rows with the step."""
@@ -311,6 +330,9 @@ class LatentImpl(MLAAttentionImpl):
         out = output.view(-1, self.num_heads, self.v_head_dim)
         io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :self.qk_nope_head_dim], q_pe=q[..., self.qk_nope_head_dim:],
                       kv_c=kv_c_normed, k_pe=k_pe.view(-1, self.qk_rope_head_dim))
+        lists = self.topk_indices_buffer
+        if lists is not None:
+            io.topk_indices, io.topk_stride = lists.data_ptr(), lists.stride(0)
         bound.run(stream_of(q.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
