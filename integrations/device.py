@@ -76,7 +76,7 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     from transformers import AutoModelForCausalLM
 
     cache, config = MODELS[name]
-    at = folder / f"{config['model_type']}-{dtype}-{backend}"
+    at = folder / f"{name.replace(', ', '-')}-{dtype}-{backend}"
     invent(at, config, 0.05)
     line: dict[str, Any] = {"model": name, "dtype": dtype, "backend": backend}
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
