@@ -32,6 +32,18 @@ class _Registry:
     CUSTOM = _Custom("CUSTOM")
 
 
+class _MambaRegistry:
+    GDN_ATTN = "vllm's own"
+    CUSTOM = _Custom("CUSTOM of states")
+
+
+def _state_blocks(table: torch.Tensor, seq_lens: torch.Tensor, spec: Any, mode: str) -> torch.Tensor:
+    """As vLLM's own: with a prefix cache the block of a request's last token."""
+    if mode == "none":
+        return table
+    return table.gather(1, ((seq_lens.long() - 1) // spec.block_size).clamp_min(0)[:, None])
+
+
 class _CpuPlatform:
     """As vLLM's own: whatever is selected, its own backend is what comes."""
 
@@ -56,10 +68,11 @@ _Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC
 on_a_cpu = True
 dcp_group: list[Any] = []
 current: list[Any] = [None]  # vLLM's configuration
+step_metadata: list[Any] = [None]
 RELEASE = os.environ.get("VLLM_RELEASE", "0.33.0")
 RECORDED = published.install(f"vllm-{RELEASE}", {
     "vllm.v1.attention.backends.registry": {
-        "AttentionBackendEnum": _Registry,
+        "AttentionBackendEnum": _Registry, "MambaAttentionBackendEnum": _MambaRegistry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
     "vllm.model_executor.layers.quantization.utils.quant_utils": {
@@ -69,7 +82,8 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
     "vllm.envs": {"VLLM_BATCH_INVARIANT": False, "VLLM_KV_CACHE_LAYOUT": None},
     "vllm.version": {"__version__": RELEASE},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
-    "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND"},
+    "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND", "mamba_get_block_table_tensor": _state_blocks},
+    "vllm.forward_context": {"get_forward_context": lambda: types.SimpleNamespace(attn_metadata=step_metadata[0])},
     "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},
     "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
     "vllm.platforms.cpu": {"CpuPlatform": _CpuPlatform}})

@@ -24,6 +24,8 @@ WANTED = {
                                          "CommonAttentionMetadata", "AttentionCGSupport", "AttentionMetadataBuilder",
                                          "AttentionImplBase", "AttentionImpl", "MLAAttentionImpl"],
         "vllm/model_executor/layers/attention/mm_encoder_attention.py": ["MMEncoderAttention"],
+        "vllm/model_executor/layers/mamba/gdn/base.py": ["GatedDeltaNetAttention"],
+        "vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py": ["QwenGatedDeltaNetAttention"],
         "vllm/v1/attention/selector.py": ["AttentionSelectorConfig"],
         "vllm/v1/attention/backends/registry.py": ["register_backend"],
     },

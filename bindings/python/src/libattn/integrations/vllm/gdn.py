@@ -144,6 +144,7 @@ def replacement(base: type) -> type:
                 return
             _refuse(self)
             self._forward_method = self.forward_cuda  # projections by torch on every device
+            self._checkpoint_alignment = None  # since 0.33: prompts are cut where the prefix cache keeps a state
             self.states = States(self)
             desc = self.states.describe(describe.dtype(), describe.device()[0] != "cpu")
             describe.refuse_unserved(desc)

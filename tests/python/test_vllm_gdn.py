@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's gated delta layers through the adapter: its class is replaced where the model defines it, and steps over its cache of
+states are held against Transformers' layer."""
+import types
+import unittest
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+import libattn
+import libattn.torch
+import published
+import test_vllm as recorded
+from common import worst
+from libattn.integrations import vllm as adapter
+from libattn.integrations.vllm import describe
+from libattn.integrations.vllm.gdn import LibattnStateBackend, StateBuilder
+from test_recurrent import HIDDEN, STEPS, Subject, qwen3_5
+
+from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
+
+SLOTS, NAME = 9, "model.layers.2.linear_attn"
+RECORDED = recorded.RECORDED["modules"]
+adapter.register()
+
+
+class QwenGatedDeltaNetAttention(GatedDeltaNetAttention):
+    """vLLM's as far as the adapter meets it; to define it calls the adapter's hook."""
+
+    def __init__(self, subject: Subject, **values: Any) -> None:
+        gdn, module = subject.gdn, subject.module
+        self.tp_size, self.num_k_heads, self.num_v_heads = 1, gdn.num_k_heads, gdn.num_v_heads
+        self.head_k_dim, self.head_v_dim, self.conv_kernel_size = gdn.head_size_k, gdn.head_size_v, gdn.conv_width
+        self.prefix, self.activation, self.num_spec, self.kv_cache = NAME, "silu", 0, ()
+        self.cache_config = types.SimpleNamespace(mamba_cache_mode="none")
+        self.A_log, self.dt_bias, self.conv1d = module.A_log, module.dt_bias, nn.Module()
+        self.conv1d.weight, self.conv1d.bias = module.conv1d.weight, None
+        self._forward_method = self.forward_cpu
+        self.channels = module.conv1d.weight.shape[0]
+        self.__dict__.update(values)
+
+    mamba_type = MambaAttentionBackendEnum.GDN_ATTN
+
+    def get_state_shape(self) -> Any:
+        return (self.conv_kernel_size - 1, self.channels), (self.num_v_heads, self.head_v_dim, self.head_k_dim)
+
+    def get_state_dtype(self) -> Any:
+        return torch.float32, torch.float32
+
+    def forward_cpu(self) -> str:
+        return "vLLM's own"
+
+    def forward_cuda(self) -> str:
+        return "its projections"
+
+    def _forward_core(self, mixed_qkv: Any, b: Any, a: Any, core_attn_out: Any) -> None:
+        core_attn_out.fill_(-1.0)
+
+
+LibattnGdn = recorded._replaced["QwenGatedDeltaNetAttention"]
+
+
+class GatedDelta(unittest.TestCase):
+    def setUp(self) -> None:
+        self.addCleanup(recorded.current.__setitem__, 0, None)
+        self.addCleanup(recorded.step_metadata.__setitem__, 0, None)
+        libattn.torch.configure(ignore_environment=True)
+        self.subject = qwen3_5()
+
+    def configure(self, mode: str = "none", **additional: Any) -> Any:
+        graphs = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
+        model = types.SimpleNamespace(dtype=torch.float32, max_model_len=128)
+        recorded.current[0] = types.SimpleNamespace(
+            attention_config=types.SimpleNamespace(backend=AttentionBackendEnum.CUSTOM), model_config=model,
+            additional_config={"libattn": additional}, cache_config=types.SimpleNamespace(mamba_cache_mode=mode),
+            scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+            compilation_config=types.SimpleNamespace(static_forward_context={}, cudagraph_mode=graphs))
+        return recorded.current[0]
+
+    def layer(self, **values: Any) -> Any:
+        found = LibattnGdn(self.subject, **values)
+        found.__init__(self.subject, **values)
+        return found
+
+    def served(self, mode: str = "none") -> tuple[Any, Any]:
+        """A layer with its cache, pages as vLLM has them, and its builder."""
+        config = self.configure(mode)
+        layer = self.layer()
+        self.assertIsNone(layer._checkpoint_alignment)
+        self.assertEqual((layer.mamba_type, layer._forward_method()), (MambaAttentionBackendEnum.CUSTOM, "its projections"))
+        shapes = layer.get_state_shape()
+        self.assertEqual(shapes[0], (layer.channels, layer.conv_kernel_size - 1))
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        pages = torch.full((SLOTS, sum(sizes) + 24), float("nan"))  # padded, as pages next to attention's are
+        layer.kv_cache = [part.unflatten(1, shape) for part, shape in zip(pages[:, :sum(sizes)].split(sizes, 1), shapes)]
+        config.compilation_config.static_forward_context[NAME] = layer
+        spec = types.SimpleNamespace(shapes=shapes, dtypes=layer.get_state_dtype(), block_size=16)
+        return layer, StateBuilder(spec, [NAME], config, torch.device("cpu"))
+
+    def step(self, layer: Any, metadata: Any, x: torch.Tensor) -> torch.Tensor:
+        mixed, a, b = self.subject.inputs(x)
+        out = torch.full((len(x), layer.num_v_heads, layer.head_v_dim), 7.0)
+        recorded.step_metadata[0] = {NAME: metadata}
+        layer._forward_core(mixed, b, a, out)
+        return out
+
+    def test_registry(self) -> None:
+        self.assertEqual(recorded.registered[MambaAttentionBackendEnum.CUSTOM],
+                         f"{LibattnStateBackend.__module__}.{LibattnStateBackend.__qualname__}")
+        self.assertIs(LibattnStateBackend.get_builder_cls(), StateBuilder)
+        self.assertEqual((LibattnStateBackend.is_ssm(), LibattnStateBackend.supports_batch_invariance()), (True, True))
+
+    def test_every_call_of_the_engine_fits(self) -> None:
+        qwen = RECORDED["vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn"]["QwenGatedDeltaNetAttention"]
+        for ours, theirs in ((LibattnGdn, qwen), (StateBuilder, RECORDED["vllm.v1.attention.backend"]["AttentionMetadataBuilder"]),
+                             (LibattnStateBackend, RECORDED["vllm.v1.attention.backend"]["AttentionBackend"])):
+            self.assertEqual(published.mismatches(ours, theirs), [])
+        self.assertLessEqual({"_forward_core", "get_state_shape", "forward_cuda"}, set(qwen["methods"]))
+
+    def test_steps(self) -> None:
+        """Prompts, a chunk over earlier context next to decodes, in slots of a table or, with a prefix cache, of its blocks."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            for mode in ("none", "align"):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                layer, builder = self.served(mode)
+                generator = torch.Generator().manual_seed(3)
+                hidden = [torch.randn(sum(step[r] for step in STEPS), HIDDEN, generator=generator) for r in range(2)]
+                tables = (torch.tensor([[3], [1]]) if mode == "none" else torch.tensor([[3, 5, 3, 5, 3], [1, 6, 1, 6, 1]])).int()
+                found: list[list[torch.Tensor]] = [[], []]
+                lengths, at = [0, 0], [-1, -1]
+                for queries in STEPS:
+                    x = torch.cat([hidden[r][lengths[r]:][:queries[r]] for r in range(2)])
+                    lengths = [n + c for n, c in zip(lengths, queries)]
+                    given = recorded.metadata(queries, lengths, torch.zeros(2, 6).int())
+                    given.block_table_tensor = tables
+                    m = builder.build(0, given)
+                    for r, slot in enumerate(m.state_slots.tolist()):  # vLLM copies states between blocks
+                        if lengths[r] > queries[r] and slot != at[r]:
+                            for part in layer.kv_cache:
+                                part[slot] = part[at[r]]
+                        at[r] = slot
+                    padded = torch.cat([x, torch.full((3, HIDDEN), float("nan"))])
+                    out = self.step(layer, m, padded)
+                    self.assertTrue(bool((out[len(x):] == 7.0).all()), "rows of padding are left alone")
+                    for r, rows in enumerate(self.subject.finish(out[:len(x)], x).split(queries)):
+                        found[r].append(rows)
+                for r in range(2):
+                    expected = self.subject.module(hidden[r][None])[0]
+                    self.assertLess(worst(torch.cat(found[r]), expected), 1e-3, (backend, mode, r))
+                row = libattn.torch.table()[-1]
+                self.assertEqual((row.index, row.kind, row.decode.split("@")[0]), (2, "recurrent", backend))
+
+    def test_captured_steps(self) -> None:
+        """A replay of three requests, of which one is padding, reads the slots that its batch has."""
+        layer, builder = self.served()
+        self.assertIs(StateBuilder.get_cudagraph_support(recorded.current[0], builder.kv_cache_spec),
+                      AttentionCGSupport.UNIFORM_BATCH)
+        hidden = torch.randn(2, 12, HIDDEN, generator=torch.Generator().manual_seed(5))
+        tables = torch.tensor([[4], [7], [0]]).int()
+
+        def given(queries: list[int], lengths: list[int]) -> Any:
+            made = recorded.metadata(queries, lengths, torch.zeros(3, 6).int())
+            made.block_table_tensor = tables
+            return made
+
+        self.step(layer, builder.build(0, given([9, 9, 0], [9, 9, 0])), hidden[:, :9].flatten(0, 1))
+        self.assertEqual(builder.build_for_cudagraph_capture(given([1, 1, 1], [1, 1, 1])).captured, (3, 3, 1))
+        address = builder.slots.data_ptr()
+        tables.copy_(torch.tensor([[7], [4], [0]]))
+        for t in (9, 10, 11):
+            batch = given([1, 1, 0], [t + 1, t + 1, 0])
+            batch.num_actual_tokens, batch.max_query_len = 3, 1
+            m = builder.build(0, batch)
+            self.assertEqual((m.captured, m.state_slots.data_ptr()), ((3, 3, 1), address))
+            x = torch.stack([hidden[1, t], hidden[0, t], hidden[0, 0]])
+            out = self.subject.finish(self.step(layer, m, x), x)
+            for r, row in ((1, out[0]), (0, out[1])):
+                expected = self.subject.module(hidden[r, :t + 1][None])[0, -1]
+                self.assertLess(worst(row, expected), 1e-3, (t, r))
+
+    def test_a_run_that_measures_memory(self) -> None:
+        layer, _ = self.served()
+        out = torch.full((3, layer.num_v_heads, layer.head_v_dim), 7.0)
+        layer._forward_core(None, None, None, out)
+        self.assertTrue(bool((out == 7.0).all()))
+
+    def test_left_to_vllm(self) -> None:
+        """Where the engine runs another backend, or its operator says so."""
+        for change in (lambda config: config.additional_config["libattn"].update(gdn=False),
+                       lambda config: setattr(config.attention_config, "backend", "FLASH_ATTN")):
+            change(self.configure())
+            layer = self.layer()
+            self.assertEqual((layer.serves, layer.mamba_type, layer._forward_method()),
+                             (False, MambaAttentionBackendEnum.GDN_ATTN, "vLLM's own"))
+            self.assertEqual(layer.get_state_shape()[0], (layer.conv_kernel_size - 1, layer.channels))
+            out = torch.zeros(2, 3)
+            layer._forward_core(None, None, None, out)
+            self.assertTrue(bool((out == -1.0).all()))
+
+    def test_refusals(self) -> None:
+        """By name, with what to do, when the model makes the layer."""
+        self.configure()
+        for values, text in (({"num_spec": 3}, "speculative_config: 3 tokens"), ({"activation": "gelu"}, "hidden_act: gelu"),
+                             ({"cache_config": types.SimpleNamespace(mamba_cache_mode="all")}, "mamba_cache_mode: all"),
+                             ({"cache_config": types.SimpleNamespace(use_replayssm=True)}, "use_replayssm: True")):
+            with self.assertRaisesRegex(libattn.UnsupportedError, f"{text}.*next to gated delta layers; supported: no; .*gdn.: false"):
+                self.layer(**values)
+        with mock.patch.object(describe, "dtype", lambda: torch.float64), self.assertRaisesRegex(
+                libattn.UnsupportedError, "dtype: torch.float64 with states of torch.float32; supported: torch.float16"):
+            self.layer()
+
+
+if __name__ == "__main__":
+    unittest.main()
