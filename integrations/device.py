@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine on a GPU through libattn, next to its own backends; called by tools/device_engines.sh.
 
-usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND CACHE
+usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND NAME
 
 `all`: agreement of each model, then speed in each row, or of the models and rows that are named; SECONDS after its start no further
 round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started and asked.
@@ -9,7 +9,7 @@ round begins. `agree` and `serve` are its processes, of one engine each. The mod
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
 within 1e-3 (vLLM's float32 has no MLA, an fp8 cache is compared in bfloat16, and experts in float32 differ by vLLM's own products).
-Speed: Llama 3.1 8B's shape with random weights, captured decodes, both engines alive, by turns.
+Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
 """
 from __future__ import annotations
 
@@ -61,12 +61,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}
-#: Cache, lengths of prompts, tokens of each, whether a round has prompts of its own (else they come from the prefix cache).
+#: A quarter of Qwen3-Next's 48 layers, its experts but in one layer replaced by one wide product.
+QWEN_NEXT = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+             "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 151936,
+             "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "mlp_only_layers": list(range(11)),
+             "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+             "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "eos_token_id": 1}
+#: Engines of rows: cache, GiB of it, configuration.
+TIMED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "llama": ("auto", 36, LLAMA_8B), "llama, fp8": ("fp8", 10, LLAMA_8B), "qwen3-next": ("auto", 10, QWEN_NEXT)}
+#: One of those, lengths of prompts, tokens of each, whether a round has prompts of its own (else they come from the prefix cache).
 ROWS: dict[str, tuple[str, list[int], int, bool]] = {
-    "64 x 1024": ("auto", [1024] * 64, 128, True), "8 x 8192": ("auto", [8192] * 8, 64, True), "1 x 1024": ("auto", [1024], 128, True),
-    "32 mixed": ("auto", [128 * (n + 1) for n in range(32)], 64, True), "1 x 65536": ("auto", [65536], 64, False),
-    "8 x 32768": ("auto", [32768] * 8, 64, False), "1 x 131072": ("auto", [131072], 64, False),
-    "64 x 1024, fp8": ("fp8", [1024] * 64, 128, True),
+    "64 x 1024": ("llama", [1024] * 64, 128, True), "8 x 8192": ("llama", [8192] * 8, 64, True), "1 x 1024": ("llama", [1024], 128, True),
+    "32 mixed": ("llama", [128 * (n + 1) for n in range(32)], 64, True), "1 x 65536": ("llama", [65536], 64, False),
+    "8 x 32768": ("llama", [32768] * 8, 64, False), "1 x 131072": ("llama", [131072], 64, False),
+    "64 x 1024, fp8": ("llama, fp8", [1024] * 64, 128, True),
+    "qwen3-next, 64 x 1024": ("qwen3-next", [1024] * 64, 128, True), "qwen3-next, 8 x 8192": ("qwen3-next", [8192] * 8, 64, True),
 }
 
 
@@ -98,12 +108,13 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)
 
 
-def serve(backend: str, cache: str) -> None:
+def serve(backend: str, name: str) -> None:
     """An engine that answers lines of a row's name and a round's number with its times."""
-    folder = Path("llama-8b") / f"{backend}-{cache}"
+    cache, gigabytes, config = TIMED[name]
+    folder = Path("timed") / f"{backend}-{name.replace(', ', '-')}"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, 36 if cache == "auto" else 10)
+    (folder / "config.json").write_text(json.dumps(config))
+    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, gigabytes)
 
     def answer(**values: Any) -> None:
         print("@@" + json.dumps(values), flush=True)
@@ -183,11 +194,11 @@ def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> in
         return 2
     rows = [name for name in names or ROWS if name in ROWS]
 
-    def start(cache: str) -> dict[str, Process]:
-        return {backend: Process("serve", backend, cache) for backend in (on_gpu.REFERENCE, "libattn")}
+    def start(name: str) -> dict[str, Process]:
+        return {backend: Process("serve", backend, name) for backend in (on_gpu.REFERENCE, "libattn")}
 
-    caches = list(dict.fromkeys(ROWS[row][0] for row in rows))
-    servers = start(caches[0]) if caches else {}
+    timed = list(dict.fromkeys(ROWS[row][0] for row in rows))
+    servers = start(timed[0]) if timed else {}
     engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN) for dtype in ("float32", "bfloat16")
                for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
@@ -204,10 +215,10 @@ def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> in
             failed += 1
             print(f"FAILED {name} {dtype}", flush=True)
     print(f"agreement after {time.monotonic() - began:.0f} s, {failed} failed", flush=True)
-    for cache in caches:
-        servers = servers or start(cache)
-        print(f"cache {cache}: GiB at the start", json.dumps({backend: server.read() for backend, server in servers.items()}), flush=True)
-        for row in (row for row in rows if ROWS[row][0] == cache):
+    for name in timed:
+        servers = servers or start(name)
+        print(f"{name}: GiB at the start", json.dumps({backend: server.read() for backend, server in servers.items()}), flush=True)
+        for row in (row for row in rows if ROWS[row][0] == name):
             try:
                 compare(servers, row, rounds, began + seconds)
             except (OSError, RuntimeError) as error:
