@@ -8,7 +8,7 @@ round begins. `agree` and `serve` are its processes, of one engine each. The mod
 
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
-within 1e-3 (vLLM's float32 has no MLA, an fp8 cache is compared in bfloat16, and experts in float32 differ by vLLM's own products).
+within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by vLLM's own products).
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
 """
 from __future__ import annotations
@@ -202,7 +202,7 @@ def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> in
     engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN) for dtype in ("float32", "bfloat16")
                for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
-                                          and "kv_lora_rank" not in MODELS[name][1])]
+                                          and not {"kv_lora_rank", "linear_num_key_heads"} & MODELS[name][1].keys())]
     with ThreadPoolExecutor(6) as pool:
         lines = dict(zip(engines, pool.map(lambda engine: Process("agree", folder, *engine).read() or {}, engines)))
     for (name, dtype, backend), line in lines.items():

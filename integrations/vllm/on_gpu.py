@@ -13,7 +13,7 @@ REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 #: vLLM's own backends of a model.
 OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
-       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN", "TRITON_ATTN")}
+       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",)}
 
 
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:

@@ -2,8 +2,8 @@
 """vLLM's gated delta layers (Qwen3-Next, Qwen3.5): the convolution and the rule are libattn's, over vLLM's cache of states;
 projections, the gated norm and the cache's blocks stay vLLM's.
 
-The backend stands in vLLM's registry as ``MambaAttentionBackendEnum.CUSTOM``, and the layer in place of vLLM's. A convolution's
-window has channels first, as vLLM's ``VLLM_SSM_CONV_STATE_LAYOUT=DS`` has it, whatever that variable says.
+The backend stands in vLLM's registry as ``MambaAttentionBackendEnum.CUSTOM``, and the layer in place of vLLM's. In the memory of
+a convolution's window channels come first, whatever ``VLLM_SSM_CONV_STATE_LAYOUT`` says: vLLM only copies it whole.
 """
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class StateBuilder(LibattnMetadataBuilder):
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """What the backend that serves the layers can capture."""
-        (channels, width), (heads, size_v, size_k) = kv_cache_spec.shapes
+        conv, (heads, size_v, size_k) = kv_cache_spec.shapes
+        channels, width = max(conv), min(conv)
         return graph_support([describe.gdn((channels - heads * size_v) // (2 * size_k), heads, size_k, size_v, width + 1,
                                            vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
 
@@ -109,8 +110,9 @@ class States:
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
         """The layer, its states and its windows as `Layer.bind_state` has them."""
         conv, state = self.layer.kv_cache
+        windows = conv.flatten(1).unflatten(1, (-1, self.layer.conv_kernel_size - 1))
         return Member(self.describe(dtype, m.seq_lens.device.type != "cpu"), index_of(self.layer.prefix), self.params(),
-                      state.flatten(2).unsqueeze(1), conv.unsqueeze(1))
+                      state.flatten(2).unsqueeze(1), windows.unsqueeze(1))
 
     def run(self, m: LibattnMetadata, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
         """Rows [T, 2 Hk Dk + Hv Dv], [T, Hv] twice, [T, Hv, Dv]."""
@@ -122,8 +124,9 @@ class States:
 
 def _refuse(layer: Any) -> None:
     """What the engine asks of states and libattn does not do over vLLM's cache."""
-    cache = layer.cache_config
+    cache, window = layer.cache_config, layer.get_state_dtype()[0]
     for field, asked in (
+            ("mamba_cache_dtype", window != describe.dtype() and f"windows of {window} and activations of {describe.dtype()}"),
             ("speculative_config", layer.num_spec and f"{layer.num_spec} tokens, whose states vLLM keeps in slots by other rules"),
             ("mamba_cache_mode", getattr(cache, "mamba_cache_mode", "none") == "all" and "all"),
             ("use_replayssm", getattr(cache, "use_replayssm", False)),
@@ -153,10 +156,6 @@ def replacement(base: type) -> type:
         @property
         def mamba_type(self) -> Any:
             return MambaAttentionBackendEnum.CUSTOM if self.serves else super().mamba_type
-
-        def get_state_shape(self) -> Any:
-            conv, state = super().get_state_shape()
-            return ((max(conv), min(conv)) if self.serves else conv), state
 
         def _forward_core(self, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, core_attn_out: torch.Tensor,
                           *rest: Any, **more: Any) -> None:
