@@ -76,7 +76,8 @@ struct attn_layer_desc {
     int32_t needs_lse;   /* 1: runs may ask for the log-sum-exp */
     int32_t graph_level; /* enum attn_graph_level that the engine needs */
     /* 1: same bits for a request whatever else is in the batch; 2: and however much of it came from
-     * the cache. An MLA layer then needs decodes first, and with 2 goes the latent way alone */
+     * the cache, while its keys and values are finite. An MLA layer then needs decodes first, and
+     * with 2 goes the latent way alone */
     int32_t batch_invariant;
     int32_t rope;                  /* enum attn_rope that rope_write runs need; see io.h */
     int32_t qk_norm;               /* 1: together with q/k RMS norm */

@@ -168,7 +168,7 @@ static attn_status run_request(struct problem_copy *tested, struct attn_batch *b
 }
 
 /* The steps of a request that is given in parts: its last query, or half of them, comes later. A
- * query that sees later keys cannot be parted from them. */
+ * query that sees later keys cannot be parted from them, and bits may depend on a NaN to come. */
 static int32_t first_part(const struct problem_copy *tested, int32_t r)
 {
     const struct attn_layer_desc *l = &tested->binding.layer;
@@ -177,6 +177,7 @@ static int32_t first_part(const struct problem_copy *tested, int32_t r)
     causal = causal != ATTN_CAUSAL_DEFAULT ? causal : l->causal;
     bool later = causal != ATTN_CAUSAL_YES || l->causal_per_request || l->prefix_lm ||
                  l->tree_mask != ATTN_TREE_NONE;
+    later = later || tested->problem->v[FACTOR_NAN].a != 0;
     return queries < 2 || later ? queries : r % 2 != 0 ? queries - 1 : (queries + 1) / 2;
 }
 
