@@ -136,8 +136,8 @@ class Process:
         self.log = open(f"{'-'.join(a.replace(' ', '_') for a in arguments if '/' not in a)}.log", "w")
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, text=True)
-        if arguments[0] == "agree":  # one that hangs must not keep the others waiting
-            timer = threading.Timer(120, self.process.kill)
+        if arguments[0] == "agree":  # one that hangs; Triton's compiler takes 100 s of some
+            timer = threading.Timer(300, self.process.kill)
             timer.daemon = True
             timer.start()
 
