@@ -136,7 +136,7 @@ class Process:
         self.log = open(f"{'-'.join(a.replace(' ', '_') for a in arguments if '/' not in a)}.log", "w")
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, text=True)
-        if arguments[0] == "agree":  # one that hangs; Triton's compiler takes 100 s of some
+        if arguments[0] == "agree":  # so that one that hangs does not keep the others waiting; Triton's compiler may take 100 s
             timer = threading.Timer(300, self.process.kill)
             timer.daemon = True
             timer.start()

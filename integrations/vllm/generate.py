@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
-usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--speed]
+usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--drafts N] [--speed]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
 JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers. `transformers`: the tokens of
 its own eager model instead, for layers that vLLM has on a CPU in bfloat16 alone.
+
+With --drafts tokens are proposed that followed the same ones before, and the prefix cache is off.
 
 With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token, of
 the clock and of all threads' CPU time, which other work on the machine changes less.
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--interleave", type=int, default=1)
+    parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
@@ -74,7 +77,9 @@ def main() -> None:
     latent = "kv_lora_rank" in (Path(options.model) / "config.json").read_text()
     engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []}, dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
-                 kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
+                 enable_prefix_caching=not options.drafts, speculative_config={
+                     "method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+                 } if options.drafts else None, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
                  skip_tokenizer_init=True, tensor_parallel_size=options.ranks,
                  decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave)
     if options.speed:

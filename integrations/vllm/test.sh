@@ -81,6 +81,8 @@ for model in smollm2 gemma-3 gpt-oss deepseek-v3 multi-query qwen3-next; do
     ATTN_BACKEND=cpu_simd same "$model in float32 on cpu_simd" $model cpu_simd
     [ $model = smollm2 ] || ATTN_BACKEND=cpu_ref same "$model in float32 on cpu_ref" $model cpu_ref
 done
+ranks='--drafts 3'
+ATTN_BACKEND=cpu_simd same 'qwen3-next, three drafted tokens a step' qwen3-next cpu_simd
 # The cache spread over two processes, against one; two processes without two NUMA nodes want their cores by hand.
 for model in deepseek-v3 multi-query; do
     ranks='--ranks 2 --interleave 4'

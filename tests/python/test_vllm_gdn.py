@@ -46,7 +46,7 @@ class QwenGatedDeltaNetAttention(GatedDeltaNetAttention):
     mamba_type = MambaAttentionBackendEnum.GDN_ATTN
 
     def get_state_shape(self) -> Any:
-        return (self.conv_kernel_size - 1, self.channels), (self.num_v_heads, self.head_v_dim, self.head_k_dim)
+        return (self.conv_kernel_size - 1 + self.num_spec, self.channels), (self.num_v_heads, self.head_v_dim, self.head_k_dim)
 
     def get_state_dtype(self) -> Any:
         return torch.float32, torch.float32
@@ -86,10 +86,10 @@ class GatedDelta(unittest.TestCase):
         found.__init__(self.subject, **values)
         return found
 
-    def served(self, mode: str = "none") -> tuple[Any, Any]:
+    def served(self, mode: str = "none", **values: Any) -> tuple[Any, Any]:
         """A layer with its cache, pages as vLLM has them, and its builder."""
         config = self.configure(mode)
-        layer = self.layer()
+        layer = self.layer(**values)
         self.assertIsNone(layer._checkpoint_alignment)
         self.assertEqual((layer.mamba_type, layer._forward_method()), (MambaAttentionBackendEnum.CUSTOM, "its projections"))
         shapes = layer.get_state_shape()
@@ -99,7 +99,8 @@ class GatedDelta(unittest.TestCase):
         pages = torch.full((SLOTS, sum(sizes) + 24), float("nan"))  # padded, as pages next to attention's are
         layer.kv_cache = [part.unflatten(1, shape) for part, shape in zip(pages[:, :sum(sizes)].split(sizes, 1), shapes)]
         config.compilation_config.static_forward_context[NAME] = layer
-        spec = types.SimpleNamespace(shapes=shapes, dtypes=layer.get_state_dtype(), block_size=16)
+        spec = types.SimpleNamespace(shapes=shapes, dtypes=layer.get_state_dtype(), block_size=16,
+                                     num_speculative_blocks=layer.num_spec)
         return layer, StateBuilder(spec, [NAME], config, torch.device("cpu"))
 
     def step(self, layer: Any, metadata: Any, x: torch.Tensor) -> torch.Tensor:
@@ -183,6 +184,36 @@ class GatedDelta(unittest.TestCase):
                 expected = self.subject.module(hidden[r, :t + 1][None])[0, -1]
                 self.assertLess(worst(row, expected), 1e-3, (t, r))
 
+    def test_drafts(self) -> None:
+        """Three drafted tokens a step, of which some are rejected: the next step goes on from the last that was kept. Pieces of
+        prompts that are as short as a step of drafts, and steps without drafts, go by the same count."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            layer, builder = self.served(num_spec=3)
+            self.assertIs(StateBuilder.get_cudagraph_support(recorded.current[0], builder.kv_cache_spec),
+                          AttentionCGSupport.UNIFORM_BATCH)
+            generator = torch.Generator().manual_seed(7)
+            hidden = torch.randn(2, 60, HIDDEN, generator=generator)
+            tables = torch.tensor([[3, 8, 5, 1], [7, 2, 4, 6]]).int()
+            at = [0, 0]
+            for queries, kept in (([20, 3], [20, 3]), ([2, 9], [2, 9]), ([4, 4], [1, 3]), ([4, 1], [4, 1]), ([1, 4], [1, 2]),
+                                  ([0, 4], [0, 4]), ([4, 4], [2, 2]), ([1, 1], [1, 1])):
+                given = recorded.metadata(queries, [n + c for n, c in zip(at, queries)], torch.zeros(2, 6).int())
+                given.block_table_tensor = tables
+                x = []
+                for r, (count, right) in enumerate(zip(queries, kept)):
+                    rows = hidden[r, at[r]:at[r] + count].clone()
+                    rows[right:] = torch.randn(count - right, HIDDEN, generator=generator)  # drafts that are rejected
+                    x.append(rows)
+                x = torch.cat(x)
+                out = self.subject.finish(self.step(layer, builder.build(0, given), x), x)
+                for r, rows in enumerate(out.split(queries)):
+                    end = at[r] + kept[r]
+                    if end > at[r]:
+                        expected = self.subject.module(hidden[r, :end][None])[0, at[r]:]
+                        self.assertLess(worst(rows[:kept[r]], expected), 1e-3, (backend, queries, r))
+                    at[r] = end
+
     def test_a_run_that_measures_memory(self) -> None:
         layer, _ = self.served()
         out = torch.full((3, layer.num_v_heads, layer.head_v_dim), 7.0)
@@ -204,7 +235,9 @@ class GatedDelta(unittest.TestCase):
     def test_refusals(self) -> None:
         """By name, with what to do, when the model makes the layer."""
         self.configure()
-        for values, text in (({"num_spec": 3}, "speculative_config: 3 tokens"), ({"activation": "gelu"}, "hidden_act: gelu"),
+        for values, text in (({"num_spec": 3, "cache_config": types.SimpleNamespace(mamba_cache_mode="align")},
+                              "speculative_config: 3 tokens with a prefix cache"),
+                              ({"activation": "gelu"}, "hidden_act: gelu"),
                              ({"get_state_dtype": lambda: (torch.float16, torch.float32)}, "mamba_cache_dtype: windows of torch.float16"),
                              ({"cache_config": types.SimpleNamespace(mamba_cache_mode="all")}, "mamba_cache_mode: all"),
                              ({"cache_config": types.SimpleNamespace(use_replayssm=True)}, "use_replayssm: True")):

@@ -172,13 +172,13 @@ def mla_of_head(head_size: int, sparse: bool = False) -> MlaDesc:
     return replace(found, topk=(found.topk or 2048) if sparse else 0)
 
 
-def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, dtype: torch.dtype,
-        state_dtype: torch.dtype, **terms: Any) -> LayerDesc:
+def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, num_speculative_tokens: int,
+        dtype: torch.dtype, state_dtype: torch.dtype, **terms: Any) -> LayerDesc:
     """Describe a gated delta layer."""
     if dtype not in DTYPES or state_dtype not in DTYPES:
         raise make(Status.UNSUPPORTED, "dtype", f"{dtype} with states of {state_dtype}; supported: {', '.join(map(str, DTYPES))}")
     sizes = GdnDesc(num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width, conv_silu=True, qk_l2norm=True,
-                    state_dtype=DTYPES[state_dtype])
+                    num_speculative_tokens=num_speculative_tokens, state_dtype=DTYPES[state_dtype])
     return LayerDesc("layers.0", num_k_heads, num_k_heads, head_size_k, head_size_k**-0.5, "recurrent", DTYPES[dtype],
                      head_size_v=head_size_v, gdn=sizes, **terms)
 

@@ -49,7 +49,8 @@ class LibattnStateBackend(AttentionBackend):  # type: ignore[misc]
 
 
 class StateBuilder(LibattnMetadataBuilder):
-    """Each request's slot is a block of its table: the first, or where the prefix cache is on that of its last token."""
+    """Each request's slot is a block of its table: the first, or where the prefix cache is on that of its last token. With drafts
+    it has one for the state after each token of a step, and goes on from where its context has got since."""
 
     supports_update_block_table: bool = False
 
@@ -58,16 +59,20 @@ class StateBuilder(LibattnMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, *args, **kwargs)
         most = max(vllm_config.scheduler_config.max_num_seqs,
                    getattr(vllm_config.compilation_config, "max_cudagraph_capture_size", None) or 0)
-        self.slots = torch.zeros(most, dtype=torch.int32, device=device)  # captured graphs read them there
+        self.row = 1 + kv_cache_spec.num_speculative_blocks
+        # Captured graphs read these where they are.
+        self.slots = torch.zeros(most, self.row, dtype=torch.int32, device=device)
+        self.accepted = torch.ones(most, dtype=torch.int32, device=device)
+        self.context = torch.zeros(0, dtype=torch.int32, device=device)  # by first slot: keys before the request's last step
         self.mode = vllm_config.cache_config.mamba_cache_mode
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
         """What the backend that serves the layers can capture."""
         conv, (heads, size_v, size_k) = kv_cache_spec.shapes
-        channels, width = max(conv), min(conv)
-        return graph_support([describe.gdn((channels - heads * size_v) // (2 * size_k), heads, size_k, size_v, width + 1,
-                                           vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
+        drafts = kv_cache_spec.num_speculative_blocks
+        return graph_support([describe.gdn((max(conv) - heads * size_v) // (2 * size_k), heads, size_k, size_v,
+                                           min(conv) + 1 - drafts, drafts, vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **_: Any) -> LibattnMetadata:
         return super().build(0, common_attn_metadata, True)
@@ -75,8 +80,22 @@ class StateBuilder(LibattnMetadataBuilder):
     def _metadata(self, m: Any) -> LibattnMetadata:
         found = super()._metadata(m)
         table = mamba_get_block_table_tensor(m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.mode)
-        found.state_slots = self.slots[:m.num_reqs].copy_(table[:m.num_reqs, 0])
+        found.state_slots = self.slots[:m.num_reqs].copy_(table[:m.num_reqs, :self.row])
+        if self.row > 1:
+            found.accepted = self._advance(m.seq_lens[:m.num_reqs], m.query_start_loc, found.state_slots[:, 0].long())
         return found
+
+    def _advance(self, seq_lens: torch.Tensor, query_start_loc: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """How many tokens of its last step each request has kept, since the state after the last of them is where it goes on; after
+        a piece of a prompt longer than a row 1, as that leaves one state."""
+        if len(self.context) == 0:
+            layers = self.vllm_config.compilation_config.static_forward_context
+            self.context = self.context.new_zeros(len(layers[self.layer_names[0]].states.kv_cache))
+        queries = query_start_loc[1:len(first) + 1] - query_start_loc[:len(first)]
+        context, before = seq_lens - queries, self.context[first]
+        kept = context - before
+        self.context[first] = torch.where(queries > 0, context, before).int()
+        return self.accepted[:len(first)].copy_(torch.where((kept > 0) & (kept <= self.row), kept, 1))
 
 
 class States:
@@ -95,7 +114,7 @@ class States:
     def describe(self, dtype: torch.dtype, device_seq_lens_only: bool) -> LayerDesc:
         layer = self.layer
         return describe.gdn(layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size, layer.head_k_dim,
-                            layer.head_v_dim, layer.conv_kernel_size, dtype, layer.get_state_dtype()[1],
+                            layer.head_v_dim, layer.conv_kernel_size, layer.num_spec, dtype, layer.get_state_dtype()[1],
                             device_seq_lens_only=device_seq_lens_only, batch_invariant=describe.invariance())
 
     def params(self) -> Params:
@@ -110,7 +129,7 @@ class States:
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
         """The layer, its states and its windows as `Layer.bind_state` has them."""
         conv, state = self.layer.kv_cache
-        windows = conv.flatten(1).unflatten(1, (-1, self.layer.conv_kernel_size - 1))
+        windows = conv.flatten(1).unflatten(1, (max(conv.shape[1:]), -1))
         return Member(self.describe(dtype, m.seq_lens.device.type != "cpu"), index_of(self.layer.prefix), self.params(),
                       state.flatten(2).unsqueeze(1), windows.unsqueeze(1))
 
@@ -125,10 +144,12 @@ class States:
 def _refuse(layer: Any) -> None:
     """What the engine asks of states and libattn does not do over vLLM's cache."""
     cache, window = layer.cache_config, layer.get_state_dtype()[0]
+    mode = getattr(cache, "mamba_cache_mode", "none")
     for field, asked in (
             ("mamba_cache_dtype", window != describe.dtype() and f"windows of {window} and activations of {describe.dtype()}"),
-            ("speculative_config", layer.num_spec and f"{layer.num_spec} tokens, whose states vLLM keeps in slots by other rules"),
-            ("mamba_cache_mode", getattr(cache, "mamba_cache_mode", "none") == "all" and "all"),
+            ("speculative_config", layer.num_spec and mode != "none" and f"{layer.num_spec} tokens with a prefix cache, for which "
+             "vLLM moves windows in its own form (--no-enable-prefix-caching)"),
+            ("mamba_cache_mode", mode == "all" and "all"),
             ("use_replayssm", getattr(cache, "use_replayssm", False)),
             ("hidden_act", layer.activation not in ("silu", "swish") and layer.activation)):
         if asked:
@@ -147,6 +168,7 @@ def replacement(base: type) -> type:
                 return
             _refuse(self)
             self._forward_method = self.forward_cuda  # projections by torch on every device
+            self.enable_fused_gdn_spec_decode = False  # since 0.32
             self._checkpoint_alignment = None  # since 0.33: prompts are cut where the prefix cache keeps a state
             self.states = States(self)
             desc = self.states.describe(describe.dtype(), describe.device()[0] != "cpu")

@@ -38,7 +38,8 @@ class LibattnMetadata(AttentionMetadata):
     encoder_seq_lens_cpu: torch.Tensor | None = None
     spans: tuple[torch.Tensor, torch.Tensor] | None = None
     local_seq_lens: torch.Tensor | None = None
-    state_slots: torch.Tensor | None = None  #: of recurrent layers
+    state_slots: torch.Tensor | None = None  #: of recurrent layers, [requests, 1 + drafted tokens]
+    accepted: torch.Tensor | None = None  #: next to drafts
     captured: Shape | None = None
     common_prefix_len: int = 0
     num_decodes: int = 0
@@ -95,7 +96,8 @@ def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
     tokens = max(rows, m.num_actual_tokens)
     if m.state_slots is not None:
         return Batch(m.query_start_loc.to(torch.int32), query_start_loc_host=m.query_start_loc_cpu, num_tokens=tokens,
-                     max_query_len=m.max_query_len, max_seq_len=m.max_seq_len, extensions=[gdn_batch(m.state_slots)], **lengths)
+                     max_query_len=m.max_query_len, max_seq_len=m.max_seq_len, **lengths,
+                     extensions=[gdn_batch(m.state_slots, num_accepted_tokens=m.accepted)])
     if cross:
         if m.encoder_seq_lens is None:
             raise make(Status.INVALID_ARGUMENT, "encoder_seq_lens", "None; a cross layer needs them")
