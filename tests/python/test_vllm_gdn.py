@@ -114,6 +114,9 @@ class GatedDelta(unittest.TestCase):
         self.assertEqual(recorded.registered[MambaAttentionBackendEnum.CUSTOM],
                          f"{LibattnStateBackend.__module__}.{LibattnStateBackend.__qualname__}")
         self.assertIs(LibattnStateBackend.get_builder_cls(), StateBuilder)
+        recorded._replaced.pop("QwenGatedDeltaNetAttention")  # as where the model was imported before the plugin
+        adapter.register()
+        self.assertTrue(issubclass(recorded._replaced["QwenGatedDeltaNetAttention"], QwenGatedDeltaNetAttention))
         self.assertEqual((LibattnStateBackend.is_ssm(), LibattnStateBackend.supports_batch_invariance()), (True, True))
 
     def test_every_call_of_the_engine_fits(self) -> None:

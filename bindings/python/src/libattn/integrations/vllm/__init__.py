@@ -9,6 +9,8 @@ against it are what `validate_configuration` answers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["platform", "register"]
@@ -19,16 +21,21 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, "libattn.integrations.vllm.backend.LibattnBackend")
-    try:
+    with _optional("vision towers"):
         from . import vision
-    except ImportError as reason:  # of a release that is not served, which must not stop other backends
-        logging.getLogger(__name__).warning("vision towers stay vLLM's own: %s", reason)
-    else:
+
         vision.register()
-    try:
+    with _optional("gated delta layers"):
         _replace_gated_delta()
+
+
+@contextmanager
+def _optional(what: str) -> Iterator[None]:
+    """A release that is not served must not stop other backends."""
+    try:
+        yield
     except ImportError as reason:
-        logging.getLogger(__name__).warning("gated delta layers stay vLLM's own: %s", reason)
+        logging.getLogger(__name__).warning("%s stay vLLM's own: %s", what, reason)
 
 
 def _replace_gated_delta() -> None:
@@ -40,13 +47,17 @@ def _replace_gated_delta() -> None:
 
     register_backend(MambaAttentionBackendEnum.CUSTOM, "libattn.integrations.vllm.gdn.LibattnStateBackend", is_mamba=True)
 
-    def follow(cls: type, **_: Any) -> None:
+    def follow(cls: Any, **given: Any) -> None:
+        super(GatedDeltaNetAttention, cls).__init_subclass__(**given)
         if cls.__name__ == "QwenGatedDeltaNetAttention" and cls.__name__ not in op_registry_oot:
-            from .gdn import replacement
+            with _optional("gated delta layers"):
+                from .gdn import replacement
 
-            op_registry_oot[cls.__name__] = replacement(cls)
+                op_registry_oot[cls.__name__] = replacement(cls)
 
     GatedDeltaNetAttention.__init_subclass__ = classmethod(follow)
+    for known in GatedDeltaNetAttention.__subclasses__():  # imported before this plugin
+        follow(known)
 
 
 def platform() -> str | None:
