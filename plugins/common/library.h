@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Functions of libraries that are opened by name, in place of linking with them. */
 #ifndef COMMON_LIBRARY_H
 #define COMMON_LIBRARY_H
 
