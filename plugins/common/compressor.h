@@ -139,12 +139,9 @@ static inline attn_status compressor_attend(const struct attn_attend_args *args,
                                             const struct attn_host *host)
 {
     const struct attn_batch *batch = args->batch;
-    struct compressor_loop loop = {
-        args,
-        (const struct attn_compressor_desc *)ext_of(args->layer->next,
-                                                    ATTN_EXT_DRAFT_COMPRESSOR_DESC),
-        (const struct attn_io_compressor *)ext_of(args->next, ATTN_EXT_DRAFT_IO_COMPRESSOR),
-        batch->query_start_loc[0]};
+    struct compressor_loop loop = {args, ext_of(args->layer->next, ATTN_EXT_DRAFT_COMPRESSOR_DESC),
+                                   ext_of(args->next, ATTN_EXT_DRAFT_IO_COMPRESSOR),
+                                   batch->query_start_loc[0]};
     int64_t end = batch->query_start_loc[batch->num_reqs];
     end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
     if (end > loop.first_row) {

@@ -51,33 +51,25 @@ struct gdn_request {
 static inline struct gdn gdn_of(const struct attn_attend_args *args)
 {
     static const struct attn_recurrent_rule gated_delta;
-    const struct attn_recurrent_skip *skip = (const struct attn_recurrent_skip *)ext_of(
-        args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+    const struct attn_recurrent_skip *skip =
+        ext_of(args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     const struct attn_recurrent_norm_weight *weight =
-        (const struct attn_recurrent_norm_weight *)ext_of(args->params->next,
-                                                          ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
+        ext_of(args->params->next, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
     const struct attn_io_recurrent_gate *gate =
-        (const struct attn_io_recurrent_gate *)ext_of(args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
-    const struct attn_batch_replay *replay =
-        (const struct attn_batch_replay *)ext_of(args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
-    struct gdn gdn = {
-        .args = args,
-        .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
-        .ring_tokens = replay != NULL ? replay->ring_tokens : NULL,
-        .norm = (const struct attn_recurrent_norm *)ext_of(args->layer->next,
-                                                           ATTN_EXT_DRAFT_RECURRENT_NORM),
-        .norm_weight = weight != NULL ? weight->weight : NULL,
-        .output_gate = gate != NULL ? gate->gate : NULL,
-        .rule = (const struct attn_recurrent_rule *)ext_of(args->layer->next,
-                                                           ATTN_EXT_DRAFT_RECURRENT_RULE),
-        .skip = skip != NULL ? skip->skip : NULL,
-        .desc =
-            (const struct attn_recurrent_desc *)ext_of(args->layer->next, ATTN_EXT_RECURRENT_DESC),
-        .weights = (const struct attn_recurrent_weights *)ext_of(args->params->next,
-                                                                 ATTN_EXT_RECURRENT_WEIGHTS),
-        .states = (const struct attn_batch_recurrent *)ext_of(args->batch->next,
-                                                              ATTN_EXT_BATCH_RECURRENT),
-        .io = (const struct attn_io_recurrent *)ext_of(args->next, ATTN_EXT_IO_RECURRENT)};
+        ext_of(args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+    const struct attn_batch_replay *replay = ext_of(args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
+    struct gdn gdn = {.args = args,
+                      .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
+                      .ring_tokens = replay != NULL ? replay->ring_tokens : NULL,
+                      .norm = ext_of(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
+                      .norm_weight = weight != NULL ? weight->weight : NULL,
+                      .output_gate = gate != NULL ? gate->gate : NULL,
+                      .rule = ext_of(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE),
+                      .skip = skip != NULL ? skip->skip : NULL,
+                      .desc = ext_of(args->layer->next, ATTN_EXT_RECURRENT_DESC),
+                      .weights = ext_of(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
+                      .states = ext_of(args->batch->next, ATTN_EXT_BATCH_RECURRENT),
+                      .io = ext_of(args->next, ATTN_EXT_IO_RECURRENT)};
     gdn.rule = gdn.rule != NULL ? gdn.rule : &gated_delta;
     if (gdn.desc != NULL) {
         const int64_t keys = (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k;
@@ -119,10 +111,8 @@ static inline const void *gdn_norm_weight(const struct gdn *gdn, int32_t head)
 /* Whether it is the gated delta rule over float32 states, for which backends have fast kernels. */
 static inline bool gdn_is_plain(const struct attn_layer_desc *layer)
 {
-    const struct attn_recurrent_desc *desc =
-        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
-    const struct attn_recurrent_rule *rule =
-        (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
+    const struct attn_recurrent_desc *desc = ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_recurrent_rule *rule = ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
     return desc->state_dtype == ATTN_DTYPE_F32 &&
            (rule == NULL ||
             (rule->rule == ATTN_RULE_GATED_DELTA && rule->gate == ATTN_GATE_SOFTPLUS &&

@@ -25,7 +25,7 @@ static inline int64_t tensor_stride(const struct attn_tensor *tensor, int32_t di
 }
 
 /* The extension of that id in a chain, or NULL. */
-static inline const struct attn_ext *ext_of(const struct attn_ext *next, uint32_t id)
+static inline const void *ext_of(const struct attn_ext *next, uint32_t id)
 {
     while (next != NULL && next->id != id) {
         next = next->next;
@@ -35,12 +35,12 @@ static inline const struct attn_ext *ext_of(const struct attn_ext *next, uint32_
 
 static inline const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
 {
-    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
+    return ext_of(layer->next, ATTN_EXT_MLA_DESC);
 }
 
 static inline const struct attn_index_lists *lists_of(const struct attn_layer_desc *layer)
 {
-    return (const struct attn_index_lists *)ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+    return ext_of(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
 }
 
 static inline bool layer_is_latent(const struct attn_layer_desc *layer)

@@ -293,8 +293,7 @@ struct key_list list_of(const struct attn_attend_args *args, int64_t token, int3
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_index_lists *lists = lists_of(layer);
-    const struct attn_io_index_lists *io =
-        (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     if (lists == NULL) {
         return (struct key_list){NULL, 0, 1, false};
     }

@@ -116,8 +116,7 @@ static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t
 {
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
     const struct attn_kv_view *view = args->k_cache;
-    const struct attn_indexer_desc *desc =
-        (const struct attn_indexer_desc *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const struct attn_indexer_desc *desc = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
     const int32_t tokens = desc->tokens_per_row;
     double row[REF_MAX_HEAD_SIZE];
     for (int64_t t = begin; t < end; t++) {

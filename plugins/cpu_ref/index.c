@@ -211,11 +211,9 @@ attn_status ref_index(const struct attn_attend_args *args, struct attn_error *er
 {
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;
-    struct index_loop loop = {
-        args,
-        (const struct attn_indexer_desc *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC),
-        (const struct attn_io_indexer *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER),
-        batch->query_start_loc[0]};
+    struct index_loop loop = {args, ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC),
+                              ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER),
+                              batch->query_start_loc[0]};
     int64_t end = batch->query_start_loc[batch->num_reqs];
     end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
     if (end > loop.first_row) {

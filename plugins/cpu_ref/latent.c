@@ -9,7 +9,7 @@
 struct latent_rows latent_queries(const struct attn_attend_args *args)
 {
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     struct latent_rows rows = {
         args->q, NULL, NULL, mla->kv_lora_rank, mla->qk_rope_head_dim, args->layer->num_q_heads};
     if (args->q == NULL && io != NULL) {
@@ -22,7 +22,7 @@ struct latent_rows latent_queries(const struct attn_attend_args *args)
 struct latent_rows latent_keys(const struct attn_write_kv_args *args)
 {
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     struct latent_rows rows = {args->k, NULL, NULL, mla->kv_lora_rank, mla->qk_rope_head_dim, 0};
     if (args->k == NULL && io != NULL) {
         rows.latent = io->kv_c;

@@ -92,7 +92,7 @@ static attn_status attend(const struct attn_attend_args *args, bool sparse,
     struct mla_loop loop = {
         .args = args, .queries = latent_queries(args), .first_row = batch->query_start_loc[0]};
     if (sparse && lists_of(args->layer) == NULL) {
-        loop.topk = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+        loop.topk = ext_of(args->next, ATTN_EXT_IO_MLA);
         loop.num_topk = mla_of(args->layer)->topk;
     }
     loop.block_heads = list_heads(args->layer);

@@ -3,14 +3,6 @@
 #include "common/rope.h"
 #include "reference.h"
 
-static const struct attn_io_rope *find_rope(const struct attn_ext *ext)
-{
-    while (ext != NULL && ext->id != ATTN_EXT_IO_ROPE) {
-        ext = ext->next;
-    }
-    return (const struct attn_io_rope *)ext;
-}
-
 static void turn_rows(const struct attn_io_rope *rope, const struct attn_tensor *tensor,
                       const struct attn_tensor *weight, int64_t rows, int32_t head_size)
 {
@@ -30,7 +22,7 @@ static void turn_rows(const struct attn_io_rope *rope, const struct attn_tensor 
 /* k is rotated in place too, so that a step without a cache finds it rotated. */
 attn_status ref_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_io_rope *rope = find_rope(args->next);
+    const struct attn_io_rope *rope = ext_of(args->next, ATTN_EXT_IO_ROPE);
     turn_rows(rope, args->q, rope->q_norm_weight, args->num_slots, args->layer->head_size);
     turn_rows(rope, args->k, rope->k_norm_weight, args->num_slots, args->layer->head_size);
     return ref_write_kv(args, error);

@@ -28,11 +28,7 @@
 
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
-    const struct attn_ext *ext = params->next;
-    while (ext != NULL && ext->id != ATTN_EXT_KV_QUANT_PARAMS) {
-        ext = ext->next;
-    }
-    return (const struct attn_kv_quant_params *)ext;
+    return ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
 }
 
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)

@@ -45,8 +45,7 @@ static void put(const struct attn_kv_view *view, int64_t slot, const struct attn
 
 static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_error *error)
 {
-    const struct attn_io_caches *io =
-        (const struct attn_io_caches *)ext_of(a->next, ATTN_EXT_IO_CACHES);
+    const struct attn_io_caches *io = ext_of(a->next, ATTN_EXT_IO_CACHES);
     for (int64_t i = 0; i < a->num_slots; i++) {
         put(a->k_cache, a->slot_mapping[i], a->k, i);
         put(a->v_cache, a->slot_mapping[i], a->v, i);

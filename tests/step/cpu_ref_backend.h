@@ -15,8 +15,7 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
 static void change_kernels(struct attn_kernels *kernels);
 
 /* The extension of a chain with that id, or NULL. */
-__attribute__((unused)) static const struct attn_ext *ext_of(const struct attn_ext *next,
-                                                             uint32_t id)
+__attribute__((unused)) static const void *ext_of(const struct attn_ext *next, uint32_t id)
 {
     while (next != NULL && next->id != id) {
         next = next->next;

@@ -199,7 +199,7 @@ attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct att
     if (status != ATTN_OK) {
         return status;
     }
-    loop.rope = (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
+    loop.rope = ext_of(args->next, ATTN_EXT_IO_ROPE);
     const struct attn_host *host = args->instance->host;
     host->parallel_for(host->user, args->num_slots, 4, rope_rows, &loop);
     return ATTN_OK;

@@ -8,8 +8,7 @@
 
 const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 {
-    const struct attn_kv_quant_params *quant =
-        (const struct attn_kv_quant_params *)ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_kv_quant_params *quant = ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     return quant == NULL ? NULL : is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 

@@ -68,7 +68,7 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
 
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
-    return (const struct attn_kv_quant_params *)ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    return ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
 }
 
 const float *channel_scales(const struct layer_shape *shape, const struct attn_layer_params *params)

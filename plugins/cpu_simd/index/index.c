@@ -516,10 +516,9 @@ attn_status simd_index(const struct attn_attend_args *args, struct attn_error *e
 {
     const struct attn_host *host = args->instance->host;
     struct attn_attend_args given = *args;
-    struct index_loop loop = {
-        .args = args,
-        .desc = indexer_of(args->layer),
-        .io = (const struct attn_io_indexer *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER)};
+    struct index_loop loop = {.args = args,
+                              .desc = indexer_of(args->layer),
+                              .io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER)};
     struct index_scratch s;
     given.v_cache = args->k_cache;
     attn_status status = problem_init(&loop.problem, &given, NULL, false, error);

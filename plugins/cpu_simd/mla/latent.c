@@ -83,7 +83,7 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     struct latent_write loop = {.args = args,
                                 .parts = {args->k, NULL},
                                 .sizes = {args->layer->head_size, 0},

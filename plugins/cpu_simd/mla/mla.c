@@ -62,7 +62,7 @@ static attn_status attend(const struct attn_attend_args *args, bool sparse,
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     if (io != NULL) {
         call.parts.q_latent = io->q_nope;
         call.parts.q_rope = io->q_pe;

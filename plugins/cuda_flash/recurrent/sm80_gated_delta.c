@@ -32,10 +32,8 @@ static int64_t key_bytes(int32_t num_k_heads, int32_t num_v_heads, bool by_chann
  * layers. Only rules without a delta add a skip, and with a delta β must not exceed 1. */
 static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_layer_desc *layer)
 {
-    const struct attn_recurrent_desc *g =
-        (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
-    const struct attn_recurrent_rule *rule =
-        (const struct attn_recurrent_rule *)ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
+    const struct attn_recurrent_desc *g = ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_recurrent_rule *rule = ext_of(layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE);
     bool additive = rule != NULL && rule->rule == ATTN_RULE_ADDITIVE;
     bool by_channel = rule != NULL && rule->gate_per_channel;
     bool plain = rule == NULL || (!rule->has_skip && rule->write_gate != ATTN_WRITE_GATE_STEP);

@@ -49,8 +49,7 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, st
     const struct attn_prepared *prepared = args->prepared;
     const struct gpu_device *device = &args->instance->device;
     const struct attn_index_lists *lists = lists_of(args->layer);
-    const struct attn_io_index_lists *io =
-        (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     gpu_count_lists(args, p);
     const int64_t count = (int64_t)p->num_tokens * p->lists;
     const int64_t end =

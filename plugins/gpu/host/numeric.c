@@ -5,8 +5,7 @@
 
 attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    const struct attn_io_output_quant *quant =
-        (const struct attn_io_output_quant *)ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *quant = ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct gpu_merge_params p = {
         .prefix = gpu_tensor_of(args->prefix_out),
         .suffix = gpu_tensor_of(args->suffix_out),

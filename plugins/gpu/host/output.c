@@ -5,7 +5,7 @@
 
 static const struct attn_io_output_quant *given_output(const struct attn_attend_args *args)
 {
-    return (const struct attn_io_output_quant *)ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    return ext_of(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
 }
 
 struct gpu_tensor gpu_output_rows(const struct attn_attend_args *args)

@@ -85,12 +85,10 @@ static struct checked_request checked_request_of(const struct attn_attend_args *
     bool window = layer->has_window, spans = layer->prefix_lm && batch->spans != NULL;
     struct checked_request s = {
         .args = args,
-        .mla = layer->kind == ATTN_LAYER_MLA
-                   ? (const struct attn_mla_desc *)extension(layer->next, ATTN_EXT_MLA_DESC)
-                   : NULL,
-        .io = (const struct attn_io_mla *)extension(args->next, ATTN_EXT_IO_MLA),
-        .lists = (const void *)extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS),
-        .given = (const void *)extension(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS),
+        .mla = layer->kind == ATTN_LAYER_MLA ? extension(layer->next, ATTN_EXT_MLA_DESC) : NULL,
+        .io = extension(args->next, ATTN_EXT_IO_MLA),
+        .lists = extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS),
+        .given = extension(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS),
         .request = r,
         .first = batch->query_start_loc[r],
         .first_key = keys[r],
@@ -351,8 +349,7 @@ static attn_status verify_list(const struct checked_request *s, int64_t query, i
 static attn_status check(const struct attn_attend_args *args, bool sparse, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    const struct attn_index_lists *lists =
-        (const void *)extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
+    const struct attn_index_lists *lists = extension(layer->next, ATTN_EXT_DRAFT_INDEX_LISTS);
     const int32_t group = layer->num_q_heads / layer->num_kv_heads;
     const int32_t count = lists && lists->groups == ATTN_LISTS_PER_Q_HEAD ? 1 : group;
     const bool topk = sparse && lists == NULL;

@@ -44,7 +44,7 @@ uint8_t *view_element(const struct attn_kv_view *view, int64_t block, int64_t sl
                       int64_t d, int32_t dtype);
 /* A scale per tensor or head: the device's, else the host's, of which 0 reads as 1. */
 double head_scale(const float *device, float host, int32_t form, int64_t head);
-const struct attn_ext *extension(const struct attn_ext *next, uint32_t id);
+const void *extension(const struct attn_ext *next, uint32_t id);
 /* The dtype of K's or V's cache. */
 static inline int32_t layer_dtype(const struct attn_layer_desc *layer, bool value)
 {

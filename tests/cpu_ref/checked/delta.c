@@ -43,18 +43,17 @@ static double number_at(const struct attn_tensor *tensor, int64_t i, int64_t j)
 static bool sequence_of(const struct attn_attend_args *args, int32_t r, struct sequence *s)
 {
     const struct attn_batch *batch = args->batch;
-    *s = (struct sequence){
-        .args = args,
-        .desc = (const void *)extension(args->layer->next, ATTN_EXT_RECURRENT_DESC),
-        .rule = (const void *)extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE),
-        .weights = (const void *)extension(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
-        .states = (const void *)extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
-        .io = (const void *)extension(args->next, ATTN_EXT_IO_RECURRENT),
-        .norm = (const void *)extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
-        .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
-        .request = r,
-        .first = batch->query_start_loc[r],
-        .tokens = batch->query_start_loc[r + 1] - batch->query_start_loc[r]};
+    *s = (struct sequence){.args = args,
+                           .desc = extension(args->layer->next, ATTN_EXT_RECURRENT_DESC),
+                           .rule = extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE),
+                           .weights = extension(args->params->next, ATTN_EXT_RECURRENT_WEIGHTS),
+                           .states = extension(batch->next, ATTN_EXT_BATCH_RECURRENT),
+                           .io = extension(args->next, ATTN_EXT_IO_RECURRENT),
+                           .norm = extension(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
+                           .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
+                           .request = r,
+                           .first = batch->query_start_loc[r],
+                           .tokens = batch->query_start_loc[r + 1] - batch->query_start_loc[r]};
     int64_t stride = s->states->state_slots_stride > 0 ? s->states->state_slots_stride : 1;
     s->slots = s->states->state_slots + r * stride;
     s->channels = 2 * (int64_t)s->desc->num_k_heads * s->desc->head_size_k +
@@ -118,7 +117,7 @@ static void take_ring(struct sequence *s, bool past, int32_t slot)
 {
     static double k[MAX_HEAD_SIZE], u[MAX_HEAD_SIZE], decay[MAX_HEAD_SIZE];
     const struct attn_batch_replay *replay =
-        (const void *)extension(s->args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
+        extension(s->args->batch->next, ATTN_EXT_DRAFT_BATCH_REPLAY);
     const int32_t count = past ? replay->ring_tokens[s->request] : 0;
     const int32_t drafted = s->states->num_accepted_tokens ? s->desc->num_speculative_tokens : 0;
     const int32_t most = s->ring->block_size - 2 * s->desc->num_speculative_tokens;
@@ -274,7 +273,7 @@ static attn_status step(const struct sequence *s, int64_t t, int32_t head, doubl
     const struct attn_recurrent_desc *desc = s->desc;
     const struct attn_recurrent_rule *r = s->rule;
     const struct attn_recurrent_skip *skip =
-        (const void *)extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
+        extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_SKIP);
     int32_t dk = desc->head_size_k, dv = desc->head_size_v;
     int32_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t keys = (int64_t)desc->num_k_heads * dk, values = (int64_t)desc->num_v_heads * dv;
@@ -339,7 +338,7 @@ static attn_status verify_out(const struct sequence *s, int64_t t, int32_t head,
 static double output_gate(const struct sequence *s, int64_t t, int32_t head, int32_t d)
 {
     const struct attn_io_recurrent_gate *io =
-        (const void *)extension(s->args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+        extension(s->args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
     double z;
     tensor_load(io->gate, s->first + t, head, d, 1, &z);
     const double sigmoid = 0.5 * (1 + tanh(z / 2));
@@ -352,7 +351,7 @@ static attn_status verify_norm(const struct sequence *s, int64_t t, struct attn_
     static double wanted[MAX_HEAD_SIZE];
     const struct attn_recurrent_norm *norm = s->norm;
     const struct attn_recurrent_norm_weight *w =
-        (const void *)extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
+        extension(s->args->params->next, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT);
     const int32_t hv = s->desc->num_v_heads, dv = s->desc->head_size_v;
     const int32_t heads = norm->num_groups > 0 ? hv / norm->num_groups : 1;
     const double *o = s->o + t * hv * dv;

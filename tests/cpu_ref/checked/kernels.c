@@ -45,8 +45,7 @@ static attn_status verify_merged(const struct attn_merge_states_args *args, int6
 {
     int64_t heads = args->out->shape[1], dims = args->out->shape[2];
     int64_t row = args->first_row + i / heads, head = i % heads;
-    const struct attn_io_output_quant *quant =
-        (const struct attn_io_output_quant *)extension(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct attn_io_output_quant *quant = extension(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
     double scale =
         quant != NULL && quant->scale != NULL && args->out->dtype.bits == 8 ? *quant->scale : 1;
     bool first = !isinf(a), second = !isinf(b);
@@ -119,8 +118,7 @@ static attn_status verify_turned(const struct attn_write_kv_args *args,
                                  const struct attn_tensor *tensor, const struct attn_tensor *weight,
                                  double *rows, struct attn_error *error)
 {
-    const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)extension(args->next, ATTN_EXT_IO_ROPE);
+    const struct attn_io_rope *rope = extension(args->next, ATTN_EXT_IO_ROPE);
     int32_t dims = args->layer->head_size;
     for (int64_t i = 0; i < args->num_slots * tensor->shape[1]; i++) {
         int64_t row = i / tensor->shape[1], head = i % tensor->shape[1];
@@ -147,8 +145,7 @@ static double *keep_rows(const struct attn_tensor *tensor, int64_t rows, int32_t
 /* k is rotated in place and written as it is then. */
 attn_status checked_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)extension(args->next, ATTN_EXT_IO_ROPE);
+    const struct attn_io_rope *rope = extension(args->next, ATTN_EXT_IO_ROPE);
     checked_begin();
     double *q = keep_rows(args->q, args->num_slots, args->layer->head_size);
     double *k = keep_rows(args->k, args->num_slots, args->layer->head_size);

@@ -121,7 +121,7 @@ double head_scale(const float *device, float host, int32_t form, int64_t head)
                                    : 1;
 }
 
-const struct attn_ext *extension(const struct attn_ext *next, uint32_t id)
+const void *extension(const struct attn_ext *next, uint32_t id)
 {
     return ext_of(next, id);
 }

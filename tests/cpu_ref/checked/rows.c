@@ -186,8 +186,7 @@ static double level(uint32_t code, int32_t bits)
 
 static const struct attn_kv_quant_params *quant_of(const struct cache_row *row)
 {
-    return (const struct attn_kv_quant_params *)extension(row->params->next,
-                                                          ATTN_EXT_KV_QUANT_PARAMS);
+    return extension(row->params->next, ATTN_EXT_KV_QUANT_PARAMS);
 }
 
 static double tensor_scale(const struct cache_row *row, int32_t form)

@@ -7,10 +7,8 @@
 static attn_status verify_latent(const struct attn_write_kv_args *args, int64_t token,
                                  const struct cache_row *row, struct attn_error *error)
 {
-    const struct attn_mla_desc *mla =
-        (const struct attn_mla_desc *)extension(args->layer->next, ATTN_EXT_MLA_DESC);
-    const struct attn_io_mla *io =
-        (const struct attn_io_mla *)extension(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_mla_desc *mla = extension(args->layer->next, ATTN_EXT_MLA_DESC);
+    const struct attn_io_mla *io = extension(args->next, ATTN_EXT_IO_MLA);
     double *given = checked_memory(row->view->head_size);
     if (args->k != NULL) {
         tensor_load(args->k, token, 0, 0, row->view->head_size, given);
