@@ -29,7 +29,7 @@ attn_status fixture_open(void);
  * `rich`. */
 int place_setup(void **state);
 int place_teardown(void **state);
-#define PLACE_TEST(name) TEST_AROUND(name, place_setup, place_teardown)
+#define PLACE_TEST(name) TEST_WITH(struct place, place, name, place_setup, place_teardown)
 
 /* A runtime with the plugins of `path`, probed in this process. */
 attn_runtime *place_create(struct place *place, const char *path, attn_status expected);

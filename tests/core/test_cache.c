@@ -126,7 +126,6 @@ TEST(cut_files_are_not_read)
 
 PLACE_TEST(warm_start_loads_nothing)
 {
-    struct place *place = *state;
     const struct attn_plugin *table = NULL;
     attn_runtime *warm = NULL;
     attn_runtime *live = NULL;
@@ -179,7 +178,6 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
 /* The inner selection gets the reason why it cannot have the plugin, and the outer one has it. */
 PLACE_TEST(log_may_select)
 {
-    struct place *place = *state;
     const struct attn_layer_desc layer = layer_decoder("only", 2, 2, 64, 16);
     const struct attn_layer_desc *const layers[] = {&layer};
     struct selecting_log log = {.layers = layers};
@@ -203,7 +201,6 @@ PLACE_TEST(log_may_select)
 /* A folder of LD_LIBRARY_PATH in which a library has arrived: what was on file may not hold. */
 PLACE_TEST(other_libraries_are_another_state)
 {
-    struct place *place = *state;
     const struct timespec times[2] = {{1, 0}, {1, 0}};
     char folder[80];
     snprintf(folder, sizeof folder, "%s/lib", place->folder);
@@ -220,7 +217,6 @@ PLACE_TEST(other_libraries_are_another_state)
 /* A build of this library that has taken another's place, by its file's time of change. */
 PLACE_TEST(another_build_is_another_state)
 {
-    struct place *place = *state;
     char own[PATH_MAX];
     struct stat info;
     assert_true(core_file(own));
@@ -237,7 +233,6 @@ PLACE_TEST(another_build_is_another_state)
 /* Two names of one file, each with the record of the other. */
 PLACE_TEST(records_are_of_their_file)
 {
-    struct place *place = *state;
     struct place other = *place;
     char paths[2][512];
     snprintf(other.plugin, sizeof other.plugin, "%s/attn_y.so", place->folder);
@@ -256,7 +251,6 @@ PLACE_TEST(records_are_of_their_file)
  * stands in for it. Next to a test there is no scanner. */
 PLACE_TEST(ordered_isolation_is_had)
 {
-    struct place *place = *state;
     struct attn_runtime_options options = client_options(place->plugin);
     options.cache_dir = place->cache;
     options.log_level = 1 + ATTN_LOG_ERROR;
@@ -316,7 +310,6 @@ static void make_ancient(const char *path)
 
 PLACE_TEST(choices_of_devices_lie_side_by_side)
 {
-    struct place *place = *state;
     place_warm_up(place);
     assert_int_equal(setenv("CUDA_VISIBLE_DEVICES", "3", 1), 0);
     api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
@@ -331,7 +324,6 @@ PLACE_TEST(choices_of_devices_lie_side_by_side)
 
 PLACE_TEST(other_name_is_refused)
 {
-    struct place *place = *state;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
@@ -357,7 +349,6 @@ PLACE_TEST(other_name_is_refused)
 
 PLACE_TEST(exchanged_file_is_refused)
 {
-    struct place *place = *state;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
@@ -373,7 +364,6 @@ PLACE_TEST(exchanged_file_is_refused)
 /* The loader would answer with the old code, and the cache would keep that as the new file's. */
 PLACE_TEST(loaded_path_is_not_mistaken)
 {
-    struct place *place = *state;
     attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
     api->runtime_destroy(runtime);
     copy_file(PLUGIN("none"), place->plugin);
@@ -385,7 +375,6 @@ PLACE_TEST(loaded_path_is_not_mistaken)
 
 PLACE_TEST(no_cache_is_no_fault)
 {
-    struct place *place = *state;
     struct place other = *place;
     const struct attn_runtime_options relative = {
         .struct_size = sizeof relative, .cache_dir = "cache", .ignore_environment = 1};
@@ -405,7 +394,6 @@ PLACE_TEST(no_cache_is_no_fault)
 /* Cold starts of many processes write over each other all the time; each sees whole files only. */
 PLACE_TEST(many_processes_at_once)
 {
-    struct place *place = *state;
     pid_t pids[8];
     int status = -1;
     for (int i = 0; i < 8; i++) {
@@ -432,7 +420,6 @@ PLACE_TEST(many_processes_at_once)
 
 PLACE_TEST(every_allocation_fails_in_turn)
 {
-    struct place *place = *state;
     for (int warm = 0; warm < 2; warm++) {
         long calls = 0;
         place_entries(place, warm ? NULL : drop_entry);

@@ -59,7 +59,6 @@ static void is_rebuilt(struct place *place, const char *says)
 
 PLACE_TEST(damage_is_noticed)
 {
-    struct place *place = *state;
     unsigned char damaged[MAX_BYTES];
     place_warm_up(place);
     place_entries(place, remember);
@@ -84,7 +83,6 @@ PLACE_TEST(damage_is_noticed)
 /* Sums that agree over contents that do not: what remains is the reader's care. */
 PLACE_TEST(lies_are_noticed)
 {
-    struct place *place = *state;
     unsigned char lie[MAX_BYTES];
     long refused = 0;
     place_warm_up(place);
@@ -110,7 +108,6 @@ PLACE_TEST(lies_are_noticed)
 
 PLACE_TEST(strangers_are_not_believed)
 {
-    struct place *place = *state;
     char other[160];
     place_warm_up(place);
     place_entries(place, remember);
@@ -134,7 +131,6 @@ PLACE_TEST(strangers_are_not_believed)
 PLACE_TEST(changed_plugin_is_probed_again)
 {
     static const struct timespec times[2] = {{1000000000, 1}, {1000000000, 2}};
-    struct place *place = *state;
     place_warm_up(place);
     copy_file(PLUGIN("none"), place->plugin);
     place_start(place, ATTN_OK, "sound", true);
@@ -151,7 +147,6 @@ PLACE_TEST(changed_plugin_is_probed_again)
 /* Broken, then mended under the same name: nothing has to be deleted. */
 PLACE_TEST(mended_plugin_is_taken_up)
 {
-    struct place *place = *state;
     copy_file(PLUGIN("bad_backend_name"), place->plugin);
     place_start(place, ATTN_ERROR_PLUGIN, "name", true);
     place_start(place, ATTN_ERROR_PLUGIN, "name", false);
@@ -169,7 +164,6 @@ static void make_old(const char *path)
 
 PLACE_TEST(refusals_expire)
 {
-    struct place *place = *state;
     copy_file(PLUGIN("bad_backend_name"), place->plugin);
     place_start(place, ATTN_ERROR_PLUGIN, "name", true);
     place_entries(place, make_old);

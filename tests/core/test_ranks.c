@@ -90,11 +90,10 @@ static const char *chosen(const struct place *place)
     return chosen_for(place, 0, NULL);
 }
 
-#define CASE(name) TEST_AROUND(name, set_up, tear_down)
+#define CASE(name) TEST_WITH(struct place, place, name, set_up, tear_down)
 
 CASE(own_file_is_read)
 {
-    struct place *place = *state;
     assert_string_equal(chosen(place), "beta");
     write_ranks(place, 0644);
     assert_string_equal(chosen(place), "alpha");
@@ -105,7 +104,6 @@ CASE(own_file_is_read)
 
 CASE(foreign_files_steer_nothing)
 {
-    struct place *place = *state;
     char elsewhere[128];
     write_ranks(place, 0666);
     assert_string_equal(chosen(place), "beta");
@@ -184,7 +182,6 @@ static const char *chosen_conformant(const struct place *place, char *file)
 /* A record counts for the file and the drivers that it was made with, and the last one counts. */
 CASE(only_conformant_ones)
 {
-    struct place *place = *state;
     char file[128], records[128];
     snprintf(file, sizeof file, "%s/plugin.so", place->folder);
     snprintf(records, sizeof records, "%s/" CONFORMANCE_FILE, place->folder);
@@ -230,7 +227,6 @@ static const char *stale_choice(const struct place *place, int32_t changed, char
 /* A time counts for the file and the drivers that it was measured with; the log names what else. */
 CASE(stale_times_decide_nothing)
 {
-    struct place *place = *state;
     char log[8192];
     assert_string_equal(stale_choice(place, 0, log), "alpha");
     assert_null(strstr(log, "stale"));
@@ -243,7 +239,6 @@ CASE(stale_times_decide_nothing)
 
 CASE(written_for_the_user_alone)
 {
-    struct place *place = *state;
     static const mode_t masks[] = {0, 077, 0777};
     struct stat info;
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
@@ -259,7 +254,6 @@ CASE(written_for_the_user_alone)
 /* A limit on the size of files is an error, and no SIGXFSZ that ends the engine. */
 CASE(file_size_limit_ends_nothing)
 {
-    struct place *place = *state;
     int status = -1;
     const pid_t pid = fork();
     if (pid == 0) {
@@ -278,7 +272,6 @@ CASE(file_size_limit_ends_nothing)
 
 CASE(root_takes_no_other_home)
 {
-    struct place *place = *state;
     char folder[256], below[96];
     const char *why = "";
     cache_folder_default(folder, sizeof folder, NULL, place->folder, &why);

@@ -29,6 +29,15 @@
     }                                                                                              \
     static void name(__attribute__((unused)) void **state)
 
+/* The same, with what the set-up made as `variable`, a pointer to `type`. */
+#define TEST_WITH(type, variable, name, set_up, tear_down)                                         \
+    static void name##_with(type *variable);                                                       \
+    TEST_AROUND(name, set_up, tear_down)                                                           \
+    {                                                                                              \
+        name##_with(*state);                                                                       \
+    }                                                                                              \
+    static void name##_with(type *variable)
+
 struct test {
     struct CMUnitTest unit;
     int line;
