@@ -30,8 +30,8 @@ void case_lists_name(const struct case_lists *lists, char *name, size_t size)
 
 static const struct attn_index_lists_caps *caps_of(const struct attn_backend_caps *caps)
 {
-    return (const struct attn_index_lists_caps *)backend_extension(
-        caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, sizeof(struct attn_index_lists_caps));
+    return backend_extension(caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,
+                             sizeof(struct attn_index_lists_caps));
 }
 
 bool case_lists_declared(const struct attn_backend_caps *caps, const struct case_lists *lists,

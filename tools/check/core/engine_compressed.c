@@ -417,8 +417,7 @@ void compressed_cases(const struct kernel_sink *sink)
         int32_t ratio, topk;
         const char *name;
     } forms[] = {{4, MAX_TOPK, "4_listed"}, {4, 0, "4"}, {128, 0, "128"}};
-    const struct attn_mla_caps *mla =
-        (const struct attn_mla_caps *)backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof *mla);
+    const struct attn_mla_caps *mla = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof *mla);
     const int32_t multiple = mla != NULL ? mla->num_q_heads_multiple : 1;
     for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype */
         const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;

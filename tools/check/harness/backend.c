@@ -77,8 +77,7 @@ struct wanted {
     const char *name;
 };
 
-const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
-                                         size_t size)
+const void *backend_extension(const struct attn_backend_caps *caps, uint32_t id, size_t size)
 {
     const struct attn_ext *ext = caps->next;
     while (ext != NULL && (ext->id != id || ext->struct_size < size)) {

@@ -46,7 +46,6 @@ void backend_close(struct backend *backend);
 /* Keeps what stack_used() found. */
 void backend_stack_used(struct check_host *services, size_t bytes);
 /* The extension of that id and at least that size, or NULL. */
-const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
-                                         size_t size);
+const void *backend_extension(const struct attn_backend_caps *caps, uint32_t id, size_t size);
 
 #endif

@@ -497,8 +497,7 @@ static bool takes_rule(const struct attn_backend_caps *caps, const struct gdn_va
     static const struct attn_recurrent_rule_caps gated_delta;
     const struct attn_recurrent_rule *r = &gdn_rules[v->rule].rule;
     const struct attn_recurrent_rule_caps *c =
-        (const struct attn_recurrent_rule_caps *)backend_extension(
-            caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof *c);
+        backend_extension(caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof *c);
     c = c != NULL ? c : &gated_delta;
     return declared(c->rules, r->rule) && declared(c->gates, r->gate) &&
            declared(c->write_gates, r->write_gate) && r->gate_per_channel <= c->gate_per_channel &&
@@ -548,8 +547,8 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
 
 void gdn_cases(const struct kernel_sink *sink)
 {
-    const struct attn_recurrent_caps *caps = (const struct attn_recurrent_caps *)backend_extension(
-        sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
+    const struct attn_recurrent_caps *caps =
+        backend_extension(sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
     if (!(sink->caps->kernels & ATTN_KERNEL_RECURRENT)) {
         return;
     }

@@ -407,8 +407,8 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
 
 void index_cases(const struct kernel_sink *sink)
 {
-    const struct attn_indexer_caps *caps = (const struct attn_indexer_caps *)backend_extension(
-        sink->caps, ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof *caps);
+    const struct attn_indexer_caps *caps =
+        backend_extension(sink->caps, ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof *caps);
     static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD};
     enum { SHAPES = sizeof shapes / sizeof *shapes, FORMS = sizeof forms / sizeof *forms };
     if (!(sink->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1) || caps == NULL) {
