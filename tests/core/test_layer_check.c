@@ -17,43 +17,28 @@ typedef void change(struct attn_layer_desc *layer);
 static const struct attn_ext unknown_ext = {0x1345, 0, sizeof(struct attn_ext), NULL};
 /* The core's own to read, and not a draft of kernels. */
 static const struct attn_ext core_ext = {ATTN_EXT_DRAFT_KERNELS - 1, 0, sizeof core_ext, NULL};
-static const struct attn_mla_desc mla_ext = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_ext, NULL},
-                                             .kv_lora_rank = 512,
-                                             .qk_nope_head_dim = 128,
-                                             .qk_rope_head_dim = 64,
-                                             .v_head_dim = 128};
-static const struct attn_mla_desc mla_topk = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_topk, NULL},
-                                              .kv_lora_rank = 512,
-                                              .qk_nope_head_dim = 128,
-                                              .qk_rope_head_dim = 64,
-                                              .v_head_dim = 128,
-                                              .topk = 8};
-static const struct attn_recurrent_desc gdn_ext = {
-    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_ext, NULL},
-    .num_k_heads = 4,
-    .num_v_heads = 6,
-    .head_size_k = 64,
-    .head_size_v = 64};
-static const struct attn_recurrent_desc gdn_fp8 = {
-    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_fp8, NULL},
-    .num_k_heads = 4,
-    .num_v_heads = 8,
-    .head_size_k = 64,
-    .head_size_v = 64,
-    .state_dtype = ATTN_DTYPE_FP8_E4M3};
-static const struct attn_recurrent_desc gdn_whole = {
-    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_whole, NULL},
-    .num_k_heads = 4,
-    .num_v_heads = 8,
-    .head_size_k = 64,
-    .head_size_v = 64};
-static const struct attn_recurrent_desc gdn_silu_alone = {
-    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_silu_alone, NULL},
-    .num_k_heads = 4,
-    .num_v_heads = 8,
-    .head_size_k = 64,
-    .head_size_v = 64,
-    .conv_silu = 1};
+#define MLA(name, listed)                                                                          \
+    static const struct attn_mla_desc name = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof name, NULL},    \
+                                              .kv_lora_rank = 512,                                 \
+                                              .qk_nope_head_dim = 128,                             \
+                                              .qk_rope_head_dim = 64,                              \
+                                              .v_head_dim = 128,                                   \
+                                              .topk = listed}
+MLA(mla_ext, 0);
+MLA(mla_topk, 8);
+#define RECURRENT(name, values, silu, state)                                                       \
+    static const struct attn_recurrent_desc name = {                                               \
+        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof name, NULL},                                    \
+        .num_k_heads = 4,                                                                          \
+        .num_v_heads = values,                                                                     \
+        .head_size_k = 64,                                                                         \
+        .head_size_v = 64,                                                                         \
+        .conv_silu = silu,                                                                         \
+        .state_dtype = state}
+RECURRENT(gdn_ext, 6, 0, 0);
+RECURRENT(gdn_fp8, 8, 0, ATTN_DTYPE_FP8_E4M3);
+RECURRENT(gdn_whole, 8, 0, 0);
+RECURRENT(gdn_silu_alone, 8, 1, 0);
 static const struct attn_mm_encoder_quant history_alone = {
     .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof history_alone, NULL}, .amax_history_len = 16};
 static const struct attn_context_parallel cp_ext = {
