@@ -8,6 +8,7 @@
 #include "host/measurement.h"
 #include "runtime/observers.h"
 #include "util/hash.h"
+#include "support/layer.h"
 #include "support/services.h"
 
 static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
@@ -110,16 +111,10 @@ struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,
 
 struct attn_layer_desc fixture_layer(const char *name)
 {
-    return (struct attn_layer_desc){.struct_size = sizeof(struct attn_layer_desc),
-                                    .name = name,
-                                    .kind = ATTN_LAYER_DECODER,
-                                    .dtype = ATTN_DTYPE_BF16,
-                                    .num_q_heads = 32,
-                                    .num_kv_heads = 8,
-                                    .head_size = 128,
-                                    .scale = 0.088f,
-                                    .causal = 1,
-                                    .block_size = 16};
+    struct attn_layer_desc layer = layer_decoder(name, 32, 8, 128, 16);
+    layer.dtype = ATTN_DTYPE_BF16;
+    layer.scale = 0.088f;
+    return layer;
 }
 
 attn_status fixture_select_by(struct fixture *fixture, const struct attn_select_options *options,

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/test.h"
 
 static char core[PATH_MAX];
@@ -82,14 +83,7 @@ TEST(test_nothing_found)
 {
     char folder[] = "/tmp/attn_places_XXXXXX", command[3 * PATH_MAX], copy[PATH_MAX],
          wanted[PATH_MAX];
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .name = "layer",
-                                          .dtype = ATTN_DTYPE_F32,
-                                          .num_q_heads = 1,
-                                          .num_kv_heads = 1,
-                                          .head_size = 64,
-                                          .scale = 1,
-                                          .causal = 1};
+    const struct attn_layer_desc layer = layer_decoder("layer", 1, 1, 64, 0);
     const struct attn_layer_desc *layers = &layer;
     const struct attn_api *api;
     struct attn_error error = ATTN_ERROR_INIT;
