@@ -50,7 +50,7 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
 
 static void assign_group(attn_model *model, attn_layer *layer)
 {
-    const attn_layer *first = NULL; /* of the group */
+    const attn_layer *first = NULL; /* the first layer like it names the group */
     for (int32_t i = 0; i < layer->index && first == NULL; i++) {
         first = same_table(layer, &model->layers[i]) ? model->layers[i].table : NULL;
     }
