@@ -313,7 +313,6 @@ static attn_status take_local(const attn_plan *plan,
                               struct attn_batch *context, struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
-    const bool validate = plan->validate && plan->model->device.type == ATTN_DEVICE_CPU;
     const int32_t *lens = given->local_seq_lens_host;
     int32_t most = whole->max_seq_len;
     BAD_IF(given->max_local_seq_len < 0 || given->max_local_seq_len > most, "max_local_seq_len",
@@ -328,7 +327,7 @@ static attn_status take_local(const attn_plan *plan,
                "local_seq_lens[%d] is %d; 0 to %d, the request's context and max_local_seq_len", r,
                lens[r], limit);
     }
-    TRY(validate_copy("local_seq_lens", validate ? given->local_seq_lens : NULL, lens,
+    TRY(validate_copy("local_seq_lens", plan->looks ? given->local_seq_lens : NULL, lens,
                       whole->num_reqs, false, error));
     context->seq_lens = given->local_seq_lens;
     context->seq_lens_host = lens;

@@ -223,8 +223,7 @@ attn_status recurrent_view_split(attn_plan *plan, struct attn_error *error)
            (long long)states->checkpoint_slots_stride);
     BAD_IF(states->has_initial_state == NULL && plan->given.seq_lens == NULL, "has_initial_state",
            "is NULL, and so is seq_lens, from which it would follow");
-    TRY_IF(plan->validate && plan->model->device.type == ATTN_DEVICE_CPU,
-           validate_slots(plan, states, error));
+    TRY_IF(plan->looks, validate_slots(plan, states, error));
     plan->whole.next = &states->ext;
     cut_states(states, 0, &parts->decode, &parts->rings[1], &plan->decode);
     cut_states(states, plan->split.num_decodes, &parts->prefill, &parts->rings[2], &plan->prefill);

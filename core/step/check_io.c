@@ -162,9 +162,7 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
            "to %d",
            (long long)slots, plan->given.num_actual_tokens, plan->num_tokens);
     TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
-    return plan->validate && plan->model->device.type == ATTN_DEVICE_CPU
-               ? check_positions(plan, rope, error)
-               : ATTN_OK;
+    return plan->looks ? check_positions(plan, rope, error) : ATTN_OK;
 }
 
 attn_status step_check_lists(const attn_plan *plan, const struct step *step,
@@ -194,7 +192,7 @@ attn_status step_check_lists(const attn_plan *plan, const struct step *step,
                "%s is %lld; %lld or more elements", strides[i].field, (long long)strides[i].found,
                (long long)strides[i].least);
     }
-    return plan->validate ? validate_index_lists(plan, step, given, error) : ATTN_OK;
+    return plan->looks ? validate_index_lists(plan, step, given, error) : ATTN_OK;
 }
 
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,

@@ -221,6 +221,7 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     plan->model = model;
     plan->group = group;
     plan->validate = model->runtime->settings.validate;
+    plan->looks = plan->validate && model->device.type == ATTN_DEVICE_CPU;
     const struct attn_device_info *device = model->assignment->device;
     plan->num_multiprocessors = device != NULL ? device->num_multiprocessors : 0;
     attn_status status = read_options(plan, options, error);

@@ -241,7 +241,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, i
     if (mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_REPLAY) {
         plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
     }
-    TRY_IF(plan->validate, validate_batch(plan, error));
+    TRY_IF(plan->looks, validate_batch(plan, error));
     TRY(make_views(plan, stream, error));
     for (int32_t i = 0; i < plan->num_steps; i++) {
         choose_calls(plan, &plan->steps[i]);

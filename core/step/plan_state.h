@@ -208,7 +208,7 @@ struct attn_plan {
     int64_t used_integers;
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
-    bool validate;
+    bool validate, looks; /* ATTN_VALIDATE=1; and the host can read what it validates */
     uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* vendors' extensions that all its layers have */
     int32_t num_vendor_ids;
     struct batch_takes takes;

@@ -270,9 +270,6 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     const struct attn_batch *b = &plan->given;
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *l = owner->desc;
-    if (plan->model->device.type != ATTN_DEVICE_CPU) {
-        return ATTN_OK;
-    }
     TRY(validate_lists(b, error));
     const bool bounds = b->flags & ATTN_BATCH_HOST_BOUNDS;
     TRY(bounds ? validate_bounds(b, error)
@@ -339,9 +336,8 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
 {
     int64_t rows = plan->given.num_actual_tokens;
     const int32_t mode = plan->given.mode;
-    if (!plan->validate || mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 ||
-        tensor == NULL || tensor->data == NULL || plan->model->device.type != ATTN_DEVICE_CPU ||
-        tensor->ndim < 2 || tensor->ndim > 3) {
+    if (!plan->looks || mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 ||
+        tensor == NULL || tensor->data == NULL || tensor->ndim < 2 || tensor->ndim > 3) {
         return ATTN_OK;
     }
     const int32_t last = tensor->ndim - 1;
@@ -373,9 +369,6 @@ attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
     const int64_t end = (view->num_blocks * view->block_size - 1) / l->granularity + 1;
     const int32_t groups = lists_per_token(layer);
     int64_t rows = plan->given.num_actual_tokens;
-    if (plan->model->device.type != ATTN_DEVICE_CPU) {
-        return ATTN_OK;
-    }
     if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
         rows = plan->given.query_start_loc[plan->given.num_reqs];
     }
