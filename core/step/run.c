@@ -75,11 +75,10 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     FAIL_IF(!writes && has_rope(step, io) && !idle, "attn_io_rope",
             "the run writes no keys, and rope_write_kv rotates q together with the keys that it "
             "writes; bring q rotated, without attn_io_rope");
-    BAD_IF(
-        step_leaves_keys(step, io), "slot_mapping",
-        "the run brings k and the batch has no slots (num_slots 0): the attend would read what the "
-        "cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the cache has the keys "
-        "already");
+    BAD_IF(step_leaves_keys(step, io), "slot_mapping",
+           "the run brings k and the batch has no slots (num_slots 0): the attend would read what "
+           "the cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the cache has the "
+           "keys already");
     TRY_IF(!idle || step->check_io == step_check_plain,
            step->check_io(plan, step, io, writes, attends, error));
     TRY_IF(attends && step->layer->selected->lists != NULL && !idle,
