@@ -63,14 +63,6 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
     return error_set_text(error, status, field, message);
 }
 
-/* A copy of at most `size` - 1 bytes that ends. */
-static void close_text(char *copy, const char *text, size_t size)
-{
-    const size_t length = strnlen(text, size - 1);
-    memcpy(copy, text, length);
-    copy[length] = '\0';
-}
-
 attn_status error_relay(struct attn_error *error, attn_status status, const struct attn_error *from)
 {
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
@@ -82,8 +74,9 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
         return error_set(error, known, "", "%s (status %d), without a text", status_text(status),
                          status);
     }
-    close_text(field, from->field, sizeof field);
-    close_text(message, from->message, sizeof message);
+    /* either may be open */
+    snprintf(field, sizeof field, "%.*s", (int)sizeof field - 1, from->field);
+    snprintf(message, sizeof message, "%.*s", (int)sizeof message - 1, from->message);
     if (!text_is_clean(field, sizeof field)) {
         field[0] = '\0';
     }
