@@ -150,26 +150,23 @@ static int compare_devices(const void *a, const void *b)
 static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)
 {
     struct found found;
-    attn_status status = plugins_discover(runtime, error);
-    status = status ? status : found_init(&found, &runtime->arena, error);
-    runtime->isolation = &isolation;
-    status = status ? status : isolation.begin(runtime, error);
+    TRY(plugins_discover(runtime, error));
+    TRY(found_init(&found, &runtime->arena, error));
     runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
     runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
-    if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
-        status = NO_MEMORY("runtime", "the backends");
-    }
+    NO_MEMORY_IF(runtime->devices == NULL || runtime->backends == NULL, "runtime", "the backends");
+    runtime->isolation = &isolation;
+    attn_status status = isolation.begin(runtime, error);
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
         status = take_plugin(runtime, i, &found, error);
     }
     isolation.end(runtime);
-    if (status == ATTN_OK) {
-        qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
-              compare_backends);
-        qsort(runtime->devices, (size_t)runtime->num_devices, sizeof *runtime->devices,
-              compare_devices);
-    }
-    return status;
+    TRY(status);
+    qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
+          compare_backends);
+    qsort(runtime->devices, (size_t)runtime->num_devices, sizeof *runtime->devices,
+          compare_devices);
+    return ATTN_OK;
 }
 
 /* The engine's host, if any, completed with our own services. */
