@@ -415,7 +415,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status attend_context(const struct exchange_run *run, struct attn_error *error)
+static attn_status attend_context(const struct exchange_run *run)
 {
     struct all_heads all;
     over_all(&all, run);
@@ -423,41 +423,41 @@ static attn_status attend_context(const struct exchange_run *run, struct attn_er
                                         .q = &all.q.tensor,
                                         .out = &all.out.tensor,
                                         .lse = &all.lse.tensor};
-    return launch_run(run->step->main[1], &attend, error);
+    return launch_run(run->step->main[1], &attend, run->error);
 }
 
 /* The step's own keys, to the run's out and to `lse`. */
 static attn_status attend_own(const struct exchange_run *run, const struct attn_step_io *io,
-                              const struct attn_tensor *lse, struct attn_error *error)
+                              const struct attn_tensor *lse)
 {
     struct attn_step_io attend = *io;
     attend.next = NULL;
     attend.lse = lse;
-    return launch_run(run->step->main[0], &attend, error);
+    return launch_run(run->step->main[0], &attend, run->error);
 }
 
 /* The step's own keys, and the merge with what the ranks have of the context. */
-static attn_status attend_new(struct exchange_run *run, struct attn_error *error)
+static attn_status attend_new(struct exchange_run *run)
 {
     attn_plan *plan = run->plan;
     const struct attn_step_io *io = run->io;
     struct own_tensor out, lse, new_lse;
     struct all_keys slices;
     if (run->p->split) {
-        TRY(queries_slice_keys(plan, run->step, io, &slices, error));
+        TRY(queries_slice_keys(plan, run->step, io, &slices, run->error));
         io = &slices.io;
     }
     part_tensors(run, run->received, &out, &lse);
     run->x.tokens = plan->given.num_actual_tokens;
     over_lse(&new_lse, run, run->lse, run->x.q_heads); /* the context's is used up */
-    TRY(attend_own(run, io, &new_lse.tensor, error));
+    TRY(attend_own(run, io, &new_lse.tensor));
     return merge_parts(run, (struct part_result){&out.tensor, &lse.tensor},
                        (struct part_result){io->out, &new_lse.tensor},
-                       (struct part_result){io->out, io->lse}, error);
+                       (struct part_result){io->out, io->lse});
 }
 
 /* The same where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
-static attn_status run_small(struct exchange_run *run, struct attn_error *error)
+static attn_status run_small(struct exchange_run *run)
 {
     const struct exchange *x = &run->x;
     const struct attn_step_io *io = run->io;
@@ -467,16 +467,16 @@ static attn_status run_small(struct exchange_run *run, struct attn_error *error)
     over_lse(&own_lse, run, (float *)run->received, x->q_heads);
     const struct attn_tensor *own[] = {io->q}, *all[] = {&heads.q.tensor};
     const bool apart = run->step->main[0] != NULL;
-    TRY_IF(apart, attend_own(run, io, &own_lse.tensor, error));
-    TRY(heads_gather_small(run, own, all, 1, error));
-    TRY(attend_context(run, error));
+    TRY_IF(apart, attend_own(run, io, &own_lse.tensor));
+    TRY(heads_gather_small(run, own, all, 1));
+    TRY(attend_context(run));
     const struct attn_merge_heads_args args = {.all_out = &heads.out.tensor,
                                                .all_lse = &heads.lse.tensor,
                                                .own_out = apart ? io->out : NULL,
                                                .own_lse = apart ? &own_lse.tensor : NULL,
                                                .out = io->out,
                                                .lse = io->lse};
-    return heads_merge_small(run, args, error);
+    return heads_merge_small(run, args);
 }
 
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -488,16 +488,16 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     if (p->split) {
         tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
     }
-    struct exchange_run exchange = exchange_begin(plan, step, io, tokens);
+    struct exchange_run exchange = exchange_begin(plan, step, io, tokens, error);
     if (exchange_is_small(&exchange.x)) {
-        return run_small(&exchange, error);
+        return run_small(&exchange);
     }
-    TRY(rows_gather(&exchange, &rows, error));
-    TRY(heads_gather(&exchange, rows, error));
-    TRY(attend_context(&exchange, error));
-    TRY(heads_reduce(&exchange, error));
-    TRY(rows_reduce(&exchange, error));
-    return step->main[0] != NULL ? attend_new(&exchange, error) : ATTN_OK;
+    TRY(rows_gather(&exchange, &rows));
+    TRY(heads_gather(&exchange, rows));
+    TRY(attend_context(&exchange));
+    TRY(heads_reduce(&exchange));
+    TRY(rows_reduce(&exchange));
+    return step->main[0] != NULL ? attend_new(&exchange) : ATTN_OK;
 }
 
 static void choose(attn_plan *plan, struct step *step)

@@ -35,7 +35,8 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 }
 
 struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
-                                   const struct attn_step_io *io, int64_t tokens)
+                                   const struct attn_step_io *io, int64_t tokens,
+                                   struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     uint8_t *base = plan->scratch;
@@ -44,6 +45,7 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                .step = step,
                                .io = io,
                                .instance = step_instance(step),
+                               .error = error,
                                .packed = base + p->at.packed,
                                .gathered = base + p->at.gathered,
                                .q = base + p->at.q,
@@ -62,7 +64,7 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
 
 /* The pairs (0, 0) .. (count - 1, count - 1) of every copy. */
 static attn_status copy_all(const struct exchange_run *run, const struct attn_block_copy *copies,
-                            int32_t num_copies, int64_t count, struct attn_error *error)
+                            int32_t num_copies, int64_t count)
 {
     const struct attn_copy_blocks_args args =
         KERNEL_ARGS(run->instance, run->io->stream, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
@@ -71,19 +73,19 @@ static attn_status copy_all(const struct exchange_run *run, const struct attn_bl
     if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }
-    return operation("copy", run->instance->kernels.copy_blocks(&args, error), error);
+    return operation("copy", run->instance->kernels.copy_blocks(&args, run->error), run->error);
 }
 
 attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
-                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
+                      int64_t from_stride, int64_t bytes, int64_t count)
 {
     const struct attn_block_copy copy = {from, to, from_stride, to_stride, bytes};
-    return copy_all(run, &copy, 1, count, error);
+    return copy_all(run, &copy, 1, count);
 }
 
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
                       const struct grid *from, int64_t bytes, int64_t parts, int64_t rows,
-                      int64_t heads, struct attn_error *error)
+                      int64_t heads)
 {
     const bool by_row = rows < heads;
     const int64_t outer = parts * (by_row ? rows : heads), inner = by_row ? heads : rows;
@@ -95,7 +97,7 @@ attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
             to->data + part * to->part + at * (by_row ? to->row : to->head),
             by_row ? from->head : from->row, by_row ? to->head : to->row, bytes};
         if (n == MOST_COPIES || i + 1 == outer) {
-            TRY(copy_all(run, copies, (int32_t)n, inner, error));
+            TRY(copy_all(run, copies, (int32_t)n, inner));
             n = 0;
         }
     }
@@ -103,15 +105,13 @@ attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
 }
 
 /* The core's text for a call that brings none. */
-static attn_status report(attn_status status, const struct attn_error *why,
-                          struct attn_error *error)
+static attn_status report(const struct exchange_run *run, attn_status status,
+                          const struct attn_error *why)
 {
-    if (status == ATTN_OK) {
-        return status;
-    }
-    return why->message[0] != '\0'
-               ? error_relay(error, status, why)
-               : error_set_text(error, status, "collectives", "a collective of the engine failed");
+    return status == ATTN_OK || why->message[0] != '\0'
+               ? error_relay(run->error, status, why)
+               : error_set_text(run->error, status, "collectives",
+                                "a collective of the engine failed");
 }
 
 /* No more of it is written than has to be. */
@@ -122,22 +122,22 @@ static inline void begin_error(struct attn_error *why)
     why->field[0] = why->message[0] = '\0';
 }
 
-attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
-                           void *receive, int64_t count, void *stream, struct attn_error *error)
+attn_status collective_run(const struct exchange_run *run, const struct attn_collectives *ranks,
+                           collective *call, const void *send, void *receive, int64_t count)
 {
     const struct attn_collective_args args =
         ABI_ARGS(.user = ranks->user, .send = send, .receive = receive, .count = (size_t)count,
-                 .stream = stream);
+                 .stream = run->io->stream);
     struct attn_error why;
     begin_error(&why);
     const int64_t begin = observe_operation("collective");
     const attn_status status = call(&args, &why);
     observe_operation_end("collective", begin);
-    return operation("collective", report(status, &why, error), error);
+    return operation("collective", report(run, status, &why), run->error);
 }
 
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
-                      int64_t heads, int64_t row, int64_t count, struct attn_error *error)
+                      int64_t heads, int64_t row, int64_t count)
 {
     int64_t element = from->dtype.bits / 8, all = heads * row;
     int64_t stride = from->strides != NULL ? from->strides[0] * element : all;
@@ -145,7 +145,7 @@ attn_status pack_rows(const struct exchange_run *run, void *to, const struct att
     const struct grid rows = {(uint8_t *)from->data + from->byte_offset, 0, stride, head};
     const bool compact = head == row;
     return copy_grid(run, &(const struct grid){to, 0, all, row}, &rows, compact ? all : row, 1,
-                     count, compact ? 1 : heads, error);
+                     count, compact ? 1 : heads);
 }
 
 void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
@@ -170,10 +170,10 @@ void over_all(struct all_heads *all, const struct exchange_run *run)
 }
 
 attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
-                        struct part_result to, struct attn_error *error)
+                        struct part_result to)
 {
     return step_merge(run->step, a, b, to, (struct merge_rows){0, run->x.tokens, run->x.tokens},
-                      run->io->stream, error);
+                      run->io->stream, run->error);
 }
 
 void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
@@ -190,18 +190,18 @@ void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tens
  * bytes each. */
 static attn_status order_heads(const struct exchange_run *run, uint8_t *all, uint8_t *parts,
                                int64_t part_stride, int64_t head, int64_t first, int64_t ranks,
-                               bool to_parts, struct attn_error *error)
+                               bool to_parts)
 {
     const struct exchange *x = &run->x;
     const int64_t group = x->group * head, row = x->q_heads * head;
     const struct grid own = {parts, part_stride, row, group};
     const struct grid whole = {all + first * group, group, x->n * row, x->n * group};
     return copy_grid(run, to_parts ? &own : &whole, to_parts ? &whole : &own, group, ranks,
-                     x->tokens, x->kv_heads, error);
+                     x->tokens, x->kv_heads);
 }
 
 /* Those of all ranks as [T, Hk, n, g, D]. */
-attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_error *error)
+attn_status heads_gather(struct exchange_run *run, uint8_t *rows)
 {
     const struct exchange *x = &run->x;
     int64_t part = x->tokens * x->q_heads * x->q_row;
@@ -209,28 +209,26 @@ attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_er
         run->q = rows;
         return ATTN_OK;
     }
-    TRY(collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered, part, run->io->stream,
-                       error));
-    return order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false, error);
+    TRY(collective_run(run, x->ranks, x->ranks->all_gather, rows, run->gathered, part));
+    return order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false);
 }
 
 /* out and lse of the heads of `ranks` ranks from `first` on, each rank's into an area of its own,
  * exchange_part bytes from one to the next. */
 static attn_status pack_parts(const struct exchange_run *run, int64_t first, int64_t ranks,
-                              uint8_t *areas, struct attn_error *error)
+                              uint8_t *areas)
 {
     const struct exchange *x = &run->x;
     const int64_t part = exchange_part(x, x->tokens), group = x->group * x->tokens * 4;
     const struct grid all = {(uint8_t *)run->lse + first * group, group, 0, x->n * group};
     const struct grid to = {areas + plan_aligned(x->tokens * x->q_heads * x->out_row), part, 0,
                             group};
-    TRY(order_heads(run, run->out, areas, part, x->out_row, first, ranks, true, error));
-    return copy_grid(run, &to, &all, group, ranks, 1, x->kv_heads, error);
+    TRY(order_heads(run, run->out, areas, part, x->out_row, first, ranks, true));
+    return copy_grid(run, &to, &all, group, ranks, 1, x->kv_heads);
 }
 
 /* The parts of `ranks` ranks in `areas`, merged in the order of the ranks into the first. */
-static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, int64_t ranks,
-                               struct attn_error *error)
+static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, int64_t ranks)
 {
     const int64_t part = exchange_part(&run->x, run->x.tokens);
     struct own_tensor out, lse, next_out, next_lse;
@@ -239,25 +237,25 @@ static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, i
     const struct part_result next = {&next_out.tensor, &next_lse.tensor};
     for (int64_t rank = 1; rank < ranks; rank++) {
         part_tensors(run, areas + rank * part, &next_out, &next_lse);
-        TRY(merge_parts(run, merged, next, merged, error));
+        TRY(merge_parts(run, merged, next, merged));
     }
     return ATTN_OK;
 }
 
 /* Every rank gets all partial results of its own heads, and merges them into the first area of
  * `received`. */
-static attn_status reduce_all_to_all(const struct exchange_run *run, struct attn_error *error)
+static attn_status reduce_all_to_all(const struct exchange_run *run)
 {
     const struct exchange *x = &run->x;
-    TRY(pack_parts(run, 0, x->n, run->send, error));
-    TRY(collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
-                       exchange_part(x, x->tokens), run->io->stream, error));
-    return merge_ranks(run, run->received, x->n, error);
+    TRY(pack_parts(run, 0, x->n, run->send));
+    TRY(collective_run(run, x->ranks, x->ranks->all_to_all, run->send, run->received,
+                       exchange_part(x, x->tokens)));
+    return merge_ranks(run, run->received, x->n);
 }
 
 /* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
  * each its own heads. A merge with zeros under the others' log-sum-exp is that weighing. */
-static attn_status reduce_by_sum(const struct exchange_run *run, struct attn_error *error)
+static attn_status reduce_by_sum(const struct exchange_run *run)
 {
     const struct exchange *x = &run->x;
     const struct parallel_plan *p = run->p;
@@ -272,37 +270,34 @@ static attn_status reduce_by_sum(const struct exchange_run *run, struct attn_err
     over_lse(&others, run, other_lse, heads);
     const struct part_result all_heads = {&out.tensor, &lse.tensor};
     const struct part_result weighed = {&zeros.tensor, &others.tensor};
-    TRY(zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error));
-    TRY(collective_run(x->ranks, x->ranks->all_gather, run->lse, all, heads * x->tokens * 4,
-                       run->io->stream, error));
+    TRY(zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, run->error));
+    TRY(collective_run(run, x->ranks, x->ranks->all_gather, run->lse, all, heads * x->tokens * 4));
     for (int64_t rank = 0; rank < x->n; rank++) {
         float *theirs = all + rank * heads * x->tokens;
         if (rank == x->ranks->rank) {
             continue;
         }
         if (found++ == 0) {
-            TRY(copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1, error));
+            TRY(copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1));
             continue;
         }
         over_lse(&one, run, theirs, heads);
-        TRY(merge_parts(run, weighed, (struct part_result){&zeros.tensor, &one.tensor}, weighed,
-                        error));
+        TRY(merge_parts(run, weighed, (struct part_result){&zeros.tensor, &one.tensor}, weighed));
     }
-    TRY(merge_parts(run, all_heads, weighed, all_heads, error));
-    TRY(order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true, error));
+    TRY(merge_parts(run, all_heads, weighed, all_heads));
+    TRY(order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true));
     /* the weighted lse of its own heads, next to where the sum goes */
-    TRY(pack_parts(run, x->ranks->rank, 1, run->received, error));
-    return collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send, run->received, count,
-                          run->io->stream, error);
+    TRY(pack_parts(run, x->ranks->rank, 1, run->received));
+    return collective_run(run, x->ranks, x->ranks->reduce_scatter_f32, run->send, run->received,
+                          count);
 }
 
-attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error)
+attn_status heads_reduce(const struct exchange_run *run)
 {
     if (run->x.n == 1) {
-        return pack_parts(run, 0, 1, run->received, error);
+        return pack_parts(run, 0, 1, run->received);
     }
-    return run->x.reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(run, error)
-                                               : reduce_by_sum(run, error);
+    return run->x.reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(run) : reduce_by_sum(run);
 }
 
 bool exchange_is_small(const struct exchange *x)
@@ -318,8 +313,7 @@ bool exchange_is_small(const struct exchange *x)
 }
 
 attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
-                               const struct attn_tensor *const *all, int32_t count,
-                               struct attn_error *error)
+                               const struct attn_tensor *const *all, int32_t count)
 {
     const struct attn_collectives *ranks = run->x.ranks;
     const struct attn_gather_heads_args args =
@@ -327,11 +321,10 @@ attn_status heads_gather_small(const struct exchange_run *run, const struct attn
                  .count = count, .num_kv_heads = (int32_t)run->x.kv_heads);
     struct attn_error why;
     begin_error(&why);
-    return report(ranks->gather_heads(&args, &why), &why, error);
+    return report(run, ranks->gather_heads(&args, &why), &why);
 }
 
-attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args,
-                              struct attn_error *error)
+attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args)
 {
     struct attn_error why;
     args.struct_size = sizeof args;
@@ -339,27 +332,26 @@ attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_
     args.stream = run->io->stream;
     args.num_kv_heads = (int32_t)run->x.kv_heads;
     begin_error(&why);
-    return report(run->x.ranks->merge_heads(&args, &why), &why, error);
+    return report(run, run->x.ranks->merge_heads(&args, &why), &why);
 }
 
 /* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in
  * as many rows as the widest has. */
-attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error)
+attn_status rows_gather(const struct exchange_run *run, uint8_t **rows)
 {
     const struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;
     int64_t row = x->q_heads * x->q_row;
-    TRY(pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row, plan->given.num_actual_tokens,
-                  error));
+    TRY(pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row,
+                  plan->given.num_actual_tokens));
     *rows = run->p->split ? plan->scratch + run->p->at.rows : run->packed;
-    return run->p->split ? collective_run(x->rows, x->rows->all_gather, run->packed, *rows,
-                                          run->p->widest * row, run->io->stream, error)
+    return run->p->split ? collective_run(run, x->rows, x->rows->all_gather, run->packed, *rows,
+                                          run->p->widest * row)
                          : ATTN_OK;
 }
 
 /* The rows of each rank out of the part at `from`, which has all ranks', as a part of their own. */
-static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uint8_t *areas,
-                              struct attn_error *error)
+static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uint8_t *areas)
 {
     const struct exchange *x = &run->x;
     const int64_t ranks = x->rows->world_size, row = x->q_heads * x->out_row;
@@ -368,14 +360,14 @@ static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uin
     const struct grid out_to = {areas, part, 0, 0}, out_from = {from, bytes, 0, 0};
     const struct grid lse_to = {areas + plan_aligned(bytes), part, 0, lse};
     const struct grid lse_from = {from + plan_aligned(x->tokens * row), lse, 0, x->tokens * 4};
-    TRY(copy_grid(run, &out_to, &out_from, bytes, ranks, 1, bytes > 0, error));
-    return copy_grid(run, &lse_to, &lse_from, lse, ranks, 1, x->q_heads, error);
+    TRY(copy_grid(run, &out_to, &out_from, bytes, ranks, 1, bytes > 0));
+    return copy_grid(run, &lse_to, &lse_from, lse, ranks, 1, x->q_heads);
 }
 
 /* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all
  * queries, their parts are merged in the same way on each. Leaves the result in run->received, and
  * the number of its rows in run->x.tokens. */
-attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
+attn_status rows_reduce(struct exchange_run *run)
 {
     struct exchange *x = &run->x;
     const attn_plan *plan = run->plan;
@@ -386,12 +378,12 @@ attn_status rows_reduce(struct exchange_run *run, struct attn_error *error)
     }
     const bool split = run->p->split;
     int64_t tokens = split ? run->p->widest : x->tokens, part = exchange_part(x, tokens);
-    TRY_IF(split, pack_ranks(run, run->received, send, error));
-    TRY(collective_run(x->rows, split ? x->rows->all_to_all : x->rows->all_gather,
-                       split ? send : run->received, received, part, run->io->stream, error));
+    TRY_IF(split, pack_ranks(run, run->received, send));
+    TRY(collective_run(run, x->rows, split ? x->rows->all_to_all : x->rows->all_gather,
+                       split ? send : run->received, received, part));
     x->tokens = tokens;
     run->received = received;
-    return merge_ranks(run, received, x->rows->world_size, error);
+    return merge_ranks(run, received, x->rows->world_size);
 }
 
 int32_t context_cache_ranks(const struct attn_context_parallel *cp)

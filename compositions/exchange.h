@@ -24,6 +24,7 @@ struct exchange_run {
     struct step *step;
     const struct attn_step_io *io;
     const struct instance *instance;
+    struct attn_error *error;
     struct exchange x;
     uint8_t *packed, *gathered, *q, *out, *send, *received;
     float *lse;
@@ -32,7 +33,8 @@ struct exchange_run {
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
 /* The exchange of a step over `tokens` queries, with its areas of the plan's workspace. */
 struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
-                                   const struct attn_step_io *io, int64_t tokens);
+                                   const struct attn_step_io *io, int64_t tokens,
+                                   struct attn_error *error);
 /* Bytes of one rank's output and lse over its own heads, out first. */
 int64_t exchange_part(const struct exchange *x, int64_t tokens);
 void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
@@ -49,7 +51,7 @@ void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tens
 
 /* Copies `bytes` at each of `count` strided places. */
 attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
-                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error);
+                      int64_t from_stride, int64_t bytes, int64_t count);
 /* Places [parts, rows, heads] in memory, with the bytes from each to the next. */
 struct grid {
     uint8_t *data;
@@ -58,34 +60,32 @@ struct grid {
 /* Copies `bytes` at each of them, in as few copies as the smaller of rows and heads allows. */
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
                       const struct grid *from, int64_t bytes, int64_t parts, int64_t rows,
-                      int64_t heads, struct attn_error *error);
+                      int64_t heads);
 /* The rows of a tensor [count, heads, D] one after the other; `row` bytes a head. */
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
-                      int64_t heads, int64_t row, int64_t count, struct attn_error *error);
+                      int64_t heads, int64_t row, int64_t count);
 typedef attn_status collective(const struct attn_collective_args *args, struct attn_error *error);
 
 /* A collective of the engine; where it brings no text, the core's. */
-attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
-                           void *receive, int64_t count, void *stream, struct attn_error *error);
+attn_status collective_run(const struct exchange_run *run, const struct attn_collectives *ranks,
+                           collective *call, const void *send, void *receive, int64_t count);
 attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
-                        struct part_result to, struct attn_error *error);
+                        struct part_result to);
 
 /* Over the ranks that split the heads: queries at `rows` to run->q; out and lse of all
  * heads to this rank's part in run->received. */
-attn_status heads_gather(struct exchange_run *run, uint8_t *rows, struct attn_error *error);
-attn_status heads_reduce(const struct exchange_run *run, struct attn_error *error);
+attn_status heads_gather(struct exchange_run *run, uint8_t *rows);
+attn_status heads_reduce(const struct exchange_run *run);
 /* Does the ranks' own table gather and merge heads of this exchange? Sizes alone decide, so that
  * all ranks do the same. */
 bool exchange_is_small(const struct exchange *x);
 attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
-                               const struct attn_tensor *const *all, int32_t count,
-                               struct attn_error *error);
+                               const struct attn_tensor *const *all, int32_t count);
 /* `args` with its tensors. */
-attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args,
-                              struct attn_error *error);
+attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args);
 /* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
  * split, those of all ranks, each rank's in as many rows as the widest has. */
-attn_status rows_gather(const struct exchange_run *run, uint8_t **rows, struct attn_error *error);
-attn_status rows_reduce(struct exchange_run *run, struct attn_error *error);
+attn_status rows_gather(const struct exchange_run *run, uint8_t **rows);
+attn_status rows_reduce(struct exchange_run *run);
 
 #endif

@@ -27,18 +27,18 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 
 /* [Hq, T] of the part to the engine's strides. */
 static attn_status copy_lse(const struct exchange_run *run, const struct own_tensor *part,
-                            const struct attn_tensor *to, struct attn_error *error)
+                            const struct attn_tensor *to)
 {
     const struct grid here = {part->tensor.data, 0, 4, run->x.tokens * 4};
     const struct grid there = {(uint8_t *)to->data + to->byte_offset, 0, tensor_stride(to, 1) * 4,
                                tensor_stride(to, 0) * 4};
-    return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads, error);
+    return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads);
 }
 
 /* Both parts of the queries of all ranks' heads, to the places of `heads` and `pe`. */
 static attn_status gather_queries(struct exchange_run *run, const struct attn_mla_desc *m,
                                   const struct attn_io_mla *mla, struct all_heads *heads,
-                                  struct own_tensor *pe, struct attn_error *error)
+                                  struct own_tensor *pe)
 {
     struct exchange *x = &run->x;
     const int64_t element = x->dtype.bits / 8, num_heads = x->n * x->q_heads;
@@ -51,16 +51,16 @@ static attn_status gather_queries(struct exchange_run *run, const struct attn_ml
     if (small) {
         const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe},
                                  *all[] = {&heads->q.tensor, &pe->tensor};
-        return heads_gather_small(run, own, all, two ? 2 : 1, error);
+        return heads_gather_small(run, own, all, two ? 2 : 1);
     }
-    TRY(heads_gather(run, mla->q_nope->data, error));
+    TRY(heads_gather(run, mla->q_nope->data));
     if (!two) {
         return ATTN_OK;
     }
     run->q = pe_rows;
     x->q_row = m->qk_rope_head_dim * element;
-    TRY(pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens, error));
-    return heads_gather(run, run->packed, error);
+    TRY(pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens));
+    return heads_gather(run, run->packed);
 }
 
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -68,12 +68,12 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                               struct own_tensor *out, struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
-    struct exchange_run run = exchange_begin(plan, step, io, tokens);
+    struct exchange_run run = exchange_begin(plan, step, io, tokens, error);
     const bool small = exchange_is_small(&run.x);
     struct attn_io_mla all = *mla;
     struct all_heads heads;
     struct own_tensor pe, part_lse;
-    TRY(gather_queries(&run, m, mla, &heads, &pe, error));
+    TRY(gather_queries(&run, m, mla, &heads, &pe));
     all.q_nope = &heads.q.tensor;
     all.q_pe = m->qk_rope_head_dim > 0 ? &pe.tensor : all.q_pe;
     const struct attn_step_io attend = {
@@ -85,10 +85,10 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                                                     .all_lse = &heads.lse.tensor,
                                                     .out = &out->tensor,
                                                     .lse = io->lse};
-        return heads_merge_small(&run, merge, error);
+        return heads_merge_small(&run, merge);
     }
-    TRY(heads_reduce(&run, error));
-    return io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error) : ATTN_OK;
+    TRY(heads_reduce(&run));
+    return io->lse != NULL ? copy_lse(&run, &part_lse, io->lse) : ATTN_OK;
 }
 
 attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -96,18 +96,17 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
 {
     const struct mla_plan *p = mla_plan(plan);
     const struct attn_collectives *ranks = step->layer->selected->cp->decode;
-    struct exchange_run run = exchange_begin(plan, step, io, chunk->num_rows);
+    struct exchange_run run = exchange_begin(plan, step, io, chunk->num_rows, error);
     int64_t element = run.x.dtype.bits / 8, at = 0;
     int64_t row = step->layer->desc->head_size * element;
     uint8_t *gathered = plan->scratch + p->at.gathered;
     uint8_t *rows = plan->scratch + p->at.rows;
-    TRY(collective_run(ranks, ranks->all_gather, plan->scratch + p->at.local, gathered,
-                       chunk->num_rows * row, io->stream, error));
+    TRY(collective_run(&run, ranks, ranks->all_gather, plan->scratch + p->at.local, gathered,
+                       chunk->num_rows * row));
     for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
         int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];
-        TRY(copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row, count > 0,
-                      error));
+        TRY(copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row, count > 0));
         at += count;
     }
     return ATTN_OK;

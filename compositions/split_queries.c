@@ -216,7 +216,7 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
 }
 
 static attn_status copy_runs(const struct exchange_run *run, const struct row_run *runs,
-                             int32_t count, int32_t from, int32_t to, struct attn_error *error)
+                             int32_t count, int32_t from, int32_t to)
 {
     const struct parallel_plan *p = run->p;
     const attn_plan *plan = run->plan;
@@ -226,19 +226,21 @@ static attn_status copy_runs(const struct exchange_run *run, const struct row_ru
         uint8_t *target = plan->scratch + p->at.keys[part][to];
         for (int32_t i = 0; i < count; i++) {
             TRY(copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
-                          runs[i].rows * row, runs[i].rows > 0, error));
+                          runs[i].rows * row, runs[i].rows > 0));
         }
     }
     return ATTN_OK;
 }
 
-static struct exchange_run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
+static struct exchange_run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                  struct attn_error *error)
 {
     return (struct exchange_run){.plan = plan,
                                  .p = parallel_plan(plan),
                                  .step = step,
                                  .io = io,
-                                 .instance = step_instance(step)};
+                                 .instance = step_instance(step),
+                                 .error = error};
 }
 
 attn_status queries_gather_keys(attn_plan *plan, struct step *step,
@@ -247,18 +249,18 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_step_io *io = *given;
     const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
-    const struct exchange_run run = run_of(plan, step, io);
+    const struct exchange_run run = run_of(plan, step, io, error);
     const struct attn_tensor *inputs[] = {io->k, io->v};
     for (int32_t part = 0; part < 2; part++) {
         const struct tensor_form *kind = part == 0 ? &step->k : &step->v;
         const size_t *areas = p->at.keys[part];
         int64_t row = row_bytes(kind);
         TRY(pack_rows(&run, plan->scratch + areas[SENT], inputs[part], kind->heads,
-                      row / kind->heads, plan->given.num_actual_tokens, error));
-        TRY(collective_run(ranks, ranks->all_gather, plan->scratch + areas[SENT],
-                           plan->scratch + areas[GATHERED], p->widest * row, io->stream, error));
+                      row / kind->heads, plan->given.num_actual_tokens));
+        TRY(collective_run(&run, ranks, ranks->all_gather, plan->scratch + areas[SENT],
+                           plan->scratch + areas[GATHERED], p->widest * row));
     }
-    TRY(copy_runs(&run, p->runs, p->num_runs, GATHERED, ORDERED, error));
+    TRY(copy_runs(&run, p->runs, p->num_runs, GATHERED, ORDERED));
     keys_over(plan, step, ORDERED, p->num_keys, io, &p->ordered);
     *given = &p->ordered.io;
     return ATTN_OK;
@@ -268,8 +270,8 @@ attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct 
                                struct all_keys *slices, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    const struct exchange_run run = run_of(plan, step, io);
+    const struct exchange_run run = run_of(plan, step, io, error);
     int32_t count = p->num_slice_runs;
     keys_over(plan, step, SLICED, p->key_start[count], io, slices);
-    return copy_runs(&run, p->runs + p->num_runs, count, ORDERED, SLICED, error);
+    return copy_runs(&run, p->runs + p->num_runs, count, ORDERED, SLICED);
 }
