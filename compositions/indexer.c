@@ -116,8 +116,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
-    const struct attn_io_indexer *given =
-        (const struct attn_io_indexer *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
+    const struct attn_io_indexer *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
     FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
             "is given; an indexer has neither v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));

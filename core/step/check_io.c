@@ -169,8 +169,7 @@ attn_status step_check_lists(const attn_plan *plan, const struct step *step,
                              const struct attn_step_io *io, struct attn_error *error)
 {
     const struct layer *layer = step->layer->selected;
-    const struct attn_io_index_lists *given =
-        (const struct attn_io_index_lists *)ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    const struct attn_io_index_lists *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     const int64_t entries = layer->lists->max_entries, groups = lists_per_token(layer);
     FAIL_IF(given == NULL, "attn_io_index_lists",
             "the layer's attn_index_lists needs attn_io_index_lists on the run");

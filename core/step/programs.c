@@ -95,10 +95,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     struct attn_fill_args args = KERNEL_ARGS(
         instance, stream, .row_bytes = (size_t)(dims * element),
         .stride = (size_t)(row_stride * element), .rows = rows, .value = step->idle_byte);
-    if (instance->kernels.fill == NULL) {
-        return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "fill",
-                              "an idle step needs the backend's fill kernel");
-    }
+    ERROR_IF(instance->kernels.fill == NULL, ATTN_ERROR_UNSUPPORTED, "fill",
+             "an idle step needs the backend's fill kernel");
     for (int64_t h = 0; h < heads; h++) {
         args.destination = data + h * head_stride * element;
         TRY(instance->kernels.fill(&args, error));

@@ -42,17 +42,12 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     if (has_rope(step, io)) {
         kernel = step->layer->served[ATTN_PHASE_PREFILL].instance->kernels.rope_write_kv;
         args->q = io->q;
-        if (kernel == NULL) {
-            return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "attn_io_rope",
-                                  "the layer's backend has no rope_write_kv");
-        }
+        ERROR_IF(kernel == NULL, ATTN_ERROR_UNSUPPORTED, "attn_io_rope",
+                 "the layer's backend has no rope_write_kv");
         TRY(step_check_rope(plan, step, io, error));
     }
-    if (kernel == NULL) {
-        return error_set_text(
-            error, ATTN_ERROR_UNSUPPORTED, "write_kv",
-            "the layer's backend writes keys in its attend only; this run writes alone");
-    }
+    ERROR_IF(kernel == NULL, ATTN_ERROR_UNSUPPORTED, "write_kv",
+             "the layer's backend writes keys in its attend only; this run writes alone");
     attn_status status = kernel(args, error);
     args->next = NULL;
     args->q = NULL;
