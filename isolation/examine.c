@@ -36,9 +36,7 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
                                      .name = record->name,
                                      .version = record->version,
                                      .vendor = record->vendor};
-    if (record->name[0] != '\0') {
-        TRY(plugin_identify(runtime, plugin, &said, why));
-    }
+    TRY_IF(record->name[0] != '\0', plugin_identify(runtime, plugin, &said, why));
     if (record->status != ATTN_OK) {
         return error_set(why, record->status, record->field, "%s", record->message);
     }

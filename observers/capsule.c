@@ -292,9 +292,8 @@ static attn_status read_cache(struct taking *t)
         const int32_t length = t->capsule->seq_lens[r];
         const int64_t blocks = (length + size - 1) / size;
         int32_t row = t->batch_rows[r];
-        if (batch->block_table_row != NULL) {
-            TRY(fetch(t, &row, batch->block_table_row + t->batch_rows[r], sizeof row));
-        }
+        TRY_IF(batch->block_table_row != NULL,
+               fetch(t, &row, batch->block_table_row + t->batch_rows[r], sizeof row));
         if (row < 0 || row >= rows || blocks > batch->block_table_stride) {
             return refuse(t, "a block table of fewer rows or columns");
         }
@@ -377,12 +376,9 @@ static attn_status read_run(struct taking *t, const struct attn_step_io *io)
     }
     TRY(read_rows(t, 3, io->out, 0));
     TRY(read_cache(t));
-    if (c->has_sinks) {
-        TRY(fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads));
-    }
-    if (c->alibi != ATTN_ALIBI_NONE) {
-        TRY(fetch(t, c->slopes, params->params.alibi_slopes, 4 * (int64_t)c->num_q_heads));
-    }
+    TRY_IF(c->has_sinks, fetch(t, c->sinks, params->params.sinks, 4 * (int64_t)c->num_q_heads));
+    TRY_IF(c->alibi != ATTN_ALIBI_NONE,
+           fetch(t, c->slopes, params->params.alibi_slopes, 4 * (int64_t)c->num_q_heads));
     for (int32_t i = 0; i < CAPSULE_TENSORS; i++) {
         count(c, i, t->tensors[i]);
     }
@@ -414,7 +410,7 @@ static attn_status take_capsule(struct taking *t, const struct attn_step_io *io,
                                 const struct recording *record, char path[PATH_MAX])
 {
     const char *why = find_unrecorded(t->plan, t->layer, io);
-    TRY(why != NULL ? refuse(t, why) : ATTN_OK);
+    TRY_IF(why != NULL, refuse(t, why));
     if (snprintf(path, PATH_MAX, "%s/layer-%d-step-%d-%ld.capsule", record->folder, record->layer,
                  record->step, (long)getpid()) >= PATH_MAX) {
         return error_set(&t->error, ATTN_ERROR_IO, "ATTN_RECORD", "the folder's path is too long");

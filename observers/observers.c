@@ -61,8 +61,7 @@ static attn_status open_observers(attn_runtime *runtime, const struct attn_runti
         o->record.folder = record != NULL ? arena_string(arena, record) : NULL;
     }
     NO_MEMORY_IF(arena->failed, "settings", "the settings");
-    TRY(file != NULL ? read_trace(&o->trace, file, env_get(options, "ATTN_TRACE_EVERY"), error)
-                     : ATTN_OK);
+    TRY_IF(file != NULL, read_trace(&o->trace, file, env_get(options, "ATTN_TRACE_EVERY"), error));
     return record != NULL ? read_record(&o->record, record, error) : ATTN_OK;
 }
 
@@ -71,7 +70,7 @@ attn_status observed_runtime_create(const struct attn_runtime_options *given,
 {
     struct attn_runtime_options options = {.struct_size = sizeof options};
     TRY(runtime_create(given, runtime, error));
-    TRY(given != NULL ? struct_read(&options, ABI_RUNTIME_OPTIONS, given, error) : ATTN_OK);
+    TRY_IF(given != NULL, struct_read(&options, ABI_RUNTIME_OPTIONS, given, error));
     const attn_status status = open_observers(*runtime, &options, error);
     if (status != ATTN_OK) {
         observed_runtime_destroy(*runtime);

@@ -125,10 +125,8 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
     }
     while (rest != NULL && *rest != '\0') {
         line = strsep(&rest, "\n");
-        if (count < num_layers) {
-            TRY(read_line(&rules->rules[(size_t)count * NUM_PHASES], line, count, copy, arena,
-                          error));
-        }
+        TRY_IF(count < num_layers, read_line(&rules->rules[(size_t)count * NUM_PHASES], line, count,
+                                             copy, arena, error));
         count++;
     }
     rules->count = num_layers * NUM_PHASES;

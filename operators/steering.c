@@ -6,9 +6,7 @@ static attn_status choice(const attn_runtime *runtime, const struct attn_layer_d
                           int32_t num_layers, struct arena *arena, struct rules *rules,
                           const char **text, struct attn_error *error)
 {
-    if (*text == NULL) {
-        TRY(lock_choice(runtime, layers, num_layers, arena, text, error));
-    }
+    TRY_IF(*text == NULL, lock_choice(runtime, layers, num_layers, arena, text, error));
     return *text != NULL ? import_rules(rules, *text, num_layers, arena, error) : ATTN_OK;
 }
 
