@@ -1,14 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge_states, a warp for each (row, head), and the rotation of outputs after it. The limit is
  * memory bandwidth. */
-#include "gpu/device/rows.h"
+#include "gpu/device/latent.h"
 #include "gpu/device/softmax.h"
 
-GPU_INLINE float side_number(const gpu_tensor &side, int64_t t, int64_t h, float weight, int32_t d)
+#define MERGED_AT_ONCE 8 /* elements of a side that a lane loads together: `out` may be one */
+
+/* Every GPU_LANES-th element of a side from `first` on, times its weight. */
+template <class raw>
+GPU_INLINE void load_side(const gpu_tensor &side, int64_t t, int64_t h, float weight, int32_t first,
+                          int32_t dims, float (&x)[MERGED_AT_ONCE])
 {
-    return weight == 0.0f
-               ? 0.0f
-               : weight * number_load(side.data + t * side.row + h * side.head, side.dtype, d);
+    const raw *row = (const raw *)(side.data + t * side.row + h * side.head);
+    raw numbers[MERGED_AT_ONCE] = {};
+#pragma unroll
+    for (int i = 0; i < MERGED_AT_ONCE; i++) {
+        if (weight != 0.0f && first + i * GPU_LANES < dims) {
+            numbers[i] = row[first + i * GPU_LANES];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < MERGED_AT_ONCE; i++) {
+        x[i] = weight == 0.0f ? 0.0f : weight * number_of(numbers[i], side.dtype);
+    }
+}
+
+GPU_INLINE void load_numbers(const gpu_tensor &side, int64_t t, int64_t h, float weight,
+                             int32_t first, int32_t dims, float (&x)[MERGED_AT_ONCE])
+{
+    if (side.dtype == ATTN_DTYPE_F32) {
+        load_side<float>(side, t, h, weight, first, dims, x);
+    } else {
+        load_side<uint16_t>(side, t, h, weight, first, dims, x);
+    }
 }
 
 GPU_KERNEL(merge_states, gpu_merge_params)
@@ -30,11 +54,16 @@ GPU_KERNEL(merge_states, gpu_merge_params)
         float base = softmax_base(fmaxf(a, b));
         float wa = expf(a - base), wb = expf(b - base), sum = wa + wb;
         sync_lanes(); /* lse may be one of the inputs, which all lanes have now read */
-        for (int32_t d = lane; d < p.dims; d += GPU_LANES) {
-            float x = side_number(p.prefix, t, h, wa, d) + side_number(p.suffix, t, h, wb, d);
-            x = sum == 0.0f ? 0.0f : x / sum;
-            number_store(p.out.data + t * p.out.row + h * p.out.head, p.out.dtype, d,
-                         p.out_scale != nullptr ? divide_odd(x, by) : x);
+        for (int32_t d = lane; d < p.dims; d += GPU_LANES * MERGED_AT_ONCE) {
+            float x[MERGED_AT_ONCE], y[MERGED_AT_ONCE];
+            load_numbers(p.prefix, t, h, wa, d, p.dims, x);
+            load_numbers(p.suffix, t, h, wb, d, p.dims, y);
+            for (int i = 0; i < MERGED_AT_ONCE && d + i * GPU_LANES < p.dims; i++) {
+                const float merged = sum == 0.0f ? 0.0f : (x[i] + y[i]) / sum;
+                number_store(p.out.data + t * p.out.row + h * p.out.head, p.out.dtype,
+                             d + i * GPU_LANES,
+                             p.out_scale != nullptr ? divide_odd(merged, by) : merged);
+            }
         }
         if (lane == 0 && p.lse.data != nullptr) {
             p.lse.data[h * p.lse.head + t * p.lse.row] = softmax_lse(base, sum);
