@@ -25,6 +25,9 @@
 #define MOST_SHARE_SLACK 6
 /* CTAs for each item; with fewer items each would have too many parts */
 #define LEAST_ITEMS 6
+/* by_item 2, in tiles: what cuts of items cost, and how much more if every group leaves a part */
+#define CUTS_COST 2
+#define PARTS_COST 10
 
 struct plan_memory {
     int32_t warps[GPU_LANES];
@@ -181,16 +184,27 @@ GPU_DEVICE bool is_share_longer(const int32_t *begin, int32_t step, int32_t shar
 }
 
 /* Finds where the shares of a group begin, with concurrent row tiles counted as one; returns their
- * number. A cut moves to the nearest boundary of equal parts of its item, as many as the item has
- * shares: then most items are whole or cut alike, and no share exceeds the others by more than a
- * slack. If one would, shares are equal. Shares without tiles are left out. */
+ * number. Items stay whole if there is a group for each and no item exceeds an equal share by more
+ * than what cuts cost. A cut moves to the nearest boundary of equal parts of its item, as many as
+ * the item has shares: then most items are whole or cut alike, and no share exceeds the others by
+ * more than a slack. If one would, shares are equal. Shares without tiles are left out. */
 GPU_DEVICE int32_t begin_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t total,
                                 const int32_t *starts, plan_memory &memory)
 {
     int32_t *begin = memory.segment_begin, concurrent = plan.concurrent, kept = 0;
     int32_t shares =
         min(max(plan.ctas / concurrent, 1), (total + plan.least_share - 1) / plan.least_share);
-    int32_t share = total / shares;
+    int32_t share = total / shares, columns = row_tiles / concurrent;
+    if (columns <= min(plan.ctas / concurrent, PLAN_SEGMENTS)) {
+        for (int32_t i = thread_index(); i <= columns; i += PLAN_THREADS) {
+            begin[i] = starts[i * concurrent] / concurrent;
+        }
+        sync_group();
+        const int32_t cost = CUTS_COST + PARTS_COST * shares * concurrent / plan.ctas;
+        if (!is_share_longer(begin, 1, columns, share + cost, memory.warps)) {
+            return columns;
+        }
+    }
     int32_t most = share + min(max(share / CHUNK_SLACK, plan.least_share), MOST_SHARE_SLACK);
     auto equal = [&](int32_t i) { return (int32_t)((int64_t)total * i / shares); };
     for (int32_t i = thread_index(); i <= shares; i += PLAN_THREADS) {
