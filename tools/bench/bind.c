@@ -163,6 +163,15 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
     }
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
+    if (measured->layer.further.tokens_per_row > 0) {
+        const struct attn_cache_memory memory = {.struct_size = sizeof memory,
+                                                 .base = base,
+                                                 .num_blocks = measured->num_blocks,
+                                                 .further = &base,
+                                                 .further_num_blocks = &measured->num_blocks,
+                                                 .num_further = 1};
+        return api->layer_bind_memory(layer, &memory, error);
+    }
     if (latent || shape_int(&measured->shape, PARAMETER_LAYOUT) < 0) {
         return client_views(api, layer, base, measured->num_blocks, k, latent ? NULL : v, error);
     }
@@ -265,6 +274,7 @@ static void fill_batch(struct measured *measured, struct fill *fill)
     const int32_t *sent = memory_upload(&fill->memory, table, (size_t)blocks * sizeof *table);
     client_blocks(&fill->batch, sent, blocks,
                   memory_upload(&fill->memory, all, (size_t)slots * sizeof *all));
+    measured_rows_table(measured, &fill->batch);
     free(all);
     free(table);
 }

@@ -54,6 +54,26 @@ static struct visible listed_keys(const struct measured *measured, double most)
     return listed;
 }
 
+/* The own rows of the window and the compressed ones. */
+static struct visible compressed_keys(const struct measured *measured)
+{
+    const struct attn_mla_desc *mla = &measured->layer.mla;
+    const struct requests *requests = &measured->requests;
+    struct visible seen;
+    requests_visible(requests, &measured->shape, &seen);
+    for (int32_t r = 0; r < requests->count; r++) {
+        int32_t rows = 0;
+        for (int32_t i = 1; i <= requests->query_lens[r]; i++) {
+            rows = (requests->seq_lens[r] - requests->query_lens[r] + i) /
+                   measured->layer.further.tokens_per_row;
+            rows = mla->topk > 0 && mla->topk < rows ? mla->topk : rows;
+            seen.pairs += rows;
+        }
+        seen.rows += rows;
+    }
+    return seen;
+}
+
 static void count_index(const struct measured *measured, struct work *work)
 {
     const struct attn_layer_desc *desc = &measured->layer.desc;
@@ -96,7 +116,9 @@ static void count_decoder(const struct measured *measured, struct work *work)
 static void count_mla(const struct measured *measured, struct work *work)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
-    const struct visible listed = listed_keys(measured, mla->topk);
+    const struct visible listed = measured->layer.further.tokens_per_row > 0
+                                      ? compressed_keys(measured)
+                                      : listed_keys(measured, mla->topk);
     double heads = measured->layer.desc.num_q_heads, tokens = (double)measured->requests.num_tokens;
     double q_dims = mla->absorb_in_core ? mla->qk_nope_head_dim : mla->kv_lora_rank;
     double out_dims = mla->absorb_in_core ? mla->v_head_dim : mla->kv_lora_rank;

@@ -25,6 +25,45 @@ static void describe_mla(struct measured *measured)
     measured->layer.has_cache = true;
 }
 
+/* Compressed rows are read from the same memory as the layer's own rows (measured_rows_table). */
+static void describe_compressed(struct measured *measured)
+{
+    const struct shape *shape = &measured->shape;
+    struct attn_layer_desc *desc = &measured->layer.desc;
+    struct attn_mla_desc *mla = &measured->layer.mla;
+    const int32_t rank = shape_int(shape, PARAMETER_LORA), all = shape_int(shape, PARAMETER_ALL);
+    *mla = (struct attn_mla_desc){.kv_lora_rank = rank,
+                                  .qk_nope_head_dim = rank,
+                                  .v_head_dim = rank,
+                                  .topk = all ? 0 : shape_int(shape, PARAMETER_TOPK)};
+    layer_set_mla(desc, mla);
+    desc->scale = 1 / sqrtf((float)rank);
+    desc->has_window = 1;
+    desc->window_left = shape_int(shape, PARAMETER_WINDOW) - 1;
+    desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
+    measured->layer.further = (struct attn_cache_desc){
+        .role = ATTN_CACHE_COMPRESSED,
+        .table = 1,
+        .kv_dtype = desc->kv_dtype == ATTN_KV_AUTO ? (desc->dtype == ATTN_DTYPE_BF16  ? ATTN_KV_BF16
+                                                      : desc->dtype == ATTN_DTYPE_F16 ? ATTN_KV_F16
+                                                                                      : ATTN_KV_F32)
+                                                   : desc->kv_dtype,
+        .num_heads = 1,
+        .head_size = rank,
+        .block_size = desc->block_size,
+        .tokens_per_row = shape_int(shape, PARAMETER_RATIO)};
+    measured->layer.compressed = (struct attn_compressed_rows){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof measured->layer.compressed, NULL}};
+    measured->layer.caches =
+        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof measured->layer.caches,
+                                           &measured->layer.compressed.ext},
+                                   .caches = &measured->layer.further,
+                                   .num_caches = 1,
+                                   .cache_stride = sizeof measured->layer.further};
+    mla->ext.next = &measured->layer.caches.ext;
+    measured->layer.has_cache = true;
+}
+
 static void describe_gdn(struct measured *measured)
 {
     static const struct attn_recurrent_rule rules[BENCH_RULES] = {
@@ -168,6 +207,9 @@ void measured_describe(struct measured *measured)
     case SHAPE_MLA:
     case SHAPE_MLA_SPARSE:
         describe_mla(measured);
+        break;
+    case SHAPE_COMPRESSED:
+        describe_compressed(measured);
         break;
     case SHAPE_INDEX:
         describe_index(measured);

@@ -5,6 +5,7 @@
 #ifndef BENCH_MEASURED_H
 #define BENCH_MEASURED_H
 
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
@@ -55,7 +56,9 @@ struct measured_layer {
     struct attn_indexer_desc indexer; /* topk 0: another layer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule;
-    struct attn_cache_desc ring; /* block_size 0: none */
+    struct attn_cache_desc ring;    /* block_size 0: none */
+    struct attn_cache_desc further; /* that of compressed rows; tokens_per_row 0: none */
+    struct attn_compressed_rows compressed;
     struct attn_layer_caches caches;
     struct attn_cache_spec spec; /* after bind */
     bool has_cache;
@@ -81,6 +84,7 @@ struct measured {
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
+    struct attn_batch_table rows; /* the last batch's, of the compressed rows */
     struct attn_batch_recurrent batch_gdn;
     struct attn_batch_replay batch_replay;
     struct measured_io *io; /* one for each layer */
@@ -121,6 +125,8 @@ attn_status measured_choose(struct measured *measured, const char *backend, stru
 attn_status measured_bind(struct measured *measured, struct attn_error *error);
 /* tensors.c: batch and tensors of all layers. */
 attn_status measured_tensors(struct measured *measured, struct attn_error *error);
+/* Compressed rows are the first rows of each request's own. */
+void measured_rows_table(struct measured *measured, struct attn_batch *batch);
 /* The tensor of one role, if the layer has it: drawn, or empty where it is written. */
 void measured_rows(struct measured *measured, struct memory *memory, struct layer_io *io,
                    enum layer_role role, int64_t tokens);

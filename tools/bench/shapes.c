@@ -41,6 +41,11 @@ static const struct {
                    "r=8 l=4096 s=1 " LATENT "rotate=1 seed=1"},
     [SHAPE_MLA_SPARSE] = {"mla_sparse", "the same over topk rows of the l",
                           "r=8 l=4096 s=1 " LATENT "topk=2048 rotate=1 seed=1"},
+    [SHAPE_COMPRESSED] = {"compressed",
+                          "s queries over a window of the l latent rows and, in the same softmax, "
+                          "over topk rows of ratio tokens each",
+                          "r=8 l=16384 s=1 hq=64 lora=512 block=64 shuffle=1 window=128 sinks=1 "
+                          "topk=512 all=0 ratio=4 rotate=1 seed=1"},
     [SHAPE_SPARSE] =
         {"sparse",
          "s queries over the keys of topk entries of grain keys each, of l; lists=1 or "

@@ -37,14 +37,15 @@ enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, B
     X(WRITE, "write", 0, 1)     /* the step's keys are written by the same run */                  \
     X(ROTATE, "rotate", 0, 1)   /* 0: one layer again and again, whatever the caches hold of it */ \
     X(LORA, "lora", 8, 4096)    /* kv_lora_rank */                                                 \
-    X(ROPE, "rope", 8, 1024)                                                                       \
+    X(ROPE, "rope", 0, 1024)                                                                       \
     X(NOPE, "nope", 8, 1024)                                                                       \
     X(ABSORB, "absorb", 0, 1) /* 1: the core absorbs W_UK and projects with W_UV */                \
     X(TOPK, "topk", 1, 65536)                                                                      \
     X(GRAIN, "grain", 1, 128) /* keys of an entry of a list */                                     \
     X(LISTS, "lists", 1,                                                                           \
-      1024) /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */                 \
-    X(RATIO, "ratio", 1, 4096)  /* index: tokens of a row */                                       \
+      1024)             /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */     \
+    X(ALL, "all", 0, 1) /* 1: all rows in place of topk */                                         \
+    X(RATIO, "ratio", 1, 4096)  /* index, compressed: tokens of a row */                           \
     X(POOL, "pool", 1, 4096)    /* index: rows of an entry */                                      \
     X(RELU, "relu", 0, 1)       /* indexers */                                                     \
     X(WEIGHTS, "weights", 0, 1) /* indexers */                                                     \
@@ -69,6 +70,7 @@ enum shape_kind_code {
     SHAPE_VARLEN,
     SHAPE_MLA,
     SHAPE_MLA_SPARSE,
+    SHAPE_COMPRESSED,
     SHAPE_SPARSE,
     SHAPE_INDEX,
     SHAPE_GDN,

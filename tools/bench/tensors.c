@@ -97,6 +97,19 @@ static void shuffle_slots(struct measured *measured, int64_t *slots)
     }
 }
 
+void measured_rows_table(struct measured *measured, struct attn_batch *batch)
+{
+    if (measured->layer.further.tokens_per_row > 0) {
+        measured->rows = (struct attn_batch_table){.block_table = batch->block_table,
+                                                   .block_table_stride = batch->block_table_stride,
+                                                   .seq_lens = batch->seq_lens,
+                                                   .seq_lens_host = batch->seq_lens_host};
+        batch->tables = &measured->rows;
+        batch->num_tables = 1;
+        batch->table_stride = sizeof measured->rows;
+    }
+}
+
 static void paged_batch(struct measured *measured, bool writes)
 {
     const struct requests *requests = &measured->requests;
@@ -105,6 +118,7 @@ static void paged_batch(struct measured *measured, bool writes)
     size_t entries = (size_t)(requests->count * measured->table_stride);
     batch->block_table = memory_upload(memory, measured->table, entries * sizeof *measured->table);
     batch->block_table_stride = measured->table_stride;
+    measured_rows_table(measured, batch);
     if (writes) {
         int64_t *slots = malloc((size_t)requests->num_tokens * sizeof *slots);
         if (slots != NULL) {
@@ -183,8 +197,12 @@ attn_status measured_tensors(struct measured *measured, struct attn_error *error
         return memory_refused(error);
     }
     if (entries > 0) {
-        int32_t *host =
-            draw_lists(measured, entries, lists ? measured->layer.lists.granularity : 1, per_token);
+        int32_t *host = draw_lists(measured, entries,
+                                   lists ? measured->layer.lists.granularity
+                                   : measured->layer.further.tokens_per_row > 0
+                                       ? measured->layer.further.tokens_per_row
+                                       : 1,
+                                   per_token);
         indices = memory_upload(&measured->memory, host,
                                 (size_t)measured->requests.num_tokens * (size_t)per_token *
                                     (size_t)entries * sizeof *host);
