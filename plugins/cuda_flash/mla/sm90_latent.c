@@ -12,8 +12,13 @@
 #define SWAP_AB_TILES 8
 #define SWAP_AB_TILES_OF_PARTS 4
 
-/* The form of the cache's rows; -1 if they are not served. Numbers of fp8_ds_mla times their scales
- * are rounded to f16, an error that is negligible in bf16 but not in f16. */
+static uint64_t row_bits(const struct attn_kv_view *k)
+{
+    return (uintptr_t)k->data | (uint64_t)k->stride_block | (uint64_t)k->stride_slot;
+}
+
+/* The form of the cache's rows; -1 if they are not served. Numbers of fp8_ds_mla and fp8_ds_v4
+ * times their scales are rounded to f16, an error that is negligible in bf16 but not in f16. */
 static int32_t form_of(const struct attn_layer_desc *layer)
 {
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
@@ -27,9 +32,26 @@ static int32_t form_of(const struct attn_layer_desc *layer)
         return LATENT_FORM_E5M2;
     case ATTN_KV_FP8_DS_MLA:
         return layer->dtype == ATTN_DTYPE_BF16 ? LATENT_FORM_DS : -1;
+    case ATTN_KV_FP8_DS_V4:
+        return layer->dtype == ATTN_DTYPE_BF16 ? LATENT_FORM_V4 : -1;
     default:
         return -1;
     }
+}
+
+/* Whether rows are latent parts and rope parts in a form that is served, or latent parts alone in
+ * bf16 or, at addresses that can be read 16 bytes at a time, fp8_ds_v4. */
+static bool serves_rows(const struct attn_layer_desc *layer, const struct attn_kv_view *k)
+{
+    const int32_t form = form_of(layer), rope = mla_of(layer)->qk_rope_head_dim;
+    if (rope > 0) {
+        return rope == LATENT_MAX_SIZE - LATENT_MAX_RANK && form >= 0;
+    }
+    const int64_t scales =
+        (int64_t)(uintptr_t)k->scale | k->scale_stride_block | k->scale_stride_slot;
+    return layer->dtype == ATTN_DTYPE_BF16 &&
+           (form == LATENT_FORM_OWN ||
+            (form == LATENT_FORM_V4 && row_bits(k) % 16 == 0 && scales % 2 == 0));
 }
 
 /* An item's rows belong to one query, which see the same keys, or to several queries where
@@ -43,10 +65,10 @@ static bool serves(const struct attn_attend_args *args)
                 group / rows <= args->instance->device.num_sms;
     return args->instance->device.major == 9 && mla != NULL && fits &&
            mla->kv_lora_rank == LATENT_MAX_RANK &&
-           mla->qk_rope_head_dim == LATENT_MAX_SIZE - LATENT_MAX_RANK &&
            (layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16) &&
-           form_of(layer) >= 0 && layer->scale > 0 && layer->q_scale_form == ATTN_SCALE_NONE &&
-           layer->alibi == ATTN_ALIBI_NONE && !layer->fast_prefill;
+           serves_rows(layer, args->k_cache) && layer->scale > 0 &&
+           layer->q_scale_form == ATTN_SCALE_NONE && layer->alibi == ATTN_ALIBI_NONE &&
+           !layer->fast_prefill;
 }
 
 /* Whether TMA can copy blocks in whole periods of its swizzle, 8 rows. */
@@ -64,7 +86,7 @@ static bool takes_boxes(const struct attn_attend_args *args, bool tree)
     return form_of(layer) == LATENT_FORM_OWN && args->prepared->topk == 0 && !layer->prefix_lm &&
            layer->soft_cap <= 0 && (tree || layer->tree_mask == ATTN_TREE_NONE) &&
            args->instance->device.encode_map != NULL && block_is_boxes(k->block_size) &&
-           ((uintptr_t)k->data | (uint64_t)k->stride_block | (uint64_t)k->stride_slot) % 16 == 0;
+           row_bits(k) % 16 == 0;
 }
 
 static int32_t least(int32_t a, int32_t b)
@@ -88,6 +110,9 @@ static void choose_rows(const struct attn_attend_args *args, struct schedule_hos
     }
     if (group <= SM90_LATENT_ROWS && !tree && (!args->prepared->invariant || group % 16 == 0)) {
         plan->tile_rows = group * least(most, SM90_LATENT_ROWS / group);
+    }
+    if (mla_of(args->layer)->qk_rope_head_dim == 0) { /* the swap-AB kernel wants a rope part */
+        return;
     }
     int32_t few = group % SWAP_AB_ROWS == 0 ? SWAP_AB_ROWS : 0;
     if (group <= SWAP_AB_ROWS) {
@@ -156,7 +181,7 @@ static void map_queries(const struct attn_attend_args *args, struct sm90_latent_
     l->q_rows = heads * queries;
     l->q_mapped =
         l->wide_queries && (l->form == LATENT_FORM_OWN || l->p.attend.q.dtype == ATTN_DTYPE_F16);
-    for (int i = 0; i < 2 && l->q_mapped; i++) {
+    for (int i = 0; i < 1 + (l->p.rope > 0) && l->q_mapped; i++) {
         const struct map_shape shape = {
             .rank = 4,
             .element = 2,
@@ -185,13 +210,14 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
         (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
         return "queries, latent rows and output are not of one type, which the layer said";
     }
-    l.row_bytes = l.form == LATENT_FORM_OWN  ? LATENT_MAX_SIZE * 2
+    l.row_bytes = l.form == LATENT_FORM_OWN  ? (p->rank + p->rope) * 2
                   : l.form == LATENT_FORM_DS ? DS_MLA_ROW
                                              : LATENT_MAX_SIZE;
     l.swap_ab = ((const struct schedule_host *)args->schedule_host)->fast_few;
     map_keys(args, &l);
     map_queries(args, &l);
-    if (!l.mapped && !l.swap_ab && a->schedule.tile_rows > a->problem.group) {
+    if ((!l.mapped && !l.swap_ab && a->schedule.tile_rows > a->problem.group) ||
+        (l.form == LATENT_FORM_V4 && !l.wide_keys)) {
         return "the plan was made for a cache whose rows begin at multiples of 16 bytes";
     }
     return sm90_latent_launch(&args->instance->device, &l, args->stream);

@@ -23,10 +23,10 @@ enum latent_producer { LATENT_BY_BOXES, LATENT_BY_ROWS, LATENT_BY_CODES };
 
 /* Starts acc_s = Q K^T with half of the columns of buffer B, each as soon as it has arrived. The
  * first half is the one that is released first, B; the rope column belongs to the second. */
-template <int KIND, bool BOXES, int B, bool SECOND>
+template <int KIND, bool BOXES, bool ROPE, int B, bool SECOND>
 static __device__ __forceinline__ void start_qk(latent_shared &smem, int phase, float (&acc_s)[32])
 {
-    constexpr int FIRST = (B ^ SECOND) * 4, COUNT = SECOND ? 5 : 4;
+    constexpr int FIRST = (B ^ SECOND) * 4, COUNT = SECOND && ROPE ? 5 : 4;
     uint64_t q = descriptor_at(shared_address(smem.q), 0, 1024);
     uint64_t k = descriptor_at(shared_address(smem.k[B]), 0, 1024);
     if (!SECOND) { /* the second half accumulates to the first */
@@ -208,7 +208,7 @@ static __device__ __forceinline__ void exp_scores(const float (&acc_s)[32], uint
 
 /* Softmax of a tile: P goes to `probs` for this warp group and to the tile's rope columns for the
  * other. row_max is updated; `sum` gets the sums of P. */
-template <int KIND, bool BOXES>
+template <int KIND, bool BOXES, bool ROPE>
 static __device__ __forceinline__ void
 softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t t, float scale,
              const latent_rows &r, float (&row_max)[2], float (&acc_s)[32], uint32_t (&probs)[4][4],
@@ -256,7 +256,9 @@ softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t
         exp_scores<KIND>(acc_s, probs, sum);
     }
     int row = (threadIdx.x & 96) / 2 + (lane & 15);
-    barrier_group(BARRIER_KEYS + b); /* all warps have finished reading the rope columns */
+    if (ROPE) {
+        barrier_group(BARRIER_KEYS + b); /* all warps have finished reading the rope columns */
+    }
     uint32_t to = shared_address(smem.k[b][LATENT_ROPE]) + place_in_column(row, lane >> 4);
     /* hides the address from the compiler, which would keep it over the loop and spill */
     asm volatile("mov.b32 %0, %0;" : "+r"(to));
@@ -450,7 +452,7 @@ static __device__ __forceinline__ latent_rows begin_run(const gpu_params &p, lat
 }
 
 /* The warp group that makes P of the first tiles of pairs; it has dims 0 .. 255. */
-template <int KIND, int PRODUCER, int COLUMNS>
+template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
 static __device__ __forceinline__ void consumer_first(const sm90_latent_params &a,
                                                       latent_shared &smem)
 {
@@ -469,19 +471,19 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
             acc_o[i] = 0.0f;
         }
         if (PRODUCER == LATENT_BY_CODES) {
-            copy_own_queries(a, smem, segment, q_phase);
+            copy_own_queries<ROPE>(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
         fence_async_proxy();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
-            start_qk<KIND, BOXES, 0, false>(smem, phase, acc_s);
+            start_qk<KIND, BOXES, ROPE, 0, false>(smem, phase, acc_s);
             if (pending_release) {
                 wgmma_wait<1>();
                 arrive_warp(smem.empty[1][0]);
             }
-            start_qk<KIND, BOXES, 0, true>(smem, phase, acc_s);
+            start_qk<KIND, BOXES, ROPE, 0, true>(smem, phase, acc_s);
             phase ^= 1;
             wgmma_wait<0>();
             pin(acc_s);
@@ -493,8 +495,8 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
                 clear_values<KIND>(smem, 0, r, t, 0);
             }
             row_max[0] = r.row_max[0], row_max[1] = r.row_max[1];
-            softmax_tile<KIND, BOXES>(p.problem, smem, 0, turn, t, scale, r, row_max, acc_s, probs,
-                                      sum);
+            softmax_tile<KIND, BOXES, ROPE>(p.problem, smem, 0, turn, t, scale, r, row_max, acc_s,
+                                            probs, sum);
             barrier_arrive(shared_address(&smem.p_full[0]));
             rescale_o(row_max, r, acc_o);
             r.row_sum[0] += sum[0], r.row_sum[1] += sum[1];
@@ -520,7 +522,7 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
 
 /* The warp group that makes P of the second tiles; it has dims 256 .. 511. Its Q K^T starts before
  * it waits for P of the first tile, whose P V runs during its softmax. */
-template <int KIND, int PRODUCER, int COLUMNS>
+template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
 static __device__ __forceinline__ void consumer_second(const sm90_latent_params &a,
                                                        latent_shared &smem)
 {
@@ -538,7 +540,7 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
             acc_o[i] = 0.0f;
         }
         if (PRODUCER == LATENT_BY_CODES) {
-            copy_own_queries(a, smem, segment, q_phase);
+            copy_own_queries<ROPE>(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
@@ -548,8 +550,8 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
         }
 #pragma unroll 1
         for (int32_t t = 0; t + 1 < r.count; t += 2) {
-            start_qk<KIND, BOXES, 1, false>(smem, phase, acc_s);
-            start_qk<KIND, BOXES, 1, true>(smem, phase, acc_s);
+            start_qk<KIND, BOXES, ROPE, 1, false>(smem, phase, acc_s);
+            start_qk<KIND, BOXES, ROPE, 1, true>(smem, phase, acc_s);
             phase ^= 1;
             wgmma_wait<0>(); /* ptxas does not allow acc_o to be rescaled while acc_s is computed */
             pin(acc_s);
@@ -563,8 +565,8 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
                 clear_values<KIND>(smem, 1, r, t + 1, 1);
             }
             row_max[0] = r.row_max[0], row_max[1] = r.row_max[1];
-            softmax_tile<KIND, BOXES>(p.problem, smem, 1, turn, t + 1, scale, r, row_max, acc_s,
-                                      probs, sum);
+            softmax_tile<KIND, BOXES, ROPE>(p.problem, smem, 1, turn, t + 1, scale, r, row_max,
+                                            acc_s, probs, sum);
             barrier_arrive(shared_address(&smem.p_full[1]));
             wgmma_wait<0>();
             pin(acc_o);
@@ -623,7 +625,7 @@ template <int PRODUCER> struct latent_threads {
         (65536 / threads / 8 * 8 * (producers + 2) - 2 * consumer_registers) / producers;
 };
 
-template <int KIND, int PRODUCER>
+template <int KIND, int PRODUCER, bool ROPE>
 __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     attend_latent(const __grid_constant__ sm90_latent_params a)
 {
@@ -655,20 +657,20 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     if (group < 0) {
         dealloc_registers<latent_threads<PRODUCER>::producer_registers>();
         if constexpr (PRODUCER == LATENT_BY_CODES) {
-            convert_rows(a, smem);
+            convert_rows<ROPE>(a, smem);
         } else if constexpr (!BOXES) {
-            copy_rows<KIND>(a, smem);
+            copy_rows<KIND, ROPE>(a, smem);
         } else if (threadIdx.x >= 64) {
-            copy_all_queries<KIND>(a, smem);
+            copy_all_queries<KIND, ROPE>(a, smem);
         } else {
-            copy_boxes(a, smem, threadIdx.x >> 5);
+            copy_boxes<ROPE>(a, smem, threadIdx.x >> 5);
         }
     } else if (group == 0) {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_first<KIND, PRODUCER, COLUMNS>(a, smem);
+        consumer_first<KIND, PRODUCER, COLUMNS, ROPE>(a, smem);
     } else {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_second<KIND, PRODUCER, COLUMNS>(a, smem);
+        consumer_second<KIND, PRODUCER, COLUMNS, ROPE>(a, smem);
     }
 }
 
@@ -725,9 +727,9 @@ static __global__ void __launch_bounds__(MERGE_THREADS, 1)
     merge_cuts<latent_pieces>(a);
 }
 
-template <int KIND, int PRODUCER> static cudaError_t allow_memory()
+template <int KIND, int PRODUCER, bool ROPE> static cudaError_t allow_memory()
 {
-    return cudaFuncSetAttribute(attend_latent<KIND, PRODUCER>,
+    return cudaFuncSetAttribute(attend_latent<KIND, PRODUCER, ROPE>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)sizeof(latent_shared));
 }
@@ -736,19 +738,31 @@ template <int KIND> static cudaError_t make_ready()
 {
     cudaFuncAttributes attributes;
     cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent);
-    error = error ? error : allow_memory<KIND, LATENT_BY_BOXES>();
-    error = error ? error : allow_memory<KIND, LATENT_BY_ROWS>();
+    error = error ? error : allow_memory<KIND, LATENT_BY_BOXES, true>();
+    error = error ? error : allow_memory<KIND, LATENT_BY_ROWS, true>();
     if constexpr (KIND == KIND_F16) {
-        error = error ? error : allow_memory<KIND, LATENT_BY_CODES>();
+        error = error ? error : allow_memory<KIND, LATENT_BY_CODES, true>();
+        error = error ? error : allow_memory<KIND, LATENT_BY_CODES, false>();
+    } else {
+        error = error ? error : allow_memory<KIND, LATENT_BY_BOXES, false>();
+        error = error ? error : allow_memory<KIND, LATENT_BY_ROWS, false>();
     }
     return error;
 }
 
-template <int KIND, int PRODUCER>
+template <int KIND, int PRODUCER, bool ROPE>
 static cudaError_t launch_attend(const sm90_latent_params &a, int32_t num_sms, cudaStream_t stream)
 {
-    return launch_kernel(attend_latent<KIND, PRODUCER>, a, (unsigned)num_sms,
+    return launch_kernel(attend_latent<KIND, PRODUCER, ROPE>, a, (unsigned)num_sms,
                          latent_threads<PRODUCER>::threads, sizeof(latent_shared), stream);
+}
+
+/* The kernel for 16-bit rows, and for rows of any form that are read byte by byte. */
+template <int KIND, bool ROPE>
+static cudaError_t launch_numbers(const sm90_latent_params &a, int32_t num_sms, cudaStream_t stream)
+{
+    return a.mapped ? launch_attend<KIND, LATENT_BY_BOXES, ROPE>(a, num_sms, stream)
+                    : launch_attend<KIND, LATENT_BY_ROWS, ROPE>(a, num_sms, stream);
 }
 
 template <int KIND>
@@ -758,14 +772,15 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     if (a == nullptr) {
         return make_ready<KIND>();
     }
-    const bool converts = KIND == KIND_F16 && a->form != LATENT_FORM_OWN && a->wide_keys;
     cudaError_t error = cudaSuccess;
-    if (a->mapped) {
-        error = launch_attend<KIND, LATENT_BY_BOXES>(*a, num_sms, stream);
-    } else if (!converts) {
-        error = launch_attend<KIND, LATENT_BY_ROWS>(*a, num_sms, stream);
-    } else if constexpr (KIND == KIND_F16) {
-        error = launch_attend<KIND, LATENT_BY_CODES>(*a, num_sms, stream);
+    if constexpr (KIND == KIND_F16) {
+        error = a->form == LATENT_FORM_OWN || !a->wide_keys
+                    ? launch_numbers<KIND, true>(*a, num_sms, stream)
+                : a->p.rope > 0 ? launch_attend<KIND, LATENT_BY_CODES, true>(*a, num_sms, stream)
+                                : launch_attend<KIND, LATENT_BY_CODES, false>(*a, num_sms, stream);
+    } else {
+        error = a->p.rope > 0 ? launch_numbers<KIND, true>(*a, num_sms, stream)
+                              : launch_numbers<KIND, false>(*a, num_sms, stream);
     }
     return error ? error
                  : launch_kernel(merge_latent, *a, (unsigned)num_sms, MERGE_THREADS, 0, stream);

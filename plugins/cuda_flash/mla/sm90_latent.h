@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend_mla on sm_90a: up to 64 rows (query, head) against tiles of 64 latent rows of 512 + 64
- * numbers of 16 bits, or of 8 bits that are converted. The rows belong to one query, or are all
- * heads of several. */
+ * numbers of 16 bits, or of 8 bits that are converted, or of 512 in bf16 or fp8_ds_v4. The rows
+ * belong to one query, or are all heads of several. */
 #ifndef CUDA_FLASH_SM90_LATENT_H
 #define CUDA_FLASH_SM90_LATENT_H
 
@@ -16,9 +16,15 @@ extern "C" {
 #define SWAP_AB_ROWS 32   /* rows of an item in the swap-AB kernel (sm90_swap_ab.cuh) */
 #define SWAP_AB_QUERIES 8 /* queries of such an item */
 
-/* The form of cache rows: numbers of the queries' type, 8 bits with a single scale, or
- * fp8_ds_mla's. */
-enum latent_form { LATENT_FORM_OWN, LATENT_FORM_E4M3, LATENT_FORM_E5M2, LATENT_FORM_DS };
+/* The form of cache rows: numbers of the queries' type, 8 bits with a single scale, fp8_ds_mla's,
+ * or fp8_ds_v4's. */
+enum latent_form {
+    LATENT_FORM_OWN,
+    LATENT_FORM_E4M3,
+    LATENT_FORM_E5M2,
+    LATENT_FORM_DS,
+    LATENT_FORM_V4
+};
 
 struct sm90_latent_params {
     struct tensor_map k_map;     /* (dim, slot, 1, block), if `mapped` */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversion of 8-bit rows to f16 in a tile. Elements are exact; only products with scales of
- * fp8_ds_mla are rounded. */
+/* Conversion of 8-bit rows to f16 in a tile. Elements are exact; products with scales of fp8_ds_mla
+ * are rounded, those with fp8_ds_v4's only below 2^-14. */
 #ifndef CUDA_FLASH_SM90_LATENT_CONVERT_CUH
 #define CUDA_FLASH_SM90_LATENT_CONVERT_CUH
 
@@ -52,22 +52,40 @@ static __device__ __forceinline__ uint32_t factors_of(float scale)
                            __uint_as_float((bits & 0x007fffffu) | 0x3f800000u));
 }
 
-/* Converts two 8-bit elements to f16. */
-template <int FROM, bool DS>
-static __device__ __forceinline__ uint32_t widen_number(uint32_t two, uint32_t factors)
+/* The scales of two columns of fp8_ds_v4 in f16, from two e8m0. */
+static __device__ __forceinline__ uint32_t scales_of(uint32_t two)
 {
-    const uint32_t x = halves_of_fp8(FROM == KIND_E5M2, (uint16_t)two);
-    const __half2 both = *(const __half2 *)&factors;
-    const __half2 y = __hmul2(__hmul2(*(const __half2 *)&x, __high2half2(both)), __low2half2(both));
-    return DS ? *(const uint32_t *)&y : x;
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t e = two >> 8 * i & 0xff;
+        scale[i] = fminf(fmaxf(__uint_as_float(e << 23), 0x1p-24f), 0x1p7f); /* 448 x 2^7 is f16 */
+        scale[i] = e == 0xff ? NAN : scale[i];
+    }
+    return pack2<KIND_F16>(scale[0], scale[1]);
 }
 
-template <int FROM, bool DS>
+/* Converts two 8-bit elements to f16. `factors`: those of a DS scale; or the V4 scale, twice. */
+template <int FORM>
+static __device__ __forceinline__ uint32_t widen_number(uint32_t two, uint32_t factors)
+{
+    const uint32_t x = halves_of_fp8(FORM == LATENT_FORM_E5M2, (uint16_t)two);
+    const __half2 both = *(const __half2 *)&factors;
+    __half2 y = *(const __half2 *)&x;
+    if (FORM == LATENT_FORM_DS) {
+        y = __hmul2(__hmul2(y, __high2half2(both)), __low2half2(both));
+    } else if (FORM == LATENT_FORM_V4) {
+        y = __hmul2(y, both);
+    }
+    return *(const uint32_t *)&y;
+}
+
+template <int FORM>
 static __device__ __forceinline__ uint4 widen_numbers(uint32_t x, uint32_t y, uint32_t factors)
 {
-    return make_uint4(
-        widen_number<FROM, DS>(x & 0xffff, factors), widen_number<FROM, DS>(x >> 16, factors),
-        widen_number<FROM, DS>(y & 0xffff, factors), widen_number<FROM, DS>(y >> 16, factors));
+    return make_uint4(widen_number<FORM>(x & 0xffff, factors), widen_number<FORM>(x >> 16, factors),
+                      widen_number<FORM>(y & 0xffff, factors),
+                      widen_number<FORM>(y >> 16, factors));
 }
 
 /* Reads chunk `chunk` of column c of a row of any form and alignment, converted as in a tile. */
@@ -87,23 +105,54 @@ static __device__ __noinline__ uint4 read_chunk_slowly(const char *row, int form
     for (int i = 0; i < 4; i++) {
         const uint8_t *x = (const uint8_t *)row + c * 64 + chunk * 8 + i * 2;
         uint32_t two = x[0] | (uint32_t)x[1] << 8;
-        w[i] = form == LATENT_FORM_E5M2 ? widen_number<KIND_E5M2, false>(two, f)
-               : is_ds                  ? widen_number<KIND_E4M3, true>(two, f)
-                                        : widen_number<KIND_E4M3, false>(two, f);
+        w[i] = form == LATENT_FORM_E5M2 ? widen_number<LATENT_FORM_E5M2>(two, f)
+               : is_ds                  ? widen_number<LATENT_FORM_DS>(two, f)
+                                        : widen_number<LATENT_FORM_E4M3>(two, f);
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 /* The conversion of a tile of 8-bit rows. Four threads have a row; a step has 16 elements of each
- * thread: one of eight columns, or the rope column, which in bf16 takes two steps. Each step stores
- * one and reads the elements of AHEAD steps later, across tiles, as far as registers allow. A tile
- * starts with the half that is released first. */
-template <bool DS> struct latent_narrow {
-    static constexpr int STEPS = DS ? 10 : 9, AHEAD = DS ? 5 : 3;
+ * thread, of one column; a column in bf16 takes two steps of 8: DS's rope column, which is last,
+ * and V4's last column, after which an empty step follows. Each step stores one and reads the
+ * elements of AHEAD steps later, across tiles, as far as registers allow. A tile starts with the
+ * half that is released first. */
+template <int FORM> struct latent_narrow {
+    static constexpr bool IS_DS = FORM == LATENT_FORM_DS, IS_V4 = FORM == LATENT_FORM_V4,
+                          HAS_SCALES = IS_DS || IS_V4;
+    static constexpr int STEPS = HAS_SCALES ? 10 : 9, AHEAD = HAS_SCALES ? 5 : 3;
     static_assert(STEPS % AHEAD == 0, "each tile begins with the same registers");
     const char *from; /* this thread's first element of the row being read */
     uint4 x[AHEAD];
-    float scale; /* the next tile's: thread i of a row has the scale of dims 128 i and up */
+    /* The next tile's: thread i of a row has the float of dims 128 i and up, or both e8m0. */
+    uint32_t scale;
+
+    /* The first step of the half of buffer b that is released second. */
+    static __device__ constexpr int second(int b)
+    {
+        return IS_V4 && b == 1 ? 5 : 4;
+    }
+
+    /* The column of a step; LATENT_COLUMNS: none. */
+    static __device__ constexpr int column(int b, int step)
+    {
+        const int at = step < second(b) ? step : step - second(b);
+        return !IS_V4                           ? (step < 8 ? step ^ b * 4 : LATENT_ROPE)
+               : step == 9                      ? LATENT_COLUMNS
+               : (b != 0) == (step < second(b)) ? (at < 3 ? 4 + at : 7)
+                                                : at;
+    }
+
+    /* Whether a step has a half of a column in bf16, and which. */
+    static __device__ constexpr bool is_wide(int b, int step)
+    {
+        return column(b, step) == (IS_DS ? LATENT_ROPE : IS_V4 ? V4_WIDE : LATENT_COLUMNS);
+    }
+
+    static __device__ constexpr int half(int b, int step)
+    {
+        return step > 0 && column(b, step - 1) == column(b, step);
+    }
 };
 
 static __device__ const uint4 zero_row[DS_MLA_ROW / 16] = {}; /* the row of a hidden key */
@@ -127,84 +176,85 @@ static __device__ __forceinline__ uint4 read_here(const char *from)
 }
 
 /* b is t & 1, as a constant. */
-template <bool DS>
+template <int FORM>
 static __device__ __forceinline__ void read_step(const latent_shared &smem, int b, int32_t t,
-                                                 int step, uint32_t thread, latent_narrow<DS> &n)
+                                                 int step, uint32_t thread, latent_narrow<FORM> &n)
 {
     const uint32_t part = thread & 3;
-    uint4 &x = n.x[step % latent_narrow<DS>::AHEAD];
+    const int c = n.column(b, step);
+    uint4 &x = n.x[step % n.AHEAD];
     if (step == 0) {
         const char *row = smem.from[t & 7][thread >> 2];
+        const uint16_t *scales = n.IS_V4 ? scales_of_tile(smem, t)[thread >> 2] : nullptr;
+        scales = scales != nullptr ? scales : (const uint16_t *)zero_row;
         row = row != nullptr ? row : (const char *)zero_row;
         n.from = row + part * 16;
-        if (DS) {
-            n.scale = __ldg((const float *)(row + DS_MLA_SCALES_AT + part * 4));
+        if (n.IS_DS) {
+            n.scale = __ldg((const uint32_t *)(row + DS_MLA_SCALES_AT + part * 4));
+        } else if (n.IS_V4) {
+            n.scale = __ldg(scales + part);
         }
     }
-    if (step < 8) {
-        x = read_here(n.from + (step ^ b * 4) * 64);
-    } else if (DS) {
-        x = read_here(n.from + DS_MLA_ROPE_AT + part * 16 + (step - 8) * 16);
-    } else {
-        x = read_here(n.from + LATENT_MAX_RANK);
-    }
-}
-
-/* Converts 16 elements and stores them as two chunks, at `place` and place ^ 16 of a column. Eight
- * threads, which store at once, have even chunks of one row and odd chunks of the next, so they use
- * all banks. */
-template <int FROM, bool DS>
-static __device__ __forceinline__ void store_step(uint32_t to, uint32_t place, uint32_t next_place,
-                                                  int step, uint32_t factors, uint4 x)
-{
-    if (DS && step >= 8) {
-        store16(to + (step == 8 ? place : next_place), halves_of_bf16(x));
-    } else {
-        store16(to + place, widen_numbers<FROM, DS>(x.x, x.y, factors));
-        store16(to + next_place, widen_numbers<FROM, DS>(x.z, x.w, factors));
+    if (n.is_wide(b, step)) {
+        x = read_here(n.from + (n.IS_DS ? DS_MLA_ROPE_AT : c * 64) + part * 16 +
+                      n.half(b, step) * 16);
+    } else if (c < LATENT_COLUMNS) {
+        x = read_here(n.from + c * 64);
     }
 }
 
 /* Reads ahead for a run's first tile. */
-template <bool DS>
+template <int FORM>
 static __device__ __forceinline__ void begin_convert(const latent_shared &smem,
-                                                     latent_narrow<DS> &n)
+                                                     latent_narrow<FORM> &n)
 {
     const uint32_t thread = converting_thread();
 #pragma unroll
     for (int step = 0; step < n.AHEAD; step++) {
-        read_step<DS>(smem, 0, 0, step, thread, n);
+        read_step<FORM>(smem, 0, 0, step, thread, n);
     }
 }
 
 /* Converts tile t into its buffer; the caller arrives at its last barrier, and consumers fence.
- * Rows of the next tile are known; after the last tile they are hidden. */
-template <int FROM, bool DS>
+ * Rows of the next tile are known; after the last tile they are hidden. A step of 8 bits stores two
+ * chunks, at `place` and place ^ 16 of a column. Eight threads, which store at once, have even
+ * chunks of one row and odd chunks of the next, so they use all banks. */
+template <int FORM>
 static __device__ __forceinline__ void convert_tile(latent_shared &smem, int b, int phase,
-                                                    int32_t t, latent_narrow<DS> &n)
+                                                    int32_t t, latent_narrow<FORM> &n)
 {
     const uint32_t thread = converting_thread();
     const uint32_t place = place_in_column(thread >> 2, (thread & 3) * 2);
-    const uint32_t factors = DS ? factors_of(n.scale) : 0;
+    const uint32_t factors = n.IS_DS   ? factors_of(__uint_as_float(n.scale))
+                             : n.IS_V4 ? scales_of(n.scale)
+                                       : 0;
     uint32_t of_pair = 0;
-    constexpr int STEPS = latent_narrow<DS>::STEPS, AHEAD = latent_narrow<DS>::AHEAD;
+    constexpr int STEPS = latent_narrow<FORM>::STEPS, AHEAD = latent_narrow<FORM>::AHEAD;
     barrier_wait(shared_address(&smem.empty[b][b]), phase);
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        const int c = step < 8 ? step ^ b * 4 : LATENT_ROPE;
-        if (step == 4) {
+        const int c = n.column(b, step);
+        const uint32_t to = shared_address(smem.k[b][c < LATENT_COLUMNS ? c : 0]);
+        const uint4 x = n.x[step % AHEAD];
+        if (step == n.second(b)) {
             arrive_warp(smem.full[b][0]);
             barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
         }
-        if (DS && step < 8 && step % 2 == 0) {
+        if (n.HAS_SCALES && c < 8 && c % 2 == 0) {
             of_pair = __shfl_sync(0xffffffffu, factors, c >> 1, 4);
         }
-        store_step<FROM, DS>(shared_address(smem.k[b][c]), place, place ^ 16, step, of_pair,
-                             n.x[step % latent_narrow<DS>::AHEAD]);
+        if (n.is_wide(b, step)) {
+            store16(to + (place ^ n.half(b, step) * 16), halves_of_bf16(x));
+        } else if (c < LATENT_COLUMNS) {
+            const uint32_t by =
+                n.IS_V4 ? __byte_perm(of_pair, 0, c % 2 == 0 ? 0x1010 : 0x3232) : of_pair;
+            store16(to + place, widen_numbers<FORM>(x.x, x.y, by));
+            store16(to + (place ^ 16), widen_numbers<FORM>(x.z, x.w, by));
+        }
         if (step + AHEAD < STEPS) {
-            read_step<DS>(smem, b, t, step + AHEAD, thread, n);
+            read_step<FORM>(smem, b, t, step + AHEAD, thread, n);
         } else {
-            read_step<DS>(smem, b ^ 1, t + 1, step + AHEAD - STEPS, thread, n);
+            read_step<FORM>(smem, b ^ 1, t + 1, step + AHEAD - STEPS, thread, n);
         }
     }
 }

@@ -39,11 +39,11 @@ static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrie
 }
 
 /* Copies an item's query rows by THREADS threads. */
-template <int THREADS, bool NARROWS>
+template <int THREADS, bool NARROWS, bool ROPE>
 static __device__ __forceinline__ void
 copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
 {
-    constexpr int UNROLLED = NARROWS ? 1 : LATENT_COLUMNS;
+    constexpr int COLUMNS = key_columns<ROPE>, UNROLLED = NARROWS ? 1 : COLUMNS;
     const gpu_params &p = a.p.attend;
 #pragma unroll 1
     for (int row = (threadIdx.x & (THREADS - 1)) >> 3; row < SM90_LATENT_ROWS; row += THREADS / 8) {
@@ -52,21 +52,21 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
         const char *latent = p.q.data + token * p.q.row + head * p.q.head;
         const char *rope = a.p.q_rope.data + token * a.p.q_rope.row + head * a.p.q_rope.head;
         if (NARROWS && a.wide_queries && row < item.num_rows) { /* all reads at once */
-            uint4 x[LATENT_COLUMNS];
+            uint4 x[COLUMNS];
 #pragma unroll
-            for (int c = 0; c < LATENT_COLUMNS; c++) {
+            for (int c = 0; c < COLUMNS; c++) {
                 const char *from = c < LATENT_ROPE ? latent + c * 128 : rope;
                 x[c] = __ldg((const uint4 *)from + (threadIdx.x & 7));
             }
 #pragma unroll
-            for (int c = 0; c < LATENT_COLUMNS; c++) {
+            for (int c = 0; c < COLUMNS; c++) {
                 store16(shared_address(smem.q[c]) + place_in_column(row, threadIdx.x & 7),
                         halves_of_bf16(x[c]));
             }
             continue;
         }
 #pragma unroll(UNROLLED)
-        for (int c = 0; c < LATENT_COLUMNS; c++) {
+        for (int c = 0; c < COLUMNS; c++) {
             copy_chunk<NARROWS>(latent, rope, row < item.num_rows, a.wide_queries, p.q.data,
                                 shared_address(smem.q), row, c);
         }
@@ -75,42 +75,46 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
 }
 
 /* Copies an item's queries by TMA; one thread calls. */
+template <bool ROPE>
 static __device__ __forceinline__ void
 copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
 {
     const int32_t group = a.p.attend.problem.group, index = item.first_row / group;
     const int32_t head = item.first_row - index * group, token = item.query_start + index;
     const uint32_t full = shared_address(&smem.q_full);
-    barrier_arrive_expect(full, LATENT_COLUMNS * a.q_rows * 128);
+    barrier_arrive_expect(full, key_columns<ROPE> * a.q_rows * 128);
 #pragma unroll 1
     for (int c = 0; c < LATENT_ROPE; c++) {
         copy_box(shared_address(smem.q[c]), &a.q_maps[0], c * 64, head, token, 0, full);
     }
-    copy_box(shared_address(smem.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
+    if (ROPE) {
+        copy_box(shared_address(smem.q[LATENT_ROPE]), &a.q_maps[1], 0, head, token, 0, full);
+    }
 }
 
 /* Copies an item's queries; the last THREADS producer threads call. Queries that TMA cannot copy
  * for converting warps are copied by the consumers, who have registers for many reads at once. */
-template <int KIND, int THREADS, bool CONVERTS = false>
+template <int KIND, bool ROPE, int THREADS, bool CONVERTS = false>
 static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
                                                     const gpu_row_tile &item, latent_shared &smem)
 {
     if (a.q_mapped) {
         if ((threadIdx.x & (THREADS - 1)) < 32 && elected()) {
-            copy_query_boxes(a, item, smem);
+            copy_query_boxes<ROPE>(a, item, smem);
         }
         __syncwarp();
     } else if (CONVERTS) {
         return;
     } else if (KIND == KIND_F16 && a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
-        copy_query_rows<THREADS, true>(a, item, smem);
+        copy_query_rows<THREADS, true, ROPE>(a, item, smem);
     } else {
-        copy_query_rows<THREADS, false>(a, item, smem);
+        copy_query_rows<THREADS, false, ROPE>(a, item, smem);
     }
 }
 
 /* The consumers copy an item's queries for converting warps, unless TMA copies them. Both have read
  * the previous run's. */
+template <bool ROPE>
 static __device__ __forceinline__ void
 copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment, int phase)
 {
@@ -120,15 +124,15 @@ copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segme
     barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
     const gpu_row_tile &item = a.p.attend.schedule.segments[segment].row_tile;
     if (a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
-        copy_query_rows<256, true>(a, item, smem);
+        copy_query_rows<256, true, ROPE>(a, item, smem);
     } else {
-        copy_query_rows<256, false>(a, item, smem);
+        copy_query_rows<256, false, ROPE>(a, item, smem);
     }
 }
 
-/* Copies half `half` of the columns of a tile of 16-bit rows by cp.async, with WITH_ROPE also the
+/* Copies half `half` of the columns of a tile of 16-bit rows by cp.async, the SECOND one with the
  * rope column. */
-template <bool WITH_ROPE>
+template <bool SECOND, bool ROPE>
 static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &smem,
                                                  int b, int32_t t, int half)
 {
@@ -146,14 +150,15 @@ static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, la
         for (int c = 0; c < 4; c++) {
             copy16(to + further + c * LATENT_COLUMN_BYTES, from + c * 128, bytes);
         }
-        if (WITH_ROPE) {
+        if (SECOND && ROPE) {
             copy16(to_rope + further, from + (LATENT_ROPE - half * 4) * 128, bytes);
         }
     }
-    barrier_arrive_copies(shared_address(&smem.full[b][WITH_ROPE]));
+    barrier_arrive_copies(shared_address(&smem.full[b][SECOND]));
 }
 
 /* Copies a tile of rows of any form and alignment. */
+template <bool ROPE>
 static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params &a,
                                                         latent_shared &smem, int phase, int32_t t)
 {
@@ -161,7 +166,7 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
     barrier_wait(shared_address(&smem.empty[b][0]), phase);
     barrier_wait(shared_address(&smem.empty[b][1]), phase);
 #pragma unroll 1
-    for (int n = 0; n < LATENT_COPY_ROWS * LATENT_COLUMNS; n++) {
+    for (int n = 0; n < LATENT_COPY_ROWS * key_columns<ROPE>; n++) {
         const int c = n >> 2, i = n & 3;
         const char *row = row_of_thread<LATENT_COPY_WARPS>(smem, t, i);
         const int at = copied_row<LATENT_COPY_WARPS>(i);
@@ -178,30 +183,29 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
 
 /* Copies queries and keys of all runs by whole warp groups, for any block size, list and form of
  * rows. FORM: of rows that can be read 16 bytes at a time; -1: any form and alignment. */
-template <int KIND, int FORM>
+template <int KIND, int FORM, bool ROPE>
 static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_params &a,
                                                          latent_shared &smem)
 {
-    constexpr int FROM = FORM == LATENT_FORM_E5M2 ? KIND_E5M2 : KIND_E4M3;
-    constexpr bool IS_DS = FORM == LATENT_FORM_DS, NARROW = FORM > LATENT_FORM_OWN;
+    constexpr bool NARROW = FORM > LATENT_FORM_OWN, IS_V4 = FORM == LATENT_FORM_V4;
     constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
     constexpr int AT_ONCE = WARPS / 2; /* tiles that a warp looks up at once */
     const gpu_params &p = a.p.attend;
     /* bits 0 and 1: phases of the buffers; bit 2: of the queries; bit 3: parity of the run */
     int phases = 7;
-    latent_narrow<IS_DS> narrow;
+    latent_narrow<FORM> narrow;
     /* b is t & 1, as a constant. */
     auto copy_tile = [&](int b, int32_t t) {
         const int phase = phases >> b & 1;
         if constexpr (FORM == LATENT_FORM_OWN) {
             barrier_wait(shared_address(&smem.empty[b][b]), phase);
-            copy_half<false>(a, smem, b, t, b);
+            copy_half<false, ROPE>(a, smem, b, t, b);
             barrier_wait(shared_address(&smem.empty[b][b ^ 1]), phase);
-            copy_half<true>(a, smem, b, t, b ^ 1);
+            copy_half<true, ROPE>(a, smem, b, t, b ^ 1);
         } else if constexpr (NARROW) {
-            convert_tile<FROM, IS_DS>(smem, b, phase, t, narrow);
+            convert_tile<FORM>(smem, b, phase, t, narrow);
         } else {
-            copy_tile_slowly(a, smem, phase, t);
+            copy_tile_slowly<ROPE>(a, smem, phase, t);
         }
         phases ^= 1 << b;
         asm volatile("" : "+r"(phases)); /* otherwise the old phases are kept and spilled */
@@ -222,11 +226,11 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
         key = key_of_lane<WARPS>(lookup, AT_ONCE);
         /* Both consumers are in the previous run, so the terms of the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
-        publish_row<WARPS>(a, smem, lookup, phases >> 3, 0, first, block);
-        copy_queries<KIND, WARPS * 32, NARROW>(a, p.schedule.segments[s].row_tile, smem);
+        publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, 0, first, block);
+        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, p.schedule.segments[s].row_tile, smem);
         __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
-            begin_convert<IS_DS>(smem, narrow);
+            begin_convert<FORM>(smem, narrow);
         }
 #pragma unroll 1
         for (int32_t t = 0; t < lookup.count; t += 2) {
@@ -241,7 +245,7 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
             const int32_t later = NARROW ? 0 : key_ahead();
             copy_tile(0, t);
             if (NARROW && publishes) { /* before the next tile, since rows are read ahead */
-                publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, t + 2, key, block);
                 key = key_ahead();
                 __syncwarp(); /* the addresses are written */
             }
@@ -249,7 +253,7 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
                 copy_tile(1, t + 1);
             }
             if (!NARROW) { /* now, since no buffer becomes free for a while */
-                publish_row<WARPS>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, t + 2, key, block);
                 key = later;
                 __syncwarp(); /* the addresses are written */
             }
@@ -260,26 +264,29 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
     wait_for_copies(); /* no copy may outlive the CTA */
 }
 
-template <int KIND>
+template <int KIND, bool ROPE>
 static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     if (a.form == LATENT_FORM_OWN && a.wide_keys) {
-        copy_runs_of_rows<KIND, LATENT_FORM_OWN>(a, smem);
+        copy_runs_of_rows<KIND, LATENT_FORM_OWN, ROPE>(a, smem);
     } else {
-        copy_runs_of_rows<KIND, -1>(a, smem);
+        copy_runs_of_rows<KIND, -1, ROPE>(a, smem);
     }
 }
 
 /* Converts 8-bit rows to f16. */
+template <bool ROPE>
 static __device__ __forceinline__ void convert_rows(const sm90_latent_params &a,
                                                     latent_shared &smem)
 {
-    if (a.form == LATENT_FORM_E4M3) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3>(a, smem);
+    if constexpr (!ROPE) {
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_V4, ROPE>(a, smem);
+    } else if (a.form == LATENT_FORM_E4M3) {
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3, ROPE>(a, smem);
     } else if (a.form == LATENT_FORM_E5M2) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2, ROPE>(a, smem);
     } else {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS, ROPE>(a, smem);
     }
 }
 
@@ -312,6 +319,7 @@ static __device__ __forceinline__ latent_pages page_of_warp(const latent_pages &
 }
 
 /* Copies a page of half a tile, 4 columns, and of the rope column with the half it belongs to. */
+template <bool ROPE>
 static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, latent_shared &smem,
                                                  int b, int half, int page, latent_pages of)
 {
@@ -322,12 +330,13 @@ static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, la
         copy_box(to + c * LATENT_COLUMN_BYTES, &a.k_map, half * 256 + c * 64, of.slot, 0, of.block,
                  full + c * 8);
     }
-    if (b != half) {
+    if (ROPE && b != half) {
         copy_box(shared_address(smem.k[b][LATENT_ROPE]) + page * a.box_rows * 128, &a.k_map,
                  LATENT_MAX_RANK, of.slot, 0, of.block, shared_address(&smem.full[b][LATENT_ROPE]));
     }
 }
 
+template <bool ROPE>
 static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, int half,
                                                   latent_pages of)
 {
@@ -335,7 +344,7 @@ static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, i
     for (int c = 0; c < 4; c++) {
         fetch_box(&a.k_map, half * 256 + c * 64, of.slot, 0, of.block);
     }
-    if (half == 1) {
+    if (ROPE && half == 1) {
         fetch_box(&a.k_map, LATENT_MAX_RANK, of.slot, 0, of.block);
     }
 }
@@ -343,6 +352,7 @@ static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, i
 /* One warp copies one half of all tiles by TMA. If several CTAs walk the same keys, each fetches
  * one half into the L2, LATENT_AHEAD tiles ahead. This does not pay if each CTA has its own keys or
  * other queries' CTAs fetch them. */
+template <bool ROPE>
 static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &smem,
                                                   int half)
 {
@@ -368,7 +378,7 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
             const int bytes = __popc(real & ((1u << pages) - 1)) * a.box_rows * 128;
             barrier_wait(shared_address(&smem.empty[b][half]), phases >> b & 1);
             phases ^= 1 << b;
-            if (lane < 4 || (lane == 4 && b != half)) {
+            if (lane < 4 || (ROPE && lane == 4 && b != half)) {
                 barrier_arrive_expect(
                     shared_address(&smem.full[b][lane < 4 ? half * 4 + lane : LATENT_ROPE]), bytes);
             }
@@ -377,7 +387,7 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
             for (int page = 0; page < pages; page++) {
                 latent_pages of = page_of_warp(here, first + page);
                 if (of.block >= 0 && elected()) {
-                    copy_page(a, smem, b, half, page, of);
+                    copy_page<ROPE>(a, smem, b, half, page, of);
                 }
             }
             if (!fetches) {
@@ -390,14 +400,14 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
                 latent_pages of = page_of_warp(
                     {near ? here.block : behind.block, near ? here.slot : behind.slot}, n);
                 if (of.block >= 0 && elected()) {
-                    fetch_page(a, half, of);
+                    fetch_page<ROPE>(a, half, of);
                 }
             }
         }
     }
 }
 
-template <int KIND>
+template <int KIND, bool ROPE>
 static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params &a,
                                                         latent_shared &smem)
 {
@@ -408,7 +418,7 @@ static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params
         latent_run run = load_run(plan, s);
         s = run.next;
         barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
-        copy_queries<KIND, 64>(a, run.item, smem);
+        copy_queries<KIND, ROPE, 64>(a, run.item, smem);
     }
     wait_for_copies();
 }

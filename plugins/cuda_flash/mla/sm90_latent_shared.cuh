@@ -12,7 +12,10 @@
 #define LATENT_COLUMNS (LATENT_MAX_SIZE / 64) /* columns of 64 dims, 128 bytes a row */
 #define LATENT_COLUMN_BYTES (SM90_LATENT_ROWS * 128)
 #define LATENT_ROPE (LATENT_COLUMNS - 1) /* the rope column, which values do not have */
+/* Columns of keys; without a rope part the rope column holds P only. */
+template <bool ROPE> constexpr int key_columns = ROPE ? LATENT_COLUMNS : LATENT_ROPE;
 #define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* floats of a part */
+#define V4_WIDE 7      /* the column of fp8_ds_v4 that is bf16 */
 #define LATENT_AHEAD 2 /* tiles that are fetched into the L2 ahead of their copies */
 /* queries of a request; with more, listed rows are in the L2 anyway */
 #define FETCHING_QUERIES 8
@@ -262,15 +265,23 @@ static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes
     }
 }
 
+/* Where fp8_ds_v4 has the scales of the rows of tile t & 7, two in a number, NULL for hidden keys;
+ * in place of the queries' rope column. */
+static __device__ __forceinline__ const uint16_t **scales_of_tile(const latent_shared &smem,
+                                                                  int32_t t)
+{
+    return (const uint16_t **)smem.q[LATENT_ROPE] + (t & 7) * GPU_TILE;
+}
+
 /* Writes address and term of this lane's row of the tiles from t on. Of the CTAs that walk the same
  * keys, one fetches even and one odd rows into the L2. */
-template <int WARPS>
+template <int WARPS, bool IS_V4>
 static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, latent_shared &smem,
                                                    const key_lookup &lookup, int turn, int32_t t,
                                                    int32_t key, int32_t block)
 {
     const gpu_params &p = a.p.attend;
-    const char *from = nullptr;
+    const char *from = nullptr, *scales = nullptr;
     float term = block >= 0 ? 0.0f : -INFINITY;
     if (block >= 0 && sees_slowly(p.problem)) {
         term = term_slow(p.problem, p.schedule.segments[lookup.segment].row_tile, key);
@@ -285,10 +296,18 @@ static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, 
     }
     smem.term[turn][t & 7][row] = term;
     if (term != -INFINITY) {
-        from = row_at(p.k, block, key - block_of_key(a, key) * p.problem.block_size, 0);
+        const int32_t slot = key - block_of_key(a, key) * p.problem.block_size;
+        from = row_at(p.k, block, slot, 0);
         if ((lookup.fetches >> (row & 1) & 1) != 0) {
             fetch_row<WARPS>(from, a.row_bytes);
         }
+        if (IS_V4) {
+            scales = (const char *)row_scale_at(p.k, block, slot, 0);
+            fetch_line(scales);
+        }
+    }
+    if (IS_V4) {
+        scales_of_tile(smem, t)[row] = (const uint16_t *)scales;
     }
     smem.from[t & 7][row] = from;
 }

@@ -18,6 +18,7 @@ enum { REQS = 4, TABLE = 4, LONGEST = TABLE * LATENT_BLOCK };
 enum { TREE_ROW = 2 }; /* words or floats; a request has as many rows at most */
 enum { WINDOW = 70 };  /* from one tile of keys into another */
 enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
+enum { DS_V4_ROW = 576, DS_V4_SCALES = 8 }; /* rank 512 without a rope part */
 
 /* Next to causal rows without one. */
 static const struct mla_term {
@@ -72,9 +73,10 @@ struct mla_case {
 static size_t row_bytes(const struct mla_variant *v)
 {
     size_t row = (size_t)(v->n.rank + v->n.rope);
-    return v->kv_dtype == ATTN_KV_FP8_DS_MLA ? DS_MLA_ROW
-           : kv_is_fp8(v->kv_dtype)          ? row
-                                             : row * number_bytes(v->dtype);
+    return v->kv_dtype == ATTN_KV_FP8_DS_MLA  ? DS_MLA_ROW
+           : v->kv_dtype == ATTN_KV_FP8_DS_V4 ? DS_V4_ROW + DS_V4_SCALES
+           : kv_is_fp8(v->kv_dtype)           ? row
+                                              : row * number_bytes(v->dtype);
 }
 
 /* Everything that both kernels of a step take, over one copy of the image. */
@@ -148,6 +150,13 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct kerne
     memset(s, 0, sizeof *s);
     describe(s, c, call);
     latent_bind(&c->batch, call, &s->step);
+    if (v->kv_dtype == ATTN_KV_FP8_DS_V4) {
+        struct attn_kv_view *view = &s->step.view;
+        view->stride_slot = view->stride_head = DS_V4_ROW;
+        view->scale = (char *)view->data + view->block_size * DS_V4_ROW;
+        view->scale_stride_block = view->stride_block;
+        view->scale_stride_slot = view->scale_stride_head = DS_V4_SCALES;
+    }
     if (s->step.layer.tree_mask != ATTN_TREE_NONE) {
         s->step.batch.tree = call_array(call, TREE);
         s->step.batch.tree_stride_row = TREE_ROW;
@@ -260,7 +269,7 @@ static enum trial_result verify_mla(struct kernel_test *test, const struct mla_c
         return TRIAL_FAILED;
     }
     bool plain = !kv_is_fp8(c->v->kv_dtype) && c->v->kv_dtype != ATTN_KV_FP8_DS_MLA &&
-                 !c->v->nan; /* which may be another NaN */
+                 c->v->kv_dtype != ATTN_KV_FP8_DS_V4 && !c->v->nan; /* which may be another NaN */
     return !plain || test_same(test, LATENT_CACHE, test->operands[LATENT_CACHE].bytes)
                ? TRIAL_PASSED
                : trial_say(test->trial, TRIAL_FAILED,
@@ -356,7 +365,8 @@ static bool served(const struct attn_backend_caps *caps, const struct mla_varian
         (caps->kv_dtypes >> v->kv_dtype & 1) || (plain && (caps->kv_dtypes >> ATTN_KV_AUTO & 1));
     bool whole =
         v->kv_dtype != ATTN_KV_FP8_DS_MLA || (v->n.rank == DS_MLA_RANK && v->n.rope == DS_MLA_ROPE);
-    whole = whole && (!v->sparse || v->n.topk > 0);
+    whole = whole && (v->kv_dtype != ATTN_KV_FP8_DS_V4 || v->n.rank == DS_MLA_RANK) &&
+            (!v->sparse || v->n.topk > 0);
     return (caps->kernels & kernel) && (caps->dtypes >> v->dtype & 1) && cached && whole &&
            (caps->terms & v->term) == v->term;
 }
@@ -432,9 +442,17 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, false, false, true},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, false, false, true},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, false, false, true},
+        {ATTN_TERM_SLIDING_WINDOW, 128, ATTN_KV_BF16, false, 1, false, false, true},
+        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, true, 2, false, false, true},
+        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, true, false, true},
+        {0, 24, ATTN_KV_BF16, false, 5, false, true, true},
+        {0, 128, ATTN_KV_FP8_DS_V4, true, 2, false, false, true},
+        {ATTN_TERM_SINKS, 64, ATTN_KV_FP8_DS_V4, true, 1, false, false, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_FP8_DS_V4, false, 2, false, false, true},
+        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_FP8_DS_V4, false, 5, false, false, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct mla_variant v = {sizes_within(caps, false, false),
+        struct mla_variant v = {sizes_within(caps, false, rows[i].nope),
                                 ATTN_DTYPE_BF16,
                                 rows[i].kv_dtype,
                                 rows[i].sparse,
