@@ -24,7 +24,7 @@ enum latent_producer { LATENT_BY_BOXES, LATENT_BY_ROWS, LATENT_BY_CODES };
 /* Starts acc_s = Q K^T with half of the columns of buffer B, each as soon as it has arrived. The
  * first half is the one that is released first, B; the rope column belongs to the second. */
 template <int KIND, bool BOXES, bool ROPE, int B, bool SECOND>
-static __device__ __forceinline__ void start_qk(latent_shared &smem, int phase, float (&acc_s)[32])
+GPU_INLINE void start_qk(latent_shared &smem, int phase, float (&acc_s)[32])
 {
     constexpr int FIRST = (B ^ SECOND) * 4, COUNT = SECOND && ROPE ? 5 : 4;
     uint64_t q = descriptor_at(shared_address(smem.q), 0, 1024);
@@ -56,9 +56,8 @@ static __device__ __forceinline__ void start_qk(latent_shared &smem, int phase, 
 /* Starts acc_o += P V of this warp group's P and buffer b in its half of the dims, COLUMNS at a
  * time. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void start_pv_own(latent_shared &smem, int b, int half,
-                                                    const uint32_t (&probs)[4][4],
-                                                    float (&acc_o)[128])
+GPU_INLINE void start_pv_own(latent_shared &smem, int b, int half, const uint32_t (&probs)[4][4],
+                             float (&acc_o)[128])
 {
     uint64_t v = descriptor_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
     pin(acc_o);
@@ -77,8 +76,7 @@ static __device__ __forceinline__ void start_pv_own(latent_shared &smem, int b, 
 
 /* As start_pv_own, with the other warp group's P. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void start_pv_other(latent_shared &smem, int b, int half,
-                                                      float (&acc_o)[128])
+GPU_INLINE void start_pv_other(latent_shared &smem, int b, int half, float (&acc_o)[128])
 {
     uint64_t v = descriptor_at(shared_address(smem.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
     uint64_t probs = descriptor_at(shared_address(smem.k[b][LATENT_ROPE]), 0, 1024);
@@ -107,8 +105,7 @@ struct latent_rows {
  * zero, since boxes may have left anything there; values that only some rows see become zero where
  * they are not finite (rows that see them get NaN through their scores, or P of 0). */
 template <int KIND>
-static __device__ __forceinline__ void clear_values(latent_shared &smem, int b,
-                                                    const latent_rows &r, int32_t t, int half)
+GPU_INLINE void clear_values(latent_shared &smem, int b, const latent_rows &r, int32_t t, int half)
 {
     const int32_t first = r.base + t * GPU_TILE;
     if (first >= r.first && first + GPU_TILE - 1 <= r.last) {
@@ -135,16 +132,15 @@ static __device__ __forceinline__ void clear_values(latent_shared &smem, int b,
 }
 
 /* The factor of Q K^T; in base 2 unless a soft cap follows. */
-static __device__ __forceinline__ float score_scale(const gpu_params &p)
+GPU_INLINE float score_scale(const gpu_params &p)
 {
     float scale = p.problem.scale * value_scale(p.k);
     return p.problem.soft_cap > 0.0f ? scale : scale * LOG2E;
 }
 
 /* Turns Q K^T into scores in base 2, adds the keys' terms and subtracts row_max. */
-static __device__ __forceinline__ void add_terms(const gpu_problem &p, const float *terms,
-                                                 float scale, const float (&row_max)[2],
-                                                 float (&acc_s)[32])
+GPU_INLINE void add_terms(const gpu_problem &p, const float *terms, float scale,
+                          const float (&row_max)[2], float (&acc_s)[32])
 {
     if (p.soft_cap > 0.0f) {
 #pragma unroll
@@ -166,7 +162,7 @@ static __device__ __forceinline__ void add_terms(const gpu_problem &p, const flo
 
 /* Raises row_max to the tile's maximum if that exceeds it by more than the threshold, or if there
  * is no row_max yet. Scores are relative to row_max. */
-static __device__ __forceinline__ void update_row_max(float (&row_max)[2], float (&acc_s)[32])
+GPU_INLINE void update_row_max(float (&row_max)[2], float (&acc_s)[32])
 {
     float tile_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -194,8 +190,7 @@ static __device__ __forceinline__ void update_row_max(float (&row_max)[2], float
 
 /* Computes P of a tile and its sums. */
 template <int KIND>
-static __device__ __forceinline__ void exp_scores(const float (&acc_s)[32], uint32_t (&probs)[4][4],
-                                                  float (&sum)[2])
+GPU_INLINE void exp_scores(const float (&acc_s)[32], uint32_t (&probs)[4][4], float (&sum)[2])
 {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
@@ -209,10 +204,9 @@ static __device__ __forceinline__ void exp_scores(const float (&acc_s)[32], uint
 /* Softmax of a tile: P goes to `probs` for this warp group and to the tile's rope columns for the
  * other. row_max is updated; `sum` gets the sums of P. */
 template <int KIND, bool BOXES, bool ROPE>
-static __device__ __forceinline__ void
-softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t t, float scale,
-             const latent_rows &r, float (&row_max)[2], float (&acc_s)[32], uint32_t (&probs)[4][4],
-             float (&sum)[2])
+GPU_INLINE void softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t t,
+                             float scale, const latent_rows &r, float (&row_max)[2],
+                             float (&acc_s)[32], uint32_t (&probs)[4][4], float (&sum)[2])
 {
     const int lane = threadIdx.x & 31;
     const int32_t first = r.base + t * GPU_TILE;
@@ -274,8 +268,7 @@ softmax_tile(const gpu_problem &p, latent_shared &smem, int b, int turn, int32_t
 }
 
 /* Rescales acc_o and row_sum to a new row_max. */
-static __device__ __forceinline__ void rescale_o(const float (&new_max)[2], latent_rows &r,
-                                                 float (&acc_o)[128])
+GPU_INLINE void rescale_o(const float (&new_max)[2], latent_rows &r, float (&acc_o)[128])
 {
     if (!__any_sync(0xffffffffu, new_max[0] != r.row_max[0] || new_max[1] != r.row_max[1])) {
         return;
@@ -294,8 +287,8 @@ static __device__ __forceinline__ void rescale_o(const float (&new_max)[2], late
 }
 
 /* Waits for the other warp group's P of buffer b and rescales to its row_max. */
-static __device__ __forceinline__ void wait_for_p(latent_shared &smem, int b, int phase,
-                                                  latent_rows &r, float (&acc_o)[128])
+GPU_INLINE void wait_for_p(latent_shared &smem, int b, int phase, latent_rows &r,
+                           float (&acc_o)[128])
 {
     barrier_wait(shared_address(&smem.p_full[b]), phase);
     const float new_max[2] = {smem.row_max[b][r.row], smem.row_max[b][r.row + 8]};
@@ -305,8 +298,8 @@ static __device__ __forceinline__ void wait_for_p(latent_shared &smem, int b, in
 
 /* A lane's elements of dims 32 k .. 32 k + 31 of its half of a row. */
 template <int KIND, int H>
-static __device__ __forceinline__ void pack_row(bool narrows, float factor,
-                                                const float (&acc_o)[128], int k, uint32_t (&x)[4])
+GPU_INLINE void pack_row(bool narrows, float factor, const float (&acc_o)[128], int k,
+                         uint32_t (&x)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -322,8 +315,8 @@ static __device__ __forceinline__ void pack_row(bool narrows, float factor,
 /* Writes a row in the warp group's half of the dims, 16 bytes a lane or less where out is not
  * aligned. */
 template <int KIND, int H>
-static __device__ __forceinline__ void write_row(const sm90_latent_params &a, char *to, bool real,
-                                                 float factor, const float (&acc_o)[128])
+GPU_INLINE void write_row(const sm90_latent_params &a, char *to, bool real, float factor,
+                          const float (&acc_o)[128])
 {
     const int part = threadIdx.x & 3;
     const bool narrows = KIND == KIND_F16 && a.p.attend.out.dtype == ATTN_DTYPE_BF16;
@@ -358,9 +351,8 @@ static __device__ __forceinline__ void write_row(const sm90_latent_params &a, ch
 /* Writes acc_o of a run in the warp group's dims, to the output or to a part of the item. Returns
  * the next segment. */
 template <int KIND>
-static __device__ __forceinline__ int32_t epilogue(const sm90_latent_params &a, latent_shared &smem,
-                                                   int32_t segment, int turn, int half,
-                                                   latent_rows &r, const float (&acc_o)[128])
+GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
+                            int turn, int half, latent_rows &r, const float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
     latent_run run = load_run(p.schedule, segment); /* loaded again to save registers */
@@ -423,8 +415,8 @@ static __device__ __forceinline__ int32_t epilogue(const sm90_latent_params &a, 
 /* Starts a run and writes the rows' bounds to shared memory. Rows out of range get the bounds of
  * the last row. Bounds never decrease from one query to the next. */
 template <bool BOXES>
-static __device__ __forceinline__ latent_rows begin_run(const gpu_params &p, latent_shared &smem,
-                                                        int32_t segment, int half)
+GPU_INLINE latent_rows begin_run(const gpu_params &p, latent_shared &smem, int32_t segment,
+                                 int half)
 {
     latent_rows r;
     latent_run run = load_run(p.schedule, segment);
@@ -453,8 +445,7 @@ static __device__ __forceinline__ latent_rows begin_run(const gpu_params &p, lat
 
 /* The warp group that makes P of the first tiles of pairs; it has dims 0 .. 255. */
 template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
-static __device__ __forceinline__ void consumer_first(const sm90_latent_params &a,
-                                                      latent_shared &smem)
+GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
     const gpu_params &p = a.p.attend;
@@ -523,8 +514,7 @@ static __device__ __forceinline__ void consumer_first(const sm90_latent_params &
 /* The warp group that makes P of the second tiles; it has dims 256 .. 511. Its Q K^T starts before
  * it waits for P of the first tile, whose P V runs during its softmax. */
 template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
-static __device__ __forceinline__ void consumer_second(const sm90_latent_params &a,
-                                                       latent_shared &smem)
+GPU_INLINE void consumer_second(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
     const gpu_params &p = a.p.attend;
@@ -590,8 +580,7 @@ static __device__ __forceinline__ void consumer_second(const sm90_latent_params 
     }
 }
 
-template <int PRODUCER>
-static __device__ __forceinline__ void init_barriers(latent_shared &smem, bool q_boxes)
+template <int PRODUCER> GPU_INLINE void init_barriers(latent_shared &smem, bool q_boxes)
 {
     constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
     constexpr int WARPS = BOXES                        ? 2
@@ -680,18 +669,18 @@ struct latent_pieces {
     static constexpr int ROWS = SM90_LATENT_ROWS, COUNT = ROWS * LATENT_MAX_RANK / 256, APART = 8;
     static constexpr bool BY_ROWS = true;
 
-    static __device__ __forceinline__ int first_row(int piece)
+    GPU_INLINE int first_row(int piece)
     {
         return (piece & 3) * 16;
     }
 
-    static __device__ __forceinline__ int row(int piece)
+    GPU_INLINE int row(int piece)
     {
         return first_row(piece) + ((threadIdx.x & 31) >> 2);
     }
 
-    static __device__ __forceinline__ void
-    store(const sm90_latent_params &a, const gpu_row_tile &item, int piece, const merged_piece &x)
+    GPU_INLINE void store(const sm90_latent_params &a, const gpu_row_tile &item, int piece,
+                          const merged_piece &x)
     {
         const gpu_params &p = a.p.attend;
         const int dim = (piece >> 2) * 8 + (threadIdx.x & 3) * 2;

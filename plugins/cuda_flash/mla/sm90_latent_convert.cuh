@@ -6,7 +6,7 @@
 
 #include "sm90_latent_shared.cuh"
 
-static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
+GPU_INLINE void arrive_warp(uint64_t &barrier)
 {
     __syncwarp();
     if ((threadIdx.x & 31) == 0) {
@@ -15,7 +15,7 @@ static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
 }
 
 /* Converts two bf16 to f16; values out of range become the largest of f16. */
-static __device__ __forceinline__ uint32_t clamped_halves(uint32_t two)
+GPU_INLINE uint32_t clamped_halves(uint32_t two)
 {
     float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000u);
     low = isfinite(low) ? fminf(fmaxf(low, -65504.0f), 65504.0f) : low;
@@ -23,7 +23,7 @@ static __device__ __forceinline__ uint32_t clamped_halves(uint32_t two)
     return pack2<KIND_F16>(low, high);
 }
 
-static __device__ __forceinline__ uint4 halves_of_bf16(uint4 x)
+GPU_INLINE uint4 halves_of_bf16(uint4 x)
 {
     uint32_t w[4] = {x.x, x.y, x.z, x.w}, far = 0; /* sign bits: numbers from 65536 on */
 #pragma unroll
@@ -44,7 +44,7 @@ static __device__ __forceinline__ uint4 halves_of_bf16(uint4 x)
 
 /* A scale as a product of two f16 factors: a power of two in the low half, and a number from 1 to 2
  * in the high half. e4m3 times the second is at most 896. */
-static __device__ __forceinline__ uint32_t factors_of(float scale)
+GPU_INLINE uint32_t factors_of(float scale)
 {
     scale = fminf(fmaxf(scale, 0x1p-24f), 146.0f); /* 448 x 146 is the largest product in f16 */
     const uint32_t bits = __float_as_uint(scale);
@@ -53,7 +53,7 @@ static __device__ __forceinline__ uint32_t factors_of(float scale)
 }
 
 /* The scales of two columns of fp8_ds_v4 in f16, from two e8m0. */
-static __device__ __forceinline__ uint32_t scales_of(uint32_t two)
+GPU_INLINE uint32_t scales_of(uint32_t two)
 {
     float scale[2];
 #pragma unroll
@@ -66,8 +66,7 @@ static __device__ __forceinline__ uint32_t scales_of(uint32_t two)
 }
 
 /* Converts two 8-bit elements to f16. `factors`: those of a DS scale; or the V4 scale, twice. */
-template <int FORM>
-static __device__ __forceinline__ uint32_t widen_number(uint32_t two, uint32_t factors)
+template <int FORM> GPU_INLINE uint32_t widen_number(uint32_t two, uint32_t factors)
 {
     const uint32_t x = halves_of_fp8(FORM == LATENT_FORM_E5M2, (uint16_t)two);
     const __half2 both = *(const __half2 *)&factors;
@@ -80,8 +79,7 @@ static __device__ __forceinline__ uint32_t widen_number(uint32_t two, uint32_t f
     return *(const uint32_t *)&y;
 }
 
-template <int FORM>
-static __device__ __forceinline__ uint4 widen_numbers(uint32_t x, uint32_t y, uint32_t factors)
+template <int FORM> GPU_INLINE uint4 widen_numbers(uint32_t x, uint32_t y, uint32_t factors)
 {
     return make_uint4(widen_number<FORM>(x & 0xffff, factors), widen_number<FORM>(x >> 16, factors),
                       widen_number<FORM>(y & 0xffff, factors),
@@ -158,7 +156,7 @@ template <int FORM> struct latent_narrow {
 static __device__ const uint4 zero_row[DS_MLA_ROW / 16] = {}; /* the row of a hidden key */
 
 /* The thread's index among those that convert, read again, since registers are few. */
-static __device__ __forceinline__ uint32_t converting_thread()
+GPU_INLINE uint32_t converting_thread()
 {
     uint32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -166,7 +164,7 @@ static __device__ __forceinline__ uint32_t converting_thread()
 }
 
 /* Reads 16 bytes here: read earlier, they would need further registers. */
-static __device__ __forceinline__ uint4 read_here(const char *from)
+GPU_INLINE uint4 read_here(const char *from)
 {
     uint4 x;
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -177,8 +175,8 @@ static __device__ __forceinline__ uint4 read_here(const char *from)
 
 /* b is t & 1, as a constant. */
 template <int FORM>
-static __device__ __forceinline__ void read_step(const latent_shared &smem, int b, int32_t t,
-                                                 int step, uint32_t thread, latent_narrow<FORM> &n)
+GPU_INLINE void read_step(const latent_shared &smem, int b, int32_t t, int step, uint32_t thread,
+                          latent_narrow<FORM> &n)
 {
     const uint32_t part = thread & 3;
     const int c = n.column(b, step);
@@ -204,9 +202,7 @@ static __device__ __forceinline__ void read_step(const latent_shared &smem, int 
 }
 
 /* Reads ahead for a run's first tile. */
-template <int FORM>
-static __device__ __forceinline__ void begin_convert(const latent_shared &smem,
-                                                     latent_narrow<FORM> &n)
+template <int FORM> GPU_INLINE void begin_convert(const latent_shared &smem, latent_narrow<FORM> &n)
 {
     const uint32_t thread = converting_thread();
 #pragma unroll
@@ -220,8 +216,8 @@ static __device__ __forceinline__ void begin_convert(const latent_shared &smem,
  * chunks, at `place` and place ^ 16 of a column. Eight threads, which store at once, have even
  * chunks of one row and odd chunks of the next, so they use all banks. */
 template <int FORM>
-static __device__ __forceinline__ void convert_tile(latent_shared &smem, int b, int phase,
-                                                    int32_t t, latent_narrow<FORM> &n)
+GPU_INLINE void convert_tile(latent_shared &smem, int b, int phase, int32_t t,
+                             latent_narrow<FORM> &n)
 {
     const uint32_t thread = converting_thread();
     const uint32_t place = place_in_column(thread >> 2, (thread & 3) * 2);

@@ -7,9 +7,8 @@
 
 /* Each of 8 threads of a row copies chunk t % 8 of column c. NARROWS: from bf16 to f16. */
 template <bool NARROWS>
-static __device__ __forceinline__ void copy_chunk(const char *latent, const char *rope, bool real,
-                                                  bool wide, const void *any, uint32_t to, int row,
-                                                  int c)
+GPU_INLINE void copy_chunk(const char *latent, const char *rope, bool real, bool wide,
+                           const void *any, uint32_t to, int row, int c)
 {
     const int chunk = threadIdx.x & 7;
     uint32_t place = to + c * LATENT_COLUMN_BYTES + place_in_column(row, chunk);
@@ -28,7 +27,7 @@ static __device__ __forceinline__ void copy_chunk(const char *latent, const char
 }
 
 /* Announces this thread's chunks, whose copies may still be in flight. */
-static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrier)
+GPU_INLINE void arrive_chunks(bool wide, uint64_t &barrier)
 {
     if (wide) {
         barrier_arrive_copies(shared_address(&barrier));
@@ -40,8 +39,8 @@ static __device__ __forceinline__ void arrive_chunks(bool wide, uint64_t &barrie
 
 /* Copies an item's query rows by THREADS threads. */
 template <int THREADS, bool NARROWS, bool ROPE>
-static __device__ __forceinline__ void
-copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
+GPU_INLINE void copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item,
+                                latent_shared &smem)
 {
     constexpr int COLUMNS = key_columns<ROPE>, UNROLLED = NARROWS ? 1 : COLUMNS;
     const gpu_params &p = a.p.attend;
@@ -76,8 +75,8 @@ copy_query_rows(const sm90_latent_params &a, const gpu_row_tile &item, latent_sh
 
 /* Copies an item's queries by TMA; one thread calls. */
 template <bool ROPE>
-static __device__ __forceinline__ void
-copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_shared &smem)
+GPU_INLINE void copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item,
+                                 latent_shared &smem)
 {
     const int32_t group = a.p.attend.problem.group, index = item.first_row / group;
     const int32_t head = item.first_row - index * group, token = item.query_start + index;
@@ -95,8 +94,8 @@ copy_query_boxes(const sm90_latent_params &a, const gpu_row_tile &item, latent_s
 /* Copies an item's queries; the last THREADS producer threads call. Queries that TMA cannot copy
  * for converting warps are copied by the consumers, who have registers for many reads at once. */
 template <int KIND, bool ROPE, int THREADS, bool CONVERTS = false>
-static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
-                                                    const gpu_row_tile &item, latent_shared &smem)
+GPU_INLINE void copy_queries(const sm90_latent_params &a, const gpu_row_tile &item,
+                             latent_shared &smem)
 {
     if (a.q_mapped) {
         if ((threadIdx.x & (THREADS - 1)) < 32 && elected()) {
@@ -115,8 +114,8 @@ static __device__ __forceinline__ void copy_queries(const sm90_latent_params &a,
 /* The consumers copy an item's queries for converting warps, unless TMA copies them. Both have read
  * the previous run's. */
 template <bool ROPE>
-static __device__ __forceinline__ void
-copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment, int phase)
+GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
+                                 int phase)
 {
     if (a.q_mapped) {
         return;
@@ -133,8 +132,8 @@ copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segme
 /* Copies half `half` of the columns of a tile of 16-bit rows by cp.async, the SECOND one with the
  * rope column. */
 template <bool SECOND, bool ROPE>
-static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, latent_shared &smem,
-                                                 int b, int32_t t, int half)
+GPU_INLINE void copy_half(const sm90_latent_params &a, latent_shared &smem, int b, int32_t t,
+                          int half)
 {
     const int chunk = threadIdx.x & 7;
     const uint32_t to = shared_address(smem.k[b][half * 4]) +
@@ -159,8 +158,8 @@ static __device__ __forceinline__ void copy_half(const sm90_latent_params &a, la
 
 /* Copies a tile of rows of any form and alignment. */
 template <bool ROPE>
-static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params &a,
-                                                        latent_shared &smem, int phase, int32_t t)
+GPU_INLINE void copy_tile_slowly(const sm90_latent_params &a, latent_shared &smem, int phase,
+                                 int32_t t)
 {
     const int b = t & 1, chunk = threadIdx.x & 7;
     barrier_wait(shared_address(&smem.empty[b][0]), phase);
@@ -184,8 +183,7 @@ static __device__ __forceinline__ void copy_tile_slowly(const sm90_latent_params
 /* Copies queries and keys of all runs by whole warp groups, for any block size, list and form of
  * rows. FORM: of rows that can be read 16 bytes at a time; -1: any form and alignment. */
 template <int KIND, int FORM, bool ROPE>
-static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_params &a,
-                                                         latent_shared &smem)
+GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool NARROW = FORM > LATENT_FORM_OWN, IS_V4 = FORM == LATENT_FORM_V4;
     constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
@@ -265,7 +263,7 @@ static __device__ __forceinline__ void copy_runs_of_rows(const sm90_latent_param
 }
 
 template <int KIND, bool ROPE>
-static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, latent_shared &smem)
+GPU_INLINE void copy_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     if (a.form == LATENT_FORM_OWN && a.wide_keys) {
         copy_runs_of_rows<KIND, LATENT_FORM_OWN, ROPE>(a, smem);
@@ -275,9 +273,7 @@ static __device__ __forceinline__ void copy_rows(const sm90_latent_params &a, la
 }
 
 /* Converts 8-bit rows to f16. */
-template <bool ROPE>
-static __device__ __forceinline__ void convert_rows(const sm90_latent_params &a,
-                                                    latent_shared &smem)
+template <bool ROPE> GPU_INLINE void convert_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     if constexpr (!ROPE) {
         copy_runs_of_rows<KIND_F16, LATENT_FORM_V4, ROPE>(a, smem);
@@ -291,7 +287,7 @@ static __device__ __forceinline__ void convert_rows(const sm90_latent_params &a,
 }
 
 /* The end of the keys to copy: those that some row sees. */
-static __device__ __forceinline__ int32_t end_of_keys(const gpu_row_tile &item)
+GPU_INLINE int32_t end_of_keys(const gpu_row_tile &item)
 {
     return min(item.k1, item.length);
 }
@@ -301,8 +297,8 @@ struct latent_pages {
     int32_t block, slot; /* block -1: no visible key */
 };
 
-static __device__ __forceinline__ latent_pages pages_of_lane(const sm90_latent_params &a,
-                                                             const latent_run &run, int32_t first)
+GPU_INLINE latent_pages pages_of_lane(const sm90_latent_params &a, const latent_run &run,
+                                      int32_t first)
 {
     const gpu_problem &p = a.p.attend.problem;
     int32_t key = run.base + (first + (int32_t)(threadIdx.x & 31)) * a.box_rows;
@@ -312,7 +308,7 @@ static __device__ __forceinline__ latent_pages pages_of_lane(const sm90_latent_p
     return {real ? p.block_table[run.item.table + block] : -1, key - block * p.block_size};
 }
 
-static __device__ __forceinline__ latent_pages page_of_warp(const latent_pages &pages, int32_t n)
+GPU_INLINE latent_pages page_of_warp(const latent_pages &pages, int32_t n)
 {
     return {__shfl_sync(0xffffffffu, pages.block, n & 31),
             __shfl_sync(0xffffffffu, pages.slot, n & 31)};
@@ -320,8 +316,8 @@ static __device__ __forceinline__ latent_pages page_of_warp(const latent_pages &
 
 /* Copies a page of half a tile, 4 columns, and of the rope column with the half it belongs to. */
 template <bool ROPE>
-static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, latent_shared &smem,
-                                                 int b, int half, int page, latent_pages of)
+GPU_INLINE void copy_page(const sm90_latent_params &a, latent_shared &smem, int b, int half,
+                          int page, latent_pages of)
 {
     const uint32_t to = shared_address(smem.k[b][half * 4]) + page * a.box_rows * 128;
     const uint32_t full = shared_address(&smem.full[b][half * 4]);
@@ -337,8 +333,7 @@ static __device__ __forceinline__ void copy_page(const sm90_latent_params &a, la
 }
 
 template <bool ROPE>
-static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, int half,
-                                                  latent_pages of)
+GPU_INLINE void fetch_page(const sm90_latent_params &a, int half, latent_pages of)
 {
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -353,8 +348,7 @@ static __device__ __forceinline__ void fetch_page(const sm90_latent_params &a, i
  * one half into the L2, LATENT_AHEAD tiles ahead. This does not pay if each CTA has its own keys or
  * other queries' CTAs fetch them. */
 template <bool ROPE>
-static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, latent_shared &smem,
-                                                  int half)
+GPU_INLINE void copy_boxes(const sm90_latent_params &a, latent_shared &smem, int half)
 {
     const gpu_params &p = a.p.attend;
     const int pages = GPU_TILE / a.box_rows, lane = threadIdx.x & 31;
@@ -408,8 +402,7 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
 }
 
 template <int KIND, bool ROPE>
-static __device__ __forceinline__ void copy_all_queries(const sm90_latent_params &a,
-                                                        latent_shared &smem)
+GPU_INLINE void copy_all_queries(const sm90_latent_params &a, latent_shared &smem)
 {
     const gpu_schedule &plan = a.p.attend.schedule;
     int phase = 0;

@@ -79,7 +79,7 @@ struct latent_run {
 
 /* Loads a run. With schedule.by_item == 2 a CTA's share starts with segment blockIdx.x and links
  * its further runs; batch-invariant schedules assign segments round-robin. */
-static __device__ __forceinline__ latent_run load_run(const gpu_schedule &plan, int32_t segment)
+GPU_INLINE latent_run load_run(const gpu_schedule &plan, int32_t segment)
 {
     const gpu_segment &s = plan.segments[segment];
     latent_run run;
@@ -99,25 +99,25 @@ static __device__ __forceinline__ latent_run load_run(const gpu_schedule &plan, 
     return run;
 }
 
-static __device__ __forceinline__ int32_t first_segment(const gpu_schedule &plan)
+GPU_INLINE int32_t first_segment(const gpu_schedule &plan)
 {
     return (int32_t)blockIdx.x < plan.header->segments ? (int32_t)blockIdx.x : -1;
 }
 
 /* The scale of rows that were 8 bits with a single scale, for scores and values. */
-static __device__ __forceinline__ float value_scale(const gpu_cache &k)
+GPU_INLINE float value_scale(const gpu_cache &k)
 {
     return k.form == GPU_ROW_NUMBERS ? cache_scale(k, 0) : 1.0f;
 }
 
 /* The byte offset of a 16-byte chunk in a column of a tile. */
-static __device__ __forceinline__ uint32_t place_in_column(int row, int chunk)
+GPU_INLINE uint32_t place_in_column(int row, int chunk)
 {
     return row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
 /* Reads 16 bytes at any address. */
-static __device__ __forceinline__ uint4 read_bytes(const char *from)
+GPU_INLINE uint4 read_bytes(const char *from)
 {
     const uint8_t *x = (const uint8_t *)from;
     uint32_t w[4];
@@ -133,7 +133,7 @@ static __device__ __noinline__ uint4 read_slowly(const char *from)
     return read_bytes(from);
 }
 
-static __device__ __forceinline__ uint4 load16(uint32_t from)
+GPU_INLINE uint4 load16(uint32_t from)
 {
     uint4 x;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -143,14 +143,14 @@ static __device__ __forceinline__ uint4 load16(uint32_t from)
     return x;
 }
 
-static __device__ __forceinline__ uint2 load8(uint32_t from)
+GPU_INLINE uint2 load8(uint32_t from)
 {
     uint2 x;
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
     return x;
 }
 
-static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
+GPU_INLINE void store16(uint32_t to, uint4 x)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
                  "r"(x.w)
@@ -158,7 +158,7 @@ static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
 }
 
 /* Replaces 16-bit numbers that are not finite by zero. */
-template <int KIND> static __device__ __forceinline__ uint4 finite_halves(uint4 x)
+template <int KIND> GPU_INLINE uint4 finite_halves(uint4 x)
 {
     constexpr uint32_t EXPONENT = KIND == KIND_BF16 ? 0x7f80 : 0x7c00;
     uint32_t w[4] = {x.x, x.y, x.z, x.w};
@@ -172,13 +172,12 @@ template <int KIND> static __device__ __forceinline__ uint4 finite_halves(uint4 
 }
 
 /* Whether spans or a tree decide which keys a query sees. */
-static __device__ __forceinline__ bool sees_slowly(const gpu_problem &p)
+GPU_INLINE bool sees_slowly(const gpu_problem &p)
 {
     return p.spans != nullptr || p.tree != nullptr;
 }
 
-static __device__ __forceinline__ key_lookup lookup_of(const sm90_latent_params &a,
-                                                       const latent_run &run, int32_t segment)
+GPU_INLINE key_lookup lookup_of(const sm90_latent_params &a, const latent_run &run, int32_t segment)
 {
     const gpu_row_tile &item = run.item;
     const gpu_problem &p = a.p.attend.problem;
@@ -215,43 +214,40 @@ static __device__ __noinline__ float term_slow(const gpu_problem &p, const gpu_r
 /* Each of WARPS producer warps looks up its rows of WARPS / 2 tiles at once, well ahead: position
  * in the list, block, address. A lane has one row of one of the tiles. Of eight warps each has 8
  * consecutive rows of a tile. */
-template <int WARPS> static __device__ __forceinline__ int row_of_lane()
+template <int WARPS> GPU_INLINE int row_of_lane()
 {
     const int warp = threadIdx.x >> 5 & (WARPS - 1), lane = threadIdx.x & (GPU_TILE / WARPS - 1);
     return WARPS == LATENT_CONVERT_WARPS ? warp * 8 + lane
                                          : warp * 4 + (lane & 3) + (lane >> 2) * (WARPS * 4);
 }
 
-template <int WARPS> static __device__ __forceinline__ int tile_of_lane()
+template <int WARPS> GPU_INLINE int tile_of_lane()
 {
     return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
 /* The key of this lane's row of the tiles from t on; -1: none. */
-template <int WARPS>
-static __device__ __forceinline__ int32_t key_of_lane(const key_lookup &lookup, int32_t t)
+template <int WARPS> GPU_INLINE int32_t key_of_lane(const key_lookup &lookup, int32_t t)
 {
     int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
     return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
 }
 
 /* The index of a key's block in the block table. */
-static __device__ __forceinline__ int32_t block_of_key(const sm90_latent_params &a, int32_t key)
+GPU_INLINE int32_t block_of_key(const sm90_latent_params &a, int32_t key)
 {
     return a.block_shift >= 0 ? key >> a.block_shift : key / a.p.attend.problem.block_size;
 }
 
 /* The block's number in the cache; -1: the key is hidden. */
-static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params &a,
-                                                        const key_lookup &lookup, int32_t key)
+GPU_INLINE int32_t block_of_lane(const sm90_latent_params &a, const key_lookup &lookup, int32_t key)
 {
     return key >= lookup.first && key <= lookup.last ? lookup.blocks[block_of_key(a, key)] : -1;
 }
 
 /* Fetches a row into the L2: with one instruction, which the lanes of a warp issue one after
  * another, or line by line in all lanes at once for warps that also convert. */
-template <int WARPS>
-static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes)
+template <int WARPS> GPU_INLINE void fetch_row(const char *from, int32_t bytes)
 {
     if constexpr (WARPS == LATENT_COPY_WARPS) {
         fetch_bytes(from, bytes);
@@ -267,8 +263,7 @@ static __device__ __forceinline__ void fetch_row(const char *from, int32_t bytes
 
 /* Where fp8_ds_v4 has the scales of the rows of tile t & 7, two in a number, NULL for hidden keys;
  * in place of the queries' rope column. */
-static __device__ __forceinline__ const uint16_t **scales_of_tile(const latent_shared &smem,
-                                                                  int32_t t)
+GPU_INLINE const uint16_t **scales_of_tile(const latent_shared &smem, int32_t t)
 {
     return (const uint16_t **)smem.q[LATENT_ROPE] + (t & 7) * GPU_TILE;
 }
@@ -276,9 +271,9 @@ static __device__ __forceinline__ const uint16_t **scales_of_tile(const latent_s
 /* Writes address and term of this lane's row of the tiles from t on. Of the CTAs that walk the same
  * keys, one fetches even and one odd rows into the L2. */
 template <int WARPS, bool IS_V4>
-static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, latent_shared &smem,
-                                                   const key_lookup &lookup, int turn, int32_t t,
-                                                   int32_t key, int32_t block)
+GPU_INLINE void publish_row(const sm90_latent_params &a, latent_shared &smem,
+                            const key_lookup &lookup, int turn, int32_t t, int32_t key,
+                            int32_t block)
 {
     const gpu_params &p = a.p.attend;
     const char *from = nullptr, *scales = nullptr;
@@ -313,14 +308,13 @@ static __device__ __forceinline__ void publish_row(const sm90_latent_params &a, 
 }
 
 /* Row i of the rows that a group of 8 threads copies: every (4 WARPS)-th row of the tile. */
-template <int WARPS> static __device__ __forceinline__ int copied_row(int i)
+template <int WARPS> GPU_INLINE int copied_row(int i)
 {
     return ((threadIdx.x & (WARPS * 32 - 1)) >> 3) + i * (WARPS * 4);
 }
 
 template <int WARPS>
-static __device__ __forceinline__ const char *row_of_thread(const latent_shared &smem, int32_t t,
-                                                            int i)
+GPU_INLINE const char *row_of_thread(const latent_shared &smem, int32_t t, int i)
 {
     return smem.from[t & 7][copied_row<WARPS>(i)];
 }

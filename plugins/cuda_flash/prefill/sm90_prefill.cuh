@@ -15,8 +15,7 @@
 #include "sm90_launch.h"
 #include "sm90_producer.cuh"
 
-template <class S>
-static __device__ __forceinline__ void issue_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
+template <class S> GPU_INLINE void issue_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
 {
 #pragma unroll
     for (int i = 0; i < S::q_row / 32; i++) {
@@ -30,7 +29,7 @@ static __device__ __forceinline__ void issue_qk(uint64_t q, uint64_t k, float (&
     }
 }
 
-template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
+template <class S> GPU_INLINE void arrive_once(uint64_t &barrier)
 {
     if (S::three_groups ? elected() : (threadIdx.x & 31) == 0) {
         barrier_arrive(shared_address(&barrier));
@@ -38,8 +37,7 @@ template <class S> static __device__ __forceinline__ void arrive_once(uint64_t &
 }
 
 /* Starts acc_s = Q K^T; q and k are descriptors from descriptor_at. */
-template <class S>
-static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
+template <class S> GPU_INLINE void start_qk(uint64_t q, uint64_t k, float (&acc_s)[S::keys / 2])
 {
     pin(acc_s);
     wgmma_begin();
@@ -50,9 +48,8 @@ static __device__ __forceinline__ void start_qk(uint64_t q, uint64_t k, float (&
 /* The same of a tile whose first part has arrived. Each further part is multiplied when it has
  * arrived, and all but the last are released here; no earlier products are under way. */
 template <class S>
-static __device__ __forceinline__ void start_qk_parts(prefill_shared<S> &smem, int parity,
-                                                      uint64_t q, uint64_t k,
-                                                      float (&acc_s)[S::keys / 2])
+GPU_INLINE void start_qk_parts(prefill_shared<S> &smem, int parity, uint64_t q, uint64_t k,
+                               float (&acc_s)[S::keys / 2])
 {
     constexpr int steps = S::q_row / 32 / S::k_parts;
     pin(acc_s);
@@ -77,9 +74,8 @@ static __device__ __forceinline__ void start_qk_parts(prefill_shared<S> &smem, i
 
 /* As start_qk, plus slopes x position of the key in its tile. */
 template <class S>
-static __device__ __forceinline__ void start_qk_alibi(uint64_t q, uint64_t k,
-                                                      const uint32_t (&slopes)[4], uint64_t ramp,
-                                                      float (&acc_s)[S::keys / 2])
+GPU_INLINE void start_qk_alibi(uint64_t q, uint64_t k, const uint32_t (&slopes)[4], uint64_t ramp,
+                               float (&acc_s)[S::keys / 2])
 {
     pin(acc_s);
     wgmma_begin();
@@ -90,8 +86,8 @@ static __device__ __forceinline__ void start_qk_alibi(uint64_t q, uint64_t k,
 
 /* Starts acc_o = P V, or acc_o += P V if `accumulates`. */
 template <class S>
-static __device__ __forceinline__ void start_pv(uint64_t v, const uint32_t (&p)[S::keys / 16][4],
-                                                int accumulates, float (&acc_o)[S::dv / 2])
+GPU_INLINE void start_pv(uint64_t v, const uint32_t (&p)[S::keys / 16][4], int accumulates,
+                         float (&acc_o)[S::dv / 2])
 {
     pin(acc_o);
     wgmma_begin();
@@ -104,8 +100,7 @@ static __device__ __forceinline__ void start_pv(uint64_t v, const uint32_t (&p)[
 }
 
 template <class S>
-static __device__ __forceinline__ void pack_p(const float (&acc_s)[S::keys / 2],
-                                              uint32_t (&p)[S::keys / 16][4])
+GPU_INLINE void pack_p(const float (&acc_s)[S::keys / 2], uint32_t (&p)[S::keys / 16][4])
 {
 #pragma unroll
     for (int i = 0; i < S::keys / 16; i++) {
@@ -118,16 +113,14 @@ static __device__ __forceinline__ void pack_p(const float (&acc_s)[S::keys / 2],
 
 /* The keys of an item whose values are in shared memory: those of whole boxes from its first key
  * on, up to the request's end. */
-static __device__ __forceinline__ prefill_range valued_keys(const prefill_params &a,
-                                                            const prefill_item &item)
+GPU_INLINE prefill_range valued_keys(const prefill_params &a, const prefill_item &item)
 {
     return {a.p.problem.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0, item.row_tile.length};
 }
 
 /* Whether a tile has keys without values. */
 template <class S>
-static __device__ __forceinline__ bool lacks_values(const prefill_params &a,
-                                                    const prefill_item &item, int32_t base)
+GPU_INLINE bool lacks_values(const prefill_params &a, const prefill_item &item, int32_t base)
 {
     prefill_range keys = valued_keys(a, item);
     return base < keys.first || base + S::keys > keys.end;
@@ -136,9 +129,8 @@ static __device__ __forceinline__ bool lacks_values(const prefill_params &a,
 /* Clears values that were not copied or lie past the request's end, because 0 x NaN is NaN. Each
  * warp group does so on its own; both write the same. */
 template <class S>
-static __device__ __forceinline__ void clear_values(const prefill_params &a,
-                                                    const prefill_item &item, int32_t base,
-                                                    char *values, int barrier)
+GPU_INLINE void clear_values(const prefill_params &a, const prefill_item &item, int32_t base,
+                             char *values, int barrier)
 {
     prefill_range keys = valued_keys(a, item);
     if (!lacks_values<S>(a, item, base)) {
@@ -157,7 +149,7 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
     barrier_group(barrier); /* all threads' zeros are written */
 }
 
-template <int N> static __device__ __forceinline__ void clear(float (&x)[N])
+template <int N> GPU_INLINE void clear(float (&x)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -176,7 +168,7 @@ template <class S> struct consumer_state {
  * exponentials, which the general path needs; inner loops where ptxas places the wait well lose 9 %
  * by it. */
 template <class S, bool AFTER_SOFTMAX>
-static __device__ __forceinline__ void finish_pv(consumer_state<S> &x, uint64_t &empty)
+GPU_INLINE void finish_pv(consumer_state<S> &x, uint64_t &empty)
 {
     if (AFTER_SOFTMAX) {
         pin(x.acc_s);
@@ -189,7 +181,7 @@ static __device__ __forceinline__ void finish_pv(consumer_state<S> &x, uint64_t 
     pack_p<S>(x.acc_s, x.p);
 }
 
-template <class S> static __device__ __forceinline__ void rescale_o(consumer_state<S> &x)
+template <class S> GPU_INLINE void rescale_o(consumer_state<S> &x)
 {
     if (!S::lazy_rescale || x.rescales) {
 #pragma unroll
@@ -202,7 +194,7 @@ template <class S> static __device__ __forceinline__ void rescale_o(consumer_sta
 /* The loop over inner tiles of an item. stage is the first tile's, `base` its first key, and
  * `before` the stage of the previous tile, whose P is ready. */
 template <class S>
-static __device__ __forceinline__ void
+GPU_INLINE void
 inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item &item, int32_t row,
             uint64_t q, uint64_t k, uint64_t v, uint64_t places, int32_t tiles, int32_t base,
             ring_place<S::stages> before, ring_place<S::stages> &stage, consumer_state<S> &x)
@@ -263,8 +255,7 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
 /* A consumer warp group. Q K^T of the next tile runs while P V of the previous tile does, and it is
  * issued before anything else as soon as acc_s is free. */
 template <class S>
-static __device__ __forceinline__ void consumer(const prefill_params &a, prefill_shared<S> &smem,
-                                                int group)
+GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int group)
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
@@ -487,13 +478,11 @@ static __device__ __forceinline__ void consumer(const prefill_params &a, prefill
 
 /* The consumer of kernels with three warp groups: sm90_head64.cuh. */
 template <class S>
-static __device__ __forceinline__ void consumer_head64(const prefill_params &a,
-                                                       prefill_shared<S> &smem, int group);
+GPU_INLINE void consumer_head64(const prefill_params &a, prefill_shared<S> &smem, int group);
 
 /* The consumer of kernels that finish an item before the next: sm90_by_item.cuh. */
 template <class S>
-static __device__ __forceinline__ void consumer_by_item(const prefill_params &a,
-                                                        prefill_shared<S> &smem, int group);
+GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &smem, int group);
 
 template <class S>
 __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__ prefill_params a)
