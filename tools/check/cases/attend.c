@@ -168,7 +168,7 @@ static attn_status run_request(struct problem_copy *tested, struct attn_batch *b
 }
 
 /* The steps of a request that is given in parts: its last query, or half of them, comes later. A
- * query that sees later keys cannot be parted from them, and bits may depend on a NaN to come. */
+ * query that sees later keys cannot be parted from them, and its bits may depend on a later NaN. */
 static int32_t first_part(const struct problem_copy *tested, int32_t r)
 {
     const struct attn_layer_desc *l = &tested->binding.layer;
