@@ -269,12 +269,12 @@ static void load_column(const struct attn_tensor *tensor, int64_t first, int32_t
                         int32_t head, float *out)
 {
     int32_t element = element_of_any(tensor);
-    const struct columns column = {.first =
-                                       (const char *)tensor_row(tensor, first, 0) +
-                                       head * tensor_stride(tensor, 1) * element_bytes[element],
-                                   .step = tensor_stride(tensor, 0),
-                                   .element = element};
-    transpose(&column, 1, count, out, 1);
+    const char *from = tensor_row(tensor, first, 0);
+    const int64_t step = tensor_stride(tensor, 0) * element_bytes[element];
+    from += head * tensor_stride(tensor, 1) * element_bytes[element];
+    for (int32_t t = 0; t < count; t++) {
+        out[t] = load_element(from + t * step, element, 0);
+    }
 }
 
 /* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */

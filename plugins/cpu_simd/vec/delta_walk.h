@@ -11,6 +11,7 @@
 #include "f32_tile.h"
 
 #define WALK_VECTORS (WALK_COLUMNS / VF_WIDTH)
+#define WALK_ROWS 2 /* whose chains of FMAs are next to each other */
 
 /* Products of a group, by token. */
 struct walk_sums {
@@ -36,34 +37,39 @@ INLINE void walk_pass(const struct walk_args *args, struct walk_sums *sums, cons
         }
     }
     float *row = args->state, *end = row + depth * WALK_COLUMNS;
-    for (; row < end; row += WALK_COLUMNS, before++, k++, q++) {
-        vf s[WALK_VECTORS];
-#pragma GCC unroll 2
-        for (int j = 0; j < WALK_VECTORS; j++) {
-            s[j] = vf_load(row + j * VF_WIDTH);
-            s[j] = shrinks ? vf_mul(s[j], kept) : s[j];
-        }
+    for (; row < end; row += WALK_ROWS * WALK_COLUMNS) {
+        vf s[WALK_ROWS][WALK_VECTORS];
 #pragma GCC unroll 4
-        for (int t = 0; adds && t < WALK_TOKENS; t++) {
-            vf by = vf_set1(before[t * depth]);
+        for (int i = 0; i < WALK_ROWS * WALK_VECTORS; i++) {
+            vf x = vf_load(row + i * VF_WIDTH);
+            s[i / WALK_VECTORS][i % WALK_VECTORS] = shrinks ? vf_mul(x, kept) : x;
+        }
+#pragma GCC unroll 8
+        for (int i = 0; adds && i < WALK_TOKENS * WALK_ROWS; i++) {
+            const int t = i / WALK_ROWS, r = i % WALK_ROWS;
+            vf by = vf_set1(before[t * depth + r]);
 #pragma GCC unroll 2
             for (int j = 0; j < WALK_VECTORS; j++) {
-                s[j] = vf_fma(by, left[t][j], s[j]);
+                s[r][j] = vf_fma(by, left[t][j], s[r][j]);
             }
-        }
-#pragma GCC unroll 2
-        for (int j = 0; adds && j < WALK_VECTORS; j++) {
-            vf_store(row + j * VF_WIDTH, s[j]);
         }
 #pragma GCC unroll 4
-        for (int t = 0; looks && t < WALK_TOKENS; t++) {
-            vf of_k = vf_set1(k[t * depth]), of_q = vf_set1(q[t * depth]);
+        for (int i = 0; adds && i < WALK_ROWS * WALK_VECTORS; i++) {
+            vf_store(row + i * VF_WIDTH, s[i / WALK_VECTORS][i % WALK_VECTORS]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; looks && i < WALK_TOKENS * WALK_ROWS; i++) {
+            const int t = i % WALK_TOKENS, r = i / WALK_TOKENS;
+            vf of_k = vf_set1(k[t * depth + r]), of_q = vf_set1(q[t * depth + r]);
 #pragma GCC unroll 2
             for (int j = 0; j < WALK_VECTORS; j++) {
-                by_k[t][j] = vf_fma(of_k, s[j], by_k[t][j]);
-                by_q[t][j] = vf_fma(of_q, s[j], by_q[t][j]);
+                by_k[t][j] = vf_fma(of_k, s[r][j], by_k[t][j]);
+                by_q[t][j] = vf_fma(of_q, s[r][j], by_q[t][j]);
             }
         }
+        before += WALK_ROWS;
+        k += WALK_ROWS;
+        q += WALK_ROWS;
     }
 #pragma GCC unroll 4
     for (int t = 0; looks && t < WALK_TOKENS; t++) {
@@ -125,6 +131,9 @@ static void delta_walk(const struct walk_args *args)
     for (int32_t i = 0; i <= args->count; i++) {
         const float *k = args->k + i * keys, *q = args->q + i * keys;
         const float *before = i > 0 ? k - keys : k;
+        for (int t = 0; t < WALK_TOKENS; t++) { /* stores of the state wait for those of outputs */
+            __builtin_prefetch((char *)args->o + (i * WALK_TOKENS + t) * args->o_bytes, 1);
+        }
         const float keep = i > 0 ? args->groups[i - 1].keep : 1.0f;
         if (i == 0) {
             walk_pass(args, &sums, before, k, q, keep, false, false, true);

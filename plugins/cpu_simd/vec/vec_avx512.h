@@ -26,13 +26,12 @@ typedef __m512 vf;
 #define vf_greatest _mm512_reduce_max_ps
 #define vf_times_power _mm512_scalef_ps
 
-/* a step of Newton's, and what the quotient still lacks */
+/* by a step of Newton's */
 static inline vf quotient_near(vf x, vf y)
 {
     vf near = _mm512_rcp14_ps(y);
     near = _mm512_fmadd_ps(near, _mm512_fnmadd_ps(y, near, _mm512_set1_ps(1.0f)), near);
-    vf quotient = _mm512_mul_ps(x, near);
-    return _mm512_fmadd_ps(near, _mm512_fnmadd_ps(quotient, y, x), quotient);
+    return _mm512_mul_ps(x, near);
 }
 #define vf_quotient quotient_near
 static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
@@ -64,11 +63,12 @@ static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float o
 {
     return _mm512_mask_mov_ps(_mm512_set1_ps(other), vf_inside(first, low, high), x);
 }
-/* x less its floor; vf_times_power takes *whole, of which scalef takes the floor */
+/* x less its floor, 0 of an infinite x; vf_times_power takes *whole, of which scalef takes the
+ * floor */
 static inline vf vf_fraction(vf x, vf *whole)
 {
-    *whole = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
-    return _mm512_reduce_ps(*whole, 0x09);
+    *whole = x;
+    return _mm512_reduce_ps(x, 0x09);
 }
 static inline vf vf_load_bf16(const uint16_t *p)
 {

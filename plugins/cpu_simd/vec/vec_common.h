@@ -12,7 +12,7 @@
 #define vf_sub(a, b) ((vf)((a) - (b)))
 #define vf_mul(a, b) ((vf)((a) * (b)))
 #define vf_div(a, b) ((vf)((a) / (b)))
-#ifndef vf_quotient /* vf_div but for the last bit, of a normal divisor */
+#ifndef vf_quotient /* vf_div but for the last two bits, of a normal divisor */
 #define vf_quotient vf_div
 #endif
 
@@ -40,14 +40,14 @@ INLINE vf vf_broadcast(const void *memory)
     return vf_set1(x);
 }
 
-/* 2^x: a polynomial of degree 6 of x - floor(x), times 2^floor(x) */
+/* 2^x to 7.5e-8: a polynomial of degree 5 of x - floor(x), times 2^floor(x) */
 INLINE vf vf_exp2(vf x)
 {
-    static const float coefficients[] = {0.00124396878f, 0.009678841f, 0.055483342f,
-                                         0.240229836f,   0.693146984f, 1.0f};
-    vf whole, f = vf_fraction(x, &whole), p = vf_set1(0.000217022555f);
-#pragma GCC unroll 6
-    for (int i = 0; i < 6; i++) {
+    static const float coefficients[] = {0.00898934025f, 0.0558263179f, 0.240153617f, 0.693153073f,
+                                         0.999999925f};
+    vf whole, f = vf_fraction(x, &whole), p = vf_set1(0.00187757661f);
+#pragma GCC unroll 5
+    for (int i = 0; i < 5; i++) {
         p = vf_fma(p, f, vf_set1(coefficients[i]));
     }
     return vf_times_power(p, whole);
