@@ -246,15 +246,18 @@ struct product_args {
     int32_t m;     /* rows */
     int32_t n;     /* n and k are multiples of 32; both operands may have more */
     int32_t k;
+    struct product_operand
+        *packed; /* NULL, or what out, from row 0 on, becomes a right operand of */
 };
 
 /* Products of rows of floats, whose operands are used more than once. */
 struct product_kernels {
     void (*left)(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
                  int32_t k);
-    /* adds rows first .. k - 1; the rows before them, with the same n, are already there */
-    void (*right)(struct product_operand *operand, const float *rows, int64_t stride, int32_t first,
-                  int32_t k, int32_t n);
+    /* adds rows first .. k - 1, each times its by; NULL: as they are. The rows before them, with
+     * the same n, are already there. Without packed memory `rows` itself is scaled. */
+    void (*right)(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
+                  int32_t k, int32_t n, const float *by);
     void (*multiply)(const struct product_args *args);
 };
 

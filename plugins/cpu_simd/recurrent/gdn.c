@@ -5,10 +5,6 @@
  * chunks on the transpose of the state (gdn_chunk.c). */
 #include "gdn.h"
 
-/* Value heads over one key head that an item takes together: q, k and their products are the same.
- */
-#define GDN_TOGETHER 4
-
 struct gdn_loop {
     struct gdn gdn;
     float *taps;
@@ -60,9 +56,9 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(kt_left.memory, GDN_CHUNK * depth);
     PLACE(by_q_left.memory, GDN_CHUNK * GDN_CHUNK);
     PLACE(by_r_left.memory, GDN_CHUNK * GDN_CHUNK);
-    PLACE(state_right.memory, depth * width);
     PLACE(r_right.memory, GDN_CHUNK * width);
     PLACE(states, (size_t)most_together(desc) * depth * width);
+    PLACE(packed_states, (size_t)most_together(desc) * depth * width);
     PLACE(raw, (taps - 1 + GDN_CHUNK) * wider);
 #undef PLACE
     return (at + 4095) / 4096 * 4096 + 256;

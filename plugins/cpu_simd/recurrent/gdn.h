@@ -11,6 +11,10 @@ static inline const struct variant *gdn_variant(const struct gdn *gdn)
     return gdn->args->instance->variant;
 }
 
+/* Value heads over one key head that an item takes together: q, k and their products are the same.
+ */
+#define GDN_TOGETHER 4
+
 /* A row of the output that is still in floats. */
 struct gdn_pending {
     const float *o; /* NULL: none */
@@ -32,18 +36,19 @@ struct gdn_scratch {
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
     float *by_q;   /* [C, C]: qk with the decays */
     float *d;      /* [1 + C, C]: a row of zeros, then the decay from after token j to token t */
-    struct product_operand q_left, k_left; /* [C, depth], whole */
-    struct product_operand kt_right;       /* [depth, C], whole */
-    struct product_operand kt_left;        /* [depth, C] */
-    struct product_operand state_right;    /* [depth, width] */
-    struct product_operand by_q_left;      /* [C, C] */
-    struct product_operand by_r_left;      /* [C, C], a block of rows at a time */
-    struct product_operand r_right;        /* [C, width] */
-    float (*group_kk)[WALK_TOKENS];        /* [C]: of a token's k with those of its group */
+    struct product_operand q_left, k_left;            /* [C, depth], whole */
+    struct product_operand kt_right;                  /* [depth, C], whole */
+    struct product_operand kt_left;                   /* [depth, C] */
+    struct product_operand state_right[GDN_TOGETHER]; /* [depth, width], for each head of an item */
+    struct product_operand by_q_left;                 /* [C, C] */
+    struct product_operand by_r_left;                 /* [C, C], a block of rows at a time */
+    struct product_operand r_right;                   /* [C, width] */
+    float (*group_kk)[WALK_TOKENS]; /* [C]: of a token's k with those of its group */
     float (*group_qk)[WALK_TOKENS]; /* [C]: products of a token's q with the k of its group */
     /* For chunks: S transposed for each head of an item, [depth, columns] for each `columns` value
      * dims. For steps: S itself */
     float *states;
+    float *packed_states; /* memory of state_right */
     int32_t columns;
     struct gdn_pending pending;
     float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */

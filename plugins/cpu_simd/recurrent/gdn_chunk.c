@@ -70,7 +70,7 @@ static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *
     const struct product_kernels *whole = whole_products_of(gdn);
     whole->left(&s->q_left, s->q, s->depth, count, s->depth);
     whole->left(&s->k_left, s->k, s->depth, count, s->depth);
-    whole->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded);
+    whole->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded, NULL);
     products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
     multiply_keys(gdn, count, s);
 }
@@ -117,25 +117,38 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
         }
         gdn_variant(gdn)->delta->solve(r, width, by + first, GDN_CHUNK, rows);
         products->right(&s->r_right, s->v, width, first, min_i32(first + TRIANGLE_ROWS, padded),
-                        width);
+                        width, NULL);
     }
 }
 
 /* As solve_chunk, for rules without a delta. */
-static void scale_values(const struct gdn *gdn, int32_t count, const float *state,
-                         struct gdn_scratch *s)
+static void scale_values(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
     const int32_t width = s->width, padded = round_up(count, COLUMN_MULTIPLE);
     memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
     for (int32_t t = 0; t < count; t++) {
         gdn_variant(gdn)->scale_row(s->v + (int64_t)t * width, s->beta[t], width);
     }
-    products_of(gdn)->right(&s->state_right, state, width, 0, s->depth, width);
-    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width);
+    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width, NULL);
+}
+
+/* Prefetches the lines of rows first .. end - 1 of the chunk's outputs, while tiles compute: stores
+ * to lines in memory would wait for them. */
+static void prefetch_out(const struct gdn *gdn, int64_t row, int32_t first, int32_t end,
+                         int32_t head)
+{
+    const struct attn_tensor *out = gdn->args->out;
+    const int64_t bytes = gdn->desc->head_size_v * (int64_t)element_bytes[element_of_any(out)];
+    for (int32_t t = first; t < end; t++) {
+        const char *line = tensor_row(out, row + t, head);
+        for (int64_t i = 0; i < bytes; i += 64) {
+            __builtin_prefetch(line + i, 1);
+        }
+    }
 }
 
 /* v becomes r. */
-static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state,
+static void solve_chunk(const struct gdn *gdn, int32_t count, const struct product_operand *state,
                         struct gdn_scratch *s)
 {
     int32_t width = s->width;
@@ -143,11 +156,10 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
     for (int32_t t = 0; t < count; t++) {
         by[t] = -s->beta[t] * s->e[t];
     }
-    products_of(gdn)->right(&s->state_right, state, width, 0, s->depth, width);
     const struct product_args args = {.out = s->v,
                                       .stride = width,
                                       .left = &s->k_left,
-                                      .right = &s->state_right,
+                                      .right = state,
                                       .keep = s->beta,
                                       .by = by,
                                       .m = count,
@@ -157,15 +169,16 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
     solve_triangle(gdn, count, s);
 }
 
-/* Computes the outputs, into o or, with a skip, added to o, and the state after the chunk. */
-static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, struct gdn_scratch *s)
+/* Computes the outputs, into o or, with a skip, added to o, and the state after the chunk, also as
+ * an operand if another chunk follows. */
+static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
+                         struct product_operand *packed, bool follows, struct gdn_scratch *s)
 {
-    const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width, last = count - 1;
     struct product_args args = {.out = s->o,
                                 .stride = width,
                                 .left = &s->q_left,
-                                .right = &s->state_right,
+                                .right = packed,
                                 .keep = gdn->skip != NULL ? s->ones : NULL,
                                 .by = s->e,
                                 .m = count,
@@ -182,14 +195,12 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
         args.k = args.first + TRIANGLE_ROWS;
         products_of(gdn)->multiply(&args);
     }
-    for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
-        variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)count * GDN_CHUNK + t], width);
-    }
     float keep[MAX_HEAD_SIZE];
     for (int32_t i = 0; i < s->depth; i++) {
         keep[i] = s->e[last];
     }
-    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width);
+    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width,
+                            s->d + (int64_t)count * GDN_CHUNK); /* r as the chunk's end has it */
     args = (struct product_args){.out = state,
                                  .stride = width,
                                  .left = &s->kt_left,
@@ -198,7 +209,8 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state, str
                                  .by = s->ones,
                                  .m = s->depth,
                                  .n = width,
-                                 .k = padded};
+                                 .k = padded,
+                                 .packed = follows ? packed : NULL};
     products_of(gdn)->multiply(&args);
 }
 
@@ -246,6 +258,15 @@ static void load_state(const struct gdn *gdn, int32_t slot, int32_t head,
             }
         }
     }
+}
+
+/* The state of head h of an item as an operand of products. */
+static void pack_state(const struct gdn *gdn, int32_t h, struct gdn_scratch *s)
+{
+    const int64_t floats = (int64_t)s->depth * s->width;
+    s->state_right[h].memory = s->packed_states + h * floats;
+    products_of(gdn)->right(&s->state_right[h], s->states + h * floats, s->width, 0, s->depth,
+                            s->width, NULL);
 }
 
 static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
@@ -306,6 +327,9 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
         if (request->has_state) {
             load_state(gdn, request->state_from, head + h, s, state);
         }
+        if (!walks) {
+            pack_state(gdn, h, s);
+        }
     }
     for (int64_t first = 0; first < request->num_tokens;) {
         int32_t count = chunk_tokens(gdn, request, first);
@@ -326,12 +350,15 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
                 for (int32_t i = 0; gdn->skip != NULL && i < count * s->width; i++) {
                     s->o[i] = gdn->skip[head + h] * s->v[i];
                 }
+                prefetch_out(gdn, request->first_row + first, 0, count / 2, head + h);
                 if (gdn->rule->rule == ATTN_RULE_ADDITIVE) {
-                    scale_values(gdn, count, state, s);
+                    scale_values(gdn, count, s);
                 } else {
-                    solve_chunk(gdn, count, state, s);
+                    solve_chunk(gdn, count, &s->state_right[h], s);
                 }
-                finish_chunk(gdn, count, state, s);
+                prefetch_out(gdn, request->first_row + first, count / 2, count, head + h);
+                finish_chunk(gdn, count, state, &s->state_right[h],
+                             first + count < request->num_tokens, s);
                 gdn_store_rows(gdn, request->first_row + first, count, head + h, s->o, s->width);
             }
         }
@@ -342,6 +369,9 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
             store_state(gdn, checkpoint, head + h, s, state);
             if (gdn->desc->state_dtype != ATTN_DTYPE_F32) { /* goes on as it was stored */
                 load_state(gdn, checkpoint, head + h, s, state);
+                if (!walks) {
+                    pack_state(gdn, h, s);
+                }
             }
         }
     }

@@ -61,13 +61,18 @@ static void amx_whole_left(struct product_operand *operand, const float *rows, i
     amx_left_of(operand, rows, stride, m, k, 3);
 }
 
-/* 16 columns of two rows, as pairs */
-INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const int32_t parts)
+/* 16 columns of two rows as pairs, where by is not NULL each row times its own */
+INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const float *by,
+                      const int32_t parts)
 {
     const __m512i in_turn =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 x = _mm512_loadu_ps(even), y = _mm512_loadu_ps(odd);
+    if (by != NULL) {
+        x = _mm512_mul_ps(x, _mm512_set1_ps(by[0]));
+        y = _mm512_mul_ps(y, _mm512_set1_ps(by[1]));
+    }
 #pragma GCC unroll 2
     for (int32_t i = 1; i < parts; i++, out += PART) {
         __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
@@ -80,7 +85,7 @@ INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const 
 }
 
 INLINE void amx_right_of(struct product_operand *operand, const float *rows, int64_t stride,
-                         int32_t first, int32_t k, int32_t n, const int32_t parts)
+                         int32_t first, int32_t k, int32_t n, const float *by, const int32_t parts)
 {
     operand->data = operand->memory;
     operand->block = parts * PART;
@@ -90,22 +95,23 @@ INLINE void amx_right_of(struct product_operand *operand, const float *rows, int
             (uint16_t *)operand->memory + p / UNIT * operand->stride + p % UNIT / 2 * (int64_t)UNIT;
         const float *even = rows + p * stride, *odd = even + stride;
         for (int32_t j = 0; j < n; j += UNIT, out += parts * PART) {
-            amx_pairs(out, even + j, odd + j, parts);
-            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, parts);
+            const float *factors = by != NULL ? by + p : NULL;
+            amx_pairs(out, even + j, odd + j, factors, parts);
+            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, factors, parts);
         }
     }
 }
 
-static void amx_right(struct product_operand *operand, const float *rows, int64_t stride,
-                      int32_t first, int32_t k, int32_t n)
+static void amx_right(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
+                      int32_t k, int32_t n, const float *by)
 {
-    amx_right_of(operand, rows, stride, first, k, n, 2);
+    amx_right_of(operand, rows, stride, first, k, n, by, 2);
 }
 
-static void amx_whole_right(struct product_operand *operand, const float *rows, int64_t stride,
-                            int32_t first, int32_t k, int32_t n)
+static void amx_whole_right(struct product_operand *operand, float *rows, int64_t stride,
+                            int32_t first, int32_t k, int32_t n, const float *by)
 {
-    amx_right_of(operand, rows, stride, first, k, n, 3);
+    amx_right_of(operand, rows, stride, first, k, n, by, 3);
 }
 
 #define AMX_FOUR                                                                                   \
@@ -119,7 +125,8 @@ struct amx_rest {
     const float *sums;
     const struct product_args *args;
     float *out;
-    int32_t i, end; /* rows still to do */
+    uint16_t *packed; /* the block of args->packed; NULL: none */
+    int32_t i, end;   /* rows still to do */
 };
 
 /* up to `rows` more rows */
@@ -140,6 +147,12 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
         }
         _mm512_storeu_ps(out, first);
         _mm512_storeu_ps(out + 16, last);
+        if (rest->packed != NULL && i % 2 == 1) {
+            uint16_t *pairs = rest->packed + i % UNIT / 2 * UNIT;
+            const float *even = out - args->stride;
+            amx_pairs(pairs, even, out, NULL, 2);
+            amx_pairs(pairs + TILE_ELEMENTS, even + 16, out + 16, NULL, 2);
+        }
     }
     rest->i = i;
     rest->sums = sums;
@@ -247,6 +260,7 @@ INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
     const uint16_t *a = (const uint16_t *)left->data + args->first / UNIT * left->stride;
     const int32_t end = args->first + args->m;
     struct amx_rest rest = {.args = args};
+    uint16_t *packed = args->packed != NULL ? args->packed->memory : NULL;
     for (int32_t i = args->first; i < end; i += UNIT, a += left->stride) {
         const uint16_t *b = right->data;
         for (int32_t j = 0; j < args->n; j += UNIT, b += right->block) {
@@ -255,8 +269,13 @@ INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
             } else {
                 amx_product(sums, a, left->block, b, right->stride, args->k, &rest);
             }
-            rest = (struct amx_rest){sums, args, args->out + i * args->stride + j, i,
-                                     i + UNIT < end ? i + UNIT : end};
+            rest = (struct amx_rest){.sums = sums,
+                                     .args = args,
+                                     .out = args->out + i * args->stride + j,
+                                     .packed = packed,
+                                     .i = i,
+                                     .end = i + UNIT < end ? i + UNIT : end};
+            packed += packed != NULL ? args->packed->block : 0;
         }
     }
     tiles_and_memory();

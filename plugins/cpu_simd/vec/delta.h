@@ -134,8 +134,11 @@ static void delta_decays(const struct decays_args *args, int32_t t)
     vf minus_beta = vf_set1(-args->beta[t]);
     for (int32_t j = 0; j <= t; j += VF_WIDTH) {
         vf by = vf_mul(vf_load(d - args->stride + j), decay); /* 0 from t on */
-        vf kk = vf_keep(vf_load(args->kk + row + j), j, 0, t, 0.0f);
-        vf qk = vf_keep(vf_load(args->qk + row + j), j, 0, t, 0.0f);
+        vf kk = vf_load(args->kk + row + j), qk = vf_load(args->qk + row + j);
+        if (j + VF_WIDTH > t) {
+            kk = vf_keep(kk, j, 0, t, 0.0f);
+            qk = vf_keep(qk, j, 0, t, 0.0f);
+        }
         vf_store(d + j, by);
         vf_store(args->by_r + row + j, vf_mul(vf_mul(minus_beta, by), kk));
         vf_store(args->by_q + row + j, vf_mul(by, qk));
@@ -151,9 +154,12 @@ static void f32_left(struct product_operand *operand, const float *rows, int64_t
     operand->stride = stride;
 }
 
-static void f32_right(struct product_operand *operand, const float *rows, int64_t stride,
-                      int32_t first, int32_t k, int32_t n)
+static void f32_right(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
+                      int32_t k, int32_t n, const float *by)
 {
+    for (int32_t i = first; by != NULL && i < k; i++) {
+        row_scale(rows + i * stride, by[i], n);
+    }
     operand->data = rows;
     operand->stride = stride;
 }
@@ -172,6 +178,9 @@ static void f32_multiply(const struct product_args *args)
                                     .keep = args->keep != NULL ? args->keep + first : NULL,
                                     .by = args->by + first};
     tile_gemm(of, args->m, args->n, false, true);
+    if (args->packed != NULL) {
+        f32_right(args->packed, args->out, args->stride, 0, args->m, args->n, NULL);
+    }
 }
 
 /* Rows first .. first + rows - 1, which stay in registers until they have met each other. */

@@ -544,11 +544,14 @@ static void check_products(const struct product_kernels *products, double step, 
     enum { ROWS = 75, COLUMNS = 160, DEPTH = 128 };
     static float left[ROWS * DEPTH], right[DEPTH * COLUMNS], out[ROWS * COLUMNS];
     static float old[ROWS * COLUMNS], keep[ROWS], by[ROWS];
-    static _Alignas(64) float left_memory[96 * DEPTH * 3 / 2],
-        right_memory[DEPTH * COLUMNS * 3 / 2];
+    static float factors[DEPTH], scaled[DEPTH * COLUMNS];
+    static _Alignas(64) float left_memory[96 * DEPTH * 3 / 2], packed_memory[96 * COLUMNS],
+        again_memory[96 * COLUMNS], right_memory[DEPTH * COLUMNS * 3 / 2];
     for (int32_t time = 0; time < 12; time++) {
         struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
-        int32_t m = 1 + (int32_t)draw(ROWS), n = 32 * (1 + (int32_t)draw(COLUMNS / 32));
+        struct product_operand packed = {.memory = packed_memory}, again = {.memory = again_memory};
+        int32_t m = draw(2) ? 64 : 1 + (int32_t)draw(ROWS),
+                n = 32 * (1 + (int32_t)draw(COLUMNS / 32));
         int32_t k = 32 * (1 + (int32_t)draw(DEPTH / 32));
         int32_t first = m > 40 && draw(2) ? 32 : 0, deep = k > 64 && draw(2) ? 64 : k;
         struct product_args args = {.out = out,
@@ -577,14 +580,27 @@ static void check_products(const struct product_kernels *products, double step, 
         fill(by, m, 2.0f);
         right[7] = time == 11 && deep == k ? NAN : right[7];
         products->left(&a, left, DEPTH, m, k);
-        products->right(&b, right, COLUMNS, 0, 32, n);
-        products->right(&b, right, COLUMNS, 32, k, n);
+        fill(factors, k, 1.0f);
+        const float *by_row = draw(2) ? factors : NULL;
+        for (int32_t i = 0; i < k * COLUMNS; i++) {
+            scaled[i] = by_row != NULL ? factors[i / COLUMNS] * right[i] : right[i];
+        }
+        products->right(&b, right, COLUMNS, 0, 32, n, by_row);
+        products->right(&b, right, COLUMNS, 32, k, n, by_row);
+        if (products != variant->whole_products && first == 0 && m % 32 == 0) {
+            products->right(&packed, old, COLUMNS, 0, m, n, NULL);
+            args.packed = &packed;
+        }
         products->multiply(&args);
+        if (args.packed != NULL) {
+            products->right(&again, out, COLUMNS, 0, m, n, NULL);
+            assert_memory_equal(packed.data, again.data, (size_t)(m * n) * sizeof(float));
+        }
         for (int32_t i = 0; i < ROWS; i++) {
             for (int32_t j = 0; j < COLUMNS; j++) {
                 double sum = 0, of_left = 0, of_right = 0, kept = old[i * COLUMNS + j];
                 for (int32_t p = 0; p < k; p++) { /* norms are of whole rows */
-                    double x = left[i * DEPTH + p], y = right[p * COLUMNS + j];
+                    double x = left[i * DEPTH + p], y = scaled[p * COLUMNS + j];
                     sum += p < deep ? x * y : 0;
                     of_left += x * x;
                     of_right += y * y;
@@ -618,7 +634,7 @@ static void bench_products(const struct product_kernels *products, const char *n
     fill(left, ROWS * SIZE, 1.0f);
     fill(right, SIZE * SIZE, 1.0f);
     products->left(&a, left, SIZE, ROWS, SIZE);
-    BENCH(name, products->right(&b, right, SIZE, 0, SIZE, SIZE); products->multiply(&args))
+    BENCH(name, products->right(&b, right, SIZE, 0, SIZE, SIZE, NULL); products->multiply(&args))
 }
 
 /* Rows against a solution in double, over what the triangle above the diagonal must not add. */
