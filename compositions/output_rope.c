@@ -164,8 +164,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     const struct attn_host *host = plan->arena.host;
     const bool here = plan->model->device.type == ATTN_DEVICE_CPU;
     if (here) {
-        r.first_row = plan->given.query_start_loc_host[0];
-        r.num_rows = plan->given.query_start_loc_host[plan->given.num_reqs] - r.first_row;
+        r.first_row = plan->given.query_start_loc[0]; /* the host's may be bounds */
+        r.num_rows = plan->given.query_start_loc[plan->given.num_reqs] - r.first_row;
     }
     TRY(check_io(&r, error));
     TRY(step->inner(plan, step, io, error));

@@ -109,6 +109,28 @@ TEST(test_runs)
     fixture_finish(&t->f);
 }
 
+/* Rows that the host's bounds have beyond the batch's are neither rotated nor looked at. */
+TEST(test_host_bounds)
+{
+    OWNED(memory_end) struct rotated *t = calloc(1, sizeof *t);
+    uint8_t padding[HEADS * D * sizeof(float)];
+    int32_t start[MAX_REQS + 1];
+    describe(t, ATTN_ROPE_NEOX);
+    t->layer.host_bounds = 1;
+    fixture_mixed(&t->f, "cpu_ref", &t->layer, false);
+    bring(t);
+    memcpy(start, t->f.query_start_loc, sizeof start);
+    start[t->f.batch.num_reqs]--;
+    t->f.batch.query_start_loc = start;
+    t->f.batch.flags = ATTN_BATCH_HOST_BOUNDS;
+    t->positions[TOKENS - 1] = -1;
+    memset(padding, 0x3f, sizeof padding);
+    memcpy(t->f.out + (TOKENS - 1) * HEADS * D, padding, sizeof padding);
+    fixture_step(&t->f);
+    assert_memory_equal(t->f.out + (TOKENS - 1) * HEADS * D, padding, sizeof padding);
+    fixture_finish(&t->f);
+}
+
 static void refuse_layer(struct rotated *t, const char *field)
 {
     const struct attn_layer_desc *layers[] = {&t->layer};
