@@ -251,7 +251,7 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
                   !writes,
               "kernels", "%s: decoder layers without write_kv or fused write", c->name);
     REFUSE_IF(features & ropes && !(kernels & ATTN_KERNEL_ROPE_WRITE_KV), "features",
-              "%s: a fused rotation without the kernel rope_write_kv", c->name);
+              "%s: a rotation without the kernel rope_write_kv", c->name);
     REFUSE_IF(features & ATTN_FEATURE_QUANTIZED_QUERY && c->q_dtypes == 0, "q_dtypes",
               "%s: quantized queries without q_dtypes", c->name);
     REFUSE_IF(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX &&

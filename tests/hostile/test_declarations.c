@@ -58,7 +58,7 @@ static const struct {
     {"decoder_without_write", ATTN_ERROR_PLUGIN,
      "kernels: declares: decoder layers without write_kv or fused write"},
     {"rope_without_kernel", ATTN_ERROR_PLUGIN,
-     "features: declares: a fused rotation without the kernel rope_write_kv"},
+     "features: declares: a rotation without the kernel rope_write_kv"},
     {"quantized_query_without_dtypes", ATTN_ERROR_PLUGIN,
      "q_dtypes: declares: quantized queries without q_dtypes"},
     {"invariant_prefix_alone", ATTN_ERROR_PLUGIN,
