@@ -107,7 +107,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     layer->has_states = true;
     layer->kernel = ATTN_KERNEL_RECURRENT;
-    if (layer->caches != NULL) { /* a ring, of which batches bring the counts and runs no rows */
+    if (layer->caches != NULL) { /* a ring: its counts come with batches, its rows with no run */
         layer->reads ^= ABI_READS(IO_CACHES) | ABI_READS(DRAFT_BATCH_REPLAY);
     }
     const struct attn_layer_desc *l = &layer->desc;

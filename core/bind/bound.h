@@ -41,7 +41,7 @@ struct instance {
     struct attn_kernels kernels; /* a copy: slots that the plugin's version lacks are NULL */
 };
 
-/* The arguments of a kernel, a struct named `args`. */
+/* ABI_ARGS of a kernel's call on an instance, in a stream. */
 #define KERNEL_ARGS(on, on_stream, ...)                                                            \
     ABI_ARGS(.instance = (on)->handle, .stream = (on_stream), __VA_ARGS__)
 

@@ -398,8 +398,8 @@ struct view_requests {
     int32_t *start, *lens, *table_rows;
     int32_t count;
 };
-/* The most that requests become which are cut every `tokens` tokens: each lies in two pieces, and
- * in one more for each `tokens` of its own. */
+/* The most pieces of all requests where each is cut every `tokens` tokens: two of each, and one
+ * more for each `tokens` of its own. */
 int32_t view_pieces(const attn_plan *plan, int32_t tokens);
 /* Room for `most`, 3 most + 1 integers; the first begins in row `first_row`. */
 struct view_requests view_begin(attn_plan *plan, int64_t most, int32_t first_row);

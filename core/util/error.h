@@ -56,7 +56,7 @@ const char *status_text(attn_status status);
         }                                                                                          \
     } while (0)
 
-/* A rule and what is said where it is broken: ends the function with that refusal. */
+/* Ends the function with `refusal` where a rule is broken. */
 #define REFUSE_WHERE(broken, refusal)                                                              \
     do {                                                                                           \
         if (broken) {                                                                              \

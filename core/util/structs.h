@@ -32,7 +32,7 @@ attn_status struct_write(void *destination, const void *source, enum abi_id id);
 attn_status struct_give(void *destination, const void *source, enum abi_id id,
                         struct attn_error *error);
 
-/* What a call takes, a struct named `args`, says its own size before the rest. */
+/* The initializer of a call's arguments, a struct named `args`: its size, and these fields. */
 #define ABI_ARGS(...)                                                                              \
     {                                                                                              \
         .struct_size = sizeof args, __VA_ARGS__                                                    \

@@ -37,8 +37,8 @@ struct tensor_need {
 attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_need *need,
                          const char *layer, struct attn_error *error);
 
-/* Ends the function with a refusal where a tensor is not what follows, fields of struct
- * tensor_need; the second where it is read. */
+/* Ends the function with a refusal unless the tensor is what the fields of struct tensor_need that
+ * follow say; the second checks it only where `read` holds. */
 #define CHECK_TENSOR(tensor, layer, ...)                                                           \
     TRY(tensor_check(tensor, &(const struct tensor_need){__VA_ARGS__}, layer, error))
 #define CHECK_TENSOR_IF(read, tensor, layer, ...)                                                  \

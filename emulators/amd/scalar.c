@@ -453,7 +453,7 @@ static const struct op ops[] = {
     C("s_getpc_b64", "T=", s_getpc, 0),
     C("s_setpc_b64", "T", s_setpc, 0),
     C("s_swappc_b64", "T=T", s_setpc, 0),
-    /* All is done in order, and the end gives registers back. */
+    /* Nothing to do: instructions run in order, and their hints and caches are not emulated. */
     C("s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_lgkmcnt s_waitcnt_depctr "
       "s_wait_alu s_wait_kmcnt s_wait_loadcnt s_wait_storecnt s_wait_dscnt s_wait_expcnt "
       "s_wait_samplecnt s_wait_bvhcnt s_wait_loadcnt_dscnt s_wait_storecnt_dscnt "

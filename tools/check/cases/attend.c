@@ -168,7 +168,8 @@ static attn_status run_request(struct problem_copy *tested, struct attn_batch *b
 }
 
 /* The steps of a request that is given in parts: its last query, or half of them, comes later. A
- * query that sees later keys cannot be parted from them, and its bits may depend on a later NaN. */
+ * query that sees later keys cannot be parted from them, nor can one whose bits depend on a later
+ * key that is NaN. */
 static int32_t first_part(const struct problem_copy *tested, int32_t r)
 {
     const struct attn_layer_desc *l = &tested->binding.layer;

@@ -29,8 +29,8 @@ trial_say(struct trial *trial, enum trial_result result, const char *format, ...
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error);
 
-/* The function returns: a failure where `broken` holds, where the call gave an error, and whatever
- * else than TRIAL_PASSED the call gave. */
+/* Each ends the function: with a failure where `broken` holds; with one where the call returns an
+ * error; with what the call returns unless that is TRIAL_PASSED. */
 #define TRIAL_FAIL_IF(trial, broken, ...)                                                          \
     do {                                                                                           \
         if (broken) {                                                                              \
