@@ -14,10 +14,11 @@
 #define ATTN_EXT_DRAFT_OUTPUT_ROPE 0x80du    /* struct attn_output_rope, of a layer */
 #define ATTN_EXT_DRAFT_IO_OUTPUT_ROPE 0x80eu /* struct attn_io_output_rope, of a run */
 
-/* A further ATTN_FEATURE_*, which backends of devices declare whose rope_write_kv takes
- * attn_output_rope and attn_io_output_rope in its arguments' `next`: with the former there it
- * rotates rows query_start_loc[0] .. query_start_loc[num_reqs] - 1 of q, [T, Hq, Dv], in place and
- * back, and does nothing else; num_slots is 0, k, v and the caches are NULL. */
+/* A further ATTN_FEATURE_*. Backends of devices declare it if their rope_write_kv takes
+ * attn_output_rope and attn_io_output_rope in its arguments' `next`. Where attn_output_rope is
+ * there, it rotates rows query_start_loc[0] .. query_start_loc[num_reqs] - 1 (the device's) of q,
+ * [T, Hq, Dv], back in place and does nothing else: num_slots is 0, k, v and the caches are NULL.
+ * Other rows stay, and their positions are not read. */
 #define ATTN_FEATURE_DRAFT_OUTPUT_ROPE (1ull << 21)
 
 struct attn_output_rope { /* on attn_layer_desc */
