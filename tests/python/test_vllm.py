@@ -148,9 +148,17 @@ class Interface(unittest.TestCase):
             found = LibattnBackend.validate_configuration(**{**plain, **values})
             self.assertRegex("\n".join(found), text)
             self.assertEqual(found[-1], describe.ADVICE)
+
+    def test_sparse_latent_layers(self) -> None:
+        """Served before 0.32: since then they write the cache and project queries themselves."""
+        libattn.torch.configure(ignore_environment=True)
         for dtype in ("auto", "fp8_ds_mla"):
-            self.assertEqual(LibattnBackend.validate_configuration(head_size=576, dtype=torch.bfloat16, kv_cache_dtype=dtype,
-                                                                   block_size=64, use_mla=True, use_sparse=True), [])
+            found = LibattnBackend.validate_configuration(head_size=576, dtype=torch.bfloat16, kv_cache_dtype=dtype,
+                                                          block_size=64, use_mla=True, use_sparse=True)
+            if versions.LAYOUTS:
+                self.assertRegex(found[0], "use_sparse: True, supported: no .*since 0.32.*write the cache themselves")
+            else:
+                self.assertEqual(found, [])
 
     def test_a_device_that_no_plugin_has_found(self) -> None:
         libattn.torch.configure(ignore_environment=True)

@@ -448,7 +448,8 @@ class Releases(Settings):
         for release, form in (("0.26.0", "CacheShape"), ("0.32.0", "CacheLayout")):
             code = f"import test_vllm, test_vllm_gdn, unittest; assert test_vllm.versions.CacheForm.__name__ == '{form}'; " \
                 "unittest.main(None, argv=['', 'test_vllm.Interface.test_selector_configuration_is_taken_whole', " \
-                "'test_vllm.Interface.test_entry_point', 'test_vllm.Steps.test_orders_of_the_cache', " \
+                "'test_vllm.Interface.test_entry_point', 'test_vllm.Interface.test_sparse_latent_layers', " \
+                "'test_vllm.Steps.test_orders_of_the_cache', " \
                 "'test_vllm.Steps.test_latent_layers', 'test_vllm_gdn'])"
             ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"VLLM_RELEASE": release},
                                  capture_output=True, text=True, timeout=100)

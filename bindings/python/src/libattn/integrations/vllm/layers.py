@@ -275,13 +275,6 @@ class LatentImpl(MLAAttentionImpl):
         indexer may get another buffer after its layers are made."""
         return self._topk_indices if self._indexer is None else self._indexer.topk_indices_buffer
 
-    @topk_indices_buffer.setter
-    def topk_indices_buffer(self, buffer: torch.Tensor | None) -> None:
-        self._indexer, self._topk_indices = None, buffer
-
-    def record_logical_topk_ready(self) -> None:
-        """Nothing: lists are read in the order of the stream."""
-
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """kv_b_proj as the checkpoint has it, unquantized. vLLM 0.26 does not call this."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
