@@ -236,10 +236,13 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         return m
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> LibattnMetadata:
-        """The batch's shape gets plans of its own, which `build` brings to each batch that replays the graph."""
+        """The batch's shape gets plans of its own, which `build` brings to each batch that replays the graph. It keeps them, since
+        the graph reads them: vLLM asks again for a graph with another number of LoRAs and, since 0.32, for dummy steps that
+        replay one."""
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
-        self.steps.capture(shape, m, lambda: batch_of(m, m.num_actual_tokens), self.dtype)
+        if not self.steps.replay(shape, lambda: batch_of(m, m.num_actual_tokens)):
+            self.steps.capture(shape, m, lambda: batch_of(m, m.num_actual_tokens), self.dtype)
         m.captured = shape
         return m
 
