@@ -217,6 +217,17 @@ class GatedDelta(unittest.TestCase):
                         self.assertLess(worst(rows[:kept[r]], expected), 1e-3, (backend, queries, r))
                     at[r] = end
 
+    def test_kept_tokens(self) -> None:
+        """Counted from a request's first step on, whoever had its slots before; rows of padding touch no request's count."""
+        _, builder = self.served(num_spec=3)
+        tables = torch.tensor([[3, 8, 5, 1], [3, 8, 5, 1]]).int()  # the second row is stale
+        for tokens, length, kept in ((20, 20, 1), (4, 24, 1), (4, 26, 2), (4, 30, 4), (1, 28, 1),  # 3 of the last step's 4 rejected
+                                     (2, 2, 1), (1, 3, 2), (4, 7, 1),      # another request, whose prompt comes in short pieces
+                                     (5, 5, 1), (3, 8, 1), (4, 12, 3)):    # the same again, after it was preempted
+            given = recorded.metadata([tokens, 0], [length, 0], torch.zeros(2, 6).int())
+            given.block_table_tensor = tables
+            self.assertEqual(builder.build(0, given).accepted.tolist(), [kept, 1], (tokens, length))
+
     def test_a_run_that_measures_memory(self) -> None:
         layer, _ = self.served()
         out = torch.full((3, layer.num_v_heads, layer.head_v_dim), 7.0)
@@ -246,6 +257,10 @@ class GatedDelta(unittest.TestCase):
                              ({"cache_config": types.SimpleNamespace(use_replayssm=True)}, "use_replayssm: True")):
             with self.assertRaisesRegex(libattn.UnsupportedError, f"{text}.*next to gated delta layers; supported: no; .*gdn.: false"):
                 self.layer(**values)
+        self.configure().kv_transfer_config = object()
+        self.layer()
+        with self.assertRaisesRegex(libattn.UnsupportedError, "kv_transfer_config: a connector and 3 drafted tokens"):
+            self.layer(num_spec=3)
         with mock.patch.object(describe, "dtype", lambda: torch.float64), self.assertRaisesRegex(
                 libattn.UnsupportedError, "dtype: torch.float64 with states of torch.float32; supported: torch.float16"):
             self.layer(get_state_dtype=lambda: (torch.float64, torch.float32))

@@ -92,9 +92,10 @@ class StateBuilder(LibattnMetadataBuilder):
             layers = self.vllm_config.compilation_config.static_forward_context
             self.context = self.context.new_zeros(len(layers[self.layer_names[0]].states.kv_cache))
         queries = query_start_loc[1:len(first) + 1] - query_start_loc[:len(first)]
-        context, before = seq_lens - queries, self.context[first]
-        kept = context - before
-        self.context[first] = torch.where(queries > 0, context, before).int()
+        first = torch.where(queries > 0, first, 0)  # of padding: block 0, which is no request's
+        context = (seq_lens - queries).int()
+        kept = context - self.context[first]
+        self.context[first] = context
         return self.accepted[:len(first)].copy_(torch.where((kept > 0) & (kept <= self.row), kept, 1))
 
 
@@ -149,6 +150,8 @@ def _refuse(layer: Any) -> None:
             ("mamba_cache_dtype", window != describe.dtype() and f"windows of {window} and activations of {describe.dtype()}"),
             ("speculative_config", layer.num_spec and mode != "none" and f"{layer.num_spec} tokens with a prefix cache, for which "
              "vLLM moves windows in its own form (--no-enable-prefix-caching)"),
+            ("kv_transfer_config", layer.num_spec and getattr(describe.config(), "kv_transfer_config", None) and
+             f"a connector and {layer.num_spec} drafted tokens, kept ones of which are counted from a request's first step"),
             ("mamba_cache_mode", mode == "all" and "all"),
             ("use_replayssm", getattr(cache, "use_replayssm", False)),
             ("hidden_act", layer.activation not in ("silu", "swish") and layer.activation)):
