@@ -4,11 +4,13 @@
 usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND NAME
 
 `all`: agreement of each model, then speed in each row, or of the models and rows that are named; SECONDS after its start no further
-round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started and asked.
+round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started
+and asked.
 
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
-within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by vLLM's own products).
+within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by
+vLLM's own products).
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
 """
 from __future__ import annotations
@@ -199,8 +201,8 @@ def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> in
 
     timed = list(dict.fromkeys(ROWS[row][0] for row in rows))
     servers = start(timed[0]) if timed else {}
-    engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN) for dtype in ("float32", "bfloat16")
-               for backend in ("libattn", *theirs)
+    engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN)
+               for dtype in ("float32", "bfloat16") for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
                                           and not {"kv_lora_rank", "linear_num_key_heads"} & MODELS[name][1].keys())]
     with ThreadPoolExecutor(6) as pool:

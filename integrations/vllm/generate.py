@@ -75,20 +75,20 @@ def main() -> None:
 
     # vLLM 0.32's CPU kernel for rotary embeddings takes wrong strides of MLA's rotary parts: tokens depend on the batch.
     latent = "kv_lora_rank" in (Path(options.model) / "config.json").read_text()
-    engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []}, dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
+    drafts = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []},
+                 dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
-                 enable_prefix_caching=not options.drafts, speculative_config={
-                     "method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
-                 } if options.drafts else None, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
+                 enable_prefix_caching=not options.drafts, speculative_config=drafts if options.drafts else None,
+                 kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
                  skip_tokenizer_init=True, tensor_parallel_size=options.ranks,
                  decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave)
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
         return
     limits = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
-    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(
-        [{"prompt_token_ids": row} for row in prompts], limits, use_tqdm=False)]
-              for _ in range(2)]
+    given = [{"prompt_token_ids": row} for row in prompts]
+    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(given, limits, use_tqdm=False)] for _ in range(2)]
     inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
     print(json.dumps({"tokens": passes, "served": served() if inside else []}))
 

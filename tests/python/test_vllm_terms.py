@@ -481,6 +481,9 @@ class Releases(Settings):
                     order = shape.get_kv_cache_stride_order(include_num_layers_dimension=layers)
                     self.assertEqual((sorted(order), order[0]), (list(range(len(alone) + layers)), int(layers)))
         self.assertGreaterEqual(min(size.base for size in shape.get_supported_kernel_block_sizes()), 16)
+        with mock.patch.object(describe, "is_sparse", lambda: True), mock.patch.object(describe, "is_latent", lambda: True):
+            self.assertEqual(shape.get_supported_kernel_block_sizes(), [64])  # the indexer's
+            self.assertEqual(shape.get_kv_cache_shape(9, 64, 1, 576, "fp8_ds_mla"), (9, 64, 656))
         self.assertEqual(shape.get_required_kv_cache_layout(), "HND" if versions.heads_first() else "NHD")
         with mock.patch.object(vllm.envs, "VLLM_KV_CACHE_LAYOUT", "NHD"):
             self.assertIsNone(shape.get_required_kv_cache_layout())

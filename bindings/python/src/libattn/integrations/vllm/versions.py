@@ -39,18 +39,14 @@ def heads_first() -> bool:
     return found.layout in (KvLayout.HND, KvLayout.HND_INNER, KvLayout.HND_ROWS)
 
 
-def _block_sizes(base: int) -> list[Any]:
-    """Multiples of `base`; next to an indexer's cache its blocks, since they share a table."""
-    return [64] if describe.is_sparse() else [MultipleOf(base)]
-
-
 class CacheShape:
     """Before 0.32: K and V in one row, blocks first, as vLLM needs where it pads pages or packs layers into one."""
 
     @staticmethod
     def get_supported_kernel_block_sizes() -> list[Any]:
-        """Not `MultipleOf(1)`: a model whose layers all have windows would get pages of one token."""
-        return _block_sizes(16)
+        """Not `MultipleOf(1)`: a model whose layers all have windows would get pages of one token. Next to an indexer's cache its
+        blocks, since they share a table."""
+        return [64] if describe.is_sparse() else [MultipleOf(16)]
 
     @staticmethod
     def get_kv_cache_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_size: int,
@@ -84,7 +80,7 @@ class CacheLayout:
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return _block_sizes(1)
+        return [MultipleOf(1)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
