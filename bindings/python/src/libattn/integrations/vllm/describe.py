@@ -98,7 +98,7 @@ def is_asked() -> bool:
     return getattr(getattr(config(), "attention_config", None), "backend", None) is AttentionBackendEnum.CUSTOM
 
 
-_last: Any = None  # model that was made: caches are shaped when no configuration is current
+_last: Any = None  # the model that was made last: caches are shaped when no configuration is current
 
 
 def _shaped() -> Any:
