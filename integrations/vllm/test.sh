@@ -102,7 +102,7 @@ refused() {
     passed=$((passed + 1))
     echo "vllm: $1: refused aloud"
 }
-refused 'heads of 60' refused 'head_size is 60; allowed'
+refused 'heads of 60' refused 'head_size is 60; multiples of 8 up to 512 are allowed'
 ATTN_BACKEND=cuda_flash refused 'a backend that is not there' gpt-oss "cuda_flash"
 # vLLM's layer, operator, metadata and configuration, for what no model on a CPU reaches.
 for backend in cpu_simd cpu_ref; do
