@@ -217,8 +217,9 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     map_keys(args, &l);
     map_queries(args, &l);
     if ((!l.mapped && !l.swap_ab && a->schedule.tile_rows > a->problem.group) ||
-        (l.form == LATENT_FORM_V4 && !l.wide_keys)) {
-        return "the plan was made for a cache whose rows begin at multiples of 16 bytes";
+        !serves_rows(args->layer, args->k_cache)) {
+        return "the plan was made for a cache whose rows begin at multiples of 16 bytes, and the "
+               "scales of fp8_ds_v4 at multiples of 2";
     }
     return sm90_latent_launch(&args->instance->device, &l, args->stream);
 }
