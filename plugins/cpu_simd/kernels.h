@@ -246,8 +246,7 @@ struct product_args {
     int32_t m;     /* rows */
     int32_t n;     /* n and k are multiples of 32; both operands may have more */
     int32_t k;
-    struct product_operand
-        *packed; /* NULL, or what out, from row 0 on, becomes a right operand of */
+    struct product_operand *packed; /* NULL, or a right operand that is made of out; first is 0 */
 };
 
 /* Products of rows of floats, whose operands are used more than once. */
