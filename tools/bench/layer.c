@@ -44,10 +44,7 @@ static void describe_compressed(struct measured *measured)
     measured->layer.further = (struct attn_cache_desc){
         .role = ATTN_CACHE_COMPRESSED,
         .table = 1,
-        .kv_dtype = desc->kv_dtype == ATTN_KV_AUTO ? (desc->dtype == ATTN_DTYPE_BF16  ? ATTN_KV_BF16
-                                                      : desc->dtype == ATTN_DTYPE_F16 ? ATTN_KV_F16
-                                                                                      : ATTN_KV_F32)
-                                                   : desc->kv_dtype,
+        .kv_dtype = desc->kv_dtype == ATTN_KV_AUTO ? desc->dtype : desc->kv_dtype,
         .num_heads = 1,
         .head_size = rank,
         .block_size = desc->block_size,

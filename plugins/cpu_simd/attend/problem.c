@@ -180,8 +180,7 @@ static void choose_decode(struct row_source *source, const struct tile_kernels *
 static struct key_lists find_lists(const struct attn_attend_args *args,
                                    const struct latent_parts *latent)
 {
-    const struct attn_io_index_lists *io =
-        (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     if (io == NULL) {
         return (struct key_lists){.entries = latent != NULL ? latent->topk_indices : NULL,
                                   .token_stride = latent != NULL ? latent->topk_stride : 0};

@@ -43,17 +43,6 @@ GPU_INLINE float latent_number(const gpu_cache &c, const char *row, const uint8_
 
 #define LATENT_AT_ONCE 9 /* elements that a lane loads together, of its 18 of 576 */
 
-GPU_INLINE float number_of(float x, int32_t dtype)
-{
-    (void)dtype;
-    return x;
-}
-
-GPU_INLINE float number_of(uint16_t x, int32_t dtype)
-{
-    return dtype == ATTN_DTYPE_F16 ? float_of_half(x) : float_of_bf16(x);
-}
-
 /* Writes a row of plain numbers; raw is the type of the new elements. */
 template <class raw>
 GPU_INLINE void store_latent_numbers(const gpu_latent_write_params &p, char *to, const char *latent,

@@ -35,6 +35,18 @@ GPU_INLINE float number_load(const char *row, int32_t dtype, int32_t d)
     }
 }
 
+/* An element that is loaded: a float, or 16 bits of this dtype. */
+GPU_INLINE float number_of(float x, int32_t dtype)
+{
+    (void)dtype;
+    return x;
+}
+
+GPU_INLINE float number_of(uint16_t x, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_F16 ? float_of_half(x) : float_of_bf16(x);
+}
+
 GPU_INLINE uint8_t number_to_fp8(int32_t dtype, float x)
 {
     bool e5m2 = dtype == ATTN_DTYPE_FP8_E5M2;

@@ -7,10 +7,9 @@
 
 attn_status gpu_compress(const struct attn_attend_args *args, struct attn_error *error)
 {
-    const struct attn_compressor_desc *x = (const struct attn_compressor_desc *)ext_of(
-        args->layer->next, ATTN_EXT_DRAFT_COMPRESSOR_DESC);
-    const struct attn_io_compressor *io =
-        (const struct attn_io_compressor *)ext_of(args->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
+    const struct attn_compressor_desc *x =
+        ext_of(args->layer->next, ATTN_EXT_DRAFT_COMPRESSOR_DESC);
+    const struct attn_io_compressor *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
     const struct attn_batch *batch = args->batch;
     struct gpu_compressor_params p = {
         .states = gpu_cache_of(args->layer, args->params, args->k_cache, false),

@@ -61,7 +61,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
     const struct attn_index_lists *lists = lists_of(args->layer);
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->q_nope : NULL,
                                                 io != NULL ? io->q_pe : NULL};
     struct gpu_tensor latent, rope;
@@ -84,8 +84,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         p.list_heads = args->layer->num_q_heads;
     }
     if (lists != NULL) {
-        const struct attn_io_index_lists *given =
-            (const struct attn_io_index_lists *)ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+        const struct attn_io_index_lists *given = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
         p.topk = given->indices;
         p.topk_stride = given->token_stride;
         p.list_stride = given->group_stride;
@@ -126,7 +125,7 @@ attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->kv_c : NULL,
                                                 io != NULL ? io->k_pe : NULL};
     enter_rows(args->k, parts, mla, &p.latent, &p.rope);

@@ -94,8 +94,7 @@ static const char *launch_write(const struct gpu_device *device, const struct gp
 /* An indexer's rows, which are keys without values, or a compressor's states. */
 static attn_status write_keys(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_indexer_desc *x =
-        (const struct attn_indexer_desc *)ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const struct attn_indexer_desc *x = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_write_params p = {
         .from = {gpu_tensor_of(args->k)},
@@ -138,8 +137,7 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
 static attn_status rotate_output(const struct attn_write_kv_args *args,
                                  const struct attn_output_rope *rope, struct attn_error *error)
 {
-    const struct attn_io_output_rope *io =
-        (const struct attn_io_output_rope *)ext_of(args->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
+    const struct attn_io_output_rope *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
     const struct gpu_device *device = &args->instance->device;
     struct gpu_rotate_params p = {
         .last = gpu_tensor_of(args->q),
@@ -162,13 +160,11 @@ static attn_status rotate_output(const struct attn_write_kv_args *args,
 
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_output_rope *back =
-        (const struct attn_output_rope *)ext_of(args->next, ATTN_EXT_DRAFT_OUTPUT_ROPE);
+    const struct attn_output_rope *back = ext_of(args->next, ATTN_EXT_DRAFT_OUTPUT_ROPE);
     if (back != NULL) {
         return rotate_output(args, back, error);
     }
-    const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)ext_of(args->next, ATTN_EXT_IO_ROPE);
+    const struct attn_io_rope *rope = ext_of(args->next, ATTN_EXT_IO_ROPE);
     struct gpu_write_params p = write_params(args);
     const struct attn_tensor *norm[2] = {rope->q_norm_weight, rope->k_norm_weight};
     p.q = gpu_tensor_of(args->q);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge_states, a warp for each (row, head), and the rotation of outputs after it. The limit is
  * memory bandwidth. */
-#include "gpu/device/latent.h"
+#include "gpu/device/rows.h"
 #include "gpu/device/softmax.h"
 
 #define MERGED_AT_ONCE 8 /* elements of a side that a lane loads together: `out` may be one */
