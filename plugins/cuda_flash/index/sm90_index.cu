@@ -10,6 +10,7 @@
 #include "gpu/cuda/launch.cuh"
 #include "gpu/device/number.h"
 #include "gpu/device/rows.h"
+#include "gpu/device/scan.h"
 #include "gpu/device/search.h"
 #include "gpu/index.h"
 
@@ -24,8 +25,8 @@
 
 struct sm90_index_params {
     struct gpu_index_params p;
-    int32_t lists;       /* lists of an item */
-    int32_t stages;      /* stages of rows of an item */
+    int32_t lists;       /* lists of an item, at most */
+    int32_t stages;      /* stages of rows of an item; 0: each CTA takes one share of all stages */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
 };
 
@@ -383,6 +384,82 @@ GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, inde
     wait_for_copies();
 }
 
+/* The requests' first lists among these tokens, and all stages before each request. */
+struct index_shares {
+    int32_t list[INDEX_THREADS + 1], before[INDEX_THREADS], warps[32];
+};
+
+GPU_INLINE int32_t stages_seen(const gpu_index_params &p, int32_t request, int32_t last_list)
+{
+    return (rows_seen(p, request, token_of(p, last_list)) + INDEX_STAGE_ROWS - 1) /
+           INDEX_STAGE_ROWS;
+}
+
+/* Counts the stages of every request, those of each span of a.lists lists. Returns the total. */
+GPU_INLINE int32_t count_stages(const sm90_index_params &a, int32_t lists, index_shares &shares)
+{
+    const gpu_index_params &p = a.p;
+    const int32_t own = (int32_t)threadIdx.x, base = p.query_start[0] + p.first_token;
+    int32_t first = lists, stages = 0, total = 0;
+    if (own < p.num_reqs) {
+        first = min(max((p.query_start[own] - base) * p.groups, 0), lists);
+        const int32_t end = min(max((p.query_start[own + 1] - base) * p.groups, 0), lists);
+        for (int32_t l = first; l < end; l += a.lists) {
+            stages += stages_seen(p, own, min(l + a.lists, end) - 1);
+        }
+    }
+    shares.list[own] = first;
+    shares.list[INDEX_THREADS] = lists;
+    shares.before[own] = running_sum<INDEX_THREADS>(stages, &total, shares.warps);
+    __syncthreads();
+    return total;
+}
+
+/* The stages from `at` on, up to `last`, that are of one span. Moves `at` on. */
+GPU_INLINE index_work next_of_share(const sm90_index_params &a, const index_shares &shares,
+                                    int32_t last, int32_t &at)
+{
+    index_work w;
+    w.request = find_last(shares.before, a.p.num_reqs, at);
+    w.first = shares.list[w.request];
+    int32_t stage = at - shares.before[w.request], stages;
+    for (;; w.first += a.lists) {
+        w.lists = min(a.lists, shares.list[w.request + 1] - w.first);
+        stages = stages_seen(a.p, w.request, w.first + w.lists - 1);
+        if (stage < stages) {
+            break;
+        }
+        stage -= stages;
+    }
+    const int32_t count = min(stages - stage, last - at);
+    w.begin = stage * INDEX_STAGE_ROWS;
+    w.end = w.begin + count * INDEX_STAGE_ROWS;
+    at += count;
+    return w;
+}
+
+/* The lists of item `at` from `first` on that are of one request. Moves both on. */
+GPU_INLINE index_work next_of_item(const sm90_index_params &a, int32_t lists, int32_t columns,
+                                   int32_t &first, int32_t &at)
+{
+    const gpu_index_params &p = a.p;
+    const int32_t begin = at % columns * a.lists; /* neighbours read the same rows */
+    const int32_t end = min(begin + a.lists, lists);
+    index_work w;
+    w.first = begin + first;
+    w.begin = at / columns * (a.stages * INDEX_STAGE_ROWS);
+    w.end = w.begin + a.stages * INDEX_STAGE_ROWS;
+    w.request = find_last(p.query_start, p.num_reqs, token_of(p, w.first));
+    const int32_t next = p.query_start[w.request + 1] - p.query_start[0] - p.first_token;
+    w.lists = min(next * p.groups, end) - w.first;
+    first += w.lists;
+    if (w.first + w.lists == end) {
+        first = 0;
+        at += (int32_t)gridDim.x;
+    }
+    return w;
+}
+
 template <int KIND, int SPANS, bool POOLED>
 __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     index_scores(const __grid_constant__ sm90_index_params a)
@@ -390,32 +467,32 @@ __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     using S = index_shape<KIND, SPANS>;
     extern __shared__ __align__(1024) char memory[];
     __shared__ index_smem smem;
+    __shared__ index_shares shares;
     char *q = memory + (1024 - (shared_address(memory) & 1023)) % 1024;
     const gpu_index_params &p = a.p;
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     const int32_t tokens = p.query_start[p.num_reqs] - p.query_start[0] - p.first_token;
     const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;
-    const int32_t rows_of_item = a.stages * INDEX_STAGE_ROWS;
     const int32_t columns = (lists + a.lists - 1) / a.lists;
-    const int64_t items = (int64_t)columns * ((p.max_rows + rows_of_item - 1) / rows_of_item);
-    for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        index_work w;
-        w.first = (int32_t)(item % columns) * a.lists; /* neighbours read the same rows */
-        w.begin = (int32_t)(item / columns) * rows_of_item;
-        const int32_t end = min(w.first + a.lists, lists);
-        for (; w.first < end; w.first += w.lists) {
-            w.request = find_last(p.query_start, p.num_reqs, token_of(p, w.first));
-            const int32_t next = p.query_start[w.request + 1] - p.query_start[0] - p.first_token;
-            w.lists = min(next * p.groups, end) - w.first;
-            w.end = min(w.begin + rows_of_item,
-                        rows_seen(p, w.request, token_of(p, w.first + w.lists - 1)));
-            w.table =
-                (int64_t)(p.block_table_row != nullptr ? p.block_table_row[w.request] : w.request) *
-                p.block_table_stride;
-            if (w.begin < w.end) {
-                score_work<KIND, SPANS, POOLED>(a, w, smem, q, q + INDEX_TILES * S::tile);
-            }
+    int32_t at = (int32_t)blockIdx.x, last, first = 0;
+    if (a.stages == 0) {
+        const int64_t total = count_stages(a, lists, shares);
+        at = (int32_t)(total * blockIdx.x / gridDim.x);
+        last = (int32_t)(total * (blockIdx.x + 1) / gridDim.x);
+    } else {
+        const int32_t rows_of_item = a.stages * INDEX_STAGE_ROWS;
+        last = columns * ((p.max_rows + rows_of_item - 1) / rows_of_item);
+    }
+    while (at < last) {
+        index_work w = a.stages == 0 ? next_of_share(a, shares, last, at)
+                                     : next_of_item(a, lists, columns, first, at);
+        w.end = min(w.end, rows_seen(p, w.request, token_of(p, w.first + w.lists - 1)));
+        w.table =
+            (int64_t)(p.block_table_row != nullptr ? p.block_table_row[w.request] : w.request) *
+            p.block_table_stride;
+        if (w.begin < w.end) {
+            score_work<KIND, SPANS, POOLED>(a, w, smem, q, q + INDEX_TILES * S::tile);
         }
     }
 }
@@ -501,8 +578,10 @@ static const char *run(const struct gpu_device *device, const struct gpu_index_p
     const bool wide = p->k.dtype == ATTN_DTYPE_BF16 && p->k.head_size == 128;
     sm90_index_params a = {*p, (int32_t)(of_request < most ? of_request : most), 0,
                            even ? __builtin_ctz((unsigned)p->block_rows) : -1};
-    a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
-                         (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS));
+    if (p->num_reqs > INDEX_THREADS || of_request > most) {
+        a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
+                             (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS));
+    }
     return launch(device, &a, stream);
 }
 
