@@ -6,6 +6,8 @@
 #include "support/layer.h"
 #include "support/layer_io.h"
 
+#define MOST_QUERIES_OF_DRAFTS 1025 /* the ABI's limit of num_speculative_tokens, and one more */
+
 static void describe_mla(struct measured *measured)
 {
     const struct shape *shape = &measured->shape;
@@ -197,7 +199,8 @@ void measured_describe(struct measured *measured)
         .max_num_reqs = requests->count,
     };
     describe_cache(desc, measured->session->options->kv_dtype);
-    if (measured->phase == ATTN_PHASE_DECODE && requests->max_query_len > 1) {
+    if (measured->phase == ATTN_PHASE_DECODE && shape->kind != SHAPE_MIXED &&
+        requests->max_query_len > 1 && requests->max_query_len <= MOST_QUERIES_OF_DRAFTS) {
         desc->num_speculative_tokens = requests->max_query_len - 1;
     }
     switch (shape->kind) {

@@ -26,7 +26,8 @@
 struct sm90_index_params {
     struct gpu_index_params p;
     int32_t lists;       /* lists of an item, at most */
-    int32_t stages;      /* stages of rows of an item; 0: each CTA takes one share of all stages */
+    int32_t stages;      /* stages of rows of an item; 0, of bf16 in D 128: each CTA takes one share
+                          * of all stages */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
 };
 
@@ -476,7 +477,8 @@ __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;
     const int32_t columns = (lists + a.lists - 1) / a.lists;
     int32_t at = (int32_t)blockIdx.x, last, first = 0;
-    if (a.stages == 0) {
+    const bool is_shared = SPANS > 1 && a.stages == 0;
+    if (is_shared) {
         const int64_t total = count_stages(a, lists, shares);
         at = (int32_t)(total * blockIdx.x / gridDim.x);
         last = (int32_t)(total * (blockIdx.x + 1) / gridDim.x);
@@ -485,8 +487,8 @@ __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
         last = columns * ((p.max_rows + rows_of_item - 1) / rows_of_item);
     }
     while (at < last) {
-        index_work w = a.stages == 0 ? next_of_share(a, shares, last, at)
-                                     : next_of_item(a, lists, columns, first, at);
+        index_work w = is_shared ? next_of_share(a, shares, last, at)
+                                 : next_of_item(a, lists, columns, first, at);
         w.end = min(w.end, rows_seen(p, w.request, token_of(p, w.first + w.lists - 1)));
         w.table =
             (int64_t)(p.block_table_row != nullptr ? p.block_table_row[w.request] : w.request) *
@@ -552,10 +554,10 @@ static bool takes(const struct gpu_index_params *p)
            INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
 }
 
-/* Stages of an item, so that all CTAs end at about the same time. columns: items with the same
- * rows.
- */
-static int32_t stages_of(const struct gpu_index_params *p, int64_t columns, int64_t ctas)
+/* Stages of an item, so that all CTAs end at about the same time; 0 where shares, which may be of
+ * two requests, take less. columns: items with the same rows, or requests. */
+static int32_t stages_of(const struct gpu_index_params *p, int64_t columns, int64_t ctas,
+                         bool may_share)
 {
     const int64_t stages = (p->max_rows + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
     int64_t best = 4, least = INT64_MAX;
@@ -565,7 +567,7 @@ static int32_t stages_of(const struct gpu_index_params *p, int64_t columns, int6
         best = time <= least ? n : best;
         least = time <= least ? time : least;
     }
-    return (int32_t)best;
+    return may_share && columns * stages / ctas + 1 + 2 * INDEX_START < least ? 0 : (int32_t)best;
 }
 
 static const char *run(const struct gpu_device *device, const struct gpu_index_params *p,
@@ -578,10 +580,9 @@ static const char *run(const struct gpu_device *device, const struct gpu_index_p
     const bool wide = p->k.dtype == ATTN_DTYPE_BF16 && p->k.head_size == 128;
     sm90_index_params a = {*p, (int32_t)(of_request < most ? of_request : most), 0,
                            even ? __builtin_ctz((unsigned)p->block_rows) : -1};
-    if (p->num_reqs > INDEX_THREADS || of_request > most) {
-        a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
-                             (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS));
-    }
+    a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
+                         (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS),
+                         wide && p->num_reqs <= INDEX_THREADS && of_request <= most);
     return launch(device, &a, stream);
 }
 

@@ -9,13 +9,16 @@
 #define OUT_ROWS 16             /* rows of an item that a warp writes */
 #define LEAST_PARTS 8           /* parts of an item with a multiprocessor each */
 #define LEAST_SCALE 1e-6f       /* a smaller softmax scale is applied to the scores first */
-#define CLOCKS_OF_TILE 5600     /* a tile of 128 rows and keys, D 128, next to decodes */
-#define CLOCKS_OF_ITEM 8400
+#define CLOCKS_OF_KEYS 2400     /* 128 rows and keys, D 128 */
+#define CLOCKS_OF_ITEM 3600     /* an item's prologue and epilogue */
+#define SLOWED_BY_DECODES 1.33  /* times as much more, next to decodes alone */
 #define BYTES_OF_CLOCK 2500     /* read by all multiprocessors together */
 #define BYTES_OF_SM 32          /* read by one multiprocessor, at least */
+#define SHARE_STEPS 3           /* after which a batch's time changes by less than 2 % */
 #define LONG_ITEM 1024          /* keys from which on cutting an item may pay */
 #define LEAST_PART_TILES 4      /* tiles of one part */
 #define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
+#define GAIN_OF_HEAD64 0.15     /* 192 rows over a share next to decodes */
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
 #define LONG_TILES 11           /* tiles of an item from which on parts may pay */
 #define WIDE_SIZE 512           /* heads over 256 */
@@ -276,39 +279,6 @@ static bool pays(const struct attn_attend_args *args)
                          batch->max_seq_len <= LONG_ITEM || cut_of(args) > 0);
 }
 
-/* The number of multiprocessors for prefill in a mixed batch; decodes run on the others, limited by
- * memory, and both shall end together. The constants are clocks of an H200: a tile, an item's
- * prologue and epilogue, and the bytes per clock of the whole memory and of one multiprocessor. */
-static int32_t share_of(const struct attn_attend_args *args)
-{
-    const struct attn_batch *batch = args->batch;
-    const struct attn_prepared *prepared = args->prepared;
-    const struct attn_layer_desc *layer = args->layer;
-    const struct schedule_host *plan = args->schedule_host;
-    const int32_t *start = batch->query_start_loc_host;
-    const int64_t sms = args->instance->device.num_sms;
-    int64_t clocks = 0, bytes = 0; /* on one multiprocessor; of one KV head */
-    if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL ||
-        prepared->padded_size > 256) {
-        return 0;
-    }
-    for (int32_t r = 0; r < batch->num_reqs; r++) {
-        int64_t queries = start[r + 1] - start[r], rows = queries * prepared->group;
-        int64_t keys = batch->seq_lens_host[r];
-        if (rows > plan->few_rows) {
-            int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
-            int64_t seen = layer->causal == ATTN_CAUSAL_YES ? keys - queries / 2 : keys;
-            clocks += items * (CLOCKS_OF_ITEM + (seen + 127) / 128 * CLOCKS_OF_TILE);
-        } else if (rows > 0) {
-            bytes += keys * (layer->head_size + layer->head_size_v) * 2;
-        }
-    }
-    int64_t by_memory = bytes / BYTES_OF_CLOCK, by_sms = clocks + bytes / BYTES_OF_SM;
-    int64_t length = by_memory > by_sms / sms ? by_memory : by_sms / sms;
-    int64_t share = length > 0 ? (clocks + length - 1) / length : 0;
-    return share < sms ? (int32_t)share : 0;
-}
-
 struct prefill_layout {
     /* offsets in bytes */
     size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, end;
@@ -448,6 +418,55 @@ static int32_t rows_of_items(const struct attn_attend_args *args, int32_t mode)
     items *= prepared->num_kv_heads;
     return items >= HEAD64_WAVES * (int64_t)args->instance->device.num_sms ? PREFILL_HEAD64_ROWS
                                                                            : PREFILL_ROWS;
+}
+
+/* The number of multiprocessors for prefill in a mixed batch; decodes run on the others, and both
+ * shall end together. The constants are clocks of an H200, and the bytes per clock of the whole
+ * memory and of one multiprocessor. Prefill is slower the more of memory's rate decodes use.
+ * 0: one after the other. */
+static int32_t share_of(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct attn_layer_desc *layer = args->layer;
+    const struct schedule_host *plan = args->schedule_host;
+    const int32_t *start = batch->query_start_loc_host;
+    const int64_t sms = args->instance->device.num_sms;
+    int64_t clocks = 0, bytes = 0; /* on one multiprocessor; of one KV head */
+    if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL ||
+        prepared->padded_size > 256) {
+        return 0;
+    }
+    const int64_t tile = keys_of(size_of(layer->head_size, layer->head_size_v));
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t queries = start[r + 1] - start[r], rows = queries * prepared->group;
+        int64_t keys = batch->seq_lens_host[r];
+        int64_t most = queries > 0 ? tiles_of_items(args, queries, keys) * tile : 0;
+        if (rows > plan->few_rows) {
+            int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
+            int64_t seen = layer->causal == ATTN_CAUSAL_YES ? keys - queries / 2 : keys;
+            seen = seen < most ? (seen + tile - 1) / tile * tile : most;
+            clocks += items * (CLOCKS_OF_ITEM +
+                               seen * prepared->padded_size * CLOCKS_OF_KEYS / (128 * 128));
+        } else if (rows > 0) {
+            bytes += (keys < most ? keys : most) * (layer->head_size + layer->head_size_v) * 2;
+        }
+    }
+    const double by_memory = (double)bytes / BYTES_OF_CLOCK;
+    if (rows_of_items(args, ATTN_PLAN_EAGER) == PREFILL_HEAD64_ROWS &&
+        by_memory * (double)sms < (double)clocks * GAIN_OF_HEAD64) {
+        return 0; /* the faster kernel has all multiprocessors, then the decodes have */
+    }
+    double length = by_memory, slowed = 0;
+    for (int i = 0; i < SHARE_STEPS && length > 0; i++) {
+        slowed = (double)clocks * (1 + SLOWED_BY_DECODES * by_memory / length);
+        const double by_sms = (slowed + (double)bytes / BYTES_OF_SM) / (double)sms;
+        length = by_sms > by_memory ? by_sms : by_memory;
+    }
+    /* a multiprocessor too few would cost the decodes more than the prefill */
+    const double share = length > 0 ? slowed / length : 0;
+    const int32_t whole = (int32_t)share + (length > by_memory ? 0 : share > (int32_t)share);
+    return whole < sms ? whole : 0;
 }
 
 static bool fits(const struct attn_attend_args *args, int32_t mode)
