@@ -33,7 +33,7 @@ _MACHINE_CODE = 2
 
 
 def images(data: bytes | bytearray) -> Iterator[tuple[int, int, int, int]]:
-    """Of device code in a shared object: kind, architecture, where the image begins and its bytes."""
+    """The images of device code in a shared object: kind, architecture, where each begins and its bytes."""
     at = data.find(_CONTAINER)
     while at >= 0:
         end = at + 16 + struct.unpack_from("<Q", data, at + 8)[0]

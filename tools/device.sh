@@ -5,8 +5,8 @@
 # then it times the kernels. A line for each check on stdout, and the end of the output of those that failed on stderr.
 # The last line counts: `N passed, N failed, N skipped`. Exit 0 only if none failed.
 # usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke]
-#   --newcomer leaves attn-check and the timing out; --kernels does these alone, attn-check --quick and layers
-#   of no request's neighbours side by side; --smoke is one small check of each kind
+#   --newcomer leaves attn-check and the timing out; --kernels runs only these, attn-check --quick and batch-invariant
+#   layers, each request alone and among others; --smoke is one small check of each kind
 # BUILD_DIR may be what tools/device_pack.sh made on another machine. Logs of all checks are kept in $OUT, where that is set.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -83,7 +83,7 @@ refuses() {
 
 prepare_cuda_flash() {
     device=cuda
-    hide=CUDA_VISIBLE_DEVICES= # of the process that gets it no device is seen
+    hide=CUDA_VISIBLE_DEVICES= # a process with this sees no device
     [ -f "$build/build.ninja" ] ||
         meson setup "$build" "$here" -Dcuda-flash=enabled "-Dcuda-archs=$(nvidia_targets)" >&2 || exit 1
 }
@@ -122,7 +122,7 @@ time_cuda_flash() {
 
 prepare_hip() {
     device=rocm
-    hide=HIP_VISIBLE_DEVICES= # likewise
+    hide=HIP_VISIBLE_DEVICES=
     [ -f "$build/build.ninja" ] ||
         meson setup "$build" "$here" -Dhip=enabled "-Dhip-archs=$(hip_archs)" >&2 || exit 1 # none: no GPU
 }

@@ -121,7 +121,7 @@ def needle_inputs(keys: int, count: int, seed: int) -> tuple[torch.Tensor, ...]:
     cut = lower * NEEDLE_SIZE**0.5 / q.norm(dim=1)[:, None]
     k[places[:, 1:], 0] = needle[:, None] - cut[..., None] * along[:, None] + 0.5 * noise
     turned = torch.linalg.qr(torch.randn(count, NEEDLE_SIZE, GROUP, generator=random))[0]
-    v[places, 0] = turned.transpose(1, 2) * NEEDLE_SIZE**0.5  # at right angles: each can be told from the others
+    v[places, 0] = turned.transpose(1, 2) * NEEDLE_SIZE**0.5  # at right angles, so that each differs from the others
     weights = torch.softmax(q.double() @ k[:, 0].double().T * NEEDLE_SIZE**-0.5, dim=1)
     return q, k, v, places, weights @ v[:, 0].double()
 

@@ -81,7 +81,7 @@ static const struct {
     {"load_sshort", "load_i16"},
     {"store_byte", "store_b8"},
     {"store_short", "store_b16"},
-    {"_num_", "_"}, /* gfx12: of two numbers; a NaN is none */
+    {"_num_", "_"}, /* gfx12: the larger or smaller number, never a NaN */
     {"_nc_", "_"},  /* gfx10: without a carry, which gfx9 says otherwise */
     {"_co_", "_"},  /* gfx12: with one */
 };

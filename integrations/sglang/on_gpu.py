@@ -18,7 +18,7 @@ OWN = {"llama": ("fa3", "triton"), "gemma-2": ("triton",), "qwen-2.5, fp8 cache"
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
     import sglang
 
-    port = 12000 + os.getpid() % 10000  # of each process its own, and none that the system gives to others
+    port = 12000 + os.getpid() % 10000  # each process has its own, outside of the range that the system assigns
     options: dict[str, Any] = {"load_format": "dummy", "context_length": 131584, "max_running_requests": 64,
                                "max_total_tokens": int(gigabytes * 2**30) // (32 * 8 * 128 * 2 * (2 if cache == "auto" else 1)),
                                "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64], "page_size": int(os.environ.get("ATTN_PAGE", 64))}

@@ -87,7 +87,7 @@ static void store_key(const struct attn_kv_view *view, uint8_t *memory, uint8_t 
     }
     hadamard(turned, view->head_size);
     for (int32_t d = 0; d < view->head_size; d++) {
-        /* a unit row turned by the normalised matrix, times sqrt(D) */
+        /* a unit row rotated by the normalised matrix, times sqrt(D) */
         double x = turned[d] / (norm + TURBOQUANT_EPSILON);
         store_code(memory, d, bits, nearest_level(x, levels, bits));
     }

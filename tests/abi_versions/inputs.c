@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine of the next version: inputs CORE this|next. Tables with more behind their known end are
- * taken; inputs that say what a core does not know are refused by it, by name. */
+/* An engine of the next version: inputs CORE this|next. A core takes tables that are longer than it
+ * knows, and refuses inputs whose unknown fields are set, by name. */
 #include <attn/api.h>
 #include <dlfcn.h>
 #include <stdio.h>

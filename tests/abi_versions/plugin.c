@@ -9,7 +9,7 @@
 
 static const struct attn_plugin *example;
 
-/* Behind the core's own sink: everything that the next version may say, and what it said before. */
+/* Adds what the next version may say to a report, and hands it to the core's own sink. */
 static attn_status report_backend(void *user, const struct attn_backend_caps *caps,
                                   struct attn_error *why)
 {

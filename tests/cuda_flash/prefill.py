@@ -12,7 +12,7 @@ import sys
 import torch
 
 INT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
-BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # of an element, over its row's RMS
+BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # largest error of an element over its row's RMS
 
 
 class Cell(ctypes.Structure):

@@ -70,7 +70,7 @@ done
 FAKE_DEVICE_ABSENT=1 expect 0 '^on cpu:0' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --verify
 FAKE_DEVICE_LAYERS=1 expect 1 "layer 'layers.0', prefill: no backend can serve it.*fake_device: layer_kind mla" \
     "$run" --model "$models/deepseek-v3.json" --layers 1 --steps 1 --scale 0.05 --verify
-# Work that goes wrong behind the call: reported by some later call, and under validation with its layer and step.
+# Work that fails after the call returned: reported by some later call, and under validation with its layer and step.
 FAKE_DEVICE_FAILS=3 expect 1 'illegal memory access' \
     "$run" --model "$models/llama-3.1-8b.json" --layers 2 --steps 2 --scale 0.05 --verify
 ATTN_VALIDATE=1 FAKE_DEVICE_FAILS=3 expect 1 "layer 'layers.0', fake_device: step [0-9]*: .*illegal memory access" \

@@ -98,7 +98,7 @@ class Declarations(unittest.TestCase):
         self.assertEqual(enums - set(abi.__all__), set())
 
     def test_every_field_is_a_parameter(self) -> None:
-        """Of what engines fill in; the others are reached through extensions, libattn.abi, or are what a parameter says."""
+        """Engines fill these fields in. Others are set by extensions or libattn.abi, or follow from a parameter."""
         import dataclasses
         import inspect
 

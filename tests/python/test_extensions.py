@@ -49,7 +49,7 @@ class Latent(unittest.TestCase):
                 k, v = (torch.einsum("hdc,tc->thd", part, latent[:length]) for part in split.split([nope, width], 1))
                 k = torch.cat([k, rotated[:length, None].expand(-1, heads, -1)], dim=-1)
                 expected, _ = attention(torch.cat([q_nope, q_pe], dim=-1), k, v, (nope + rope)**-0.5, causal(count, length))
-                error = (out - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))  # of each head
+                error = (out - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))  # a number for each head
                 self.assertLess(float(error.max()), 0.12, (backend, count))
                 self.assertGreater(float(error.min()), 1e-3)  # quantized at all
 

@@ -278,7 +278,7 @@ class Scheduling(unittest.TestCase):
         self.assertEqual((batch.ext.id, batch.max_local_seq_len), (6, 9))
 
     def test_amax(self) -> None:
-        """Of a tensor, of heads over two batches, of channels."""
+        """The maximum of a tensor, of heads over two batches, and of channels."""
         runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
         layer = runtime.bind(runtime.select([libattn.LayerDesc("a", 4, 2, 32, block_size=BLOCK)], backend="cpu_ref")).layers[0]
         first, second = torch.randn(5, 2, 32), torch.randn(7, 2, 32)
@@ -315,7 +315,7 @@ class LayoutId(unittest.TestCase):
     """One id for the same bytes in a block, another for whatever lies otherwise."""
 
     def test_as_the_tool_says(self) -> None:
-        """Of a decoder and of a recurrent layer of a published model."""
+        """A decoder and a recurrent layer of a published model."""
         config = pathlib.Path(__file__).parents[2] / "models/qwen3-next-80b-a3b.json"
         info = pathlib.Path(os.environ["ATTN_TEST_BUILD"]) / "tools/attn-info"
         ran = subprocess.run([info, "--model", config, "--layouts", "--json"], capture_output=True, text=True, check=True,
@@ -354,7 +354,7 @@ class LayoutId(unittest.TestCase):
                self.id_of(*(libattn.KvView(r, s) for r, s in zip(rows, behind)), **per_token)]
         self.assertEqual(len(set(ids)), len(ids))
         self.assertEqual(ids[0], self.id_of(*nhd(5)))  # neither the number of blocks nor where they lie
-        self.assertEqual(ids[2], self.id_of(padded[:, 0], padded[:, 1]))  # nor the room behind one
+        self.assertEqual(ids[2], self.id_of(padded[:, 0], padded[:, 1]))  # nor the padding after one
         self.assertEqual(ids[0], "af3fd0c2f279bf67d820246d0020d0b9")  # the same in every release
 
 

@@ -54,7 +54,7 @@ def angles(length: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def seen(rows: torch.Tensor) -> list[list[set[int]]]:
-    """Of indices [S, k] or [S, G, k]: those that are no padding and no token of the future."""
+    """The indices of [S, k] or [S, G, k] that are neither padding nor a later token."""
     rows = rows[:, None] if rows.dim() == 2 else rows
     return [[{j for j in one.tolist() if 0 <= j <= t} for one in lists] for t, lists in enumerate(rows)]
 
@@ -109,7 +109,7 @@ def spread(rows: torch.Tensor, tokens: int, length: int) -> torch.Tensor:
 
 
 def qsa() -> Subject:
-    """Qwen4-Exp's: means of 4 keys, and the tokens behind the last of them."""
+    """Qwen4-Exp's: means of 4 keys, and the tokens after the last of them."""
     heads, size, tokens, budget = 8, 32, 4, 24
     modeling, m = make("qwen4_exp", "Qwen4ExpTextQSAIndexer", "Qwen4ExpTextConfig", indexer_n_heads=heads, indexer_kv_heads=1,
                        indexer_head_dim=size, indexer_budget=budget, indexer_compress_ratio=tokens, head_dim=size)

@@ -127,7 +127,7 @@ class Cascade(Settings):
         return m.common_prefix_len, out.view(-1, HQ, D)
 
     def test_the_prefix_is_attended_once(self) -> None:
-        """Of a given prefix the tables of later requests are not read: attended once for all; so they may be wrong."""
+        """A common prefix is attended once, by the first request's table: those of later requests may be wrong there."""
         generator = torch.Generator().manual_seed(5)
         prefix = self.PREFIX // BLOCK
         tables = torch.arange(prefix).int().expand(self.REQUESTS, -1)
@@ -244,7 +244,7 @@ class Caches(Settings):
             self.assertLess(worst(out.view(9, HQ, D), expected), 1e-4, scale)
 
     def test_value_sizes(self) -> None:
-        """Values of other sizes than keys, smaller and larger, packed behind them."""
+        """Values of other sizes than keys, smaller and larger, packed after them."""
         for backend in ("cpu_ref", "cpu_simd"):
             for size, size_v in ((64, 32), (32, 128)):
                 self.run_steps(backend, "auto", torch.zeros(12, HK, BLOCK, size + size_v), size, size_v, 1e-5)
@@ -264,7 +264,7 @@ class Caches(Settings):
 
 class Terms(Settings):
     def test_alibi_and_chunks(self) -> None:
-        """What `LibattnImpl` alone is told: slopes of both forms of ALiBi, and chunks with lookback in place of a window."""
+        """Terms that only `LibattnImpl` takes: slopes of both forms of ALiBi, and chunks with lookback in place of a window."""
         generator, n = torch.Generator().manual_seed(4), 40
         q, k, v = (peaked(n, heads, D, generator=generator) for heads in (HQ, HK, HK))
         away = (torch.arange(n)[:, None] - torch.arange(n)).abs().double()
@@ -403,7 +403,7 @@ class Page(unittest.TestCase):
     """The list of methods in docs/engines.md."""
 
     def test_every_class_and_method_has_its_row(self) -> None:
-        """Of the recorded interfaces, with what a class declares; and what a row calls served names tests that are there."""
+        """Every member of the recorded interfaces has a row, and a row that says `served` names tests that exist."""
         root = Path(__file__).resolve().parents[2]
         text = (root / "docs/engines.md").read_text(encoding="utf-8")
         page = text[text.index("## What the interfaces ask"):text.index("## ggml")]
@@ -537,7 +537,7 @@ class Releases(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Of vLLM's FullAttentionSpec what backends read."""
+    """The fields of vLLM's FullAttentionSpec that backends read."""
 
     head_size: int
     head_size_v: int

@@ -21,7 +21,7 @@ def start(model, more=None, **options):
 
 
 def trace(model, more=None):
-    """Of a run that succeeds: the events, with the device's tracks apart."""
+    """The events of a run that succeeds, and those of the device's tracks."""
     if os.path.exists(path):
         os.remove(path)
     process = start(model, more)

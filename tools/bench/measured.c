@@ -22,8 +22,8 @@ static int32_t phase_of(const struct shape *shape)
     return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
 }
 
-/* Before a backend is known: a layer's cache at the width of the activations or of 8-bit codes, and
- * what goes in and out next to it. */
+/* An estimate before a backend is chosen: bytes of a layer's cache, in activations or in 8-bit
+ * codes, and of its inputs and outputs. */
 static double guess_bytes(const struct measured *measured)
 {
     const struct attn_layer_desc *desc = &measured->layer.desc;

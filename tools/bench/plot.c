@@ -10,7 +10,7 @@
 #include "common/command.h"
 #include "report.h"
 
-/* Where a kernel that computes next to nothing is drawn: as far under the roof as its bytes are. */
+/* A kernel that computes almost nothing is drawn here, as far under the roof as its bytes are. */
 #define LEAST_PER_BYTE 0.2
 #define MAX_SERIES (SHAPE_KIND_COUNT * MAX_BACKENDS)
 

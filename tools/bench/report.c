@@ -177,7 +177,7 @@ static void print_dispatch(const struct json *dispatch)
     putchar('\n');
 }
 
-/* As a table of Markdown, whose rows begin with the model. */
+/* Prints a Markdown table; each row begins with the model. */
 static void print_choices(const struct json *choices, const char *model)
 {
     const struct json *row;

@@ -11,8 +11,8 @@
 /* What a recurrent layer computes. */
 enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, BENCH_RULES };
 
-/* What a shape may have: its constant, its name, and what is allowed from .. to: a whole number,
- * but of softcap. */
+/* Parameters of shapes: constant, name, and the least and largest value. All but softcap are whole
+ * numbers. */
 #define SHAPE_PARAMETERS(X)                                                                        \
     X(R, "r", 1, 65536)   /* requests */                                                           \
     X(L, "l", 0, 1 << 24) /* keys of each, the step's own included; 0: as s */                     \

@@ -26,7 +26,7 @@ void measured_rows(struct measured *measured, struct memory *memory, struct laye
     layer_io_set(io, role, rows, tokens, measured->session->device.device, data, 0);
 }
 
-/* All that a run of the layer reads and writes; keys and values where it writes them. */
+/* Everything that a run of the layer reads and writes; keys and values if the run writes them. */
 static void step_tensors(struct measured *measured, struct layer_io *io, bool writes)
 {
     const bool recurrent = measured->layer.desc.kind == ATTN_LAYER_RECURRENT;

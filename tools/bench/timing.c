@@ -71,7 +71,7 @@ static void capture(struct sampler *s)
     }
 }
 
-/* Seconds that the host takes for `calls` calls: what it waits for is not counted. */
+/* Seconds of the host for `calls` calls, without the time that it waits. */
 static attn_status time_host(struct sampler *s, int64_t calls, double *elapsed,
                              struct attn_error *error)
 {

@@ -28,7 +28,7 @@ struct tuning {
     int32_t count;
 };
 
-/* Reads the model, whose dtype becomes the options'; sets their budget for one measurement. */
+/* Reads the model. Sets the options' dtype to the model's, and their budget for one measurement. */
 attn_status tuning_init(struct tuning *tuning, struct options *options, struct attn_error *error);
 void tuning_finish(struct tuning *tuning);
 

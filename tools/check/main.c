@@ -239,8 +239,7 @@ static void try_attend(struct run *run, const struct attend_case *c, int32_t way
     }
 }
 
-/* One case that a filter names in full runs although the covering array, which follows what is
- * declared, has others. */
+/* Runs the case that a filter names in full, even if it is not in the covering array. */
 static void run_named_attend(struct run *run)
 {
     const char *filter = run->options->filter;
@@ -267,7 +266,8 @@ static void run_named_attend(struct run *run)
     }
 }
 
-/* Every way for the array in full; else one way a case, in turn. */
+/* With --full the cases of the covering array run in every way; all others run in one way, by
+ * turns. */
 static void run_attends(struct run *run)
 {
     for (int32_t i = 0; i < run->num_cases; i++) {

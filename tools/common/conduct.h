@@ -37,8 +37,8 @@ struct conduct {
 /* The state now. `threads`: whether their number is judged. */
 void conduct_read(struct conduct *conduct, int descriptor, int output, bool threads);
 
-/* From now on standard output leads into a small pipe, whose other end is returned; -1: it could
- * not be made. What does not fit is lost. */
+/* Redirects standard output into a small pipe and returns the pipe's other end; -1 on failure.
+ * Output that does not fit into the pipe is lost. */
 int conduct_catch_output(void);
 
 /* Ends what the plugin left running and counts it: children, and theirs. For once they are ours,

@@ -38,7 +38,7 @@ static const struct mask {
 #undef MASK
 };
 
-/* Numbers of which more is better; of a limit (max_) 0 means none. */
+/* Numbers that are better if larger. A limit (max_) of 0 means that there is no limit. */
 static const struct number {
     const char *name;
     size_t offset;

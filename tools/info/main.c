@@ -139,7 +139,7 @@ static bool next_line(const char **at, char *line, size_t size)
     return true;
 }
 
-/* What attn-check --record has kept of a backend, and whether it says anything today. */
+/* The counts that attn-check --record has kept of a backend, and why they no longer apply. */
 static struct json *conformance_json(const char *lines, const struct attn_backend_caps *caps,
                                      const char *file)
 {
@@ -246,8 +246,8 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
     json_add(item, "program", json_string(text));
 }
 
-/* Adds what is on file of a backend for the layer: by bucket, when, of which version, and whether
- * it says anything today. */
+/* Adds the measured times of a backend for the layer, by bucket: date, version, and why a time is
+ * stale. */
 static void add_times(const struct info *info, struct json *item, int32_t index, int32_t phase,
                       int32_t backend)
 {
@@ -359,7 +359,7 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
     }
 }
 
-/* What attn-check holds a backend to that serves the layer, next to cpu_ref. */
+/* Adds the bound by which attn-check compares a backend of this layer with cpu_ref. */
 static void add_bound(const struct info *info, struct json *layer, int32_t index)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};

@@ -260,7 +260,7 @@ build_fuzz() {
         -Dmpi=disabled -Dnccl=disabled
 }
 
-# build/venv, the one Python environment, as tests/requirements.txt pins it; made anew when that changes. Where nothing can
+# build/venv, the one Python environment, as tests/requirements.txt pins it; made again when that changes. Where nothing can
 # be downloaded it stays incomplete: the Python tests then count as skipped.
 ensure_venv() {
     cmp -s tests/requirements.txt build/venv/.complete && return 0

@@ -217,7 +217,8 @@ static void fill_plane(const struct capsule *c, int32_t tensor, const struct att
     }
 }
 
-/* Views in the recorded order of rows, in one memory; false where it is neither. */
+/* Views in the recorded order of rows, over one memory; false if the strides are neither NHD nor
+ * HND. */
 static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t *base,
                            struct attn_kv_view views[2])
 {

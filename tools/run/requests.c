@@ -91,7 +91,7 @@ static void read_request(struct run_engine *engine, const cJSON *item, struct re
         while (i < count && strcmp(fields[i].name, member->string) != 0) {
             i++;
         }
-        if (i == count) { /* misspelt, it would be a default that nobody asked for */
+        if (i == count) { /* else a misspelt field would silently keep its default */
             reading_fail(&reading, member->string, "is no field of a request; --help lists them");
             break;
         }

@@ -40,7 +40,7 @@ static void put_stage(const char *stage)
     put(&head, sizeof head, 0);
 }
 
-/* Closes what the engine left open, which is not for the plugin. */
+/* Closes the engine's open files, which the plugin must not have. */
 static void close_others(void)
 {
     DIR *directory = opendir("/proc/self/fd");

@@ -63,7 +63,7 @@ static inline attn_status client_bind(const struct attn_api *api, attn_layer *la
     const struct attn_kv_view *views[] = {k, v};
     return api->layer_bind_caches(layer, views, v != NULL ? 2 : 1, error);
 }
-/* The spec of a layer's first cache; all 0 where it has none of its own. */
+/* The spec of a layer's first cache; all 0 if the layer has no cache of its own. */
 attn_status client_spec(const struct attn_api *api, const attn_layer *layer,
                         struct attn_cache_spec *spec, struct attn_error *error);
 /* Binds memory of `num_blocks` blocks, unless a plan holds the layer, and gives the views of it. */

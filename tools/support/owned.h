@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-/* A variable whose address `end` is called with where it goes out of scope. */
+/* A variable; when it goes out of scope, `end` is called with its address. */
 #define OWNED(end) __attribute__((cleanup(end)))
 
 /* Such an end for a pointer to memory. */

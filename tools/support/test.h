@@ -90,7 +90,7 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
         }                                                                                          \
     } while (0)
 
-/* `check` after a change of `object`, which is then put back. */
+/* Runs `check` after `change` and then restores `object`. */
 #define WITH(object, change, check)                                                                \
     do {                                                                                           \
         __typeof__(object) kept_ = (object);                                                       \

@@ -18,11 +18,11 @@ enum form {
     NUMBERS,  /* with a scale per tensor or head */
     SCALED,   /* e4m3 or int8 with a float32 scale of their own */
     CHANNELS, /* int8 with static scales */
-    HADAMARD, /* int4 of turned rows, the zero point in the scale's low mantissa bits */
+    HADAMARD, /* int4 of rotated rows, zero point in the scale's low mantissa bits */
     NVFP4,
     DS_MLA,
     DS_V4,
-    LEVELS, /* TurboQuant's keys: levels of turned unit rows, and the norm in float16 */
+    LEVELS, /* TurboQuant's keys: levels of rotated unit rows, norm in float16 */
     STEPS,  /* TurboQuant's values: step and zero in float16 */
     BLOCKS  /* ggml's */
 };

@@ -80,7 +80,7 @@ bool trial_serves(void *user, const struct factor_value *v)
            trial_supports(trial, trial->tested, &layer, case_phase(v));
 }
 
-/* What gave other bits, where the first byte differs, and whose row it is. */
+/* Reports `what` gave other bits, the place of the first byte that differs and its row. */
 static enum trial_result say_other_bits(struct trial *trial, const char *what,
                                         const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
@@ -189,8 +189,8 @@ static bool put_numbers(struct problem_copy *tested, size_t offset, const int32_
     return device_write(tested->device, tested->memory + offset, numbers, count * sizeof *numbers);
 }
 
-/* One request, which is all of the bound batch, in two steps. Keys of the second are in the cache
- * during the first, where no query sees them. */
+/* Runs request `r`, the only one of the bound batch, in two steps. In the first step the cache
+ * already holds the keys of the second, which no query sees yet. */
 static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn_error *error)
 {
     const struct problem *problem = tested->problem;
@@ -349,7 +349,7 @@ static enum trial_result run_with_other_plan(struct trial *trial, struct problem
     return ready ? TRIAL_PASSED : trial_call_failed(trial, "second plan", *status, error);
 }
 
-/* A step from its plan to its outputs, and what it took on the way. */
+/* Runs a step from its plan to its outputs; fails it if it allocated memory or took a lock. */
 static enum trial_result run_step(struct trial *trial, struct problem_copy *tested, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;

@@ -8,7 +8,8 @@
 
 #define LOOSENESS 7 /* what inexact bounds exceed the lengths by */
 
-/* A scale: its device floats, or where there is one per tensor the host's, or none, which is 1. */
+/* A scale: floats on the device, or one number of the host per tensor, or neither, which reads as
+ * 1. */
 static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, int32_t form,
                        const float **device, float *host)
 {

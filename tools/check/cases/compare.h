@@ -25,12 +25,12 @@ struct compared {
     const uint8_t *wanted;
 };
 
-/* NaN equals NaN only. Of what is out of bounds the worst element is named. */
+/* NaN equals NaN only. The message names the element that is farthest out of its bound. */
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
                                const void *expected, const void *found, struct bound bound);
 
-/* A log-sum-exp [heads, rows] of those strides, of which rows count as in compare_rows. NaN and
- * infinities equal themselves only. */
+/* A log-sum-exp [heads, rows] with these strides; rows count as in compare_rows. NaN and infinities
+ * equal themselves only. */
 struct compared_lse {
     int64_t heads, stride_head, stride_row;
     int64_t first_row, num_rows;

@@ -255,7 +255,7 @@ static void plant_needles(struct problem *p, uint64_t *random)
     }
 }
 
-/* Values of one sign and size, of which two are more than the format has. */
+/* Values of one sign and size; the sum of two is larger than the format can hold. */
 static void enlarge_values(struct problem *p)
 {
     for (int32_t r = 0; r < p->num_reqs && p->v[FACTOR_HUGE].a == HUGE_VALUES; r++) {

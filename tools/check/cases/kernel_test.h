@@ -65,7 +65,7 @@ struct kernel_call {
 typedef attn_status kernel_call_run(struct kernel_call *call, const void *context,
                                     struct attn_error *error);
 
-/* The call of a kernel, and what it may not do. */
+/* Calls a kernel; a call that allocates memory or takes a lock fails. */
 #define KERNEL_CALL(call, slot, args, error)                                                       \
     watch_end(&(call)->watch, (call)->backend,                                                     \
               (watch_begin(&(call)->watch), (call)->backend->kernels.slot(args, error)), error)
@@ -110,7 +110,7 @@ static inline bool test_same(const struct kernel_test *test, int32_t operand, si
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
 enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
                                   const void *context);
-/* The same of the tested side alone, where the case knows itself what is right. */
+/* Runs only the tested side: the case computes the right result itself. */
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
                                          const void *context);
 /* After kernel_test_run: the tested backend's calls again, for parts 0 to `num_parts` - 1 one after
@@ -119,7 +119,7 @@ enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_r
 enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *run,
                                     const void *context, int32_t num_parts);
 
-/* Whether every byte that is no output is as it was. */
+/* Passes if no byte outside of the outputs has changed. */
 enum trial_result verify_image(struct trial *trial, const struct image *image,
                                const uint8_t *after);
 

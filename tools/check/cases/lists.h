@@ -8,7 +8,8 @@
 
 #include "cases/cases.h"
 
-/* Every granularity, groups of heads, and places; lengths in turn. */
+/* All forms of lists: each granularity with each grouping of heads, by keys and by slots. Every
+ * other form has lengths. */
 #define CASE_LISTS 30
 struct case_lists case_lists_at(int32_t i);
 /* "lists.g64.per_kv_head.slots.lengths", at most `size` bytes; "" where there are none. */

@@ -58,7 +58,7 @@ static size_t common_prefix(const struct case_space *space, const struct attend_
     return same;
 }
 
-/* A switch is on if the name has its part; what is off has none. */
+/* A switch is on if its part is in the name. */
 static void find_switch(const struct case_space *space, const char *wanted, int32_t factor,
                         struct attend_case *c)
 {

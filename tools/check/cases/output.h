@@ -23,7 +23,8 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
                  struct attn_attend_args *args, uint8_t *base, struct attn_device device);
 /* Bytes of a row of codes: rows are slices of wider ones where the case's are. */
 int64_t output_row_bytes(const struct problem *p);
-/* Codes and scales against the reference's numbers, whose tensor is `out`, of rows with rows[t]. */
+/* Compares codes and scales with the reference's numbers in `out`, for rows whose rows[t] is set.
+ */
 enum trial_result verify_codes(struct trial *trial, const struct problem *p,
                                const struct attn_tensor *out, const uint8_t *rows,
                                const uint8_t *expected, const uint8_t *found);

@@ -60,7 +60,7 @@ attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
  * plan made for the capture, renewed before the replay. Second (`inside`): the host's part before
  * each, the device's part inside. Without graphs on the device the calls are the same. */
 attn_status copy_step_captured(const struct copy_step *step, bool inside, struct attn_error *error);
-/* The batch's request `r` alone, whose first row stays where it is. */
+/* The batch with only its request `r`, whose rows keep their places. */
 struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r);
 /* Writes the step's keys with the backend's own kernel, unless its attend does. */
 attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *error);

@@ -27,7 +27,7 @@ void core_close(struct core *core);
 struct core core_of_reference(const struct core *core);
 /* Options of a selection with the backend ordered; they borrow from `core`. */
 struct attn_select_options core_options(const struct core *core);
-/* Whether the core serves a layer with the backend ordered, of what it does or composed of it. */
+/* Whether the core serves a layer with the ordered backend, by itself or as a composition. */
 bool core_serves(const struct core *core, const struct attn_layer_desc *layer);
 
 #endif

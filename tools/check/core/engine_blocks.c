@@ -144,8 +144,8 @@ static bool same_bytes(const uint8_t *now, const uint8_t *before, size_t at, siz
     return memcmp(now + at, before + from, bytes) == 0;
 }
 
-/* Each row of a moved block, with its scale, is what it was in the block that it comes from. `base`
- * is where the view's addresses begin in the images. */
+/* Whether each row of a moved block, with its scale, equals the row in the block that it came from.
+ * `base` is the address at which the images begin. */
 static bool rows_hold(const struct attn_kv_view *view, const struct factor_value *v, bool is_v,
                       const uint8_t *base, const uint8_t *now, const uint8_t *before)
 {
@@ -234,7 +234,7 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
     return result;
 }
 
-/* Every cache's dtype, over the declared layouts in turn. */
+/* A case for each cache dtype and declared layout. */
 void blocks_cases(const struct kernel_sink *sink)
 {
     const struct case_space *space = sink->space;

@@ -287,8 +287,8 @@ bool engine_space_init(struct case_space *space, const struct attn_backend_caps 
     return ok;
 }
 
-/* Steps with a common prefix whose outputs are codes: the core attends the prefix apart where that
- * pays, here always, and quantizes what it merges. */
+/* Steps with a common prefix and quantized outputs. Here it always pays to attend the prefix apart,
+ * so the core merges both attends and quantizes the result. */
 struct output_case {
     struct core *core;
     const struct case_space *space;

@@ -48,7 +48,7 @@ static void append(char *text, size_t size, const char *more)
     strncat(text, more, size - strlen(text) - 1);
 }
 
-/* Only what is safe in a handler. */
+/* Calls only functions that are safe in a signal handler. */
 static void on_crash(int number, siginfo_t *info, void *context)
 {
     char text[PLACE_TEXT + 64] = "crashed with ", place[PLACE_TEXT];

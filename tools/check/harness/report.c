@@ -68,7 +68,7 @@ static FILE *open_junit(const struct report *report, const char *counts)
     return out;
 }
 
-/* The document so far, whose end is written over by the next case. */
+/* Writes the document so far; the next case overwrites its end. */
 static void add_to_junit(struct report *report, const struct report_line *line)
 {
     if (report->junit == NULL) {

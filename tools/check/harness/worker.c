@@ -153,7 +153,7 @@ static bool take_frame(struct worker *worker, int pipe)
     return ok;
 }
 
-/* How it ended, where it did not do so by itself. */
+/* Describes how the worker ended if it did not exit by itself. */
 static void say_end(const struct worker *worker, int32_t seconds, int status, char *text,
                     size_t size)
 {

@@ -113,7 +113,7 @@ static enum trial_result run_create_no_memory(struct trial *trial, const void *v
     return trial_say(trial, TRIAL_FAILED, "create failed %d times", MOST_ALLOCATIONS);
 }
 
-/* Where prepare fails for want of memory what it gives is NULL. */
+/* A prepare that fails for lack of memory sets its result to NULL. */
 static enum trial_result prepare_no_memory(struct trial *trial, const struct binding *binding)
 {
     const struct attn_kernels *kernels;

@@ -132,7 +132,7 @@ static const void *changed_args(struct changed *c, const void *args, const struc
     return c->self;
 }
 
-/* A call that succeeds leaves this as it was. */
+/* Fills the error with a pattern that a successful call must not change. */
 static void error_prepare(struct attn_error *error)
 {
     memset(error, ERROR_PATTERN, sizeof *error);
@@ -168,7 +168,7 @@ static attn_status finish_call(attn_status status, const struct attn_error *mine
     return status;
 }
 
-/* The call of `slot` with changed arguments; what it takes next to them is the rest. */
+/* Calls `slot` with changed arguments, followed by the other arguments of the slot. */
 #define CALL(changes, kept, type, slot, ...)                                                       \
     struct attn_error mine;                                                                        \
     const void *given = changes ? changed_args(&shim.kept, args, type) : args;                     \

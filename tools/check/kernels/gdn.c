@@ -153,7 +153,7 @@ static void forgive_states(struct kernel_test *test, const struct gdn_case *c)
     }
 }
 
-/* By what is rounded most coarsely, activations or states. */
+/* The bound follows the coarser of the two dtypes, activations or states. */
 static struct bound bound_of(const struct gdn_case *c)
 {
     const struct bound rows = bound_of_dtype(c->v.dtype), states = bound_of_dtype(c->v.state_dtype);
@@ -237,7 +237,7 @@ static int32_t window_entries(const struct gdn_case *c, int32_t r)
     return gdn_case_keeps_all(c, r) ? history - 1 + c->tokens[r] : history;
 }
 
-/* Bits, but of what is no number. */
+/* Compares bits, but takes any NaN as equal to any other. */
 static bool same_entries(const uint8_t *expected, const uint8_t *found, size_t count, int32_t dtype)
 {
     const size_t e = number_bytes(dtype);

@@ -210,7 +210,7 @@ static void fill(const struct index_case *c, struct kernel_test *test, uint64_t 
     }
 }
 
-/* A row of the cache as its true values; false: they are not what it should hold. */
+/* Loads a row of the cache as numbers; false if they are not what was written. */
 static bool load_row(struct kernel_test *test, const struct index_case *c, int32_t r, int64_t row,
                      double *values)
 {

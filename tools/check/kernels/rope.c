@@ -74,7 +74,7 @@ static attn_status call_rope(struct kernel_call *call, const void *context,
     return KERNEL_CALL(call, rope_write_kv, &args, error);
 }
 
-/* Never written: it has to be as it was. */
+/* Whether the bytes still hold the poison of memory that is never written. */
 static bool is_poison(const uint8_t *memory, int64_t bytes)
 {
     bool poison = true;

@@ -4,7 +4,7 @@ encoders and outputs, rotary embeddings, further caches, context parallelism (``
 ``draft/index_lists.h``, ``layer.h``, ``io.h``, ``collectives.h``).
 
 Each function gives a struct of `libattn.abi` for the ``extensions`` argument of `LayerDesc`, `Layer.bind_params`, `Batch` or
-`Plan.run`. The tensors behind it are borrowed and kept alive by it, and by what it is handed to.
+`Plan.run`. The struct, and what it is handed to, borrow its tensors and keep them alive.
 """
 from __future__ import annotations
 

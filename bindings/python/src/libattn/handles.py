@@ -129,8 +129,8 @@ class Owned(Unique):
              before: tuple[int, ...] | None = None) -> Handle:
         """What a function of the table makes of this handle: it writes the new handle to its last argument.
 
-        Nothing is destroyed before the new handle counts as made of this one, whoever closes it meanwhile. With `before` the
-        destruction takes this handle and those values first.
+        This handle lives until the new one is registered as made of it, even if another thread closes it in between. With
+        `before` the destruction takes this handle and those values first.
         """
         created = c_void_p()
         function_of = getattr(self.api, destroy)
@@ -140,7 +140,7 @@ class Owned(Unique):
             return Handle(what, created.value, end, self.owner, kept)
 
     def ask(self, function: str, *args: Any) -> Any:
-        """Likewise of one that does not fail; its result."""
+        """Call a function that cannot fail and return its result."""
         with self.owner as handle:
             return getattr(self.api, function)(handle, *args)
 

@@ -66,10 +66,10 @@ class KvView:
     data : tensor
         Strided ``[block, slot, head, dim]``, or ``[block, slot, head, dim // pack, pack]`` of packed rows.
     scale : tensor, optional
-        Of caches with scales: float32 ``[block, slot, head]`` (it may lie inline behind the row), or nvfp4's e4m3
+        Scales of the rows: float32 ``[block, slot, head]``, which may lie inline after each row, or nvfp4's e4m3
         bytes ``[block, slot, head, D / 16]``.
     head_size : int
-        Where it is not what the shape says: rows of 4-bit elements.
+        The head size of rows of 4-bit elements, which their shape does not say.
     """
 
     data: Any
@@ -333,7 +333,7 @@ class Model(Owned):
         return self.groups_of(GroupKind.BLOCK_TABLE)
 
     def groups_of(self, kind: int) -> list[list[int]]:
-        """Likewise of groups of a kind, ``libattn.abi.GroupKind``."""
+        """Layer indices of each group of a kind, ``libattn.abi.GroupKind``."""
         result = []
         indices, count = (c_int32 * max(1, len(self.layers)))(), c_int32()
         for group in range(self.ask("model_num_groups", kind)):

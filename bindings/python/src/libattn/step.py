@@ -232,7 +232,7 @@ class Plan(Owned):
 
     @property
     def scratch_bytes(self) -> int:
-        """Of these the ones that may be shared by all plans of a stream."""
+        """The bytes of the workspace that all plans of a stream may share."""
         return self._parts().scratch_bytes
 
     def _parts(self) -> attn_workspace:
@@ -265,7 +265,7 @@ class Plan(Owned):
         self._workspace = parts
 
     def _check_width(self, batch: Batch, lengths: Batch) -> None:
-        """Of a table whose rows are further apart than they are wide, which the library cannot know."""
+        """Refuses a table that is too narrow. The library cannot see this if rows lie further apart than they are wide."""
         spec = next((self.model.layers[i].kv_spec for i in self.model.groups[self.group]), None)
         if spec is not None and spec.block_size > 0 and batch.narrow is not None:
             longest = max(lengths.longest(spec.kind == KvSpecKind.CROSS), 0)

@@ -30,8 +30,8 @@ class Struct(ctypes.Structure):
     """A struct of the C library: fields by name, their sizes and an extension's id filled in.
 
     A pointer field takes a tensor, a sequence of numbers (copied: CPU backends only), a struct, a sequence of structs, or
-    an address; with a sequence or tensor, the fields that count its elements and say their size are filled in, too. What is
-    behind the address is kept alive by the struct.
+    an address; with a sequence or tensor, the fields that count its elements and say their size are filled in, too. The
+    struct keeps what it points to alive.
     """
 
     _ext_: ClassVar[int] = 0

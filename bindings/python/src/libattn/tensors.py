@@ -129,7 +129,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes from the first to behind the last element."""
+        """Bytes from the first element to the end of the last one."""
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))) * self.itemsize

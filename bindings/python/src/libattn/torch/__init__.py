@@ -22,7 +22,7 @@ __all__ = ["Row", "activate_sdpa", "attend", "attend_packed", "attend_pages", "c
 
 
 def configure(**options: Any) -> None:
-    """Start anew with a runtime of these options, see `libattn.Runtime`; the environment is read again."""
+    """Start again with a runtime of these options, see `libattn.Runtime`; the environment is read again."""
     store.configure(**options)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of torch: ``torch.ops.libattn.attend``, ``attend_mla`` and ``recurrent``, and of each one that writes into a tensor
-of the caller's, ``attend_out`` and so on, whose first argument it is.
+"""Operators of torch: ``torch.ops.libattn.attend``, ``attend_mla`` and ``recurrent``. Each has a variant that writes into a
+tensor of the caller's, its first argument: ``attend_out`` and so on.
 
 ``torch.compile``, ``torch.export`` and AOTInductor see opaque operators with known output shapes; selection, planning and the
-reading of masks happen inside them, at run time. There is no C++ here that a release of torch could disagree with.
+reading of masks happen inside them, at run time. The operators are Python: no C++ here depends on a release of torch.
 
 attend(q, k, v, mask, sinks, scale, causal, window, soft_cap, kind, index)
     See `libattn.torch.attend`; ``window`` has two elements or is None.

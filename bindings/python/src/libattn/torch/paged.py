@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of packed batches: rows of all requests behind each other, over an engine's pages or its gathered keys."""
+"""Attention of packed batches: the rows of one request after those of another, over an engine's pages or its gathered keys."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def _lengths(starts: torch.Tensor) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _segments_of(query_starts: bytes, key_starts: bytes, rows: int, causal: bool, window: Window) -> Segments:
-    """Of cumulative int64 lengths. The same object for the same numbers, so that layers share a plan where tensors have no
-    version to be known by (`torch.inference_mode`)."""
+    """The segments of cumulative int64 lengths. Equal numbers give the same object, so that layers share a plan even if
+    tensors have no version (`torch.inference_mode`)."""
     q, k = (np.frombuffer(starts, np.int64) for starts in (query_starts, key_starts))
     requests = np.stack([np.zeros(len(q) - 1, np.int64), q[:-1], q[1:], k[:-1], k[1:]], axis=1)
     requests = requests[(q[1:] > q[:-1]) & (k[1:] > k[:-1])]

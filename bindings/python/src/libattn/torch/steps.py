@@ -41,10 +41,11 @@ class Place:
 
 
 class Steps:
-    """Of one block table and the layers that it addresses.
+    """The steps of one block table and of the layers that it addresses.
 
-    A layer has an ``impl``, which describes it (``member``) and says what it is bound anew for (``version``), and a
-    ``kv_cache``. A step's metadata has ``captured``: the `Shape` of a batch that is captured or replays a graph, or None.
+    A layer has a ``kv_cache`` and an ``impl``, which describes it (``member``); the layer is bound again when the
+    impl's ``version`` changes. A step's metadata has ``captured``: the `Shape` of a batch that is captured or replays a
+    graph, or None.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Steps:
     graph_level : str
         What captured batches need; ``never``: none are captured.
     max_seq_len : int
-        Of the engine, since a captured shape meets batches of every length; 0: the captured one's.
+        The engine's, since a captured shape meets batches of every length; 0: that of the captured batch.
     ranks : ContextParallel, optional
         Where the cache is spread over some.
     """
@@ -63,7 +64,7 @@ class Steps:
         self._layers, self.ranks = layers, ranks
         self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
-        self._alone = Workspace()  # of layers that are bound alone
+        self._alone = Workspace()  # for layers that are bound alone
         self._captured: dict[Shape, int] = {}  # how many `Bound`s were captured
 
     def place(self, layer: Any, impl: Any, kv_cache: torch.Tensor, metadata: Any, dtype: Any) -> Place:
@@ -112,7 +113,7 @@ class Steps:
         return bool(self._captured)
 
     def clear(self) -> None:
-        """Bind all layers anew when the next of them runs."""
+        """Bind all layers again when the next of them runs."""
         self._places.clear()
         self._captured.clear()
         self._alone = Workspace()
@@ -135,7 +136,7 @@ class Steps:
         self._captured[shape] = len(self._bounds())
 
     def replay(self, shape: Shape, make_batch: Any) -> bool:
-        """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound anew since."""
+        """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since."""
         bounds = [bound for bound in self._bounds() if shape in bound.captured] if shape in self._captured else []
         if not bounds or len(bounds) != self._captured[shape]:
             return False

@@ -222,7 +222,7 @@ class Store:
         self._table: dict[tuple[int, str], Row] = {}
 
     def configure(self, **options: Any) -> None:
-        """Start anew with a runtime of these options (see `libattn.Runtime`); the environment is read again."""
+        """Start again with a runtime of these options (see `libattn.Runtime`); the environment is read again."""
         with self._lock:
             self._options, self._runtime = options, None
             self._choices, self._table = {}, {}
@@ -361,7 +361,7 @@ class Store:
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
               params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
         descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
-        runtime = self.runtime  # one, whatever other threads configure meanwhile
+        runtime = self.runtime  # read once: other threads may configure another
         assignment = runtime.select(descs, device=(self._device_name(device), device.index or 0),
                                     backend=f"prefill={prefill};decode={decode}")
         model = runtime.bind(assignment)

@@ -35,7 +35,7 @@ class Step:
 
 @dataclass
 class Arrays:
-    """Of captured decodes, which find them at the same addresses in each replay."""
+    """Arrays of captured decodes: a replay reads them at the addresses of the capture."""
 
     query_start_loc: torch.Tensor  #: one query each
     seq_lens: torch.Tensor

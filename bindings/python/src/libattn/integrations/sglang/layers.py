@@ -52,7 +52,7 @@ class PoolLayer:
         self.params, self._asked = params, asked
 
     def version(self, layer: Any) -> Any:
-        """What a bound layer is bound anew for."""
+        """A layer is bound again when this changes."""
         return self._asked
 
     def member(self, layer: Any, k_pages: torch.Tensor, metadata: Any, dtype: Any) -> Member:

@@ -112,7 +112,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         return attend_packed(query, key, value, *starts, causal=causal, kind=kind, **common), None
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None and causal and 1 < queries < keys:
-        # The prompt of an empty static cache: what lies behind it is not filled.
+        # A prompt in an empty static cache: the slots after it hold nothing yet.
         key, value, keys = key[:, :, :queries], value[:, :, :queries], queries
     kind = _kind(module, causal, queries, keys)
     if torch.compiler.is_compiling():
@@ -131,10 +131,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
 
 def _paged(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: Any,
            common: dict[str, Any], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Continuous batching: rows of all requests behind each other in one batch entry."""
+    """Continuous batching: one batch entry holds the rows of all requests, one request after the other."""
     query_start_loc = kwargs["cu_seq_lens_q"]
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
-    starts = kwargs["cu_seq_lens_k"]  # of this layer's type, since the update
+    starts = kwargs["cu_seq_lens_k"]  # the update has made them those of this layer's type
     if kwargs.get("block_table") is None:
         return attend_packed(query, key, value, query_start_loc.to(torch.int32), starts, causal=True, **common)
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))

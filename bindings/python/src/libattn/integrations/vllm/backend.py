@@ -53,7 +53,7 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def is_mla(cls) -> bool:
-        """Of the model that is being made; vLLM knows one class as ``CUSTOM``."""
+        """Whether the model that is being made has latent rows; vLLM knows one class, ``CUSTOM``, for both."""
         return describe.is_latent()
 
     @classmethod
@@ -209,8 +209,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """What the backend that serves the group's layers can capture; batches that mix decodes and prefills are none of
-        it, since a replay has to have as many decodes as were captured."""
+        """What the backend that serves the group's layers can capture. Batches that mix decodes and prefills are never
+        captured: a replay has to have as many decodes as the capture."""
         model_config = getattr(vllm_config, "model_config", None)
         dtype = getattr(model_config, "dtype", torch.bfloat16)
         mla = describe.mla_of(model_config)

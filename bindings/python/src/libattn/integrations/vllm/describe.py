@@ -79,7 +79,7 @@ def torch_device() -> torch.device:
 
 
 def config() -> Any:
-    """Of the engine that is being made; None outside of that."""
+    """vLLM's configuration while an engine is being made, else None."""
     try:
         from vllm.config import get_current_vllm_config_or_none as current
     except ImportError:
@@ -120,13 +120,13 @@ def is_sparse() -> bool:
 
 
 def dtype() -> torch.dtype:
-    """Of the activations of the model that is being made."""
+    """The dtype of the activations of the model that is being made."""
     found = getattr(_model_config(), "dtype", None)
     return found if found in DTYPES else torch.bfloat16
 
 
 def limits() -> tuple[int, int, int]:
-    """Of the engine that is being made: requests and tokens of a step, and the length of a request; 0: not known."""
+    """The most requests and tokens of a step and the longest request of the engine that is being made; 0: not known."""
     scheduler = getattr(config(), "scheduler_config", None)
     return (getattr(scheduler, "max_num_seqs", 0), getattr(scheduler, "max_num_batched_tokens", 0),
             getattr(_model_config(), "max_model_len", 0))
@@ -167,7 +167,7 @@ def mla_of(model_config: Any) -> MlaDesc | None:
 
 
 def mla_of_head(head_size: int, sparse: bool = False) -> MlaDesc:
-    """Of the model that is being made, or DeepSeek's with latent rows of `head_size`."""
+    """The MLA sizes of the model that is being made; if it names none, DeepSeek's with latent rows of `head_size`."""
     found = mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
     return replace(found, topk=(found.topk or 2048) if sparse else 0)
 

@@ -92,7 +92,7 @@ class StateBuilder(LibattnMetadataBuilder):
             layers = self.vllm_config.compilation_config.static_forward_context
             self.context = self.context.new_zeros(len(layers[self.layer_names[0]].states.kv_cache))
         queries = query_start_loc[1:len(first) + 1] - query_start_loc[:len(first)]
-        first = torch.where(queries > 0, first, 0)  # of padding: block 0, which is no request's
+        first = torch.where(queries > 0, first, 0)  # padding rows read block 0, which no request has
         context = (seq_lens - queries).int()
         kept = context - self.context[first]
         self.context[first] = context
@@ -124,7 +124,7 @@ class States:
         return (("a_log", self.layer.A_log), ("dt_bias", self.layer.dt_bias), ("conv_weight", weight.view(weight.shape[0], -1)))
 
     def version(self, layer: Any) -> Any:
-        """What a bound layer is bound anew for."""
+        """A layer is bound again when this changes."""
         return self.layer.conv1d.weight.data_ptr()
 
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:

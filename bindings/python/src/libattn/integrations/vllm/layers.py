@@ -22,7 +22,7 @@ from .metadata import LibattnMetadata, batch_of
 
 
 def pages_of(kv_cache: torch.Tensor, head_size: int, head_size_v: int, kv_cache_dtype: str = "auto") -> tuple[Any, Any]:
-    """K and V as ``[N, B, Hk, D]`` of ``[N, Hk, B, row]``: keys and values behind each other, or as `describe.rows_of` says."""
+    """K and V as ``[N, B, Hk, D]`` of ``[N, Hk, B, row]``: a row is a key, then a value, or as `describe.rows_of` says."""
     rows = describe.rows_of(kv_cache_dtype, head_size, head_size_v)
     length = rows.length if rows else head_size + head_size_v
     if kv_cache.dim() != 4 or kv_cache.shape[-1] != length:
@@ -52,7 +52,7 @@ def index_of(name: str) -> int:
 
 @cache
 def signs_of(size: int) -> torch.Tensor:
-    """Of the randomised Hadamard transform of an int4 cache: fixed, since caches may outlive this process."""
+    """Signs of an int4 cache's randomised Hadamard transform. They are fixed, since caches may outlive this process."""
     generator = torch.Generator().manual_seed(size)
     return torch.randint(0, 2, (size,), generator=generator).float() * 2 - 1
 
@@ -159,7 +159,7 @@ class LibattnImpl(AttentionImpl):
         return isinstance(scale, torch.Tensor) and scale.numel() > 1
 
     def version(self, layer: Any) -> Any:
-        """What a bound layer is bound anew for."""
+        """A layer is bound again when this changes."""
         return self.output_form, self.causal_per_request, self.quantized_query, *(
             getattr(layer, f"_{name}_scale_float", 1.0) for name in "qkv")
 
@@ -190,7 +190,7 @@ class LibattnImpl(AttentionImpl):
             (query, self.num_heads, self.head_size), (key, self.num_kv_heads, self.head_size),
             (value, self.num_kv_heads, size_v), (output, self.num_heads, size_v // (1 + (self.output_form == "nvfp4")))))
         self.quantized_query = query.dtype == torch.float8_e4m3fn
-        # Of nvfp4 a row of block scales a token, which vLLM's products read in tiles.
+        # nvfp4: libattn writes a row of block scales for each token; vLLM's products read them in tiles.
         scales = None if output_block_scale is None else torch.zeros_like(output_block_scale)
         quant = None if output_scale is None else output_quant(
             output_scale.reshape(1), None if scales is None else scales[:q.shape[0], :self.num_heads * size_v // 16])
@@ -292,7 +292,7 @@ class LatentImpl(MLAAttentionImpl):
             batch_invariant=self.batch_invariant)
 
     def version(self, layer: Any) -> Any:
-        """What a bound layer is bound anew for."""
+        """A layer is bound again when this changes."""
         return None if self.projection is None else self.projection.data_ptr()
 
     def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:

@@ -60,7 +60,7 @@ def host_copy(values: Any | None) -> torch.Tensor | None:
 
 def spans_of(ranges: dict[int, list[tuple[int, int]]] | None, num_reqs: int, device: torch.device,
              ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Ranges of positions, both ends included, one request after the other; a range of one position is none."""
+    """Ranges of positions, both ends included, one request after the other; ranges of one position are left out."""
     if not ranges:
         return None
     lists = [[span for span in ranges.get(r, ()) if span[0] < span[1]] for r in range(num_reqs)]

@@ -59,7 +59,7 @@ class Spread:
 
 
 def spread(vllm_config: Any, kv_cache_spec: Any) -> Spread | None:
-    """Of a cache group; None: every rank has all of it, as of recurrent states, whose specs have `shapes`."""
+    """How a cache group is spread. None: every rank has all of it, as it has recurrent states, whose specs have `shapes`."""
     parallel = getattr(vllm_config, "parallel_config", None)
     if getattr(parallel, "decode_context_parallel_size", 1) < 2 or hasattr(kv_cache_spec, "shapes") or not getattr(
             kv_cache_spec, "dcp_sharded", True):

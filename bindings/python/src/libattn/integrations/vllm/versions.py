@@ -22,7 +22,7 @@ LAYOUTS = hasattr(AttentionBackend, "supported_kv_cache_layouts")
 
 
 def refusals() -> list[str]:
-    """A line where vLLM's release is none of those served, unless ``--additional-config`` says to try."""
+    """A line if libattn does not serve this release of vLLM, unless ``--additional-config`` says to try."""
     from vllm.version import __version__ as found
 
     anyway = describe.options().get("any_version")
