@@ -36,8 +36,8 @@ static void bind(struct fixture *f, const char *backend)
     struct attn_layer_params params = {.struct_size = sizeof params};
     CHECK(f,
           client_model(f->api, f->runtime, CLIENT_ORDER(backend), layers, 1, &f->model, &f->error));
-    attn_layer *layer = f->api->model_layer(f->model, 0);
-    CHECK(f, client_cache(f->api, layer, f->num_blocks, NULL, &f->cache, &f->error));
+    f->bound = f->api->model_layer(f->model, 0);
+    CHECK(f, client_cache(f->api, f->bound, f->num_blocks, NULL, &f->cache, &f->error));
     for (int32_t i = 0; i < f->layer.num_kv_heads * f->layer.head_size; i++) {
         f->signs[i] = i * i % 7 < 3 ? -1 : 1;
         f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
@@ -54,7 +54,7 @@ static void bind(struct fixture *f, const char *backend)
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;
     params.sink_k = f->layer.sink_len > 0 ? &f->tensors[T_SINK_K] : NULL;
     params.sink_v = f->layer.sink_len > 0 ? &f->tensors[T_SINK_V] : NULL;
-    CHECK(f, f->api->layer_bind_params(layer, &params, &f->error));
+    CHECK(f, f->api->layer_bind_params(f->bound, &params, &f->error));
 }
 
 void fixture_plan(struct fixture *f)
@@ -96,7 +96,7 @@ static void write_contexts(struct fixture *f, uint64_t *random, int32_t shared)
             batch.slot_mapping = slots;
             batch.num_slots = count;
             CHECK(f, f->api->plan_batch(f->plan, &batch, NULL, &f->error));
-            CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &io, &f->error));
+            CHECK(f, f->api->run(f->plan, f->bound, &io, &f->error));
             free(k);
             free(v);
         }
@@ -232,21 +232,30 @@ void fixture_finish(struct fixture *f)
     free(f->sink_v);
 }
 
+attn_status fixture_batch(struct fixture *f)
+{
+    return f->api->plan_batch(f->plan, &f->batch, NULL, &f->error);
+}
+
+attn_status fixture_run(struct fixture *f)
+{
+    return f->api->run(f->plan, f->bound, &f->io, &f->error);
+}
+
 void fixture_step(struct fixture *f)
 {
-    CHECK(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
-    CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+    CHECK(f, fixture_batch(f));
+    CHECK(f, fixture_run(f));
 }
 
 void fixture_refuse_plan(struct fixture *f, const char *field)
 {
-    INVALID(&f->error, field, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
+    INVALID(&f->error, field, fixture_batch(f));
 }
 
 void fixture_refuse_run(struct fixture *f, const char *field)
 {
-    INVALID(&f->error, field,
-            f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+    INVALID(&f->error, field, fixture_run(f));
 }
 
 double fixture_difference(const struct fixture *a, const struct fixture *b)

@@ -16,6 +16,7 @@ struct fixture {
     attn_runtime *runtime;
     bool owns_runtime;
     attn_model *model;
+    attn_layer *bound; /* the model's layer */
     attn_plan *plan;
     struct attn_layer_desc layer;
     struct attn_batch batch;
@@ -48,7 +49,10 @@ void fixture_own_runtimes(void);
 void fixture_read_environment(void);
 /* A plan, with a workspace, in place of one that is destroyed. */
 void fixture_plan(struct fixture *f);
-/* plan, run; asserts that both succeed. */
+/* plan_batch of the batch, run of the io. */
+attn_status fixture_batch(struct fixture *f);
+attn_status fixture_run(struct fixture *f);
+/* Both; asserts that they succeed. */
 void fixture_step(struct fixture *f);
 /* A plan of the batch, and a run of the io: refused as an invalid argument that names `field`. */
 void fixture_refuse_plan(struct fixture *f, const char *field);

@@ -50,8 +50,7 @@ static void same_outputs(const struct fixture *a, const struct fixture *b)
 static void hold_spec(const struct fixture *f, int32_t kernel)
 {
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    attn_layer *layer = f->api->model_layer(f->model, 0);
-    assert_ok(f->api->layer_cache_spec(layer, 0, &spec, NULL));
+    assert_ok(f->api->layer_cache_spec(f->bound, 0, &spec, NULL));
     assert_int_equal(spec.block_size, BLOCK);
     assert_int_equal(spec.kernel_block_size, kernel);
     assert_int_equal(recorded_by_core()->block_size, kernel);
@@ -84,9 +83,8 @@ TEST(test_own_views)
     init(&plain, "recording", &shapes[0], false);
     init(&split, "recording_narrow", &shapes[0], false);
     fixture_step(&plain);
-    attn_layer *layer = split.api->model_layer(split.model, 0);
-    CHECK(&split,
-          client_views(split.api, layer, split.cache, split.num_blocks, &k, &v, &split.error));
+    CHECK(&split, client_views(split.api, split.bound, split.cache, split.num_blocks, &k, &v,
+                               &split.error));
     assert_int_equal(k.block_size, NARROW);
     assert_int_equal(k.num_blocks, split.num_blocks * BLOCK / NARROW);
     assert_int_equal(k.stride_block, NARROW * k.stride_slot);
@@ -96,14 +94,14 @@ TEST(test_own_views)
     v.stride_block *= BLOCK / NARROW;
     split.api->plan_destroy(split.plan);
     free(split.workspace);
-    CHECK(&split, client_bind(split.api, layer, &k, &v, &split.error));
+    CHECK(&split, client_bind(split.api, split.bound, &k, &v, &split.error));
     fixture_plan(&split);
     fixture_step(&split);
     same_outputs(&plain, &split);
     split.api->plan_destroy(split.plan);
     split.plan = NULL;
     k.stride_block += k.stride_slot; /* a gap after each block: no view of parts has it */
-    INVALID(&split.error, "block_size", client_bind(split.api, layer, &k, &v, &split.error));
+    INVALID(&split.error, "block_size", client_bind(split.api, split.bound, &k, &v, &split.error));
 }
 
 /* Copies, and a new table for a plan that stands, are in the engine's blocks. */
@@ -142,8 +140,7 @@ TEST(test_entries_of_several_blocks)
                                                          &split.error));
         split.io.k = split.io.v = NULL; /* they are written */
         memset(split.out, 0xff, (size_t)split.batch.num_tokens * sizeof *split.out);
-        CHECK(&split, split.api->run(split.plan, split.api->model_layer(split.model, 0), &split.io,
-                                     &split.error));
+        CHECK(&split, fixture_run(&split));
         same_outputs(&plain, &split);
     }
 }
@@ -195,8 +192,7 @@ TEST(test_page_lists)
         CHECK(&paged, paged.api->plan_update_block_table(paged.plan, paged.plan, &paged.batch, NULL,
                                                          &paged.error));
         memset(paged.out, 0xff, (size_t)paged.batch.num_tokens * sizeof *paged.out);
-        CHECK(&paged, paged.api->run(paged.plan, paged.api->model_layer(paged.model, 0), &paged.io,
-                                     &paged.error));
+        CHECK(&paged, fixture_run(&paged));
         same_outputs(&plain, &paged);
     }
 }

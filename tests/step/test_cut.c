@@ -164,14 +164,13 @@ TEST(test_rows_are_updated)
     fixture_init(&updated, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);
     fixture_step(&plain);
     const struct attn_batch before = updated.batch;
-    attn_layer *of_updated = updated.api->model_layer(updated.model, 0);
-    CHECK(&updated, updated.api->plan_batch(updated.plan, &updated.batch, NULL, &updated.error));
+    CHECK(&updated, fixture_batch(&updated));
     add_rows(&updated);
     for (int32_t i = 0; i < 2; i++) {
         const struct attn_batch *tables = i == 0 ? &updated.batch : &before;
         CHECK(&updated, updated.api->plan_update_block_table(updated.plan, updated.plan, tables,
                                                              NULL, &updated.error));
-        CHECK(&updated, updated.api->run(updated.plan, of_updated, &updated.io, &updated.error));
+        CHECK(&updated, fixture_run(&updated));
         assert_true(fixture_difference(&plain, &updated) == 0);
     }
 }

@@ -45,13 +45,12 @@ static void hold_handed_through(uint32_t id)
         assert_int_equal(c->of_run, there & 2 ? 9 : 0);
     }
     f.batch.next = &other.ext; /* the backend reads it; the layer says nothing of it */
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_int_equal(fixture_batch(&f), ATTN_ERROR_EXTENSION);
     f.batch.next = NULL;
     fixture_step(&f);
     assert_int_equal(c->of_batch, 0);
     f.io.next = &other.ext;
-    assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
-                     ATTN_ERROR_EXTENSION);
+    assert_int_equal(fixture_run(&f), ATTN_ERROR_EXTENSION);
 }
 
 /* A vendor's, and drafts that this ABI has no struct, slot or bit for. */
@@ -147,17 +146,17 @@ TEST(test_strange_ones)
     }
     assert_int_equal(c->strange, 0);
     behind.ext.next = &large.ext; /* twice */
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_int_equal(fixture_batch(&f), ATTN_ERROR_EXTENSION);
     known.ext.next = &large.ext;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_int_equal(fixture_batch(&f), ATTN_ERROR_EXTENSION);
     assert_non_null(strstr(f.error.message, "more than 4096 bytes"));
     f.batch.next = &known.ext; /* nothing else: nothing is copied */
-    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, fixture_batch(&f));
     large.ext.flags = 2;
-    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    assert_int_equal(fixture_batch(&f), ATTN_ERROR_EXTENSION);
     assert_non_null(strstr(f.error.message, "flags 0x2"));
     large.ext.flags = ATTN_FLAG_HINTS;
-    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, fixture_batch(&f));
 }
 
 /* An optional one that one backend of a layer knows and the other not reaches neither. */

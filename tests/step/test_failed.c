@@ -57,11 +57,6 @@ static void init(struct fixture *f, int32_t i)
                  false);
 }
 
-static attn_status run(struct fixture *f)
-{
-    return f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error);
-}
-
 /* Whichever of a run's attends fails, the error says whose it was, the plan stays ready, and the
  * same run again is right. */
 TEST(test_failed_run)
@@ -71,10 +66,10 @@ TEST(test_failed_run)
         init(&right, i);
         fixture_step(&right);
         init(&f, i);
-        CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+        CHECK(&f, fixture_batch(&f));
         for (int32_t failing = 1; failing <= steps[i].attends; failing++) {
             recorded_by_core()->failing = failing;
-            assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
+            assert_int_equal(fixture_run(&f), ATTN_ERROR_DEVICE);
             assert_int_equal(recorded_by_core()->failing, 0);
             char text[96];
             snprintf(text, sizeof text, "layer 'layer', %s: %s: as asked", steps[i].named,
@@ -82,7 +77,7 @@ TEST(test_failed_run)
             assert_string_equal(f.error.message, text);
             memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
             recorded_by_core()->attends = 0;
-            assert_ok(run(&f));
+            assert_ok(fixture_run(&f));
             assert_int_equal(recorded_by_core()->attends, steps[i].attends);
             assert_true(fixture_difference(&right, &f) == 0);
         }
@@ -102,7 +97,7 @@ TEST(test_stream)
             recorded_by_core()->attends = recorded_by_core()->writes =
                 recorded_by_core()->other_streams = 0;
             CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error));
-            assert_ok(run(&f));
+            assert_ok(fixture_run(&f));
             assert_int_equal(recorded_by_core()->other_streams, 0);
             assert_int_equal(recorded_by_core()->attends, steps[i].attends);
             assert_int_equal(recorded_by_core()->writes, 1);
@@ -178,16 +173,16 @@ TEST(test_bound_while_planned)
     init(&right, 0);
     fixture_step(&right);
     init(&f, 0);
-    attn_layer *layer = f.api->model_layer(f.model, 0);
+    attn_layer *layer = f.bound;
     const struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
-    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, fixture_batch(&f));
     CHECK(&f, client_views(f.api, layer, f.cache, 1, &k, &v, &f.error));
     refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_caches");
     refuse(&f, f.api->layer_bind_params(layer, &params, &f.error), "layer_bind_params");
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     assert_true(fixture_difference(&right, &f) == 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;

@@ -25,7 +25,7 @@ static void hold(const char *backend, const struct attn_layer_desc *layer, const
     OWNED(fixture_finish) struct fixture f, apart;
     fixture_init(&f, backend, layer, queries, lens, 4, 0, NULL, false);
     fixture_init(&apart, "cpu_ref", layer, queries, lens, 4, 0, NULL, false);
-    CHECK(&f, f.api->layer_cache_spec(f.api->model_layer(f.model, 0), 0, &spec, &f.error));
+    CHECK(&f, f.api->layer_cache_spec(f.bound, 0, &spec, &f.error));
     memset(c, 0, sizeof *c);
     fixture_step(&f);
     assert_int_equal(c->writes, writes);
@@ -76,7 +76,7 @@ static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused
     struct recorded *c = recorded_by_core();
     memset(c, 0, sizeof *c);
     f->io.flags = flags;
-    CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+    CHECK(f, fixture_run(f));
     assert_int_equal(c->writes, writes);
     assert_int_equal(c->fused, fused);
 }

@@ -23,7 +23,7 @@ static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspac
 static void run(struct fixture *f, attn_plan *plan)
 {
     memset(f->out, 0xff, OUT_BYTES);
-    CHECK(f, f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+    CHECK(f, f->api->run(plan, f->bound, &f->io, &f->error));
 }
 
 /* The second step of a graph has other lengths, tables and slots at the same addresses. */
@@ -73,8 +73,7 @@ static void hold_replay(const char *backend)
         assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &fewer, NULL, &f.error),
                          ATTN_ERROR_INVALID_ARGUMENT);
         assert_non_null(strstr(f.error.message, "captured were 4 (2), 31"));
-        assert_int_equal(f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, NULL),
-                         ATTN_ERROR_ORDER);
+        assert_int_equal(f.api->run(plan, f.bound, &f.io, NULL), ATTN_ERROR_ORDER);
     }
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
     f.api->plan_destroy(plan);

@@ -57,7 +57,7 @@ static void init(struct listed *l, bool validate)
     const struct attn_layer_desc layer = describe(l);
     fixture_init(&l->f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, validate);
     bring(l);
-    CHECK(&l->f, l->f.api->plan_batch(l->f.plan, &l->f.batch, NULL, &l->f.error));
+    CHECK(&l->f, fixture_batch(&l->f));
 }
 
 #define RUN_REFUSED(field, text, change)                                                           \
@@ -96,13 +96,13 @@ TEST(test_undescribed)
     struct attn_layer_desc without = describe(l);
     fixture_init(&l->f, "cpu_ref", &dense, queries, lens, 4, 0, NULL, false);
     bring(l);
-    CHECK(&l->f, l->f.api->plan_batch(l->f.plan, &l->f.batch, NULL, &l->f.error));
+    CHECK(&l->f, fixture_batch(&l->f));
     RUN_REFUSED("attn_io_index_lists", "only a layer with attn_index_lists reads it", );
     fixture_finish(&l->f);
     l->lists.has_lengths = 0;
     fixture_init(&l->f, "cpu_ref", &without, queries, lens, 4, 0, NULL, false);
     bring(l);
-    CHECK(&l->f, l->f.api->plan_batch(l->f.plan, &l->f.batch, NULL, &l->f.error));
+    CHECK(&l->f, fixture_batch(&l->f));
     RUN_REFUSED("lengths", "the layer does not say has_lengths", );
     fixture_finish(&l->f);
 }

@@ -71,7 +71,7 @@ TEST(test_end_to_end)
         OWNED(fixture_finish) struct fixture f;
         print_message("%s, %#x\n", caches[i].backend, (unsigned)caches[i].kv_dtype);
         fixture_mixed(&f, caches[i].backend, &layer, true);
-        CHECK(&f, client_spec(f.api, f.api->model_layer(f.model, 0), &spec, &f.error));
+        CHECK(&f, client_spec(f.api, f.bound, &spec, &f.error));
         assert_int_equal(spec.kv_dtype, caches[i].kv_dtype);
         assert_int_equal(spec.page_bytes, caches[i].page_bytes);
         assert_int_equal(spec.ndim, 2);
@@ -93,14 +93,13 @@ TEST(test_views_of_pages)
     struct attn_kv_view own[2] = {{.struct_size = sizeof *own}, {.struct_size = sizeof *own}};
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "opaque_pages", &layer, false);
-    attn_layer *bound = f.api->model_layer(f.model, 0);
     f.api->plan_destroy(f.plan);
     f.plan = NULL;
     for (int32_t i = 0; i < 2; i++) {
-        CHECK(&f, f.api->layer_cache_view(bound, i, &own[i], &f.error));
+        CHECK(&f, f.api->layer_cache_view(f.bound, i, &own[i], &f.error));
         assert_int_equal(own[i].stride_slot, 0);
     }
-    CHECK(&f, client_bind(f.api, bound, &own[0], &own[1], &f.error));
+    CHECK(&f, client_bind(f.api, f.bound, &own[0], &own[1], &f.error));
     for (int32_t i = 0; i < 7; i++) {
         static const char *const fields[] = {"data",      "num_blocks", "stride_slot", "num_heads",
                                              "num_heads", "data",       "data"};
@@ -111,7 +110,7 @@ TEST(test_views_of_pages)
         v.head_size += 8 * (i == 3);
         v.block_size *= 1 + (i == 4);
         v.data = i == 5 ? NULL : (uint8_t *)v.data + 256 * (i == 6);
-        assert_int_equal(client_bind(f.api, bound, &own[0], &v, &f.error),
+        assert_int_equal(client_bind(f.api, f.bound, &own[0], &v, &f.error),
                          ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, fields[i]);
     }

@@ -40,7 +40,7 @@ static void refuse_runs(int32_t form, int32_t pow2, int32_t column_major)
     f.io.lse = NULL;
     /* Without the extension there is no place for the scales; a float output has not the form's
      * dtype. */
-    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, fixture_batch(&f));
     fixture_refuse_run(&f, "attn_io_output_quant");
     f.io.next = &quant.ext;
     quant.scale = NULL;

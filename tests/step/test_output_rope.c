@@ -58,7 +58,7 @@ static void init(struct rotated *t, int32_t form)
     describe(t, form);
     fixture_mixed(&t->f, "cpu_ref", &t->layer, false);
     bring(t);
-    CHECK(&t->f, t->f.api->plan_batch(t->f.plan, &t->f.batch, NULL, &t->f.error));
+    CHECK(&t->f, fixture_batch(&t->f));
 }
 
 /* The dims before the last ones are, in both forms, those of the step without a rotation. */
@@ -99,8 +99,7 @@ TEST(test_runs)
                 t->positions[TOKENS - 1] = POSITIONS);
     RUN_REFUSED("positions", "positions[0] is -1", t->positions[0] = -1);
     t->positions[TOKENS] = -1; /* no token's */
-    CHECK(&t->f,
-          t->f.api->run(t->f.plan, t->f.api->model_layer(t->f.model, 0), &t->f.io, &t->f.error));
+    CHECK(&t->f, fixture_run(&t->f));
     RUN_REFUSED("cos_sin", "[any, 8] f16, bf16 or f32", t->io.cos_sin = NULL);
     RUN_REFUSED("cos_sin", "[any, 8] f16, bf16 or f32", t->table.shape[1] = ROTARY - 2);
     t->f.io.next = NULL; /* what attends nothing rotates nothing */

@@ -86,8 +86,7 @@ TEST(test_failing_collectives)
         init(&f);
         fixture_step(&f);
         calls.status = ATTN_ERROR_DEVICE;
-        assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
-                         ATTN_ERROR_DEVICE);
+        assert_int_equal(fixture_run(&f), ATTN_ERROR_DEVICE);
         assert_non_null(strstr(f.error.message, "a collective of the engine failed"));
     }
 }
@@ -133,7 +132,7 @@ TEST(test_ranks_of_a_cache)
         fixture_init(&f, "cpu_ref", &layer, one, &length, 1, 0, NULL, false);
         f.batch.block_table_stride = 1; /* one block of 16 slots on each of four ranks */
         if (length == 64) {
-            CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+            CHECK(&f, fixture_batch(&f));
         } else {
             fixture_refuse_plan(&f, "block_table_stride");
         }

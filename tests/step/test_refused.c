@@ -16,12 +16,7 @@ static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static void init(struct fixture *f, const struct attn_host *host, bool validate)
 {
     fixture_init(f, "cpu_ref", &decoder, queries, lens, 4, 0, host, validate);
-    CHECK(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
-}
-
-static attn_status run(struct fixture *f)
-{
-    return f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error);
+    CHECK(f, fixture_batch(f));
 }
 
 static void refuse(struct fixture *f, attn_status status, const char *field, const char *text)
@@ -33,17 +28,17 @@ static void refuse(struct fixture *f, attn_status status, const char *field, con
 
 static void plan(struct fixture *f)
 {
-    CHECK(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
+    CHECK(f, fixture_batch(f));
 }
 
 static void refuse_plan(struct fixture *f, const char *field, const char *text)
 {
-    refuse(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error), field, text);
+    refuse(f, fixture_batch(f), field, text);
 }
 
 static void refuse_run(struct fixture *f, const char *field, const char *text)
 {
-    refuse(f, run(f), field, text);
+    refuse(f, fixture_run(f), field, text);
 }
 
 TEST(test_values)
@@ -91,10 +86,10 @@ TEST(test_keys_without_slots)
     f.io.k = &bad;
     refuse_run(&f, "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
     f.io.flags = ATTN_RUN_NO_WRITE;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     f.io.flags = 0;
     f.io.k = f.io.v = NULL;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
 }
 
 /* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
@@ -106,21 +101,21 @@ TEST(test_flags)
     f.io.flags = 4;
     refuse_run(&f, "flags", "a bit of the run's flags is not known");
     f.io.flags = 1u << 31;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     f.io.flags = 0;
     f.batch.flags = 8;
     refuse_plan(&f, "flags", "flags is 0x8; 0x8 is not");
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
     plan(&f);
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     memcpy(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_YES;
     plan(&f);
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_NO;
     plan(&f);
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = -1;
     refuse_plan(&f, "causal", "causal is -1; allowed are 0 to 2");
@@ -139,13 +134,13 @@ TEST(test_nan)
         f.io.lse = i < 6 ? NULL : &f.tensors[4];
         f.io.flags = i % 6 < 3 ? 0 : ATTN_RUN_NO_WRITE;
         *number = NAN;
-        attn_status status = run(&f);
+        attn_status status = fixture_run(&f);
         assert_int_equal(status, f.io.flags == 0 || which == 0 ? ATTN_ERROR_NAN : ATTN_OK);
         if (status != ATTN_OK) {
             assert_string_equal(f.error.field, names[which]);
         }
         *number = before;
-        assert_ok(run(&f));
+        assert_ok(fixture_run(&f));
     }
 }
 
@@ -176,7 +171,7 @@ TEST(test_unseen_blocks)
         for (int32_t b = 0; b < 8; b++) {
             const int32_t before = f.block_table[b];
             f.block_table[b] = (int32_t)f.num_blocks; /* one after the cache */
-            attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
+            attn_status status = fixture_batch(&f);
             if ((status != ATTN_OK) != (b >= cases[i].first)) {
                 fail_msg("case %zu, block %d: status %d", i, b, status);
             }
@@ -191,8 +186,7 @@ TEST(test_lengths)
     OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, false);
     f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
-    REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "seq_lens_host",
-               f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "seq_lens_host", fixture_batch(&f));
     assert_non_null(strstr(f.error.message, "a request has 1537 keys"));
 }
 
@@ -213,8 +207,8 @@ TEST(test_sink_tensors)
         bad.strides = i == 1 ? strides : bad.strides;
         bad.dtype.bits = i == 2 ? 16 : 32;
         bad.data = i == 3 ? NULL : bad.data;
-        refuse(&f, f.api->layer_bind_params(f.api->model_layer(f.model, 0), &params, &f.error),
-               "sink_k", i == 5 ? "layer '" : "; [3, 2, 32] float32, the last");
+        refuse(&f, f.api->layer_bind_params(f.bound, &params, &f.error), "sink_k",
+               i == 5 ? "layer '" : "; [3, 2, 32] float32, the last");
     }
 }
 
@@ -246,7 +240,7 @@ TEST(test_common_prefix)
         f.batch.common_prefix_len = i == 1 ? 48 : i == 2 ? -1 : 32;
         table[2 * MAX_BLOCKS + 1] += i == 3 ? 1 : 0;
         f.error = (struct attn_error)ATTN_ERROR_INIT;
-        attn_status status = f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
+        attn_status status = fixture_batch(&f);
         assert_int_equal(status, i == 0 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, i == 0 ? "" : "common_prefix_len");
     }
@@ -335,7 +329,7 @@ TEST(test_rotation)
     positions[30] = 64;
     refuse_run(&f, "positions", "positions[30] is 64; cos_sin has positions 0 to 63");
     positions[30] = 63;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     /* q is rotated with the keys: a run without them is refused, and one with fewer keys than
      * queries */
     f.io.flags = ATTN_RUN_NO_WRITE;
@@ -359,7 +353,7 @@ TEST(test_stream)
     f.io.stream = &f;
     refuse_run(&f, "stream", "is not the stream that plan_batch was given");
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &f, &f.error));
-    CHECK(&f, run(&f));
+    CHECK(&f, fixture_run(&f));
 }
 
 /* Reserved fields that no other test sets, with keys and without (the fast path). */
@@ -390,7 +384,7 @@ TEST(test_reserved)
         f.io.reserved = 1;
         refuse_run(&f, "reserved", "");
         f.io.reserved = 0;
-        CHECK(&f, run(&f));
+        CHECK(&f, fixture_run(&f));
         f.io.flags = ATTN_RUN_NO_WRITE;
     }
 }
@@ -417,7 +411,7 @@ TEST(test_unread_extensions)
         f.io.next = ext;
         refuse_run(&f, unread[i].name, "only a layer with");
         ext->flags = ATTN_EXT_OPTIONAL;
-        assert_ok(run(&f));
+        assert_ok(fixture_run(&f));
     }
 }
 
@@ -436,7 +430,7 @@ TEST(test_shared_places)
     f.tensors[4].strides = one_head;
     refuse_run(&f, "lse", "stride 0 of dimension 0");
     f.tensors[4].strides = turned;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
 }
 
 /* Slots: two tokens in one, wherever the slots lie, and more of them than a cache and a step can
@@ -498,8 +492,7 @@ TEST(test_encoder_lengths)
     for (int32_t i = 0; i < 2; i++) { /* by its bound, by a length */
         f.batch.max_encoder_seq_len = i == 0 ? MAX_BLOCKS * 16 + 1 : 0;
         f.seq_lens[2] = i == 0 ? 33 : MAX_BLOCKS * 16 + 1;
-        REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_encoder_seq_len",
-                   f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+        REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_encoder_seq_len", fixture_batch(&f));
     }
 }
 
@@ -535,11 +528,10 @@ TEST(test_odd_address)
     OWNED(fixture_finish) struct fixture f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     init(&f, NULL, false);
-    attn_layer *layer = f.api->model_layer(f.model, 0);
     CHECK(&f,
-          client_views(f.api, layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
+          client_views(f.api, f.bound, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
     k.data = (char *)k.data + 2;
-    refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
+    refuse(&f, client_bind(f.api, f.bound, &k, &v, &f.error), "data", "multiple of 4 bytes");
 }
 
 enum mistake { RIGHT, FOREIGN_WORKER, LEFT_OUT };
@@ -564,11 +556,11 @@ TEST(test_threads)
                                    .num_threads = 2};
     OWNED(fixture_finish) struct fixture f;
     init(&f, &host, true);
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
     mistake = FOREIGN_WORKER;
     refuse_run(&f, "parallel_for", "worker 2; workers are 0 to 1");
     mistake = LEFT_OUT;
     refuse_run(&f, "parallel_for", "ran 1 items");
     mistake = RIGHT;
-    assert_ok(run(&f));
+    assert_ok(fixture_run(&f));
 }

@@ -17,7 +17,7 @@ static const size_t out_bytes = 31 * 4 * 32 * sizeof(float);
 static attn_status run(struct fixture *f, const struct attn_step_io *io)
 {
     f->error = (struct attn_error)ATTN_ERROR_INIT;
-    return f->api->run(f->plan, f->api->model_layer(f->model, 0), io, &f->error);
+    return f->api->run(f->plan, f->bound, io, &f->error);
 }
 
 /* With an lse a run goes the general way, without one the plain way. */
@@ -145,7 +145,7 @@ TEST(test_order_and_owner)
     fixture_step(&f);
     INVALID(&f.error, "layer",
             f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error));
-    INVALID(&f.error, "plan", f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    INVALID(&f.error, "plan", f.api->run(NULL, f.bound, &f.io, &f.error));
     f.batch.num_reqs = -1; /* a plan that failed leaves no batch */
     assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, NULL), ATTN_OK);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "plan", run(&f, &f.io));

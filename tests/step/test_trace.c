@@ -72,9 +72,9 @@ TEST(captured_runs_say_so)
     CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
                           &plan, &workspace, &f.error));
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error));
-    CHECK(&f, f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    CHECK(&f, f.api->run(plan, f.bound, &f.io, &f.error));
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
-    CHECK(&f, f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, &f.error));
+    CHECK(&f, f.api->run(plan, f.bound, &f.io, &f.error));
     f.api->plan_destroy(plan);
     free(workspace);
     fixture_finish(&f);
@@ -94,10 +94,10 @@ TEST(failed_batches_read_no_earlier_arrays)
     assert_ptr_not_equal(lens, MAP_FAILED);
     memcpy(lens, f.batch.seq_lens_host, (size_t)f.batch.num_reqs * sizeof *lens);
     f.batch.seq_lens_host = lens;
-    CHECK(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error));
+    CHECK(&f, fixture_batch(&f));
     assert_int_equal(munmap(lens, size), 0);
     f.batch.num_reqs = -1;
-    assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_not_equal(fixture_batch(&f), ATTN_OK);
     unlink(path);
 }
 

@@ -69,11 +69,17 @@ static bool is_wanted(const struct attn_reason *reason, const struct attn_reason
            (wanted->supported == NULL || strcmp(reason->supported, wanted->supported) == 0);
 }
 
-int32_t client_refusals(const struct attn_api *api, attn_runtime *runtime,
-                        const attn_assignment *assignment, int32_t phase, const char *backend,
-                        const struct attn_reason *wanted)
+int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
+                       const struct attn_layer_desc *layer, int32_t phase, const char *backend,
+                       const struct attn_reason *wanted)
 {
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    attn_assignment *assignment;
     int32_t found = 0;
+    if (api->select(runtime, &options, &layer, 1, &assignment, NULL) != ATTN_OK) {
+        return -1;
+    }
     for (int32_t b = 0; b < api->backend_count(runtime); b++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
         int32_t verdict, count = 0;
@@ -87,20 +93,6 @@ int32_t client_refusals(const struct attn_api *api, attn_runtime *runtime,
                      is_wanted(&reason, wanted);
         }
     }
-    return found;
-}
-
-int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
-                       const struct attn_layer_desc *layer, int32_t phase, const char *backend,
-                       const struct attn_reason *wanted)
-{
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
-    attn_assignment *assignment;
-    if (api->select(runtime, &options, &layer, 1, &assignment, NULL) != ATTN_OK) {
-        return -1;
-    }
-    int32_t found = client_refusals(api, runtime, assignment, phase, backend, wanted);
     api->assignment_destroy(assignment);
     return found;
 }

@@ -28,11 +28,7 @@ attn_status client_model(const struct attn_api *api, attn_runtime *runtime,
                          attn_model **model, struct attn_error *error);
 
 /* How many reasons of the given field, asked and supported (NULL: any of the last two) refuse
- * `backend` for layer 0 of a selection, in a phase. */
-int32_t client_refusals(const struct attn_api *api, attn_runtime *runtime,
-                        const attn_assignment *assignment, int32_t phase, const char *backend,
-                        const struct attn_reason *wanted);
-/* The same of a selection for one layer that orders `backend`; negative where it fails. */
+ * `backend` for a layer, in a phase; negative if the selection fails. */
 int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
                        const struct attn_layer_desc *layer, int32_t phase, const char *backend,
                        const struct attn_reason *wanted);

@@ -119,7 +119,9 @@ attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct at
     return copy->backend->kernels.schedule(&args, mode, error);
 }
 
-attn_status problem_copy_shorten(struct problem_copy *copy, int32_t *lengths)
+/* Another batch of the same requests: each with a context is one key shorter. `lengths` holds the
+ * host's copy until the batch is restored. */
+static attn_status shorten(struct problem_copy *copy, int32_t *lengths)
 {
     const struct problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
@@ -138,7 +140,8 @@ attn_status problem_copy_shorten(struct problem_copy *copy, int32_t *lengths)
     return written ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 
-attn_status problem_copy_restore(struct problem_copy *copy)
+/* Undoes shorten once everything that was enqueued since has run. */
+static attn_status restore(struct problem_copy *copy)
 {
     const struct problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
@@ -177,9 +180,9 @@ attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
                                    struct attn_error *error)
 {
     int32_t lengths[PROBLEM_MAX_REQS];
-    attn_status status = problem_copy_shorten(step->copy, lengths);
+    attn_status status = shorten(step->copy, lengths);
     status = status == ATTN_OK ? step->plan(step, mode, error) : status;
-    attn_status restored = problem_copy_restore(step->copy);
+    attn_status restored = restore(step->copy);
     return status != ATTN_OK ? status : restored;
 }
 

@@ -41,10 +41,6 @@ attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
                                  struct attn_error *error);
 /* `mode` is an attn_plan_mode. */
 attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct attn_error *error);
-/* Another batch of the same requests: each one key shorter where it has a context. `lengths` holds
- * the host's copy until problem_copy_restore, which waits for what was enqueued in between. */
-attn_status problem_copy_shorten(struct problem_copy *copy, int32_t *lengths);
-attn_status problem_copy_restore(struct problem_copy *copy);
 /* How a copy's step is planned and run: by its backend's kernels alone, or through the core. */
 struct copy_step {
     struct problem_copy *copy;

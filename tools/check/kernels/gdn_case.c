@@ -47,7 +47,7 @@ const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
                                 .gate_bound = -2}}};
 
 /* Epsilons are large, or a norm would show how outputs that cancel are rounded. */
-const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS] = {
+static const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS] = {
     [1] = {.gate_activation = ATTN_OUTPUT_GATE_SILU, .epsilon = 0.1f},
     [2] = {.gate_activation = ATTN_OUTPUT_GATE_SIGMOID, .num_groups = 2, .epsilon = 0.05f},
     [3] = {.gate_activation = ATTN_OUTPUT_GATE_SILU,

@@ -66,7 +66,6 @@ struct gdn_variant {
 };
 
 #define GDN_NUM_NORMS 4
-extern const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS];
 
 enum gdn_operand {
     GDN_ROWS, /* or q, k and v as slices of it */
