@@ -92,54 +92,28 @@ static void check(const char *name, int major, const struct matrix_places *place
 
 /* A form of 8-bit codes: those of 0 to 8, and some with their numbers, by the manuals' tables of
  * "FP8" and "BF8". */
+enum { SOME = 9 };
 struct form {
-    uint8_t integers[9];
-    struct {
-        uint8_t code;
-        float number;
-    } some[9];
+    uint8_t integers[9], codes[SOME];
+    float numbers[SOME];
 };
 
-static const struct form e4m3_fnuz = {{0x00, 0x40, 0x48, 0x4c, 0x50, 0x52, 0x54, 0x56, 0x58},
-                                      {{0x01, 0x1p-10f},
-                                       {0x07, 0x1.cp-8f},
-                                       {0x08, 0x1p-7f},
-                                       {0x3f, 0.9375f},
-                                       {0x7e, 224.0f},
-                                       {0x7f, 240.0f},
-                                       {0xff, -240.0f},
-                                       {0x80, NAN},
-                                       {0x81, -0x1p-10f}}};
-static const struct form e5m2_fnuz = {{0x00, 0x40, 0x44, 0x46, 0x48, 0x49, 0x4a, 0x4b, 0x4c},
-                                      {{0x01, 0x1p-17f},
-                                       {0x03, 0x1.8p-16f},
-                                       {0x04, 0x1p-15f},
-                                       {0x3f, 0.875f},
-                                       {0x7c, 32768.0f},
-                                       {0x7f, 57344.0f},
-                                       {0xff, -57344.0f},
-                                       {0x80, NAN},
-                                       {0x81, -0x1p-17f}}};
-static const struct form e4m3 = {{0x00, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50},
-                                 {{0x01, 0x1p-9f},
-                                  {0x07, 0x1.cp-7f},
-                                  {0x08, 0x1p-6f},
-                                  {0x3f, 1.875f},
-                                  {0x7e, 448.0f},
-                                  {0xfe, -448.0f},
-                                  {0x7f, NAN},
-                                  {0xff, NAN},
-                                  {0x80, -0.0f}}};
-static const struct form e5m2 = {{0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47, 0x48},
-                                 {{0x01, 0x1p-16f},
-                                  {0x03, 0x1.8p-15f},
-                                  {0x04, 0x1p-14f},
-                                  {0x7b, 57344.0f},
-                                  {0xfb, -57344.0f},
-                                  {0x7c, INFINITY},
-                                  {0xfc, -INFINITY},
-                                  {0x7d, NAN},
-                                  {0x80, -0.0f}}};
+static const struct form e4m3_fnuz = {
+    {0x00, 0x40, 0x48, 0x4c, 0x50, 0x52, 0x54, 0x56, 0x58},
+    {0x01, 0x07, 0x08, 0x3f, 0x7e, 0x7f, 0xff, 0x80, 0x81},
+    {0x1p-10f, 0x1.cp-8f, 0x1p-7f, 0.9375f, 224.0f, 240.0f, -240.0f, NAN, -0x1p-10f}};
+static const struct form e5m2_fnuz = {
+    {0x00, 0x40, 0x44, 0x46, 0x48, 0x49, 0x4a, 0x4b, 0x4c},
+    {0x01, 0x03, 0x04, 0x3f, 0x7c, 0x7f, 0xff, 0x80, 0x81},
+    {0x1p-17f, 0x1.8p-16f, 0x1p-15f, 0.875f, 32768.0f, 57344.0f, -57344.0f, NAN, -0x1p-17f}};
+static const struct form e4m3 = {
+    {0x00, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50},
+    {0x01, 0x07, 0x08, 0x3f, 0x7e, 0xfe, 0x7f, 0xff, 0x80},
+    {0x1p-9f, 0x1.cp-7f, 0x1p-6f, 1.875f, 448.0f, -448.0f, NAN, NAN, -0.0f}};
+static const struct form e5m2 = {
+    {0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47, 0x48},
+    {0x01, 0x03, 0x04, 0x7b, 0xfb, 0x7c, 0xfc, 0x7d, 0x80},
+    {0x1p-16f, 0x1.8p-15f, 0x1p-14f, 57344.0f, -57344.0f, INFINITY, -INFINITY, NAN, -0.0f}};
 
 static void put_code(unsigned first, uint16_t place, uint8_t code)
 {
@@ -183,15 +157,15 @@ static void check_codes(const char *name, int major, const struct code_places *p
         }
     }
     memset(wave, 0, sizeof *wave); /* row r times 1 at one depth */
-    for (int r = 0; r < 9; r++) {
-        put_code(REG_A, places->a[r][r], form->some[r].code);
+    for (int r = 0; r < SOME; r++) {
+        put_code(REG_A, places->a[r][r], form->codes[r]);
         put_code(REG_B, places->b[r][r], form->integers[1]);
     }
     multiply(name, major, fnuz, 2);
-    for (int r = 0; r < 9; r++) {
-        float number = form->some[r].number, found = found_at(places, r, r);
+    for (int r = 0; r < SOME; r++) {
+        float number = form->numbers[r], found = found_at(places, r, r);
         if (found != number && !(number != number && found != found)) {
-            fail_msg("%s: code %#x is %g, not %g", name, form->some[r].code, (double)found,
+            fail_msg("%s: code %#x is %g, not %g", name, form->codes[r], (double)found,
                      (double)number);
         }
     }
