@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "cpu_simd/kernels.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "support/test.h"
 
 enum { MAX_ROWS = 96, MAX_TILES = 2, MAX_KEYS = MAX_TILES * FLASH_KEYS, MAX_SIZE = 160 };
@@ -28,32 +30,18 @@ static struct {
     struct flash_block blocks[MAX_TILES][MAX_ROWS / FLASH_ROWS];
 } it;
 
-static uint32_t random_state = 20261121;
-
-static uint32_t draw(uint32_t below)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return (uint32_t)(((uint64_t)(random_state >> 8) * below) >> 24);
-}
-
-static uint16_t bf16_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x8000u) >> 16);
-}
+static uint64_t random_state = 20261121;
 
 static double value_of(uint16_t x)
 {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return number_load(&x, 0, ATTN_DTYPE_BF16);
 }
 
 static uint16_t draw_value(float size)
 {
-    return bf16_of(((float)draw(20001) / 10000.0f - 1.0f) * size);
+    uint16_t x;
+    number_store(&x, 0, ATTN_DTYPE_BF16, random_within(&random_state, (double)size));
+    return x;
 }
 
 struct shape {
@@ -88,8 +76,8 @@ static void fill(const struct shape *shape)
         if (shape->mask == MASK_CAUSAL) {
             it.high[r] = shape->keys - (shape->rows - 1 - r) / 2;
         } else if (shape->mask == MASK_RANDOM) {
-            it.low[r] = (int32_t)draw((uint32_t)shape->keys);
-            it.high[r] = (int32_t)draw((uint32_t)shape->keys + 1);
+            it.low[r] = random_below(&random_state, shape->keys);
+            it.high[r] = random_below(&random_state, shape->keys + 1);
         }
     }
 }
@@ -214,12 +202,12 @@ static void hold(const struct shape *shape)
 TEST(test_rows_and_masks)
 {
     for (int32_t i = 0; i < 90; i++) {
-        struct shape shape = {.rows = 17 + (int32_t)draw(MAX_ROWS - 16),
-                              .depth = 32 + 32 * (int32_t)draw(5),
-                              .width = 32 + 32 * (int32_t)draw(5),
+        struct shape shape = {.rows = 17 + random_below(&random_state, MAX_ROWS - 16),
+                              .depth = 32 + 32 * random_below(&random_state, 5),
+                              .width = 32 + 32 * random_below(&random_state, 5),
                               .mask = (enum mask)(i % 3),
                               .growth = i % 4 == 3 ? 8.0f : 0.0f};
-        shape.keys = shape.rows + (int32_t)draw((uint32_t)(MAX_KEYS + 1 - shape.rows));
+        shape.keys = shape.rows + random_below(&random_state, MAX_KEYS + 1 - shape.rows);
         hold(&shape);
     }
 }

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On every variant of this machine: a prompt's first keys as static sinks, more than a tile of
  * them, are what they are as its keys; threads that share a few rows' keys find what one does. */
-#include "support/test.h"
-
-#include <attn/api.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "support/client.h"
-#include "support/random.h"
+#include "../step/opened.h"
+#include "support/layer.h"
+#include "support/number.h"
 #include "support/tensor.h"
 
 enum {
@@ -26,66 +22,30 @@ static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16"
                                        "amx",    "neon", "neonbf16"};
 
 struct setting {
-    int32_t dtype, kv_dtype, heads, kv_heads, window, sinks, threads; /* 0 threads: 1 */
+    int32_t dtype, heads, kv_heads, window, sinks, threads; /* 0 threads: 1 */
 };
 
 struct prompt {
-    struct attn_error error;
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_plan *plan;
-    void *cache, *workspace;
-    struct shaped sink_k, sink_v;
+    OPENED;
+    void *cache;
+    struct shaped sink_k, sink_v, rows[4];
+    struct attn_batch batch;
+    struct attn_step_io io;
     int32_t skipped; /* rows before the prompt's first token */
     uint32_t q[MOST_TOKENS * MOST_HEADS * SIZE], k[MOST_TOKENS * MOST_HEADS * SIZE],
         v[MOST_TOKENS * MOST_HEADS * SIZE], out[MOST_TOKENS * MOST_HEADS * SIZE];
 };
 
-static size_t bytes_of(int32_t dtype)
-{
-    return dtype == ATTN_DTYPE_F32 ? 4 : 2;
-}
-
-/* Small numbers of the dtype: a float's upper half is a bf16, and a float16 of another size. */
-static void fill(void *rows, int32_t dtype, int64_t count, uint64_t *random)
-{
-    for (int64_t i = 0; i < count; i++) {
-        float x = (float)(2 * random_normal(random));
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        if (dtype == ATTN_DTYPE_F32) {
-            ((uint32_t *)rows)[i] = bits;
-        } else if (dtype == ATTN_DTYPE_BF16) {
-            ((uint16_t *)rows)[i] = (uint16_t)(bits >> 16);
-        } else {
-            ((uint16_t *)rows)[i] =
-                (uint16_t)(0x3800 + random_below(random, 0x800) + 0x8000 * random_below(random, 2));
-        }
-    }
-}
-
 static int open_prompt(struct prompt *p, const struct setting *s, const char *variant)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
     options.num_threads = s->threads > 0 ? s->threads : 1;
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .name = "layer",
-                                          .kind = ATTN_LAYER_DECODER,
-                                          .dtype = s->dtype,
-                                          .kv_dtype = s->kv_dtype,
-                                          .num_q_heads = s->heads,
-                                          .num_kv_heads = s->kv_heads,
-                                          .head_size = SIZE,
-                                          .scale = 0.2f,
-                                          .causal = 1,
-                                          .has_window = s->window > 0,
-                                          .window_left = s->window - 1,
-                                          .block_size = BLOCK,
-                                          .k_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
-                                          .v_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
-                                          .sink_len = s->sinks,
-                                          .batch_invariant = s->threads > 0 ? 0 : 2};
+    struct attn_layer_desc layer = layer_decoder("layer", s->heads, s->kv_heads, SIZE, BLOCK);
+    layer.dtype = s->dtype;
+    layer.has_window = s->window > 0;
+    layer.window_left = s->window - 1;
+    layer.sink_len = s->sinks;
+    layer.batch_invariant = s->threads > 0 ? 0 : 2;
     const struct attn_layer_desc *layers[] = {&layer};
     const int64_t sinks[] = {s->sinks, s->kv_heads, SIZE};
     struct attn_layer_params params = {.struct_size = sizeof params};
@@ -100,11 +60,10 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
         ATTN_OK) {
         return 0; /* not of this machine */
     }
-    attn_layer *made = p->api->model_layer(p->model, 0);
-    CHECK(p, client_cache(p->api, made, BLOCKS, NULL, &p->cache, &p->error));
-    CHECK(p, p->api->layer_bind_params(made, &params, &p->error));
-    CHECK(p, client_plan(p->api, p->model, 0, CLIENT_LIMITS(1, MOST_TOKENS, MOST_TOKENS), &p->plan,
-                         &p->workspace, &p->error));
+    p->layer = p->api->model_layer(p->model, 0);
+    CHECK(p, client_cache(p->api, p->layer, BLOCKS, NULL, &p->cache, &p->error));
+    CHECK(p, p->api->layer_bind_params(p->layer, &params, &p->error));
+    OPEN_PLAN(p, 1, MOST_TOKENS, MOST_TOKENS);
     return 1;
 }
 
@@ -119,25 +78,25 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
     for (int32_t i = 0; i < count; i++) {
         slots[i] = (int64_t)table[(first + i) / BLOCK] * BLOCK + (first + i) % BLOCK;
     }
-    struct attn_batch batch = client_batch(1, starts, &length);
-    client_blocks(&batch, table, BLOCKS, slots);
-    batch.block_table_rows = 1;
-    struct shaped shaped[4];
+    p->batch = client_batch(1, starts, &length);
+    client_blocks(&p->batch, table, BLOCKS, slots);
+    p->batch.block_table_rows = 1;
     void *rows[] = {p->q, p->k, p->v, p->out};
     for (int32_t i = 0; i < 4; i++) {
         int32_t heads = i == 1 || i == 2 ? s->kv_heads : s->heads;
         const int64_t shape[] = {count, heads, SIZE};
         const int64_t row = p->skipped + first;
-        shaped_set(&shaped[i], (char *)rows[i] + row * heads * SIZE * (int64_t)bytes_of(s->dtype),
-                   s->dtype, 3, shape, NULL);
+        shaped_set(&p->rows[i],
+                   (char *)rows[i] + row * heads * SIZE * (int64_t)number_bytes(s->dtype), s->dtype,
+                   3, shape, NULL);
     }
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .q = &shaped[0].tensor,
-                                    .k = &shaped[1].tensor,
-                                    .v = &shaped[2].tensor,
-                                    .out = &shaped[3].tensor};
-    CHECK(p, p->api->plan_batch(p->plan, &batch, NULL, &p->error));
-    CHECK(p, p->api->run(p->plan, p->api->model_layer(p->model, 0), &io, &p->error));
+    p->io = (struct attn_step_io){.struct_size = sizeof p->io,
+                                  .q = &p->rows[0].tensor,
+                                  .k = &p->rows[1].tensor,
+                                  .v = &p->rows[2].tensor,
+                                  .out = &p->rows[3].tensor};
+    PLAN(p);
+    RUN(p);
 }
 
 /* An empty prompt's rows of the setting; NULL: the variant is not of this machine. */
@@ -146,9 +105,9 @@ static struct prompt *begin(const struct setting *s, const char *variant)
     struct prompt *p = calloc(1, sizeof *p);
     uint64_t random = 17;
     p->error = (struct attn_error)ATTN_ERROR_INIT;
-    fill(p->q, s->dtype, (int64_t)MOST_TOKENS * s->heads * SIZE, &random);
-    fill(p->k, s->dtype, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, &random);
-    fill(p->v, s->dtype, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, &random);
+    number_fill_normal(p->q, 0, (int64_t)MOST_TOKENS * s->heads * SIZE, s->dtype, 2, &random);
+    number_fill_normal(p->k, 0, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, s->dtype, 2, &random);
+    number_fill_normal(p->v, 0, (int64_t)MOST_TOKENS * s->kv_heads * SIZE, s->dtype, 2, &random);
     if (open_prompt(p, s, variant)) {
         return p;
     }
@@ -159,21 +118,8 @@ static struct prompt *begin(const struct setting *s, const char *variant)
 
 static void end(struct prompt *p)
 {
-    p->api->plan_destroy(p->plan);
-    free(p->workspace);
-    p->api->model_destroy(p->model);
     free(p->cache);
-    p->api->runtime_destroy(p->runtime);
-    free(p);
-}
-
-static double element(const void *rows, int32_t dtype, int64_t i)
-{
-    uint32_t bits = dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)rows)[i]
-                                            : (uint32_t)((const uint16_t *)rows)[i] << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return (double)x;
+    CLOSE(p);
 }
 
 /* Outputs of rows first .. last-1. */
@@ -182,7 +128,8 @@ static void compare(const struct prompt *some, const struct prompt *other, const
 {
     const int64_t row = (int64_t)s->heads * SIZE;
     for (int64_t i = first * row; i < last * row; i++) {
-        double found = element(some->out, s->dtype, i), wanted = element(other->out, s->dtype, i);
+        double found = number_load(some->out, i, s->dtype);
+        double wanted = number_load(other->out, i, s->dtype);
         if (!(found - wanted <= bound && wanted - found <= bound)) {
             fail_msg("%s, dtype %d: element %d of row %d is %g, not %g", variant, s->dtype,
                      (int)(i % row), (int)(i / row), found, wanted);
@@ -210,8 +157,8 @@ static void hold_sinks(const struct setting *s, double bound, const char *varian
 
 TEST(sinks_are_keys)
 {
-    static const struct setting f32 = {ATTN_DTYPE_F32, ATTN_KV_AUTO, 6, 2};
-    static const struct setting bf16 = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2};
+    static const struct setting f32 = {ATTN_DTYPE_F32, 6, 2};
+    static const struct setting bf16 = {ATTN_DTYPE_BF16, 8, 2};
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         hold_sinks(&f32, 2e-5, variants[i]);
         hold_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
@@ -240,9 +187,9 @@ static void hold_threads(const struct setting *s, int32_t count, double bound, c
 
 TEST(threads_share_keys)
 {
-    static const struct setting f32 = {ATTN_DTYPE_F32, ATTN_KV_AUTO, 4, 1};
-    static const struct setting wide = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 1};
-    static const struct setting window = {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 6, 2, 700};
+    static const struct setting f32 = {ATTN_DTYPE_F32, 4, 1};
+    static const struct setting wide = {ATTN_DTYPE_BF16, 8, 1};
+    static const struct setting window = {ATTN_DTYPE_BF16, 6, 2, 700};
     for (size_t i = 1; i < sizeof variants / sizeof *variants; i++) { /* scalar is slow */
         hold_threads(&f32, 90, 2e-5, variants[i]);
         hold_threads(&wide, 21, 0.1, variants[i]);

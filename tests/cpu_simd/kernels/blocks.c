@@ -2,16 +2,15 @@
 /* Rows of ggml's blocks: codes byte for byte as its float32 arithmetic gives them, steps as the
  * nearest float16, and what is read as the product of both. */
 #include "kernels_test.h"
+#include "support/number.h"
 
 enum { TIMES = 200, MAX_BYTES = MAX_SIZE / BLOCK_ELEMENTS * BLOCK_BYTES_8 };
 
 static double half_value(const uint8_t *block)
 {
-    uint32_t bits = block[0] | (uint32_t)block[1] << 8, exponent = bits >> 10 & 31;
-    double fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
-    return exponent == 31  ? (fraction != 0 ? NAN : sign * INFINITY)
-           : exponent == 0 ? sign * ldexp(fraction, -24)
-                           : sign * ldexp(1024 + fraction, (int)exponent - 25);
+    uint16_t bits; /* at any address */
+    memcpy(&bits, block, sizeof bits);
+    return number_load(&bits, 0, ATTN_DTYPE_F16);
 }
 
 /* A row with blocks of every size, some of zeros, beyond float16 or not finite. */

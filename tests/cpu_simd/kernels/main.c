@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "support/number.h"
+
 const struct variant *variant;
 const struct tile_kernels *kernels;
 
@@ -22,50 +24,24 @@ float draw_number(float size)
     return ((float)draw(1u << 24) / (float)(1 << 23) - 1.0f) * size;
 }
 
+static const int32_t dtypes[] = {
+    [ELEMENT_F32] = ATTN_DTYPE_F32,       [ELEMENT_F16] = ATTN_DTYPE_F16,
+    [ELEMENT_BF16] = ATTN_DTYPE_BF16,     [ELEMENT_E4M3] = ATTN_DTYPE_FP8_E4M3,
+    [ELEMENT_E5M2] = ATTN_DTYPE_FP8_E5M2, [ELEMENT_INT8] = ATTN_DTYPE_INT8};
+
 double code_value(int32_t element, uint32_t code)
 {
-    static const struct {
-        int bits, mantissa, bias;
-    } formats[] = {[ELEMENT_F16] = {16, 10, 15},
-                   [ELEMENT_BF16] = {16, 7, 127},
-                   [ELEMENT_E4M3] = {8, 3, 7},
-                   [ELEMENT_E5M2] = {8, 2, 15}};
-    if (element == ELEMENT_INT8) {
-        return (int8_t)code;
-    }
-    int bits = formats[element].bits, mantissa = formats[element].mantissa;
-    int exponent_mask = (1 << (bits - 1 - mantissa)) - 1;
-    int exponent = (int)(code >> mantissa) & exponent_mask;
-    int fraction = (int)code & ((1 << mantissa) - 1);
-    double sign = code >> (bits - 1) & 1 ? -1.0 : 1.0;
-    if (exponent == exponent_mask && element != ELEMENT_E4M3) {
-        return fraction != 0 ? NAN : sign * INFINITY;
-    }
-    if (element == ELEMENT_E4M3 && (code & 0x7f) == 0x7f) {
-        return NAN;
-    }
-    int shift = (exponent > 0 ? exponent : 1) - formats[element].bias - mantissa;
-    return sign * ldexp(fraction + (exponent > 0 ? 1 << mantissa : 0), shift);
+    return number_load(&code, 0, dtypes[element]);
 }
 
 double element_at(const void *elements, int64_t at)
 {
-    if (kernels->element == ELEMENT_F32) {
-        return ((const float *)elements)[at];
-    }
-    return code_value(ELEMENT_BF16, ((const uint16_t *)elements)[at]);
+    return number_load(elements, at, dtypes[kernels->element]);
 }
 
 double put_element(void *elements, int64_t at, float x)
 {
-    if (kernels->element == ELEMENT_F32) {
-        ((float *)elements)[at] = x;
-        return x;
-    }
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    bits += 0x7fff + (bits >> 16 & 1); /* to nearest, halves to even; x is finite */
-    ((uint16_t *)elements)[at] = (uint16_t)(bits >> 16);
+    number_store(elements, at, dtypes[kernels->element], (double)x);
     return element_at(elements, at);
 }
 
