@@ -2,14 +2,13 @@
 /* Calls of cpu_ref that attn-check does not draw. The plugin is cpu_ref with its formulas around it
  * (checked/), which make a wrong result a failed call. Usage: test_undrawn FILE.so */
 #include <attn/mla.h>
-#include <attn/plugin.h>
-#include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "support/client.h"
+#include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "support/services.h"
@@ -120,24 +119,12 @@ TEST(test_zeros)
     for (int32_t kv_dtype = ATTN_KV_F16; kv_dtype <= ATTN_KV_Q4_0; kv_dtype++) {
         uint8_t data[2][4 * DIMS], scale[2][8];
         char what[32];
-        const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                              .dtype = ATTN_DTYPE_F32,
-                                              .kv_dtype = kv_dtype,
-                                              .num_q_heads = 1,
-                                              .num_kv_heads = 1,
-                                              .head_size = DIMS,
-                                              .head_size_v = DIMS,
-                                              .scale = 1,
-                                              .block_size = 1};
-        const struct attn_kv_view k = {.struct_size = sizeof k,
-                                       .data = data[0],
-                                       .num_blocks = 1,
-                                       .block_size = 1,
-                                       .num_heads = 1,
-                                       .head_size = DIMS,
-                                       .scale = scale[0]};
-        struct attn_kv_view v = k;
-        v.data = data[1];
+        struct attn_layer_desc layer = layer_decoder("zeros", 1, 1, DIMS, 1);
+        struct attn_kv_view k = client_view(data[0], 1, 1, 1, DIMS, 0);
+        struct attn_kv_view v = client_view(data[1], 1, 1, 1, DIMS, 0);
+        layer.kv_dtype = kv_dtype;
+        layer.head_size_v = DIMS;
+        k.scale = scale[0];
         v.scale = scale[1];
         const struct attn_write_kv_args write = {.struct_size = sizeof write,
                                                  .instance = instance,
@@ -317,13 +304,7 @@ TEST(test_gemm)
 
 int main(int argc, char **argv)
 {
-    void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-    attn_plugin_entry_fn *entry = NULL;
-    if (library != NULL) {
-        *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    }
-    if (entry == NULL ||
-        entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, &error) != ATTN_OK ||
+    if (argc != 2 || client_plugin(argv[1], &plugin, &error) != ATTN_OK ||
         create("cpu_ref", "", ATTN_DEVICE_CPU, 0, &instance, &kernels) != ATTN_OK) {
         fprintf(stderr, "usage: %s FILE.so, of cpu_ref\n", argv[0]);
         return 2;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "found.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "support/client.h"
 
 struct found {
     char devices[256], backends[64];
@@ -57,14 +58,9 @@ void expect_found(const struct attn_plugin *plugin, const char *devices, const c
 const struct attn_plugin *plugin_of_argument(int argc, char **argv)
 {
     const struct attn_plugin *plugin = NULL;
-    attn_plugin_entry_fn *entry = NULL;
-    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
-    if (library == NULL) {
-        fprintf(stderr, "%s: %s\n", argv[0], argc > 1 ? dlerror() : "takes a PLUGIN.so");
-        return NULL;
+    struct attn_error error = {.message = "takes a PLUGIN.so"};
+    if (argc < 2 || client_plugin(argv[1], &plugin, &error) != ATTN_OK) {
+        fprintf(stderr, "%s: %s\n", argv[0], error.message);
     }
-    *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    return entry != NULL && entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, NULL) == ATTN_OK
-               ? plugin
-               : NULL;
+    return plugin;
 }

@@ -4,7 +4,10 @@
 #ifndef STEP_CPU_REF_BACKEND_H
 #define STEP_CPU_REF_BACKEND_H
 
-#include "cpu_ref_plugin.h"
+#include <attn/plugin.h>
+#include <string.h>
+
+#include "support/client.h"
 
 static const struct attn_plugin *real;
 static struct attn_kernels real_kernels; /* cpu_ref's, after the first create */
@@ -62,7 +65,7 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                   struct attn_error *error)                                        \
     {                                                                                              \
         static struct attn_plugin plugin;                                                          \
-        attn_status status = cpu_ref_plugin(min, max, &real, error);                               \
+        attn_status status = client_plugin(CPU_REF_FILE, &real, error);                            \
         *out = NULL;                                                                               \
         if (status == ATTN_OK) {                                                                   \
             plugin = *real;                                                                        \

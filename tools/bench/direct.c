@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "direct.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "common/command.h"
 #include "host/host.h"
+#include "support/client.h"
 
 static attn_status start_services(struct direct *direct, int32_t num_threads,
                                   struct attn_error *error)
@@ -27,21 +24,11 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
 {
     struct attn_backend_info backend = {.struct_size = sizeof backend};
     struct attn_plugin_info file = {.struct_size = sizeof file};
-    attn_plugin_entry_fn *entry;
     *direct = (struct direct){.plugin = NULL};
     session->api->backend_info(session->runtime, index, &backend);
     session->api->plugin_info(session->runtime, backend.plugin, &file);
-    void *library = dlopen(file.file, RTLD_NOW | RTLD_LOCAL); /* never closed, as the ABI has it */
-    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
-    if (symbol == NULL) {
-        const char *why = dlerror();
-        return command_error(error, ATTN_ERROR_PLUGIN, "", "%s", why != NULL ? why : file.file);
-    }
-    memcpy(&entry, &symbol, sizeof entry);
-    attn_status status = start_services(direct, session->num_threads, error);
-    if (status == ATTN_OK) {
-        status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &direct->plugin, error);
-    }
+    attn_status status = client_plugin(file.file, &direct->plugin, error);
+    status = status ? status : start_services(direct, session->num_threads, error);
     if (status == ATTN_OK) {
         status = direct->plugin->create(
             &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),

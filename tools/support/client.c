@@ -9,12 +9,13 @@
 
 #define ALIGNMENT 256
 
-attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error)
+/* Fills a function pointer with a symbol of a library, which stays open. */
+static attn_status find_entry(const char *path, const char *symbol, void *entry,
+                              struct attn_error *error)
 {
-    attn_get_api_fn *get_api;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
-    if (symbol == NULL) {
+    void *address = library != NULL ? dlsym(library, symbol) : NULL;
+    if (address == NULL) {
         const char *why = dlerror();
         const char *name = strrchr(path, '/');
         error->status = ATTN_ERROR_NOT_FOUND;
@@ -23,8 +24,24 @@ attn_status client_load(const char *path, const struct attn_api **api, struct at
                  why != NULL ? why : "no entry symbol");
         return ATTN_ERROR_NOT_FOUND;
     }
-    memcpy(&get_api, &symbol, sizeof get_api);
-    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+    memcpy(entry, &address, sizeof address);
+    return ATTN_OK;
+}
+
+attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error)
+{
+    attn_get_api_fn *get_api;
+    attn_status status = find_entry(path, ATTN_GET_API_SYMBOL, &get_api, error);
+    return status ? status : get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+}
+
+attn_status client_plugin(const char *path, const struct attn_plugin **plugin,
+                          struct attn_error *error)
+{
+    attn_plugin_entry_fn *entry;
+    *plugin = NULL;
+    attn_status status = find_entry(path, ATTN_PLUGIN_ENTRY_SYMBOL, &entry, error);
+    return status ? status : entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, plugin, error);
 }
 
 struct attn_runtime_options client_options(const char *plugins)
