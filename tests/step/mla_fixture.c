@@ -70,8 +70,8 @@ void describe(struct mla *m)
                                   .max_entries = s->topk,
                                   .has_lengths = s->lengths};
     m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : s->lists ? &m->lists.ext : NULL;
-    m->layer = (struct attn_layer_desc){
-        .struct_size = sizeof m->layer,
+    m->described = (struct attn_layer_desc){
+        .struct_size = sizeof m->described,
         .name = "mla",
         .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
         .tree_mask = s->tree ? ATTN_TREE_BITS : ATTN_TREE_NONE,
@@ -90,9 +90,9 @@ void describe(struct mla *m)
         .needs_lse = !s->no_lse,
         .batch_invariant = s->invariant,
         .num_speculative_tokens = s->drafted};
-    layer_set_mla(&m->layer, &m->desc);
-    m->layer.head_size_v = 0;
-    m->layer.scale = 0.21f;
+    layer_set_mla(&m->described, &m->desc);
+    m->described.head_size_v = 0;
+    m->described.scale = 0.21f;
 }
 
 /* Weights become codes with scales, and what these stand for what the formula reads. */
@@ -162,25 +162,21 @@ static void give_weights(struct mla *m)
 
 static void bind(struct mla *m)
 {
-    const struct attn_layer_desc *layers[] = {&m->layer};
     struct attn_cache_spec spec;
     struct attn_layer_params params = {.struct_size = sizeof params,
                                        .next = &m->given.ext,
                                        .k_scale_host = m->k_scale,
                                        .q_scale_host = m->s->fp8_query ? QUERY_SCALE : 0,
                                        .sinks = m->s->has_sinks ? m->sinks : NULL};
-    CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
-                          &m->error));
-    attn_layer *layer = m->api->model_layer(m->model, 0);
-    CHECK(m, client_cache(m->api, layer, NUM_BLOCKS, &spec, &m->cache, &m->error));
+    OPEN_LAYER(m, m->s->backend, &m->described);
+    CHECK(m, client_cache(m->api, m->layer, NUM_BLOCKS, &spec, &m->cache, &m->error));
     assert_int_equal(spec.kind,
                      m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
     assert_int_equal(spec.page_bytes,
                      m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : element(m)));
     give_weights(m);
-    CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
-    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
-                         &m->workspace, &m->error));
+    CHECK(m, m->api->layer_bind_params(m->layer, &params, &m->error));
+    OPEN_PLAN(m, MAX_REQS, 100, MAX_LENGTH);
 }
 
 static void draw(struct mla *m)
@@ -373,8 +369,7 @@ struct mla *mla_create(const struct setting *s)
         m->batch.block_table = all;
         set_io(m, keys);
         m->io.flags = ATTN_RUN_NO_ATTEND;
-        CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
-        CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+        step(m);
     }
     keys = stage_keys(m, false);
     set_batch(m, keys);
@@ -384,14 +379,10 @@ struct mla *mla_create(const struct setting *s)
 
 void mla_destroy(struct mla *m)
 {
-    m->api->plan_destroy(m->plan);
-    m->api->model_destroy(m->model);
-    m->api->runtime_destroy(m->runtime);
     free(m->cache);
-    free(m->workspace);
     free(m->out);
     free(m->lse);
-    free(m);
+    CLOSE(m);
 }
 
 /* 512 e4m3 in tiles of 128 with a float32 scale each, the rope part in bf16. */
@@ -429,7 +420,7 @@ double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_he
                                     ROPE,
                                     V,
                                     RANK,
-                                    m->layer.scale,
+                                    m->described.scale,
                                     s->latent ? NULL : weights,
                                     s->has_sinks ? &sink : NULL};
     for (int32_t n = 0; n < (s->topk > 0 ? s->topk : position + 1); n++) {
@@ -483,8 +474,8 @@ void compare(const struct mla *m, bool prefill_per_head)
 
 void step(struct mla *m)
 {
-    CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
-    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    PLAN(m);
+    RUN(m);
 }
 
 void check(const struct setting *s, bool per_head)

@@ -8,8 +8,8 @@
 #include <attn/draft/index_lists.h>
 #include <stdbool.h>
 
+#include "opened.h"
 #include "support/tensor.h"
-#include "support/test.h"
 
 enum { MAX_REQS = 5, MAX_LENGTH = 80, BLOCK = 8, MAX_BLOCKS = 12, MAX_HEADS = 8, NUM_BLOCKS = 64 };
 #if defined(PUBLISHED_SIZES) /* what fp8_ds_mla rows are made for */
@@ -49,12 +49,9 @@ struct setting {
 };
 
 struct mla {
+    OPENED;
     const struct setting *s;
-    const struct attn_api *api;
-    attn_runtime *runtime;
-    attn_model *model;
-    attn_plan *plan;
-    struct attn_layer_desc layer;
+    struct attn_layer_desc described;
     struct attn_mla_desc desc;
     struct attn_context_parallel cp;
     float weights[MAX_HEADS * (NOPE + V) * RANK], uk[MAX_HEADS * NOPE * RANK],
@@ -71,7 +68,7 @@ struct mla {
     float kv_c[MAX_REQS * MAX_LENGTH][RANK], k_pe[MAX_REQS * MAX_LENGTH][ROPE];
     float nope[MAX_REQS * 40 * MAX_HEADS * RANK], pe[MAX_REQS * 40 * MAX_HEADS * ROPE];
     float *out, *lse, k_scale;
-    void *cache, *workspace;
+    void *cache;
     struct attn_batch batch;
     struct shaped tensors[8];
     struct attn_io_mla ext;
@@ -81,7 +78,6 @@ struct mla {
     struct attn_io_output_quant quant;
     float sinks[MAX_HEADS];
     struct attn_step_io io;
-    struct attn_error error;
 };
 
 #define QUERY_SCALE 0.03f

@@ -10,8 +10,6 @@
 #include <unistd.h>
 
 #include "mla_fixture.h"
-#include "support/test.h"
-#include "support/client.h"
 #include "support/number.h"
 
 /* Each is run twice on one plan; per_head: prefills read the new keys as they came, not from the
@@ -163,7 +161,7 @@ TEST(test_decodes_over_ranks)
         s.interleave = 1;
         s.reduce = ATTN_CP_ALL_TO_ALL;
         OWNED(mla_end) struct mla *m = mla_create(&s);
-        CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
+        PLAN(m);
         assert_ok(m->api->plan_split(m->plan, &split));
         assert_int_equal(split.num_decodes, ranks > 1 ? 1 : 2);
     }
@@ -176,8 +174,8 @@ TEST(test_smallest_chunks)
                               .num_reqs = 1, .queries = {1}, .lens = {30}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     struct attn_mla_desc large = m->desc;
-    struct attn_layer_desc second = m->layer;
-    const struct attn_layer_desc *layers[] = {&m->layer, &second};
+    struct attn_layer_desc second = m->described;
+    const struct attn_layer_desc *layers[] = {&m->described, &second};
     large.context_workspace_tokens = 64;
     second.name = "second";
     second.next = &large.ext;
@@ -185,7 +183,7 @@ TEST(test_smallest_chunks)
         void *caches[2], *workspace;
         attn_model *model;
         attn_plan *plan;
-        layers[swapped] = &m->layer;
+        layers[swapped] = &m->described;
         layers[1 - swapped] = &second;
         CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
                               &m->error));
@@ -232,23 +230,22 @@ TEST(test_amax)
     float amax = 20, largest = 0;
     OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_io_mla *io = (const struct attn_io_mla *)m->io.next;
-    attn_layer *layer = m->api->model_layer(m->model, 0);
     m->pe[7] = -9;
     for (int32_t i = 0; i < 6 * 4 * NOPE; i++) {
         largest = fmaxf(largest, fabsf(m->nope[i]));
     }
     assert_true(largest < 9);
     struct attn_amax_args args = {.struct_size = sizeof args, .x = io->q_nope, .out = &amax};
-    CHECK(m, m->api->layer_amax(layer, &args, &m->error));
+    CHECK(m, m->api->layer_amax(m->layer, &args, &m->error));
     assert_true(amax == largest);
     args.x = io->q_pe;
     args.accumulate = 1;
-    CHECK(m, m->api->layer_amax(layer, &args, &m->error));
+    CHECK(m, m->api->layer_amax(m->layer, &args, &m->error));
     assert_true(amax == 9);
     struct attn_tensor pairs = *io->q_pe; /* pairs of numbers, which the ABI does not have */
     pairs.dtype.lanes = 2;
 #define AMAX_REFUSED(field, change)                                                                \
-    WITH(args, change, INVALID(&m->error, field, m->api->layer_amax(layer, &args, &m->error)))
+    WITH(args, change, INVALID(&m->error, field, m->api->layer_amax(m->layer, &args, &m->error)))
     AMAX_REFUSED("x", args.x = NULL);
     AMAX_REFUSED("x", args.x = &pairs);
     AMAX_REFUSED("out", args.out = NULL);
@@ -307,7 +304,7 @@ TEST(test_graph)
             m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error));
     m->batch.num_reqs = m->batch.num_tokens = m->batch.num_actual_tokens = m->batch.num_slots = 2;
     CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error));
-    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    RUN(m);
     m->lens[0] = shorter.lens[0];
     m->lens[1] = shorter.lens[1];
     m->s = &shorter; /* the keys that far are in the cache */
@@ -315,7 +312,7 @@ TEST(test_graph)
     set_io(m, 2);
     m->io.flags = ATTN_RUN_NO_WRITE;
     CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_REPLAY, &m->batch, NULL, &m->error));
-    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    RUN(m);
     compare(m, false);
 }
 
@@ -480,7 +477,7 @@ TEST(test_refusals)
         const struct attn_reason wanted = {.field = cases[c].field, .asked = cases[c].asked};
         open_core(&m);
         describe(&m);
-        if (client_refuses(m.api, m.runtime, &m.layer, ATTN_PHASE_PREFILL, s.backend, &wanted) <
+        if (client_refuses(m.api, m.runtime, &m.described, ATTN_PHASE_PREFILL, s.backend, &wanted) <
             1) {
             fail_msg("%s is not refused for %s: %s", s.backend, cases[c].field, cases[c].asked);
         }
@@ -493,9 +490,7 @@ TEST(test_refusals)
     WITH(m->ext, ,                                                                                 \
          WITH(m->lists_io, ,                                                                       \
               WITH(m->io, change,                                                                  \
-                   REFUSED(&m->error, field,                                                       \
-                           m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io,          \
-                                       &m->error)))))
+                   REFUSED(&m->error, field, m->api->run(m->plan, m->layer, &m->io, &m->error)))))
 
 TEST(test_bad_runs)
 {
@@ -570,7 +565,7 @@ TEST(test_bad_lists)
 #define WEIGHTS_REFUSED(field, change)                                                             \
     do {                                                                                           \
         change;                                                                                    \
-        REFUSED(&m->error, field, m->api->layer_bind_params(layer, &params, &m->error));           \
+        REFUSED(&m->error, field, m->api->layer_bind_params(m->layer, &params, &m->error));        \
     } while (0)
 
 TEST(test_bad_weights)
@@ -579,7 +574,6 @@ TEST(test_bad_weights)
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params};
     OWNED(mla_end) struct mla *m = mla_create(&s);
-    attn_layer *layer = m->api->model_layer(m->model, 0);
     m->api->plan_destroy(m->plan);
     m->plan = NULL;
     WEIGHTS_REFUSED("attn_mla_weights", params.next = NULL);
@@ -605,7 +599,7 @@ TEST(test_mxfp4_is_refused_at_selection)
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .backend = "latent_only"};
     OWNED(mla_end) struct mla *m = mla_create(&s);
-    const struct attn_layer_desc *layers[] = {&m->layer};
+    const struct attn_layer_desc *layers[] = {&m->described};
     attn_assignment *assignment;
     CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
     m->api->assignment_destroy(assignment);
@@ -624,7 +618,6 @@ TEST(test_bad_mxfp4_weights)
     const struct setting s = {"cpu_ref",     .heads = 4,     .mxfp4 = true,
                               .num_reqs = 1, .queries = {1}, .lens = {30}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
-    attn_layer *layer = m->api->model_layer(m->model, 0);
     struct attn_mla_weights weights = m->given;
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
