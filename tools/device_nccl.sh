@@ -31,7 +31,7 @@ trap 'rm -rf "$work"' EXIT
     -c "$here/collectives/exchange.cu" -o "$work/exchange.o" &&
     cc "$@" -DCOLLECTIVES_PEER_MEMORY -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" "$here/collectives/peer_memory.c" \
         "$work/exchange.o" -o "$work/libattn_nccl.so.0" "$library" $cudart &&
-    cc "$@" "$tests/nccl_exchange.c" "$work/exchange.o" -o "$work/nccl_exchange" $cudart &&
+    cc "$@" "$tests/nccl_exchange.c" "$here/tools/support/number.c" "$work/exchange.o" -o "$work/nccl_exchange" $cudart &&
     cc "$@" "$tests/nccl_ranks.c" "$tests/nccl_layer.c" "$tests/nccl_spread.c" "$tests/nccl_speed.c" "$here/tools/support/client.c" \
         -o "$work/nccl_ranks" "$work/libattn_nccl.so.0" "$library" $cudart || exit 1
 LD_LIBRARY_PATH=$work${nccl:+:$nccl/lib}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

@@ -3,6 +3,8 @@
  * heads gathered and merged next to the definition, over and over through the same windows, and
  * what a rank that stays away does. Ends with 77 where there is no GPU. */
 #include "../../collectives/exchange.h"
+#include "support/number.h"
+#include "support/random.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -77,42 +79,35 @@ static void close_windows(int32_t ranks)
     cudaFreeHost(windows[0].missing);
 }
 
-static uint32_t state = 1;
+static uint64_t state = 1;
 
 static float random_value(void)
 {
-    state = state * 1664525u + 1013904223u;
-    return (float)(state >> 8) / (1 << 24) - 0.5f;
+    return (float)random_within(&state, 0.5);
 }
 
-/* bf16 and f16 of small numbers, by truncation. */
+static const int32_t dtypes[EXCHANGE_KINDS] = {[EXCHANGE_F32] = ATTN_DTYPE_F32,
+                                               [EXCHANGE_BF16] = ATTN_DTYPE_BF16,
+                                               [EXCHANGE_F16] = ATTN_DTYPE_F16};
+
+static int32_t element_of(int32_t kind)
+{
+    return (int32_t)number_bytes(dtypes[kind]);
+}
+
+/* Elements at any address. */
 static void put(uint8_t *at, int32_t kind, float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    uint16_t half = (uint16_t)(bits >> 16);
-    if (kind == EXCHANGE_F16) {
-        int32_t exponent = (int32_t)(bits >> 23 & 0xff) - 112;
-        half = (uint16_t)((bits >> 16 & 0x8000) |
-                          (exponent > 0 ? (uint32_t)exponent << 10 | (bits >> 13 & 0x3ff) : 0));
-    }
-    memcpy(at, kind == EXCHANGE_F32 ? (void *)&value : (void *)&half, kind == EXCHANGE_F32 ? 4 : 2);
+    float element;
+    number_store(&element, 0, dtypes[kind], (double)value);
+    memcpy(at, &element, number_bytes(dtypes[kind]));
 }
 
 static float get(const uint8_t *at, int32_t kind)
 {
-    float value;
-    uint16_t half;
-    memcpy(&half, at, 2);
-    if (kind == EXCHANGE_F16) {
-        int32_t exponent = half >> 10 & 31;
-        float size = exponent > 0 ? ldexpf((float)(1024 + (half & 1023)), exponent - 25)
-                                  : ldexpf((float)(half & 1023), -24);
-        return half >> 15 ? -size : size;
-    }
-    uint32_t bits = (uint32_t)half << 16;
-    memcpy(&value, kind == EXCHANGE_F32 ? (const void *)at : (const void *)&bits, 4);
-    return value;
+    float element;
+    memcpy(&element, at, number_bytes(dtypes[kind]));
+    return (float)number_load(&element, 0, dtypes[kind]);
 }
 
 struct shape {
@@ -121,11 +116,6 @@ struct shape {
     int32_t pad; /* elements after a head of the rows that have strides */
     bool own;
 };
-
-static int32_t element_of(int32_t kind)
-{
-    return kind == EXCHANGE_F32 ? 4 : 2;
-}
 
 static struct exchange_sizes sizes_of(const struct shape *s)
 {
