@@ -228,11 +228,10 @@ static bool make_table(struct measured *measured)
         return false;
     }
     for (int32_t i = 0; i < (int32_t)measured->num_blocks; i++) {
-        int32_t other = measured->shape.value[PARAMETER_SHUFFLE] != 0
-                            ? random_below(&measured->random, i + 1)
-                            : i;
-        order[i] = order[other];
-        order[other] = i;
+        order[i] = i;
+    }
+    if (measured->shape.value[PARAMETER_SHUFFLE] != 0) {
+        random_order(&measured->random, order, (int32_t)measured->num_blocks, 0);
     }
     for (int32_t r = 0; r < requests->count; r++) {
         int64_t blocks = (requests->seq_lens[r] + size - 1) / size;

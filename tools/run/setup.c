@@ -172,11 +172,7 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
     for (int32_t i = 0; i < MAX_REQUESTS * group->stride; i++) {
         group->table[i] = INT32_MIN; /* entries past the end are undefined, and so is this */
     }
-    for (int32_t b = 0; b < (int32_t)group->num_blocks; b++) { /* shuffled */
-        int32_t other = random_below(&engine->random, b + 1);
-        group->free_blocks[b] = group->free_blocks[other];
-        group->free_blocks[other] = b;
-    }
+    random_order(&engine->random, group->free_blocks, (int32_t)group->num_blocks, 0);
     group->num_free = (int32_t)group->num_blocks;
     return ATTN_OK;
 }

@@ -20,6 +20,16 @@ static inline int32_t random_below(uint64_t *state, int32_t count)
     return (int32_t)(random_bits(state) % (uint64_t)count);
 }
 
+/* The numbers from `first` on in random order. */
+static inline void random_order(uint64_t *state, int32_t *order, int32_t count, int32_t first)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int32_t other = random_below(state, i + 1);
+        order[i] = order[other];
+        order[other] = first + i;
+    }
+}
+
 static inline double random_unit(uint64_t *state)
 {
     return (double)((random_bits(state) >> 11) + 1) * 0x1p-53;

@@ -81,11 +81,7 @@ static bool fill_tables(struct problem *p, uint64_t *random)
     if (order == NULL) {
         return false;
     }
-    for (int32_t b = 0; b < (int32_t)p->num_blocks; b++) {
-        int32_t other = random_below(random, b + 1);
-        order[b] = order[other];
-        order[other] = b;
-    }
+    random_order(random, order, (int32_t)p->num_blocks, 0);
     for (int64_t i = 0; i < 2 * p->num_reqs * p->table_stride; i++) {
         table[i] = GARBAGE_BLOCK;
         ((int32_t *)(base + p->at.other_table))[i] = random_below(random, (int32_t)p->num_blocks);

@@ -103,7 +103,7 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
     const struct compressed_variant *v = c->v;
     int32_t *table = test_input(test, ROW_TABLE);
     steps_fill(&c->steps, test, random);
-    steps_fill_table(table, REQS * ROW_COLUMNS, random);
+    random_order(random, table, REQS * ROW_COLUMNS, 1);
     oracle_angles(test_input(test, COS_SIN), STEPS_LONGEST, ROTARY);
     for (int32_t h = 0; h < v->heads; h++) {
         ((float *)test_input(test, SINKS))[h] = (float)(1 + 2 * random_normal(random));

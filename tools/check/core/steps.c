@@ -37,19 +37,10 @@ void steps_operands(const struct steps *steps, struct operand *o)
     o[STEPS_SLOTS] = (struct operand){"slot_mapping", .bytes = STEPS_TOKENS * sizeof(int64_t)};
 }
 
-void steps_fill_table(int32_t *table, int32_t count, uint64_t *random)
-{
-    for (int32_t i = 0; i < count; i++) {
-        const int32_t other = random_below(random, i + 1);
-        table[i] = table[other];
-        table[other] = i + 1;
-    }
-}
-
 void steps_fill(const struct steps *steps, struct kernel_test *test, uint64_t *random)
 {
     int32_t *table = test_input(test, STEPS_TABLE);
-    steps_fill_table(table, STEPS_REQS * STEPS_COLUMNS, random);
+    random_order(random, table, STEPS_REQS * STEPS_COLUMNS, 1);
     for (int32_t t = 0; t < STEPS_TOKENS; t++) {
         ((int64_t *)test_input(test, STEPS_SLOTS))[t] =
             steps_slot(table, STEPS_COLUMNS, steps->request[t], steps->position[t]);

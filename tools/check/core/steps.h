@@ -23,8 +23,6 @@ void steps_init(struct steps *steps);
 void steps_operands(const struct steps *steps, struct operand *operands);
 /* A shuffled table, and the slots of all tokens. */
 void steps_fill(const struct steps *steps, struct kernel_test *test, uint64_t *random);
-/* `count` entries: the blocks from 1 on, shuffled. */
-void steps_fill_table(int32_t *table, int32_t count, uint64_t *random);
 static inline int64_t steps_slot(const int32_t *table, int32_t columns, int32_t r, int32_t row)
 {
     return (int64_t)table[r * columns + row / STEPS_BLOCK] * STEPS_BLOCK + row % STEPS_BLOCK;

@@ -118,11 +118,7 @@ static void draw_slots(struct gdn_case *c, uint64_t *random)
     int32_t order[GDN_MAX_SLOTS], count = GDN_REQS * c->num_states;
     int32_t kept = count + (c->v.initial ? count : 0);
     c->num_slots = kept + (c->v.kept > 0 ? GDN_REQS * GDN_MAX_KEPT : 0) + 3;
-    for (int32_t i = 0; i < c->num_slots; i++) { /* shuffled */
-        int32_t other = random_below(random, i + 1);
-        order[i] = order[other];
-        order[other] = i;
-    }
+    random_order(random, order, c->num_slots, 0);
     int32_t at = place_of_slot_0(c, count, kept), found = 0;
     while (order[found] != 0) {
         found++;

@@ -53,11 +53,7 @@ void latent_fill(const struct latent_batch *b, struct kernel_test *test, uint64_
     int32_t *table = test_input(test, LATENT_TABLE);
     int64_t *slots = test_input(test, LATENT_SLOTS);
     int64_t *earlier = test_input(test, LATENT_CONTEXT_SLOTS);
-    for (int32_t i = 0; i < b->num_reqs * b->columns; i++) {
-        const int32_t other = random_below(random, i + 1);
-        table[i] = table[other];
-        table[other] = i + b->spare_blocks;
-    }
+    random_order(random, table, b->num_reqs * b->columns, b->spare_blocks);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         const int32_t *row = table + r * b->columns;
         for (int32_t j = 0; j < b->lens[r]; j++) {
