@@ -24,7 +24,8 @@ static bool writes_codes(const attn_layer *layer)
     return layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
 }
 
-/* A step may take a shared prefix apart wherever its attend, log-sum-exp and merge are there. */
+/* A step may attend to a shared prefix apart if the backend has its attend, log-sum-exp and merge.
+ */
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;

@@ -146,8 +146,8 @@ static void match(struct check *check, int32_t phase)
     if (splits) {
         check_split_queries(check);
     }
-    /* where the slices lie is the host's to say: only batches that are not split are captured */
-    /* (of MLA, decodes: ATTN_COMPOSE_MLA_PREFILL says so) */
+    /* the host places the slices, and so only batches without a split are captured (with MLA only
+     * decodes, by ATTN_COMPOSE_MLA_PREFILL) */
     check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }
 
@@ -456,7 +456,8 @@ static attn_status attend_new(struct exchange_run *run)
                        (struct part_result){io->out, io->lse});
 }
 
-/* The same where the ranks' table exchanges heads: the own keys first, which wait for nobody. */
+/* The same where the ranks' table exchanges heads. The own keys come first: they need no other
+ * rank. */
 static attn_status run_small(struct exchange_run *run)
 {
     const struct exchange *x = &run->x;

@@ -136,7 +136,7 @@ void mla_match(struct check *check, int32_t phase)
         if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {
             reasons_add(check->reasons, "attn_mla_caps", "limits of MLA", "not declared");
         }
-        return; /* else the missing kernel says it */
+        return; /* without those kernels, their absence is the reason */
     }
     const char *entries = check->whole->lists != NULL ? "max_entries" : "topk";
     int32_t queries =
@@ -153,7 +153,7 @@ void mla_match(struct check *check, int32_t phase)
     check_multiple(check, "padded_num_q_heads", heads, caps->num_q_heads_multiple);
 }
 
-/* As the description says. */
+/* The dtype of the layer's weights, as described. */
 static struct attn_dtype weight_dtype(const attn_layer *layer)
 {
     static const struct attn_dtype mxfp4 = {ATTN_CODE_FLOAT4_E2M1FN, 4, 1};

@@ -15,7 +15,8 @@
 #include "util/tensor.h"
 #include "util/counts.h"
 
-/* The draft extension that says another rule than gated delta; values that do not go together. */
+/* Checks the draft extension for rules other than gated delta: refuses values that contradict each
+ * other. */
 static attn_status check_rule(const char *name, const struct attn_recurrent_rule *r,
                               struct attn_error *error)
 {
@@ -154,8 +155,8 @@ static void need_switch(struct check *check, const char *field, int32_t asked, i
     }
 }
 
-/* A mask that says nothing is of code 0: a backend without the draft extension has the gated delta
- * rule alone. */
+/* An empty mask stands for code 0: a backend without the draft extension has the gated delta rule
+ * alone. */
 static void match_rule(struct check *check, const struct layer *layer)
 {
     static const struct attn_recurrent_rule_caps none;

@@ -37,8 +37,9 @@ int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank)
     return count;
 }
 
-/* Starts, lengths, rows and key starts of the slices; of the context that is attended for all
- * ranks, starts, lengths and rows of every request and of the padding behind each rank's rows. */
+/* Counts starts, lengths, rows and key starts of the slices; and, for the context that is attended
+ * for all ranks, starts, lengths and rows of every request and of the padding after each rank's
+ * rows. */
 int64_t queries_max_integers(const attn_plan *plan)
 {
     const attn_layer *layer = plan->steps[0].layer;

@@ -31,7 +31,7 @@ static struct attn_layer_desc key_of(const attn_layer *layer, int32_t phase)
     struct attn_layer_desc key = *layer->desc;
     key.next = NULL;
     key.name = key.kv_sharing_target = NULL;
-    key.needs_lse = 0; /* a run says it */
+    key.needs_lse = 0; /* each run decides it */
     /* kernels that write codes may have memory for them in a plan */
     key.output_form = layer->served[phase].composed & ATTN_COMPOSE_OUTPUT_QUANT ? ATTN_OUTPUT_PLAIN
                                                                                 : key.output_form;

@@ -11,7 +11,7 @@
 
 struct pool;
 
-/* What stands behind `user` of a completed host. Must not move while the host is used. */
+/* What `user` of a completed host points to. Must not move while the host is used. */
 struct host_services {
     struct attn_host engine; /* slots may be NULL */
     struct pool *pool;       /* needed iff engine.parallel_for is NULL */

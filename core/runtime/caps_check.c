@@ -215,7 +215,7 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
     return ATTN_OK;
 }
 
-/* Layers without the kernel that serves them, features without the kernel behind them. */
+/* Refuses a kind of layer or a feature whose kernel is missing. */
 static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_error *error)
 {
     static const struct {

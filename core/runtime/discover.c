@@ -164,8 +164,8 @@ static attn_status add_configured(attn_runtime *runtime)
     return status;
 }
 
-/* The file behind an address of this process, as the kernel has mapped it: the linker knows only
- * the name by which it was opened, and a relative one means another file once the working directory
+/* The file that the kernel has mapped at an address of this process. The linker knows only the name
+ * by which the file was opened, and a relative name means another file once the working directory
  * has changed. */
 static bool mapped_file(const void *address, char file[PATH_MAX])
 {

@@ -22,9 +22,8 @@
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 #define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
-/* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a
- * file that has taken the place of a loaded one cannot be loaded next to it: asked for it, the
- * loader would hand out the old code. */
+/* Files that this process has loaded. The dynamic linker knows a file by its path, and nothing is
+ * unloaded: for a file that has replaced a loaded one it would return the old code. */
 static struct {
     _Atomic uint64_t path; /* its hash; 0: free or being written */
     uint64_t device, inode, size;
@@ -81,8 +80,8 @@ bool file_id_same(const struct file_id *a, const struct file_id *b)
            a->modified == b->modified && a->changed == b->changed;
 }
 
-/* Whoever can write a plugin's folder can put another file in its place, unless the folder is
- * sticky. Root runs code of its own and of whom this library belongs to. */
+/* A user who can write a plugin's folder can replace the plugin, unless the folder is sticky. Root
+ * runs only code that belongs to root or to the owner of this library. */
 attn_status plugin_check_place(const char *file, struct attn_error *error)
 {
     char folder[PATH_MAX], core[PATH_MAX];
@@ -316,8 +315,7 @@ attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
     const bool fresh = found->table == NULL;
     attn_status status = plugin_load(runtime, found, error);
     if (status != ATTN_OK && fresh) {
-        runtime->isolation->forget(
-            runtime, found->file); /* whatever the record says does not hold any more */
+        runtime->isolation->forget(runtime, found->file); /* its record no longer holds */
     }
     *table = status == ATTN_OK ? found->table : NULL;
     lock_give(&runtime->lock);

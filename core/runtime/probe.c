@@ -14,8 +14,8 @@
 #define MAX_BACKENDS 256
 #define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
-/* The end of one item: of those that are left out, the first one's reason is kept, and each one's
- * told to the plugin. */
+/* Ends one item. Keeps the reason of the first item that is left out, and hands each reason to the
+ * plugin. */
 static attn_status left_out(struct found *found, attn_status status, const struct attn_error *error,
                             struct attn_error *why)
 {
@@ -161,7 +161,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t row = -1;
     const attn_status status = read_backend(user, given, &caps, &row, &error);
-    if (row >= 0) { /* it is served without, so that nobody else is told */
+    if (row >= 0) { /* the backend stays, without this row; only the plugin learns of it */
         (void)error_set(
             why, ATTN_ERROR_PLUGIN, "refused",
             "%s: refused[%d] is left out: it has bits or a tail that are not known here", caps.name,
@@ -237,7 +237,7 @@ attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin 
     const struct attn_probe_sink sink = found_sink(found);
     struct attn_error why = ATTN_ERROR_INIT;
     attn_status status = table->probe(host, &sink, &why);
-    /* What was wrong with an item says more than the probe's own end, which may be that status. */
+    /* An item's error tells more than the probe's status, which may repeat it. */
     return status == ATTN_OK || found->status != ATTN_OK ? found_status(found, error)
                                                          : error_relay(error, status, &why);
 }

@@ -29,7 +29,7 @@ attn_status found_status(struct found *found, struct attn_error *error);
 /* Puts back, from a record, why an item was left out. */
 void found_note(struct found *found, const char *field, const char *message);
 
-/* Asks the plugin's probe. A contradiction in what it says of one backend leaves that one out. */
+/* Asks the plugin's probe. A backend whose report contradicts itself is left out. */
 attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
                          struct found *found, struct attn_error *error);
 

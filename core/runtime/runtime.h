@@ -120,8 +120,8 @@ bool backend_is_on(const struct backend *backend, const struct attn_device_info 
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
                                  const struct attn_plugin **table, struct attn_error *error);
 
-/* Before a plugin's constructor, entry or probe, by that name, is entered for the first time:
- * whoever looks for the culprit of a crash finds it in the log at debug. */
+/* Logs the stage (a plugin's constructor, entry or probe) at debug before it runs for the first
+ * time, so that the log names the culprit of a crash. */
 void runtime_stage(const attn_runtime *runtime, const char *file, const char *stage);
 
 /* Logs through the runtime's host if `level` is on. */

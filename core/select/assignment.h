@@ -108,7 +108,7 @@ static inline int32_t kv_dtype_of(const struct attn_layer_desc *l, bool value)
     return value && l->kv_dtype_v != 0 ? l->kv_dtype_v : l->kv_dtype;
 }
 
-/* Rows are so many bytes as the layer says (kv_row_bytes). */
+/* Whether the layer states the bytes of a row (kv_row_bytes). */
 static inline bool kv_is_opaque(int32_t kv_dtype)
 {
     return kv_dtype == ATTN_KV_OPAQUE || kv_dtype >= ATTN_VENDOR_CODE;

@@ -10,7 +10,7 @@
 #include "util/counts.h"
 #include "util/structs.h"
 
-/* A field as text; false: it says nothing. */
+/* A field as text; false: it is zero or NULL. */
 static bool value_of(const struct attn_layer_desc *layer, const struct abi_field *field, char *text,
                      size_t size)
 {
@@ -67,7 +67,7 @@ static bool is_of_both(int32_t kv_dtype)
            (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
 }
 
-/* Bytes of rows are said of dtypes that do not say them, and of no others. */
+/* Requires the bytes of a row of opaque dtypes, and refuses them of all others. */
 static attn_status check_row_bytes(const struct attn_layer_desc *l, bool is_v,
                                    struct attn_error *error)
 {

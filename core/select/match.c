@@ -180,7 +180,7 @@ static void hold_features(struct check *check, int32_t phase)
             check_refuse_number(check, "needed_features", i, "bits of the backend's features");
         }
     }
-    /* The levels below ALWAYS speak of the decode way only. */
+    /* Levels below ALWAYS concern decode only. */
     if (l->graph_level > check->match->graph_level &&
         (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {
         reasons_add(check->reasons, "graph_level", name_of_graph_level(l->graph_level),

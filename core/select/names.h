@@ -13,12 +13,12 @@
 /* attn_api.code_name. */
 SLOT(code_name);
 
-/* Constant text of a list (enum attn_name_list); "unknown" for codes that are none. */
+/* Constant text of a list (enum attn_name_list); "unknown" for codes that the list lacks. */
 const char *name_of(int32_t list, int32_t code);
 const char *name_of_graph_level(int32_t level);
 /* The highest known level that is not above this one; a negative one stays. */
 int32_t graph_level_known(int32_t level);
-/* By its kind and what it says next to it; of a complete description. */
+/* A layer's kind and what sets it apart, as one name. The description is complete. */
 const char *name_of_layer(const struct attn_layer_desc *layer);
 
 /* A code of a list (enum attn_name_list) as text: its name, a vendor's as "0x10001", "unknown" for

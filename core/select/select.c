@@ -196,7 +196,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
         NO_MEMORY_IF(candidates[phase] == NULL || verdicts[phase] == NULL, "assignment",
                      "the assignment");
-        /* Encoders know one phase; what was said of it is shown for both. */
+        /* Encoders have one phase, whose verdicts are shown for both. */
         int32_t asked = layer_has_cache(&out->layer.desc) ? phase : ATTN_PHASE_PREFILL;
         rules[phase] = rules_find(&selection->rules, index, &out->layer.desc, asked);
         candidates_judge(selection, &out->layer, rules[phase], asked, verdicts[phase],

@@ -20,8 +20,8 @@ struct known; /* the steering's own, of one selection */
 
 struct steering {
     /* Before the backends of a selection for `device` are judged; `conformance`: a rule asks for
-     * it. A missing file says nothing, nor does one that others could have written (with a
-     * warning); broken lines are passed over with a warning. NULL without memory. */
+     * it. Ignores a missing file and, with a warning, broken lines and a file that others could
+     * have written. NULL without memory. */
     struct known *(*read)(const attn_runtime *runtime, const struct attn_device_info *device,
                           bool conformance, struct arena *arena);
     struct rank (*rank)(struct known *known, const struct attn_layer_desc *layer, int32_t phase,
@@ -35,12 +35,12 @@ struct steering {
     attn_status (*choice)(const attn_runtime *runtime, const struct attn_layer_desc *const *layers,
                           int32_t num_layers, struct arena *arena, struct rules *rules,
                           const char **text, struct attn_error *error);
-    /* Refuses an assignment that came out otherwise than such a text says, word for word. */
+    /* Refuses an assignment whose text differs from such a text. */
     attn_status (*came_out)(const attn_assignment *assignment, const char *text,
                             struct attn_error *error);
-    /* Before an assignment is bound. With ATTN_LOCK=FILE it has to be one of the file's records,
-     * word for word, else the error says what differs from the record that is nearest. With
-     * ATTN_LOCK=write:FILE its record is added to the file, unless it stands there. */
+    /* Before an assignment is bound. ATTN_LOCK=FILE refuses an assignment that is no record of the
+     * file; the error names the differences from the nearest record. ATTN_LOCK=write:FILE adds its
+     * record to the file if it is missing. */
     attn_status (*hold)(const attn_assignment *assignment, struct attn_error *error);
 };
 extern const struct steering steering;

@@ -8,7 +8,7 @@
 #include "util/structs.h"
 #include "util/counts.h"
 
-/* Why a layer cannot be run the other way round than its own `causal` says; NULL: it can. */
+/* Why a batch may not override the layer's `causal`; NULL: it may. */
 static const char *keeps_causal(const attn_layer *layer)
 {
     const struct attn_layer_desc *l = layer->desc;

@@ -21,7 +21,7 @@ struct schedule {
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
     struct attn_attend_args *args;  /* the first layer's: what `schedule` is called with */
     const struct instance *instance;
-    struct attn_schedule_size size; /* as the vendor says */
+    struct attn_schedule_size size; /* from the vendor */
     void *host;
     attn_plan_state *state; /* the vendor's own of this plan; NULL: it has none */
     size_t device_offset;   /* in the workspace */
@@ -76,7 +76,7 @@ struct merge_run {
     int32_t with_prefix; /* 1: both parts of a merge; 0: what is left, as it is */
 };
 
-/* One layer in a plan. "Chosen": by plan_batch, for the batch at hand. */
+/* One layer in a plan. "Chosen": plan_batch sets it for each batch. */
 struct step {
     step_program *enter;   /* chosen: what run() calls; it names the layer in errors */
     step_program *program; /* chosen: the attends, which run_general enters after its checks */
@@ -268,7 +268,7 @@ static inline attn_status operation(const char *name, attn_status status, struct
 /* make_step.c */
 /* The step of a plain layer. */
 attn_status step_begin(attn_plan *plan, attn_layer *layer, struct attn_error *error);
-/* What compositions have said of it is prepared. */
+/* Prepares the calls that the compositions have described. */
 attn_status step_finish(attn_plan *plan, struct step *step, struct attn_error *error);
 /* Bytes of a row of a step's output, before it is quantized. */
 int64_t step_row_bytes(const struct step *step);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a step of a layer without a composition is: one or two calls, or nothing; and what is said
- * of an operation that fails. */
+/* Programs of the steps of layers without a composition: one call, two or none. And the error of an
+ * operation that fails. */
 #include <stdio.h>
 #include <string.h>
 

@@ -107,8 +107,8 @@ enum abi_id {
 
 enum abi_class {
     ABI_INPUT,    /* an engine's: unknown tails, extensions and numbers out of range are refused */
-    ABI_OPEN,     /* an input whose chain may hold vendors' extensions: whoever knows their ids
-                     checks the chain, and the numbers */
+    ABI_OPEN,     /* an input whose chain may hold vendors' extensions: the code that knows their
+                     ids checks the chain, and the numbers */
     ABI_TABLE,    /* a table of functions, or what a driver reports: an unknown tail is ignored */
     ABI_DECLARED, /* the same with a chain that is checked */
     ABI_OUTPUT,   /* written for a caller */
@@ -119,7 +119,7 @@ enum abi_field_kind {
     FIELD_INT,   /* int32_t of min to max */
     FIELD_CODE,  /* the same, or a vendor's */
     FIELD_MASK,  /* uint64_t, of which `max` bits are known */
-    FIELD_FLOAT, /* no range is said of these */
+    FIELD_FLOAT, /* any value */
     FIELD_LONG,  /* int64_t */
     FIELD_TEXT,  /* const char * */
     FIELD_ARRAY, /* in a declaration: max is an element's enum abi_id, min where its count stands */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing a caller's attn_error: once, by whoever detects, with field, value and what was allowed.
- */
+/* Writes a caller's attn_error. The function that detects a fault writes it, once: the field, its
+ * value and what is allowed. */
 #ifndef CORE_UTIL_ERROR_H
 #define CORE_UTIL_ERROR_H
 

@@ -199,8 +199,8 @@ const struct attn_ext *ext_copy_chain(struct arena *arena, const struct attn_ext
     return first;
 }
 
-/* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
- * is not known here. `row` NULL: the core does not know the extension. */
+/* Refuses an extension that is smaller than its first version, or whose unknown tail is not zero,
+ * as struct_read does. `row` NULL: the core does not know the extension. */
 static attn_status check_size(const struct attn_ext *ext, const struct abi_struct *row,
                               const char *name, struct attn_error *error)
 {

@@ -32,8 +32,8 @@ struct tensor_need {
 #define TENSOR_NUMBERS ((struct attn_dtype){1, 0, 0}) /* one of enum attn_dtype_id */
 #define TENSOR_BYTES ((struct attn_dtype){2, 0, 0})   /* any */
 
-/* Is it there and all of that, with data unless it may be empty? Else says what was found and what
- * is needed. `layer` names whose it is, NULL: the field alone. */
+/* Refuses a tensor that is missing, differs from `need`, or has no data where it may not be empty.
+ * The error states what was found and what is needed, and names `layer` unless it is NULL. */
 attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_need *need,
                          const char *layer, struct attn_error *error);
 

@@ -20,7 +20,7 @@
     0.12842766f, 0.38813779f, 0.65687992f, 0.94244824f, 1.25625757f, 1.61788176f, 2.06844712f,     \
         2.73092222f
 
-/* Bits of a code of K or V; 0: rows are none of these, as the e4m3 keys of k8v4. */
+/* Bits of a code of K or V; 0: no turboquant codes, as the e4m3 keys of k8v4. */
 static inline int32_t turboquant_bits(int32_t kv_dtype, int32_t is_v)
 {
     switch (kv_dtype) {

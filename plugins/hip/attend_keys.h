@@ -138,8 +138,8 @@ template <int CHUNKS> GPU_INLINE int32_t swizzled(int32_t row, int32_t chunk)
     return (row * CHUNKS + (chunk ^ ((CHUNKS >= 8 ? row : row >> 1) & most))) * 16;
 }
 
-/* COUNT words of a query from dim d on, in 16-bit elements or as codes; zero where there are none.
- */
+/* Loads COUNT words of a query from dim d on, 16-bit elements or codes; zeros where there is no
+ * query or no such dim. */
 template <class S, int COUNT>
 GPU_INLINE void load_dims(const gpu_params &p, const char *from, bool real, int32_t d, uint32_t *to)
 {

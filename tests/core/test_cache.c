@@ -247,8 +247,8 @@ PLACE_TEST(records_are_of_their_file)
     assert_int_equal(unlink(other.plugin), 0);
 }
 
-/* Isolation that was ordered is had, or the plugin is refused: neither a record nor this process
- * stands in for it. Next to a test there is no scanner. */
+/* A plugin whose isolation is ordered is probed in isolation or refused: neither a record nor this
+ * process replaces it. There is no scanner next to a test. */
 PLACE_TEST(ordered_isolation_is_had)
 {
     struct attn_runtime_options options = client_options(place->plugin);
@@ -319,7 +319,7 @@ PLACE_TEST(choices_of_devices_lie_side_by_side)
     place_entries(place, make_ancient);
     assert_int_equal(chmod(place->plugin, 0600), 0);
     api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
-    assert_int_equal(place_entries(place, NULL), 1); /* the other is of a time that is gone */
+    assert_int_equal(place_entries(place, NULL), 1); /* the other one has expired */
 }
 
 PLACE_TEST(other_name_is_refused)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attends on matrix units as fibres of the CPU (gpu/device/target_host.h): what their source
  * takes from AMD's compiler. Included before each of plugins/hip/attend_*.cpp, compiled for the
- * layouts of __gfx950__, __GFX11__ or __GFX12__. A product's elements are where the calculator's
- * tables have them (matrix_places.h), apart from the kernels' own idea of it; a wave's lanes have
- * to come to a product together, or it ends the process. */
+ * layouts of __gfx950__, __GFX11__ or __GFX12__. A product takes its elements from where the
+ * calculator's tables have them (matrix_places.h), which do not depend on the kernels. It ends the
+ * process if a wave's lanes do not reach it together. */
 #ifndef HIP_FIBRES_H
 #define HIP_FIBRES_H
 

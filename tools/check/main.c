@@ -392,7 +392,7 @@ static void run_kernels(struct run *run)
     try_case(run, "two_threads", trial_two_threads, &cases);
 }
 
-/* What has to be refused comes last: a wrong result says more. */
+/* Refusals come last: a wrong result tells more. */
 static void run_core_cases(struct run *run)
 {
     const struct kernel_sink sink = sink_of(run, &run->space);
@@ -559,7 +559,7 @@ struct job {
     struct resolved resolved;
 };
 
-/* A file's other backends are not tested: says which they are. */
+/* Names a file's other backends, which are not tested. */
 static void name_others(const struct job *job, const struct backend *tested)
 {
     if (job->resolved.name == NULL && tested->others[0] != '\0') {

@@ -32,7 +32,7 @@ attn_status memory_plan(struct memory *memory, const struct attn_api *api, attn_
                         int32_t group, const struct attn_plan_options *options, attn_plan **plan,
                         struct attn_error *error);
 
-/* Says that there was not enough of it, for the shape that was asked for. */
+/* The error of too little memory for the shape that was asked for. */
 attn_status memory_refused(struct attn_error *error);
 
 #endif

@@ -72,7 +72,7 @@ GPU_INLINE void store_ring(const gpu_ring_params &p, const delta_request &reques
     }
 }
 
-/* As run_request. New rows of the ring are none of those that are read. */
+/* As run_request. Writes no row of the ring that is read. */
 template <class D>
 GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
                          const ring_request &ring, int32_t head, int32_t tile, delta_memory<D> &m)

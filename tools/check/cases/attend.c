@@ -167,8 +167,8 @@ static attn_status run_request(struct problem_copy *tested, struct attn_batch *b
     return status == ATTN_OK ? problem_copy_attend(tested, error) : status;
 }
 
-/* The steps of a request that is given in parts: its last query, or half of them, comes later. A
- * query that sees later keys cannot be parted from them, nor can one whose bits depend on a later
+/* Queries of a request's first step where it comes in two: its last query, or half of them, comes
+ * later. A query that sees later keys stays with them, and so does one whose bits depend on a later
  * key that is NaN. */
 static int32_t first_part(const struct problem_copy *tested, int32_t r)
 {

@@ -32,14 +32,14 @@ struct backend {
     attn_instance *instance;
     struct attn_kernels kernels; /* zero after what the plugin knows */
     char others[256];            /* names of the plugin's other backends, ", " between them */
-    struct conduct *before;      /* what it may not change until it is created; NULL: not judged */
-    char misconduct[256];        /* what it did all the same; empty: nothing */
-    bool stepped;                /* it has run a step, which is not judged: see watch.h */
+    struct conduct *before; /* the process before it is created; NULL: changes are not judged */
+    char misconduct[256];   /* what it did all the same; empty: nothing */
+    bool stepped;           /* it has run a step, which is not judged: see watch.h */
 };
 
-/* `name` NULL or "name[@variant]": the first backend that fits. `before` is where the process's
- * state stands that a plugin may not change, NULL where it is not judged. On failure nothing is
- * left to finish. */
+/* `name` NULL or "name[@variant]": the first backend that fits. `before` is what a
+ * plugin may not change of the process, read before this; NULL: changes are not judged. On failure
+ * there is nothing to close. */
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
                          struct conduct *before, struct attn_error *error);
 void backend_close(struct backend *backend);

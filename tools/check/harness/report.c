@@ -79,7 +79,7 @@ static void add_to_junit(struct report *report, const struct report_line *line)
     } else {
         fseek(report->junit_file, -(long)strlen(JUNIT_END), SEEK_CUR);
     }
-    if (report->junit_file != NULL) { /* else report_junit says it */
+    if (report->junit_file != NULL) { /* else report_junit reports it */
         put_testcase(report->junit_file, line);
         fputs(JUNIT_END, report->junit_file);
         fflush(report->junit_file);
@@ -232,7 +232,7 @@ static bool is_attend(const struct report_line *line)
 }
 
 /* What all failed attends have in common and not all others have: one line for each such part, with
- * how many others have it. One failure says it by its name. */
+ * how many others have it. Nothing for a single failure, whose name tells it all. */
 static void print_common(const struct report *report)
 {
     const struct report_line *first = NULL;

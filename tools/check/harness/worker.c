@@ -30,7 +30,7 @@ static void put_bytes(int pipe, const void *bytes, size_t size)
     while (size > 0) {
         ssize_t done = write(pipe, at, size);
         if (done <= 0 && !(done < 0 && errno == EINTR)) {
-            _exit(EXIT_FAILURE); /* who would read it is gone */
+            _exit(EXIT_FAILURE); /* the reader has ended */
         }
         at += done > 0 ? done : 0;
         size -= done > 0 ? (size_t)done : 0;
@@ -89,7 +89,7 @@ struct worker {
     int32_t begun; /* counted cases, those of earlier workers included */
     char *current; /* the case or stage that runs; NULL: between them */
     bool is_case;
-    char *crash;        /* what it said of its end; NULL: nothing */
+    char *crash;        /* its own report of its crash; NULL: none */
     bool hung;          /* it was ended at the case's deadline */
     double begun_at[2]; /* `current`: processor time and time of day, in seconds */
     clockid_t processor;

@@ -14,7 +14,7 @@ struct outlet {
     int pipe; /* -1: the report is this process's */
 };
 
-/* What is said through it, with a number and up to two texts, which are copied. */
+/* Its messages, each with a number and up to two texts, which are copied. */
 enum outlet_kind {
     OUTLET_CASE,     /* begins: its name */
     OUTLET_STAGE,    /* the same of something that has to go well before and after cases */

@@ -172,7 +172,7 @@ static enum trial_result run_prepare_no_memory(struct trial *trial, const void *
     return result;
 }
 
-/* Whoever crashes here has not passed. */
+/* Calls what accepts NULL; a crash fails the case. */
 static enum trial_result run_nothing(struct trial *trial, const void *variant, uint64_t seed)
 {
     trial->tested->plugin->destroy(NULL);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls straight through the vendor's table, next to the core, of which the ABI says what the
- * vendor answers: structs of a newer core and unknown extensions (version.h), no memory (host.h,
- * plugin.h, kernels.h), versions that it does not speak. What the core holds for every backend is
- * no case here. */
+/* Calls through the vendor's table without the core, whose answers the ABI prescribes: structs of a
+ * newer core and unknown extensions (version.h), no memory (host.h, plugin.h, kernels.h), unknown
+ * versions. What the core enforces for every backend has no case here. */
 #ifndef CHECK_CALLS_H
 #define CHECK_CALLS_H
 
