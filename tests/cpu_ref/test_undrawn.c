@@ -304,7 +304,9 @@ TEST(test_gemm)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2 || client_plugin(argv[1], &plugin, &error) != ATTN_OK ||
+    if (argc != 2 ||
+        client_plugin(argv[1], ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &plugin, &error) !=
+            ATTN_OK ||
         create("cpu_ref", "", ATTN_DEVICE_CPU, 0, &instance, &kernels) != ATTN_OK) {
         fprintf(stderr, "usage: %s FILE.so, of cpu_ref\n", argv[0]);
         return 2;

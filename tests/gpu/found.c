@@ -59,7 +59,8 @@ const struct attn_plugin *plugin_of_argument(int argc, char **argv)
 {
     const struct attn_plugin *plugin = NULL;
     struct attn_error error = {.message = "takes a PLUGIN.so"};
-    if (argc < 2 || client_plugin(argv[1], &plugin, &error) != ATTN_OK) {
+    if (argc < 2 ||
+        client_plugin(argv[1], ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error) != ATTN_OK) {
         fprintf(stderr, "%s: %s\n", argv[0], error.message);
     }
     return plugin;

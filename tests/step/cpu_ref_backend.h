@@ -65,7 +65,7 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                   struct attn_error *error)                                        \
     {                                                                                              \
         static struct attn_plugin plugin;                                                          \
-        attn_status status = client_plugin(CPU_REF_FILE, &real, error);                            \
+        attn_status status = client_plugin(CPU_REF_FILE, min, max, &real, error);                  \
         *out = NULL;                                                                               \
         if (status == ATTN_OK) {                                                                   \
             plugin = *real;                                                                        \

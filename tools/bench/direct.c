@@ -27,7 +27,8 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
     *direct = (struct direct){.plugin = NULL};
     session->api->backend_info(session->runtime, index, &backend);
     session->api->plugin_info(session->runtime, backend.plugin, &file);
-    attn_status status = client_plugin(file.file, &direct->plugin, error);
+    attn_status status =
+        client_plugin(file.file, ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &direct->plugin, error);
     status = status ? status : start_services(direct, session->num_threads, error);
     if (status == ATTN_OK) {
         status = direct->plugin->create(

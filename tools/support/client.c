@@ -35,13 +35,13 @@ attn_status client_load(const char *path, const struct attn_api **api, struct at
     return status ? status : get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
 }
 
-attn_status client_plugin(const char *path, const struct attn_plugin **plugin,
-                          struct attn_error *error)
+attn_status client_plugin(const char *path, uint32_t min, uint32_t max,
+                          const struct attn_plugin **plugin, struct attn_error *error)
 {
     attn_plugin_entry_fn *entry;
     *plugin = NULL;
     attn_status status = find_entry(path, ATTN_PLUGIN_ENTRY_SYMBOL, &entry, error);
-    return status ? status : entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, plugin, error);
+    return status ? status : entry(min, max, plugin, error);
 }
 
 struct attn_runtime_options client_options(const char *plugins)

@@ -9,9 +9,10 @@
 
 /* The table of the core in the file `path`; it lives as long as the process. */
 attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error);
-/* The plugin in a file, which stays open; NULL on failure. */
-attn_status client_plugin(const char *path, const struct attn_plugin **plugin,
-                          struct attn_error *error);
+/* The plugin in a file, which stays open, for a caller of ABI versions min to max; NULL on failure.
+ */
+attn_status client_plugin(const char *path, uint32_t min, uint32_t max,
+                          const struct attn_plugin **plugin, struct attn_error *error);
 
 /* A runtime of the plugins in `plugins` alone, on one thread: without the environment, without
  * default plugins, without a cache on disk. Fields may be changed before runtime_create. */
