@@ -2,7 +2,6 @@
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
 #include "compositions.h"
 #include "merged.h"
-#include "select/match.h"
 
 #define CASCADE_MIN_PREFIX 256
 #define CASCADE_MIN_REQS 8

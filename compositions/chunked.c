@@ -3,9 +3,7 @@
 #include <stdio.h>
 
 #include "compositions.h"
-#include "select/match.h"
 #include "step/plan_state.h"
-#include "util/error.h"
 
 static void match(struct check *check, int32_t phase)
 {

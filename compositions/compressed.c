@@ -6,10 +6,7 @@
 
 #include "merged.h"
 #include "mla.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "select/names.h"
-#include "util/structs.h"
 
 /* What a layer's PART_MAIN has in place of its own description: the same without a list. */
 struct compressed_layer {

@@ -6,12 +6,8 @@
 #include <string.h>
 
 #include "compositions.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/tensor.h"
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {

@@ -2,15 +2,10 @@
 /* Multimodal encoders in fp8: scales from the largest values of the last steps, q, k and v
  * quantized into the workspace (q and k padded with zeros), and one attend over them. All on the
  * device's stream; the host waits for nothing. */
-#include <attn/draft/mm_encoder.h>
-
 #include <float.h>
 
 #include "compositions.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
 
 #define INPUTS 3 /* q, k, v */
 

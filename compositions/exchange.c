@@ -3,11 +3,6 @@
  * those that split the queries. */
 #include "exchange.h"
 
-#include "ranks.h"
-#include "runtime/observers.h"
-#include "step/plan.h"
-#include "util/error.h"
-
 enum { MOST_COPIES = 16 }; /* in one call */
 
 /* All of a step's tensors are of the layer's own dtype here. */

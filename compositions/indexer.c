@@ -5,13 +5,8 @@
 #include <string.h>
 
 #include "compositions.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
-#include "util/counts.h"
-#include "util/structs.h"
-#include "util/tensor.h"
 
 static int32_t num_forced(const struct attn_indexer_desc *x)
 {

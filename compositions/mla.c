@@ -2,7 +2,6 @@
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
 #include "ranks.h"
 #include "mla.h"
-#include "util/error.h"
 
 #define DEFAULT_CHUNK_ROWS 1024
 #define MAX_CHUNKS (1 << 20)

@@ -6,8 +6,6 @@
 #ifndef COMPOSITIONS_MLA_H
 #define COMPOSITIONS_MLA_H
 
-#include <attn/mla.h>
-
 #include "compositions.h"
 #include "step/plan_state.h"
 

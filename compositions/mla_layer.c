@@ -5,11 +5,6 @@
 
 #include "ranks.h"
 #include "mla.h"
-#include "select/layer.h"
-#include "select/match.h"
-#include "util/structs.h"
-#include "util/tensor.h"
-#include "util/counts.h"
 
 #define MX_BLOCK 32
 

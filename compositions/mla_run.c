@@ -2,12 +2,8 @@
 /* MLA in a run: the projections around attend_mla, prefill per head, and what a run must bring.
  * Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py
  * for the order of the chunks. */
-#include "ranks.h"
 #include "exchange.h"
 #include "mla.h"
-#include "select/layer.h"
-#include "util/structs.h"
-#include "util/tensor.h"
 
 static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
 {

@@ -2,11 +2,8 @@
 /* MLA over a latent cache that ranks share. Decode: absorbed queries of all ranks' heads against
  * the rows that are here, reduced by log-sum-exp. Prefill: rows of context gathered from all ranks;
  * they are all visible, so their order within a request is free. */
-#include "ranks.h"
 #include "exchange.h"
 #include "mla.h"
-#include "util/error.h"
-#include "util/tensor.h"
 
 /* The step's own rows are written before, so a decode counts all its keys. */
 attn_status mla_localise(attn_plan *plan, struct attn_error *error)

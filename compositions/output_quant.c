@@ -3,11 +3,7 @@
  * the step's output as it is into the workspace, then `quantize`. */
 #include "compositions.h"
 #include "merged.h"
-#include "select/match.h"
 #include "select/names.h"
-#include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 struct quant {
     size_t plain; /* place in the workspace: [T, Hq, Dv] */

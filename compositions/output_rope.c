@@ -5,11 +5,7 @@
 #include <math.h>
 
 #include "compositions.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/tensor.h"
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {

@@ -5,8 +5,6 @@
 #ifndef COMPOSITIONS_RANKS_H
 #define COMPOSITIONS_RANKS_H
 
-#include <attn/collectives.h>
-
 #include "compositions.h"
 #include "step/plan_state.h"
 

@@ -4,16 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "compositions.h"
 #include "recurrent.h"
-#include "bind/model.h"
-#include "select/layer.h"
-#include "select/match.h"
 #include "select/names.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/tensor.h"
-#include "util/counts.h"
 
 /* Checks the draft extension for rules other than gated delta: refuses values that contradict each
  * other. */

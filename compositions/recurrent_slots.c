@@ -4,10 +4,7 @@
 
 #include <string.h>
 
-#include "bind/model.h"
-#include "select/layer.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
 
 /* Drafted tokens after each of which a request has a state of its own. */
 static int32_t drafted_states(const struct layer *layer)

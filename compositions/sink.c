@@ -2,7 +2,6 @@
 /* Static sinks: fixed keys before every request's own, attended apart by all tokens. */
 #include "compositions.h"
 #include "merged.h"
-#include "select/match.h"
 
 /* By the last plan. */
 struct sink {

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries of a request that ranks split, as slices of their own. */
-#include "ranks.h"
-
 #include "exchange.h"
-#include "util/error.h"
-#include "util/structs.h"
 
 enum { SENT, GATHERED, ORDERED, SLICED };
 

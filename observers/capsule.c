@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bind/device.h"
 #include "host/cache_file.h"
 #include "observers.h"
 #include "step/plan_state.h"

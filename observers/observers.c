@@ -5,12 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bind/device.h"
-#include "bind/model.h"
 #include "host/env.h"
 #include "select/assignment.h"
-#include "select/select.h"
-#include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 
@@ -171,12 +167,12 @@ attn_status observed_plan_update_block_table(attn_plan *plan, const attn_plan *s
                          plan_update_block_table(plan, source, tables, stream, error));
 }
 
-attn_status observed_graph_launch(attn_open_device *opened, void *graph, void *stream,
+attn_status observed_launch_graph(attn_open_device *opened, void *graph, void *stream,
                                   struct attn_error *error)
 {
     struct trace_file *trace = trace_of(opened != NULL ? opened->runtime : NULL);
     const int64_t begin = trace_begin(trace, "launch_graph");
-    const attn_status status = device_graph_launch(opened, graph, stream, error);
+    const attn_status status = device_launch_graph(opened, graph, stream, error);
     trace_end(trace, "launch_graph", begin, "%s", "");
     return status;
 }

@@ -4,7 +4,6 @@
 #ifndef OBSERVERS_OBSERVERS_H
 #define OBSERVERS_OBSERVERS_H
 
-#include "runtime/observers.h"
 #include "runtime/runtime.h"
 #include "trace_file.h"
 

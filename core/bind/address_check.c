@@ -3,7 +3,6 @@
 
 #include "bind/bound.h"
 #include "util/device.h"
-#include "util/structs.h"
 
 /* Do kernels on `own` read memory of another device type? Page-locked and managed memory both do,
  * and on a CPU all that the host can read. */

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of a group's layers that move: inside of the caches, to the host's memory and back. */
 #include "bind/bound.h"
-#include "bind/model.h"
-#include "util/error.h"
-#include "util/structs.h"
 
 /* rows of K and V, and their scales where these stand apart; the same of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))

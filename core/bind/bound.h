@@ -4,14 +4,8 @@
 #ifndef CORE_BIND_BOUND_H
 #define CORE_BIND_BOUND_H
 
-#include <attn/api.h>
-#include <attn/layer.h>
-#include <attn/status.h>
-
 #include "select/assignment.h"
 #include "select/composition.h"
-#include "util/counts.h"
-#include "util/lock.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
@@ -117,6 +111,13 @@ struct attn_layer {
     struct layer_params_copy *params;          /* the one in use; NULL: none bound */
     /* plans whose calls hold its cache or parameters; guarded by attn_model.lock */
     int32_t num_plans;
+};
+
+/* A device that an engine has opened. */
+struct attn_open_device {
+    attn_runtime *runtime;
+    struct attn_device device;
+    struct instance instance; /* the host's: host_kernels, without a handle */
 };
 
 struct attn_model {

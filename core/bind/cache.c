@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory handed in for K and V, checked before anything is kept. */
-
 #include <stdio.h>
 
 #include "bind/address_check.h"
 #include "bind/bound.h"
 #include "select/match.h"
 #include "select/names.h"
-#include "util/structs.h"
-#include "util/tensor.h"
-#include "util/counts.h"
 
 /* One dimension of a view, for finding overlaps. */
 struct extent {

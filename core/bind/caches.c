@@ -5,10 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "bind/model.h"
 #include "select/layer.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 /* K or V, latent rows, index keys, or a state or the window of its convolution, of one slot. */
 static struct cache own_cache(attn_layer *layer, bool second)

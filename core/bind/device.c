@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's memory, streams and graphs for an engine that has none of its own: a backend's on that
  * device, or the host's. Errors of a plugin are relayed as clean text. */
-#include "bind/device.h"
-
+#include "bind/bound.h"
 #include "util/device.h"
 #include "util/structs.h"
 
@@ -207,12 +206,12 @@ static attn_status call_maker(attn_open_device *opened, size_t slot, const char 
     return error_relay(error, status, &why);
 }
 
-attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error)
+attn_status device_create_stream(attn_open_device *opened, void **stream, struct attn_error *error)
 {
     return call_maker(opened, STREAM_SLOT(create_stream), "stream", NULL, stream, error);
 }
 
-void device_stream_destroy(attn_open_device *opened, void *stream)
+void device_destroy_stream(attn_open_device *opened, void *stream)
 {
     if (stream != NULL) {
         call_stream(opened, STREAM_SLOT(destroy_stream), stream, NULL, NULL);
@@ -224,24 +223,24 @@ attn_status device_synchronize(attn_open_device *opened, void *stream, struct at
     return call_stream(opened, STREAM_SLOT(synchronize), stream, NULL, error);
 }
 
-attn_status device_capture_begin(attn_open_device *opened, void *stream, struct attn_error *error)
+attn_status device_begin_capture(attn_open_device *opened, void *stream, struct attn_error *error)
 {
     return call_stream(opened, STREAM_SLOT(begin_capture), stream, NULL, error);
 }
 
-attn_status device_capture_end(attn_open_device *opened, void *stream, void **graph,
+attn_status device_end_capture(attn_open_device *opened, void *stream, void **graph,
                                struct attn_error *error)
 {
     return call_maker(opened, STREAM_SLOT(end_capture), "graph", stream, graph, error);
 }
 
-attn_status device_graph_launch(attn_open_device *opened, void *graph, void *stream,
+attn_status device_launch_graph(attn_open_device *opened, void *graph, void *stream,
                                 struct attn_error *error)
 {
     return call_stream(opened, STREAM_SLOT(launch_graph), stream, graph, error);
 }
 
-void device_graph_destroy(attn_open_device *opened, void *graph)
+void device_destroy_graph(attn_open_device *opened, void *graph)
 {
     if (graph != NULL) {
         call_stream(opened, STREAM_SLOT(destroy_graph), NULL, graph, NULL);

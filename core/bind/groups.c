@@ -4,10 +4,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "bind/model.h"
 #include "select/layer.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 /* A layer that reads another's cache goes with that one's table. */
 static bool same_table(attn_layer *a, attn_layer *b)

@@ -47,7 +47,7 @@ static attn_status fill(const struct attn_fill_args *args, struct attn_error *er
     return ATTN_OK;
 }
 
-static attn_status copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
+static attn_status copy_pairs(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy = &args->copies[c];
@@ -79,6 +79,6 @@ const struct attn_kernels host_kernels = {.struct_size = sizeof host_kernels,
                                           .memory_device = memory_device,
                                           .copy = copy,
                                           .fill = fill,
-                                          .copy_blocks = copy_blocks,
+                                          .copy_blocks = copy_pairs,
                                           .create_stream = create_stream,
                                           .synchronize = wait_for_nothing};

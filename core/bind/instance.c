@@ -4,8 +4,6 @@
 
 #include "bind/bound.h"
 #include "select/names.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,

@@ -4,8 +4,6 @@
 #include "bind/bound.h"
 #include "select/match.h"
 #include "select/names.h"
-#include "util/counts.h"
-#include "util/structs.h"
 
 #define ALIGNMENT 256
 #define MAX_PAGE ((int64_t)1 << 48) /* as of padded_page_bytes */

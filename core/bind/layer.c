@@ -2,7 +2,6 @@
 /* What a bound layer is to the rooms above: its parts as kernels see them, and what kernels have
  * prepared of them. */
 #include "bind/bound.h"
-#include "util/counts.h"
 
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other

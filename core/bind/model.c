@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "bind/model.h"
-
+/* An assignment bound: a model with its instances, layers and groups. */
 #include <string.h>
 
 #include "bind/bound.h"
 #include "select/steering.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 static attn_status find_compositions(attn_layer *layer, struct attn_error *error)
 {

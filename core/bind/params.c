@@ -5,11 +5,7 @@
 
 #include "bind/address_check.h"
 #include "bind/bound.h"
-#include "bind/model.h"
 #include "select/names.h"
-#include "util/counts.h"
-#include "util/structs.h"
-#include "util/tensor.h"
 
 /* Replaces the tensor of a field by a copy with strides of its own. NULL stays NULL. */
 static attn_status keep_tensor(struct layer_params_copy *own, void *ours,

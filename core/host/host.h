@@ -3,7 +3,6 @@
 #ifndef CORE_HOST_HOST_H
 #define CORE_HOST_HOST_H
 
-#include <attn/host.h>
 #include <stdatomic.h>
 
 #include "util/arena.h"

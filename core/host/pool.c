@@ -10,8 +10,6 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "util/arena.h"
-
 /* A decode kernel takes about 100 us and the next one follows within some microseconds, so a
  * worker looks for work for about 50 us before it sleeps. */
 #define SPINS_BEFORE_SLEEP 2000

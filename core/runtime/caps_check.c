@@ -3,13 +3,11 @@
 #include "runtime/probe.h"
 
 #include <attn/draft/output_rope.h>
-#include <attn/types.h>
 #include <string.h>
 
 #include "select/names.h"
 #include "util/device.h"
 #include "util/structs.h"
-#include "util/text.h"
 #include "util/counts.h"
 
 #define MAX_RANGES 256

@@ -5,10 +5,8 @@
 #include <string.h>
 
 #include "host/env.h"
-#include "host/host.h"
 #include "runtime/load.h"
 #include "runtime/probe.h"
-#include "runtime/runtime.h"
 #include "util/device.h"
 #include "util/structs.h"
 

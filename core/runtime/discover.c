@@ -13,8 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "util/error.h"
-
 #define MAX_PLUGINS 256
 #define MAX_CONFIGURED                                                                             \
     192 /* most files of ATTN_PLUGIN_PATH: whatever lies there, the rest is the own folder's */

@@ -14,7 +14,6 @@
 #include <stdint.h>
 
 #include "util/hash.h"
-#include "util/error.h"
 #include "util/structs.h"
 #include "util/text.h"
 

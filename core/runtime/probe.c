@@ -3,7 +3,6 @@
 
 #include <attn/draft/index_lists.h>
 #include <attn/draft/recurrent.h>
-#include <attn/mla.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -3,10 +3,7 @@
 #ifndef CORE_RUNTIME_PROBE_H
 #define CORE_RUNTIME_PROBE_H
 
-#include <attn/capability.h>
-
 #include "runtime/runtime.h"
-#include "util/error.h"
 
 /* Devices and backends of one plugin as they are collected; everything in the arena. */
 struct found {

@@ -6,11 +6,9 @@
 #define CORE_RUNTIME_RUNTIME_H
 
 #include <attn/plugin.h>
-#include <attn/runtime.h>
 #include <stdbool.h>
 
 #include "host/host.h"
-#include "util/arena.h"
 #include "util/lock.h"
 #include "util/slots.h"
 
@@ -62,16 +60,6 @@ struct settings {
     bool no_default_plugins;
 };
 
-/* Slots of struct attn_api; meanings stand in attn/api.h. */
-SLOT(runtime_create);
-SLOT(runtime_destroy);
-SLOT(plugin_count);
-SLOT(plugin_info);
-SLOT(device_count);
-SLOT(device_info);
-SLOT(backend_count);
-SLOT(backend_info);
-
 struct found;
 
 /* How it becomes known what a plugin offers: without its code in this process, where that can be,
@@ -104,7 +92,7 @@ struct attn_runtime {
     struct lock lock;
     const struct isolation *isolation;
     void *isolated;                      /* its own */
-    struct observers *observers;         /* see runtime/observers.h; NULL: it has no observer */
+    struct observers *observers;         /* see observers/; NULL: it has no observer */
     void (*on_stage)(const char *stage); /* the scanner's */
 };
 

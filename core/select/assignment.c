@@ -3,7 +3,6 @@
 #include "select/assignment.h"
 
 #include "util/structs.h"
-#include "util/counts.h"
 
 attn_assignment *assignment_keep(const attn_assignment *assignment)
 {

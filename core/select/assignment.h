@@ -4,22 +4,13 @@
 #ifndef CORE_SELECT_ASSIGNMENT_H
 #define CORE_SELECT_ASSIGNMENT_H
 
-#include <attn/collectives.h>
 #include <attn/draft/compressed.h>
-#include <attn/draft/compressor.h>
 #include <attn/draft/output_rope.h>
-#include <attn/draft/index_lists.h>
 #include <attn/draft/mm_encoder.h>
-#include <attn/recurrent.h>
-#include <attn/layer.h>
-#include <attn/mla.h>
-#include <attn/selection.h>
 #include <stdatomic.h>
 
 #include "runtime/runtime.h"
-#include "util/arena.h"
 #include "util/counts.h"
-#include "util/slots.h"
 
 #define MAX_BATCH_KEY 128
 
@@ -94,13 +85,6 @@ struct attn_assignment {
 
 /* One user more; assignment_destroy is one less. */
 attn_assignment *assignment_keep(const attn_assignment *assignment);
-
-/* Slots of struct attn_api. */
-SLOT(assignment_destroy);
-SLOT(assignment_num_layers);
-SLOT(assignment_choice);
-SLOT(assignment_verdict);
-SLOT(assignment_reason);
 
 /* The dtype of a layer's K or V in its cache. */
 static inline int32_t kv_dtype_of(const struct attn_layer_desc *l, bool value)

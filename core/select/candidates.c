@@ -8,9 +8,6 @@
 #include "select/names.h"
 #include "util/device.h"
 #include "util/structs.h"
-#include "util/text.h"
-#include "util/counts.h"
-#include "select/match.h"
 
 #define MAX_REASONS 32 /* from one plugin against one layer */
 #define MAX_TEXT 1023

@@ -4,10 +4,8 @@
 #ifndef CORE_SELECT_CANDIDATES_H
 #define CORE_SELECT_CANDIDATES_H
 
-#include "select/grammar.h"
 #include "select/match.h"
 #include "select/steering.h"
-#include "util/counts.h"
 
 /* What all layers of one selection share. */
 struct selection {

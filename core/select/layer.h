@@ -4,7 +4,6 @@
 #ifndef CORE_SELECT_LAYER_H
 #define CORE_SELECT_LAYER_H
 
-#include "select/assignment.h"
 #include "select/match.h"
 
 #define MAX_VENDOR_EXTENSIONS 8 /* on one layer */

@@ -7,7 +7,6 @@
 
 #include "select/layer.h"
 #include "select/names.h"
-#include "util/counts.h"
 #include "util/structs.h"
 
 /* A field as text; false: it is zero or NULL. */

@@ -2,14 +2,11 @@
 /* The extensions of a layer's description, its further caches and its lists of keys. */
 #include "select/layer.h"
 
-#include <attn/draft/index_lists.h>
-#include <attn/draft/mm_encoder.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "select/composition.h"
 #include "select/names.h"
-#include "util/counts.h"
 #include "util/structs.h"
 
 int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t ids[MAX_VENDOR_EXTENSIONS])

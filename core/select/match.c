@@ -7,7 +7,6 @@
 #include "select/composition.h"
 #include "select/layer.h"
 #include "select/names.h"
-#include "util/counts.h"
 #include "util/structs.h"
 
 /* A kind is served because it is declared, or because the core can compose it of parts that are. */

@@ -5,7 +5,6 @@
 
 #include "select/match.h"
 #include "select/names.h"
-#include "util/counts.h"
 
 void reasons_add(struct reasons *reasons, const char *field, const char *asked,
                  const char *supported)

@@ -3,8 +3,6 @@
 #include <stdio.h>
 
 #include "select/layer.h"
-#include "select/match.h"
-#include "util/text.h"
 
 static void add_range(struct text *text, const struct attn_range *range)
 {

@@ -4,14 +4,10 @@
 #ifndef CORE_SELECT_NAMES_H
 #define CORE_SELECT_NAMES_H
 
-#include <attn/api.h>
 #include <stdbool.h>
 
 #include "util/text.h"
 #include "util/slots.h"
-
-/* attn_api.code_name. */
-SLOT(code_name);
 
 /* Constant text of a list (enum attn_name_list); "unknown" for codes that the list lacks. */
 const char *name_of(int32_t list, int32_t code);

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "select/select.h"
-
+/* Selecting: the backend of each layer and phase, by rules, and the reasons against the others. */
 #include <stdio.h>
 #include <string.h>
 
-#include "host/host.h"
 #include "select/candidates.h"
-#include "select/grammar.h"
 #include "select/layer.h"
 #include "select/names.h"
-#include "util/counts.h"
 #include "util/device.h"
 #include "util/structs.h"
 

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What operators' files say of selections: measured times, records of conformance, locks, and
- * assignments as text. The
- * room operators/ is the table; the core knows no more of it. */
+ * assignments as text. The room operators/ is the table; the core knows no more of it. */
 #ifndef CORE_SELECT_STEERING_H
 #define CORE_SELECT_STEERING_H
 
 #include "select/assignment.h"
 #include "select/grammar.h"
-#include "util/slots.h"
 
 /* What is on file of a backend for a layer and phase. */
 struct rank {
@@ -44,8 +42,5 @@ struct steering {
     attn_status (*hold)(const attn_assignment *assignment, struct attn_error *error);
 };
 extern const struct steering steering;
-
-/* A slot of struct attn_api. */
-SLOT(assignment_export);
 
 #endif

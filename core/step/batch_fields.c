@@ -4,9 +4,6 @@
  * slot_mapping) are no such thing: one batch may be planned for groups of several kinds, and each
  * reads its own. */
 #include "step/plan_state.h"
-#include "util/error.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 /* Why a batch may not override the layer's `causal`; NULL: it may. */
 static const char *keeps_causal(const attn_layer *layer)

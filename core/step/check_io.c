@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
-#include <attn/draft/index_lists.h>
-
-#include "select/layer.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
                                e4m3 = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},

@@ -3,7 +3,6 @@
  * have to be. */
 #include "select/names.h"
 #include "step/plan_state.h"
-#include "util/counts.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */
 #define MAX_SCHEDULE ((size_t)1 << 40)

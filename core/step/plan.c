@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making a plan: its steps and the memory for them. */
-#include "step/plan.h"
-
 #include "bind/address_check.h"
-#include "select/layer.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
-#include "util/counts.h"
 
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 

@@ -3,9 +3,7 @@
  * schedules. */
 #include <stdatomic.h>
 
-#include "step/plan.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
 
 /* Numbers of successful and failed plan_batches of this process: none comes twice, so that a plan
  * at the address of one that is gone is not taken for it. */

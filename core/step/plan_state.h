@@ -6,11 +6,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "select/composition.h"
 #include "select/layer.h"
-#include "util/structs.h"
-#include "util/tensor.h"
-#include "util/counts.h"
 
 #define WORKSPACE_ALIGNMENT 256
 
@@ -459,6 +455,14 @@ int32_t output_group(int32_t form);
 
 /* plan_batch.c: the program of a step; the plain calls, if nothing else has been chosen. */
 step_program *step_attends(attn_plan *plan, struct step *step);
+
+/* scheduling_helpers.c: local(length), see struct attn_context_parallel */
+int32_t local_keys(int32_t length, int32_t rank, int32_t world_size, int32_t interleave);
+
+/* observers/: around an operation of a step that is no kernel of an instance. 0: this thread is in
+ * no step that is watched. */
+int64_t observe_operation(const char *name);
+void observe_operation_end(const char *name, int64_t begin);
 
 /* programs.c */
 extern step_program run_idle, run_nothing, run_attends;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "step/plan_state.h"
-#include "util/error.h"
 
 /* What a kernel has left becomes clean text after `words`, as far as it goes. */
 attn_status operation_failed(const char *words, attn_status status, struct attn_error *error)

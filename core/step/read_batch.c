@@ -2,7 +2,6 @@
 /* Reading the engine's batch and cutting it into its decode and prefill parts. */
 #include "bind/address_check.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
 
 static attn_status check_counts(const attn_plan *plan, const struct attn_batch *b,
                                 struct attn_error *error)

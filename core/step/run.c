@@ -4,13 +4,8 @@
 #include <string.h>
 
 #include "bind/address_check.h"
-#include "select/layer.h"
-#include "step/plan.h"
 #include "step/plan_state.h"
-#include "util/counts.h"
 #include "util/device.h"
-#include "util/error.h"
-#include "util/structs.h"
 
 /* Marked optional, it is passed over where the layer has none. */
 static bool has_rope(const struct step *step, const struct attn_step_io *io)

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an engine's scheduler needs around a batch. */
-#include "step/plan.h"
-
-#include <stdbool.h>
-
-#include "util/error.h"
-#include "util/structs.h"
+#include "step/plan_state.h"
 
 /* Classes of requests, in the order in which they stand in a batch. */
 enum { DECODE, SHORT_EXTEND, LONG_EXTEND, PREFILL };

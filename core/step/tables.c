@@ -5,7 +5,6 @@
 
 #include "bind/address_check.h"
 #include "step/plan_state.h"
-#include "util/structs.h"
 
 attn_status tables_init(attn_plan *plan, struct attn_error *error)
 {

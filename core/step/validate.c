@@ -5,12 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <attn/draft/index_lists.h>
-
-#include "select/layer.h"
 #include "step/plan_state.h"
-#include "util/error.h"
-#include "util/tensor.h"
 
 /* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
  * before it, too, or -1. A window of numbers at a time, whose bits fit on the stack. */

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/abi_table.h"
 
-#include <attn/api.h>
 #include <attn/draft/compressed.h>
-#include <attn/draft/compressor.h>
-#include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/output_rope.h>
-#include <attn/draft/recurrent.h>
 #include <attn/plugin.h>
 
 #include "util/counts.h"

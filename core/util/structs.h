@@ -4,7 +4,6 @@
 #ifndef CORE_UTIL_STRUCTS_H
 #define CORE_UTIL_STRUCTS_H
 
-#include <attn/version.h>
 #include <stdbool.h>
 #include <stddef.h>
 

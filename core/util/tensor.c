@@ -2,7 +2,6 @@
 #include "util/tensor.h"
 #include "util/counts.h"
 
-#include <attn/types.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -6,9 +6,6 @@
 
 #include "select_fixture.h"
 
-#include "bind/model.h"
-#include "step/plan.h"
-
 #define FAKE_HEAD_SIZE 64
 #define FAKE_BLOCK_SIZE 16
 

@@ -6,7 +6,6 @@
 
 #include "host/conformance.h"
 #include "host/measurement.h"
-#include "runtime/observers.h"
 #include "util/hash.h"
 #include "support/layer.h"
 #include "support/services.h"

@@ -8,7 +8,6 @@
 #include <attn/collectives.h>
 #include <stdio.h>
 
-#include "select/select.h"
 #include "select/steering.h"
 #include "support/test.h"
 

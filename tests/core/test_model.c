@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "bind/device.h"
 #include "bind/address_check.h"
 
 CASE(backends_are_created_once)

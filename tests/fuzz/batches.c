@@ -12,8 +12,6 @@
 
 #include "backend.h"
 #include "bind/bound.h"
-#include "bind/model.h"
-#include "step/plan.h"
 
 #define MOST_REQUESTS 8
 #define MOST_TOKENS 64

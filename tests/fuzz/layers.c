@@ -6,7 +6,6 @@
 
 #include "backend.h"
 #include "bind/bound.h"
-#include "bind/model.h"
 #include "util/counts.h"
 
 #define MOST_LAYERS 4

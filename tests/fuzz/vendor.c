@@ -7,9 +7,7 @@
 
 #include "backend.h"
 #include "bind/bound.h"
-#include "bind/model.h"
 #include "runtime/probe.h"
-#include "step/plan.h"
 
 #define LARGEST_MEMORY ((size_t)16 << 20)
 #define MAX_TOKENS 8
