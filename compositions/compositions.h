@@ -18,7 +18,8 @@
     X(SINK, composition_sink)                                                                      \
     X(ENCODER, composition_encoder)                                                                \
     X(OUTPUT_ROPE, composition_output_rope)   /* around what attends */                            \
-    X(OUTPUT_QUANT, composition_output_quant) /* after all others */
+    X(OUTPUT_QUANT, composition_output_quant) /* after all others that choose a program */         \
+    X(LISTS, composition_lists)               /* after all others that compose a step */
 
 #define COMPOSITION_ID(id, table) COMPOSITION_##id,
 enum composition_id { COMPOSITIONS(COMPOSITION_ID) NUM_COMPOSITIONS };

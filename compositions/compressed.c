@@ -26,9 +26,6 @@ static const struct attn_cache_desc *cache_of(const struct layer *layer)
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     const struct attn_layer_desc *l = &layer->desc;
-    if (layer->compressed == NULL) {
-        return ATTN_OK;
-    }
     if (layer->cp != NULL || layer->lists != NULL) {
         const char *other = layer->cp != NULL ? "attn_context_parallel" : "attn_index_lists";
         return layer_refuse_extension(layer, other, false, error);
@@ -63,9 +60,6 @@ static void match(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
-    if (check->whole->compressed == NULL) {
-        return;
-    }
     const int32_t rows = cache_block_size(cache_of(check->whole), check->match->block_size);
     check_compose(check, ATTN_COMPOSE_COMPRESSED, ATTN_GRAPH_NEVER);
     if (check->whole->mla->topk > 0) {
@@ -231,6 +225,7 @@ static void choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_compressed = {
+    .extension = offsetof(struct layer, compressed),
     .resolve = resolve,
     .match = match,
     .composed = ATTN_COMPOSE_COMPRESSED,

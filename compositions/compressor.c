@@ -13,9 +13,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     const struct attn_compressor_desc *x = layer->compressor;
     struct attn_layer_desc *l = &layer->desc;
-    if (x == NULL) {
-        return ATTN_OK;
-    }
     const int32_t heads = 2 * (1 + x->overlaps);
     BAD_IF(l->num_kv_heads != heads || l->num_q_heads != heads ||
                (l->head_size_v != 0 && l->head_size_v != l->head_size),
@@ -86,7 +83,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 }
 
 const struct composition composition_compressor = {
+    .extension = offsetof(struct layer, compressor),
     .resolve = resolve,
-    .kinds = 1u << ATTN_LAYER_DRAFT_COMPRESSOR,
     .build = build,
 };

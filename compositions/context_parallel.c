@@ -36,9 +36,6 @@ static attn_status check_ranks(const char *name, const char *field,
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
-    if (layer->cp == NULL) {
-        return ATTN_OK;
-    }
     const struct attn_layer_desc *l = &layer->desc;
     const int32_t interleave = layer->cp->interleave += layer->cp->interleave == 0; /* 0: 1 */
     TRY(check_ranks(l->name, "decode", layer->cp->decode, error));
@@ -120,8 +117,8 @@ static void match(struct check *check, int32_t phase)
     const struct attn_context_parallel *cp = check->whole->cp;
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
-    bool splits = cp != NULL && ranks_count(cp->prefill) > 1;
-    if (context_cache_ranks(check->whole->cp) == 1 && !splits) {
+    bool splits = ranks_count(cp->prefill) > 1;
+    if (context_cache_ranks(cp) == 1 && !splits) {
         return;
     }
     bool mla = check->whole->mla != NULL && check->whole->mla->topk == 0 && !splits;
@@ -133,7 +130,7 @@ static void match(struct check *check, int32_t phase)
                  "exact host lengths"},
                 {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
                  "copy_blocks, which orders rows and heads by rank"});
-    if (context_cache_ranks(check->whole->cp) > 1) {
+    if (context_cache_ranks(cp) > 1) {
         check_spread_cache(check);
     }
     if (splits) {
@@ -513,6 +510,7 @@ static void choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_context_parallel = {
+    .extension = offsetof(struct layer, cp),
     .resolve = resolve,
     .match = match,
     .composed = ATTN_COMPOSE_CONTEXT_PARALLEL,

@@ -9,16 +9,8 @@
 
 #define INPUTS 3 /* q, k, v */
 
-static bool is_quantized(const struct layer *layer)
-{
-    return layer->mm_quant != NULL && layer->mm_quant->fp8;
-}
-
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
-    if (layer->mm_quant == NULL) {
-        return ATTN_OK;
-    }
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_mm_encoder_quant *q = layer->mm_quant;
     BAD_IF(q->fp8 && l->encoder != ATTN_ENCODER_MULTIMODAL, "fp8",
@@ -46,7 +38,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_backend_caps *caps = check->caps;
-    if (!is_quantized(check->whole)) {
+    if (!check->whole->mm_quant->fp8) {
         return;
     }
     CHECK_NEEDS(check, "mm_encoder_fp8",
@@ -194,6 +186,7 @@ static void choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_encoder = {
+    .extension = offsetof(struct layer, mm_quant),
     .resolve = resolve,
     .match = match,
     .composed = ATTN_COMPOSE_MM_ENCODER,

@@ -50,9 +50,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_indexer_desc *x = layer->indexer;
     const struct attn_layer_desc *l = &layer->desc;
-    if (x == NULL) {
-        return ATTN_OK;
-    }
     x->num_groups = x->num_groups == 0 ? 1 : x->num_groups;
     x->tokens_per_row = x->tokens_per_row == 0 ? 1 : x->tokens_per_row;
     x->rows_per_entry = x->rows_per_entry == 0 ? 1 : x->rows_per_entry;
@@ -74,7 +71,7 @@ static void match(struct check *check, int32_t phase)
 {
     const struct attn_indexer_desc *x = check->whole->indexer;
     const struct attn_indexer_caps *caps = ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEXER_CAPS);
-    if (x == NULL || !(check->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1)) {
+    if (!(check->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1)) {
         return;
     }
     if (caps == NULL) {
@@ -143,8 +140,8 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 }
 
 const struct composition composition_indexer = {
+    .extension = offsetof(struct layer, indexer),
     .resolve = resolve,
     .match = match,
-    .kinds = 1u << ATTN_LAYER_DRAFT_INDEXER,
     .build = build,
 };

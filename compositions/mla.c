@@ -375,9 +375,9 @@ static void choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_mla = {
+    .extension = offsetof(struct layer, mla),
     .resolve = mla_resolve,
     .match = mla_match,
-    .kinds = 1u << ATTN_LAYER_MLA,
     .layer_bytes = sizeof(struct mla_weights),
     .bind = mla_bind,
     .plan_bytes = sizeof(struct mla_plan),

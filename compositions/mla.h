@@ -67,6 +67,9 @@ void mla_match(struct check *check, int32_t phase);
 attn_status mla_bind(attn_layer *layer, struct attn_error *error);
 int32_t mla_padded_heads(const attn_layer *layer);
 
+/* lists.c: are the layer's lists what attn_mla_desc.topk and attn_io_mla.topk_indices say, too? */
+bool lists_are_plain(const struct layer *layer);
+
 /* Is this layer's prefill per head? */
 bool mla_per_head(const attn_layer *layer);
 /* mla_run.c: the batch of one chunk, over the plan's own arrays. */

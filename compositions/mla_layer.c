@@ -16,8 +16,10 @@ bool mla_per_head(const attn_layer *layer)
 attn_status mla_resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_layer_desc *l = &layer->desc;
-    if (layer->mla == NULL) {
-        return ATTN_OK;
+    if (layer->lists != NULL) {
+        BAD_IF(layer->mla->topk != 0, "topk", "layer '%s': topk is %d next to attn_index_lists; 0",
+               l->name, layer->mla->topk);
+        layer->mla->topk = layer->lists->max_entries;
     }
     layer->is_latent = true;
     const bool is_sparse = layer->mla->topk > 0;
@@ -112,9 +114,6 @@ void mla_match(struct check *check, int32_t phase)
 {
     const struct attn_mla_desc *mla = check->whole->mla;
     const struct attn_mla_caps *caps = ext_find(check->caps->next, ATTN_EXT_CAPS_MLA);
-    if (mla == NULL) {
-        return;
-    }
     if (mla->absorb_in_core) {
         check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, " (absorb and project up)");
         check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);

@@ -11,9 +11,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     const struct attn_output_rope *rope = layer->output_rope;
     const struct attn_layer_desc *l = &layer->desc;
-    if (rope == NULL) {
-        return ATTN_OK;
-    }
     const bool latent = layer->mla != NULL && !layer->mla->absorb_in_core;
     const int32_t size = latent               ? layer->mla->kv_lora_rank
                          : l->head_size_v > 0 ? l->head_size_v
@@ -27,9 +24,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 
 static void match(struct check *check, int32_t phase)
 {
-    if (check->whole->output_rope == NULL) {
-        return;
-    }
     check_compose(check, ATTN_COMPOSE_OUTPUT_ROPE, ATTN_GRAPH_ALWAYS);
     CHECK_NEEDS(check, "attn_output_rope",
                 {check->caps->device.type == ATTN_DEVICE_CPU ||
@@ -180,6 +174,7 @@ static void choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_output_rope = {
+    .extension = offsetof(struct layer, output_rope),
     .resolve = resolve,
     .match = match,
     .composed = ATTN_COMPOSE_OUTPUT_ROPE,

@@ -96,9 +96,6 @@ static attn_status check_ring(const struct layer *layer, struct attn_error *erro
 
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
-    if (layer->gdn == NULL) {
-        return ATTN_OK;
-    }
     layer->has_states = true;
     layer->kernel = ATTN_KERNEL_RECURRENT;
     if (layer->caches != NULL) { /* a ring: its counts come with batches, its rows with no run */
@@ -172,9 +169,6 @@ static void match(struct check *check, int32_t phase)
 {
     const struct attn_recurrent_desc *gdn = check->whole->gdn;
     const struct attn_recurrent_caps *caps = ext_find(check->caps->next, ATTN_EXT_CAPS_RECURRENT);
-    if (gdn == NULL) {
-        return;
-    }
     if (caps == NULL) {
         if (check->caps->kernels & ATTN_KERNEL_RECURRENT) {
             reasons_add(check->reasons, "attn_recurrent_caps", "limits of recurrent layers",
@@ -289,9 +283,9 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
 }
 
 const struct composition composition_recurrent = {
+    .extension = offsetof(struct layer, gdn),
     .resolve = resolve,
     .match = match,
-    .kinds = 1u << ATTN_LAYER_RECURRENT,
     .bind = bind,
     .plan_bytes = sizeof(struct recurrent_batch),
     .build = build,

@@ -10,7 +10,7 @@ static attn_status find_compositions(attn_layer *layer, struct attn_error *error
     const uint32_t composed = layer->served[0].composed | layer->served[1].composed;
     for (int32_t i = 0; compositions[i] != NULL; i++) {
         const struct composition *c = compositions[i];
-        if (composed & c->composed || c->kinds >> layer->desc->kind & 1) {
+        if (c->composed != 0 ? composed & c->composed : layer->selected->read_by >> i & 1) {
             layer->composed_by |= 1u << i;
             layer->data[i] = arena_alloc(&layer->model->arena, c->layer_bytes);
         }

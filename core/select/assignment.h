@@ -47,6 +47,7 @@ struct layer {
     int64_t state_bytes;    /* a slot's, where has_states */
     /* What batches bring for it, beyond keys: layers of one block-table group have it alike. */
     uint8_t batch_key[MAX_BATCH_KEY];
+    uint32_t read_by; /* compositions that look at it (composition.extension), a bit each by id */
 };
 
 struct verdict {

@@ -27,17 +27,19 @@ typedef attn_status step_check(const attn_plan *plan, const struct step *step,
                                const struct attn_step_io *io, bool writes, bool attends,
                                struct attn_error *error);
 
-/* Any function may be NULL. `resolve` and `match` are called for every layer, what follows for
- * layers that the composition serves. */
+/* Any function may be NULL. */
 struct composition {
-    /* Selecting. Checks the composition's own extension and fills in struct layer what follows. */
+    /* Selecting: of layers with the extension whose pointer stands there in struct layer; 0: of
+     * every layer. */
+    size_t extension;
+    /* Checks the extension and fills in struct layer what follows from it. */
     attn_status (*resolve)(struct layer *layer, struct attn_error *error);
     /* adds the reasons why a backend lacks parts, and ATTN_COMPOSE_* of what the core composes */
     void (*match)(struct check *check, int32_t phase);
 
-    /* The layers that it serves: those that either phase composes in one of these ways
-     * (ATTN_COMPOSE_*), and those of these kinds (bits of enum attn_layer_kind). */
-    uint32_t composed, kinds;
+    /* The layers that it serves, for which all that follows is called: those that either phase
+     * composes in one of these ways (ATTN_COMPOSE_*); 0: all with the extension. */
+    uint32_t composed;
 
     /* Binding a layer. */
     size_t layer_bytes; /* size of attn_layer.data[id], zeroed */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a caller's layer description to a complete one, its extensions among it: layer_check.c has
- * the fields, layer_ext.c the extensions, further caches and lists of keys. */
+ * the fields, layer_ext.c the extensions and further caches. */
 #ifndef CORE_SELECT_LAYER_H
 #define CORE_SELECT_LAYER_H
 
@@ -44,19 +44,9 @@ bool layer_same_caches(const struct layer *a, const struct layer *b);
  * composes of others. */
 void check_caches(struct check *check);
 
-/* Checks layer->lists, if any, fills in its defaults, and takes it out of the layer that kernels
- * see where an MLA layer's topk says the same. Before compositions look at the layer. */
-attn_status lists_resolve(struct layer *layer, struct attn_error *error);
-
-/* Are its lists what attn_mla_desc.topk and attn_io_mla.topk_indices say, too? */
-bool lists_are_plain(const struct layer *layer);
-
-/* How many lists a token has. */
-int32_t lists_per_token(const struct layer *layer);
-
-/* After compositions are decided: what the backend declares of lists, and steps that the core
- * composes. */
-void check_lists(struct check *check);
+/* After compositions are decided: refuses what is in no part of a step, under `field`, where the
+ * core composes the step of others; quantized outputs and MLA's are one. A cascade is left out. */
+void check_alone(struct check *check, const char *field);
 
 /* Reads, checks and completes description `index` of the model; `layers` holds the ones before it.
  * block_size may stay 0: selection chooses it. Errors name the layer, the field, its value and what

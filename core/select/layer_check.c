@@ -315,7 +315,6 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     TRY(settle_causal(l, error));
     TRY(check_values(l, error));
     TRY(layer_copy_extensions(arena, layer, l->next, error));
-    TRY(lists_resolve(layer, error));
     TRY(layer_check_extensions(layer, error));
     complete(layer);
     layer->blocks_per_entry = 1;

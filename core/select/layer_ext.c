@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The extensions of a layer's description, its further caches and its lists of keys. */
+/* The extensions of a layer's description, and its further caches. */
 #include "select/layer.h"
 
 #include <stdio.h>
@@ -156,10 +156,17 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
     layer->kernel = ATTN_KERNEL_ATTEND;
     layer->attend_size = layer->desc.head_size;
     layer->tokens_per_row = 1;
+    layer->read_by = 0;
     layer->reads |= (layer->desc.rope != ATTN_ROPE_NONE ? ABI_READS(IO_ROPE) : 0) |
                     (layer->desc.output_form != ATTN_OUTPUT_PLAIN ? ABI_READS(IO_OUTPUT_QUANT) : 0);
     for (int32_t i = 0; compositions[i] != NULL; i++) {
-        TRY_IF(compositions[i]->resolve != NULL, compositions[i]->resolve(layer, error));
+        const size_t at = compositions[i]->extension;
+        const void *extension;
+        memcpy(&extension, (const char *)layer + at, sizeof extension);
+        layer->read_by |= at == 0 || extension != NULL ? 1u << i : 0;
+    }
+    FOR_COMPOSED(c, layer->read_by) {
+        TRY_IF((*c)->resolve != NULL, (*c)->resolve(layer, error));
     }
     return ATTN_OK;
 }
@@ -200,8 +207,7 @@ bool layer_same_caches(const struct layer *a, const struct layer *b)
            memcmp(x->caches, y->caches, (size_t)x->num_caches * sizeof *x->caches) == 0;
 }
 
-/* No part of a step has it, but for quantized outputs and MLA's. */
-static void hold_alone(struct check *check, const char *field)
+void check_alone(struct check *check, const char *field)
 {
     check->match->composed &= ~ATTN_COMPOSE_CASCADE;
     if (check->match->composed &
@@ -242,97 +248,5 @@ void check_caches(struct check *check)
         }
     }
     CHECK_LIMITS(check, {"tables", layer_num_tables(check->whole), check->caps->max_tables});
-    hold_alone(check, "caches");
-}
-
-#define GRANULARITIES (1 | 4 | 16 | 64 | 128) /* powers of two, of which a mask is the sum */
-
-bool lists_are_plain(const struct layer *layer)
-{
-    const struct attn_index_lists *l = layer->lists;
-    return l != NULL && layer->mla != NULL && l->granularity == 1 &&
-           l->groups == ATTN_LISTS_SHARED && !l->physical_slots && !l->has_lengths;
-}
-
-int32_t lists_per_token(const struct layer *layer)
-{
-    return layer->lists->groups == ATTN_LISTS_SHARED        ? 1
-           : layer->lists->groups == ATTN_LISTS_PER_KV_HEAD ? layer->desc.num_kv_heads
-                                                            : layer->desc.num_q_heads;
-}
-
-/* Takes an extension out of a chain of copies that has it. */
-static void unchain(const struct attn_ext **at, const struct attn_ext *ext)
-{
-    while (*at != ext) {
-        at = &((struct attn_ext *)*at)->next;
-    }
-    *at = ext->next;
-}
-
-attn_status lists_resolve(struct layer *layer, struct attn_error *error)
-{
-    struct attn_index_lists *l = layer->lists;
-    const struct attn_layer_desc *d = &layer->desc;
-    if (l == NULL) {
-        return ATTN_OK;
-    }
-    l->granularity = l->granularity != 0 ? l->granularity : 1;
-    BAD_IF(l->granularity < 0 || (l->granularity & (l->granularity - 1)) != 0 ||
-               !(l->granularity & GRANULARITIES),
-           "granularity", "layer '%s': granularity is %d; allowed are 1, 4, 16, 64, 128", d->name,
-           l->granularity);
-    /* the least number of lists that says the same */
-    if (l->groups == ATTN_LISTS_PER_Q_HEAD && d->num_q_heads == d->num_kv_heads) {
-        l->groups = ATTN_LISTS_PER_KV_HEAD;
-    }
-    if (lists_per_token(layer) == 1) {
-        l->groups = ATTN_LISTS_SHARED;
-    }
-    if (layer->mla != NULL) {
-        BAD_IF(layer->mla->topk != 0, "topk", "layer '%s': topk is %d next to attn_index_lists; 0",
-               d->name, layer->mla->topk);
-        layer->mla->topk = l->max_entries;
-    }
-    if (lists_are_plain(layer)) {
-        unchain(&layer->desc.next, &l->ext);
-    }
-    return ATTN_OK;
-}
-
-static void check_declared(struct check *check, const struct attn_index_lists_caps *caps)
-{
-    const struct attn_index_lists *l = check->whole->lists;
-    const bool latent = check->whole->mla != NULL;
-    CHECK_NEEDS(check, "attn_index_lists",
-                {latent ? caps->attend_mla_sparse : caps->attend,
-                 latent ? "of attend_mla_sparse" : "of attend", "not declared"});
-    if (!(caps->granularities & (uint32_t)l->granularity)) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "of 1, 4, 16, 64, 128 those in %u",
-                 caps->granularities);
-        check_refuse_number(check, "granularity", l->granularity, supported);
-    }
-    CHECK_DRAFT_CODE(check, "groups", l->groups, caps->groups, "shared", "per_kv_head",
-                     "per_q_head");
-    CHECK_NEEDS(check, "physical_slots", {!l->physical_slots || caps->physical_slots, "yes"});
-    CHECK_LIMITS(check, {"max_entries", l->max_entries, MOST(caps->max_entries)});
-    check_multiple(check, "max_entries", l->max_entries, caps->entries_multiple);
-}
-
-void check_lists(struct check *check)
-{
-    const struct attn_ext *caps = ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS);
-    if (check->whole->lists == NULL) {
-        return;
-    }
-    hold_alone(check, "attn_index_lists"); /* a part's keys have other positions */
-    if (lists_are_plain(check->whole)) {
-        return; /* the layer's topk is what backends declare */
-    }
-    if (caps == NULL) {
-        reasons_add(check->reasons, "attn_index_lists", "keys chosen by lists", "not declared");
-    } else {
-        check_declared(check, (const struct attn_index_lists_caps *)caps);
-    }
+    check_alone(check, "caches");
 }

@@ -241,13 +241,12 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     if (!layer->has_states) {
         (void)terms_of(&check, true);
     }
-    for (int32_t i = 0; compositions[i] != NULL; i++) {
-        if (compositions[i]->match != NULL) {
-            compositions[i]->match(&check, phase);
+    FOR_COMPOSED(c, layer->read_by) {
+        if ((*c)->match != NULL) {
+            (*c)->match(&check, phase);
         }
     }
     check_caches(&check);
-    check_lists(&check);
     hold_features(&check, phase);
     check_extensions(&check);
     check_combinations(&check, phase);

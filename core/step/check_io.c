@@ -160,35 +160,6 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     return plan->looks ? check_positions(plan, rope, error) : ATTN_OK;
 }
 
-attn_status step_check_lists(const attn_plan *plan, const struct step *step,
-                             const struct attn_step_io *io, struct attn_error *error)
-{
-    const struct layer *layer = step->layer->selected;
-    const struct attn_io_index_lists *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
-    const int64_t entries = layer->lists->max_entries, groups = lists_per_token(layer);
-    FAIL_IF(given == NULL, "attn_io_index_lists",
-            "the layer's attn_index_lists needs attn_io_index_lists on the run");
-    FAIL_IF(given->indices == NULL && plan->num_tokens > 0, "indices",
-            "indices of attn_io_index_lists is NULL");
-    FAIL_IF(given->lengths == NULL && layer->lists->has_lengths && plan->num_tokens > 0, "lengths",
-            "lengths is NULL, and the layer says has_lengths");
-    FAIL_IF(given->lengths != NULL && !layer->lists->has_lengths, "lengths",
-            "lengths is given, and the layer does not say has_lengths");
-    const struct {
-        const char *field;
-        bool is_read;
-        int64_t found, least;
-    } strides[] = {{"token_stride", true, given->token_stride, entries},
-                   {"group_stride", groups > 1, given->group_stride, entries},
-                   {"length_stride", given->lengths != NULL, given->length_stride, groups}};
-    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++) {
-        BAD_IF(strides[i].is_read && strides[i].found < strides[i].least, strides[i].field,
-               "%s is %lld; %lld or more elements", strides[i].field, (long long)strides[i].found,
-               (long long)strides[i].least);
-    }
-    return plan->looks ? validate_index_lists(plan, step, given, error) : ATTN_OK;
-}
-
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
                                   struct ext_room *room, struct attn_error *error)
 {

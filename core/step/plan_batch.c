@@ -77,8 +77,8 @@ static void step_choose_entry(attn_plan *plan, struct step *step)
     /* a cross layer's keys come with the first step only */
     bool plain = one_call && step->bring_keys == NULL && step->check_io == step_check_plain &&
                  layer->output_form == ATTN_OUTPUT_PLAIN && !step->keys_are_inputs &&
-                 step->layer->selected->lists == NULL && layer->kind != ATTN_LAYER_CROSS &&
-                 !plan->validate && (!writes || step->fuses || step->write_kv != NULL);
+                 step->check_more == NULL && layer->kind != ATTN_LAYER_CROSS && !plan->validate &&
+                 (!writes || step->fuses || step->write_kv != NULL);
     step->enter = plain ? run_plain : run_general;
 }
 

@@ -83,16 +83,17 @@ struct step {
     int32_t num_merges;
     attn_layer *layer;
     struct tensor_form q, k, v, out;
-    bool writes;          /* runs fill this layer's own cache */
-    uint8_t idle_byte;    /* each of an output row where nothing is computed */
-    step_check *check_io; /* step_check_plain, or a composition's own */
-    bool fused_write;     /* all attends write k and v themselves */
-    bool fused_decode;    /* an attend of decodes does so where it is the whole step */
-    bool fuses;           /* chosen: one of the two holds */
-    bool no_slots;        /* chosen: the cache is its own and gets no slots */
-    bool plain_writes;    /* chosen: a run writes unless its flags say otherwise */
-    bool keys_are_inputs; /* no cache: k and v are read by attend */
-    bool checks_out;      /* out is of the activations' dtype or the attend's own form */
+    bool writes;            /* runs fill this layer's own cache */
+    uint8_t idle_byte;      /* each of an output row where nothing is computed */
+    step_check *check_io;   /* step_check_plain, or a composition's own */
+    step_check *check_more; /* what else a run that attends brings; NULL: nothing */
+    bool fused_write;       /* all attends write k and v themselves */
+    bool fused_decode;      /* an attend of decodes does so where it is the whole step */
+    bool fuses;             /* chosen: one of the two holds */
+    bool no_slots;          /* chosen: the cache is its own and gets no slots */
+    bool plain_writes;      /* chosen: a run writes unless its flags say otherwise */
+    bool keys_are_inputs;   /* no cache: k and v are read by attend */
+    bool checks_out;        /* out is of the activations' dtype or the attend's own form */
     /* chosen: replaces *io, until the run ends, by one whose k and v are written and attended;
      * NULL: the run's own are */
     attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
@@ -440,9 +441,6 @@ attn_status step_check_keys(const attn_plan *plan, const struct step *step,
 /* attn_io_rope, which the run brings */
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error);
-/* attn_io_index_lists, of a layer with attn_index_lists */
-attn_status step_check_lists(const attn_plan *plan, const struct step *step,
-                             const struct attn_step_io *io, struct attn_error *error);
 /* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too: alone
  * they are left in io, copied to `room` where need be. */
 attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
@@ -504,9 +502,9 @@ const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, struct attn_error *error);
-/* On a CPU: each list's length, and that no entry stands in it twice. */
-attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
-                                 const struct attn_io_index_lists *lists, struct attn_error *error);
+/* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
+ * before it, too, or -1. */
+int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first, int64_t end);
 /* What is written: no two elements in one place. NULL is. */
 attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
                            struct attn_error *error);

@@ -71,8 +71,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
            "keys already");
     TRY_IF(!idle || step->check_io == step_check_plain,
            step->check_io(plan, step, io, writes, attends, error));
-    TRY_IF(attends && step->layer->selected->lists != NULL && !idle,
-           step_check_lists(plan, step, io, error));
+    TRY_IF(attends && step->check_more != NULL && !idle,
+           step->check_more(plan, step, io, writes, attends, error));
     TRY_IF(plan->validate && attends, validate_outputs(io, error));
     TRY_IF(step->bring_keys != NULL && (writes || (attends && step->keys_are_inputs)),
            step->bring_keys(plan, step, &io, error));

@@ -7,10 +7,8 @@
 
 #include "step/plan_state.h"
 
-/* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
- * before it, too, or -1. A window of numbers at a time, whose bits fit on the stack. */
-static int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first,
-                           int64_t end)
+/* A window of numbers at a time, whose bits fit on the stack. */
+int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first, int64_t end)
 {
     uint64_t seen[512];
     const int64_t window = 64 * (int64_t)(sizeof seen / sizeof *seen);
@@ -351,36 +349,6 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
                 ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name, (long long)t,
                 (long long)(i / dims), (long long)(i % dims));
         }
-    }
-    return ATTN_OK;
-}
-
-attn_status validate_index_lists(const attn_plan *plan, const struct step *step,
-                                 const struct attn_io_index_lists *lists, struct attn_error *error)
-{
-    const struct layer *layer = step->layer->selected;
-    const struct attn_index_lists *l = layer->lists;
-    const struct attn_kv_view *view = &step->layer->owner->k_cache;
-    const int64_t end = (view->num_blocks * view->block_size - 1) / l->granularity + 1;
-    const int32_t groups = lists_per_token(layer);
-    int64_t rows = plan->given.num_actual_tokens;
-    if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
-        rows = plan->given.query_start_loc[plan->given.num_reqs];
-    }
-    for (int64_t i = 0; i < rows * groups; i++) {
-        const int64_t t = i / groups, group = i % groups;
-        const int32_t *list =
-            lists->indices + t * lists->token_stride + group * lists->group_stride;
-        const int32_t count =
-            l->has_lengths ? lists->lengths[t * lists->length_stride + group] : l->max_entries;
-        BAD_IF(count < 0 || count > l->max_entries, "lengths",
-               "layer '%s': lengths[%lld, %lld] is %d; 0 to max_entries, %d", layer->desc.name,
-               (long long)t, (long long)group, count, l->max_entries);
-        const int64_t second = find_second(list, sizeof *list, count, 0, end);
-        BAD_IF(second >= 0, "indices",
-               "layer '%s': indices[%lld, %lld, %lld] is %d, which stands in the list before; "
-               "entries are unique",
-               layer->desc.name, (long long)t, (long long)group, (long long)second, list[second]);
     }
     return ATTN_OK;
 }
