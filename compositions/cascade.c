@@ -77,8 +77,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade.
- */
+/* The engine's prefix, cut to whole blocks before every request's queries; 0: no cascade. */
 static int32_t usable_prefix(const attn_plan *plan)
 {
     const struct attn_batch *b = &plan->given;

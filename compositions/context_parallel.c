@@ -405,17 +405,6 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status attend_context(const struct exchange_run *run)
-{
-    struct all_heads all;
-    over_all(&all, run);
-    const struct attn_step_io attend = {.stream = run->io->stream,
-                                        .q = &all.q.tensor,
-                                        .out = &all.out.tensor,
-                                        .lse = &all.lse.tensor};
-    return launch_run(run->step->main[1], &attend, run->error);
-}
-
 /* The step's own keys, to the run's out and to `lse`. */
 static attn_status attend_own(const struct exchange_run *run, const struct attn_step_io *io,
                               const struct attn_tensor *lse)
@@ -446,49 +435,37 @@ static attn_status attend_new(struct exchange_run *run)
                        (struct part_result){io->out, io->lse});
 }
 
-/* The same where the ranks' table exchanges heads. The own keys come first: they need no other
- * rank. */
-static attn_status run_small(struct exchange_run *run)
-{
-    const struct exchange *x = &run->x;
-    const struct attn_step_io *io = run->io;
-    struct all_heads heads;
-    struct own_tensor own_lse;
-    over_all(&heads, run);
-    over_lse(&own_lse, run, (float *)run->received, x->q_heads);
-    const struct attn_tensor *own[] = {io->q}, *all[] = {&heads.q.tensor};
-    const bool apart = run->step->main[0] != NULL;
-    TRY_IF(apart, attend_own(run, io, &own_lse.tensor));
-    TRY(heads_gather_small(run, own, all, 1));
-    TRY(attend_context(run));
-    const struct attn_merge_heads_args args = {.all_out = &heads.out.tensor,
-                                               .all_lse = &heads.lse.tensor,
-                                               .own_out = apart ? io->out : NULL,
-                                               .own_lse = apart ? &own_lse.tensor : NULL,
-                                               .out = io->out,
-                                               .lse = io->lse};
-    return heads_merge_small(run, args);
-}
-
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
-    struct parallel_plan *p = parallel_plan(plan);
-    uint8_t *rows = NULL;
+    const struct parallel_plan *p = parallel_plan(plan);
+    const bool apart = step->main[0] != NULL;
     int64_t tokens = plan->given.num_actual_tokens;
     if (p->split) {
         tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
     }
     struct exchange_run exchange = exchange_begin(plan, step, io, tokens, error);
-    if (exchange_is_small(&exchange.x)) {
-        return run_small(&exchange);
+    const bool small = exchange_is_small(&exchange.x);
+    struct all_heads all;
+    struct own_tensor lse;
+    struct part_result own = {NULL};
+    if (small && apart) { /* the own keys first, which wait for nobody */
+        over_lse(&lse, &exchange, (float *)exchange.received, exchange.x.q_heads);
+        own = (struct part_result){io->out, &lse.tensor};
+        TRY(attend_own(&exchange, io, own.lse));
     }
-    TRY(rows_gather(&exchange, &rows));
-    TRY(heads_gather(&exchange, rows));
-    TRY(attend_context(&exchange));
+    TRY(heads_gather(&exchange, &io->q, 1, &all));
+    const struct attn_step_io attend = {.stream = io->stream,
+                                        .q = &all.q[0].tensor,
+                                        .out = &all.out.tensor,
+                                        .lse = &all.lse.tensor};
+    TRY(launch_run(step->main[1], &attend, error));
+    if (small) {
+        return heads_merge_small(&exchange, &all, own, (struct part_result){io->out, io->lse});
+    }
     TRY(heads_reduce(&exchange));
     TRY(rows_reduce(&exchange));
-    return step->main[0] != NULL ? attend_new(&exchange) : ATTN_OK;
+    return apart ? attend_new(&exchange) : ATTN_OK;
 }
 
 static void choose(attn_plan *plan, struct step *step)

@@ -10,12 +10,11 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 {
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct attn_context_parallel *cp = step->layer->selected->cp;
-    struct attn_tensor kind = {0};
-    tensor_set_kind(&kind, step->k.kind);
-    int64_t element = kind.dtype.bits / 8;
+    const struct attn_tensor kind = tensor_of_kind(step->k.kind);
+    const int64_t element = kind.dtype.bits / 8;
     *x = (struct exchange){.ranks = cp->decode,
                            .rows = layer_splits_queries(step->layer) ? cp->prefill : NULL,
-                           .n = cp->decode->world_size,
+                           .n = ranks_count(cp->decode),
                            .tokens = tokens,
                            .q_heads = layer->num_q_heads,
                            .kv_heads = step->k.heads,
@@ -24,7 +23,6 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
                            .dtype = kind.dtype,
                            .reduce = cp->reduce,
                            .invariant = layer->batch_invariant != 0};
-    x->q_size = layer->head_size;
     x->q_row = layer->head_size * element;
     x->out_row = x->out_size * element;
 }
@@ -34,20 +32,15 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                    struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    uint8_t *base = plan->scratch;
     struct exchange_run run = {.plan = plan,
                                .p = p,
                                .step = step,
                                .io = io,
                                .instance = step_instance(step),
                                .error = error,
-                               .packed = base + p->at.packed,
-                               .gathered = base + p->at.gathered,
-                               .q = base + p->at.q,
-                               .out = base + p->at.out,
-                               .send = base + p->at.send,
-                               .received = base + p->at.received,
-                               .lse = (float *)(base + p->at.lse)};
+                               .out = plan->scratch + p->at.out,
+                               .received = plan->scratch + p->at.received,
+                               .lse = (float *)(plan->scratch + p->at.lse)};
     exchange_init(&run.x, step, tokens);
     return run;
 }
@@ -71,11 +64,10 @@ static attn_status copy_all(const struct exchange_run *run, const struct attn_bl
     return operation("copy", run->instance->kernels.copy_blocks(&args, run->error), run->error);
 }
 
-attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
-                      int64_t from_stride, int64_t bytes, int64_t count)
+attn_status copy_bytes(const struct exchange_run *run, void *to, const void *from, int64_t bytes)
 {
-    const struct attn_block_copy copy = {from, to, from_stride, to_stride, bytes};
-    return copy_all(run, &copy, 1, count);
+    const struct attn_block_copy copy = {from, to, 0, 0, bytes};
+    return copy_all(run, &copy, 1, bytes > 0);
 }
 
 attn_status copy_grid(const struct exchange_run *run, const struct grid *to,
@@ -143,8 +135,8 @@ attn_status pack_rows(const struct exchange_run *run, void *to, const struct att
                      count, compact ? 1 : heads);
 }
 
-void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
-               int64_t head_size)
+static void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data,
+                      int64_t heads, int64_t head_size)
 {
     const struct attn_tensor like = {.device = run->plan->model->device, .dtype = run->x.dtype};
     tensor_set_rows(over, &like, data, run->x.tokens, heads, head_size);
@@ -154,14 +146,6 @@ void over_lse(struct own_tensor *over, const struct exchange_run *run, float *da
 {
     const struct attn_tensor like = {.device = run->plan->model->device};
     tensor_set_lse(over, &like, data, heads, run->x.tokens);
-}
-
-void over_all(struct all_heads *all, const struct exchange_run *run)
-{
-    const int64_t heads = run->x.n * run->x.q_heads;
-    over_rows(&all->q, run, run->q, heads, run->x.q_size);
-    over_rows(&all->out, run, run->out, heads, run->x.out_size);
-    over_lse(&all->lse, run, run->lse, heads);
 }
 
 attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
@@ -193,19 +177,6 @@ static attn_status order_heads(const struct exchange_run *run, uint8_t *all, uin
     const struct grid whole = {all + first * group, group, x->n * row, x->n * group};
     return copy_grid(run, to_parts ? &own : &whole, to_parts ? &whole : &own, group, ranks,
                      x->tokens, x->kv_heads);
-}
-
-/* Those of all ranks as [T, Hk, n, g, D]. */
-attn_status heads_gather(struct exchange_run *run, uint8_t *rows)
-{
-    const struct exchange *x = &run->x;
-    int64_t part = x->tokens * x->q_heads * x->q_row;
-    if (x->n == 1) {
-        run->q = rows;
-        return ATTN_OK;
-    }
-    TRY(collective_run(run, x->ranks, x->ranks->all_gather, rows, run->gathered, part));
-    return order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false);
 }
 
 /* out and lse of the heads of `ranks` ranks from `first` on, each rank's into an area of its own,
@@ -242,8 +213,9 @@ static attn_status merge_ranks(const struct exchange_run *run, uint8_t *areas, i
 static attn_status reduce_all_to_all(const struct exchange_run *run)
 {
     const struct exchange *x = &run->x;
-    TRY(pack_parts(run, 0, x->n, run->send));
-    TRY(collective_run(run, x->ranks, x->ranks->all_to_all, run->send, run->received,
+    uint8_t *send = run->plan->scratch + run->p->at.send;
+    TRY(pack_parts(run, 0, x->n, send));
+    TRY(collective_run(run, x->ranks, x->ranks->all_to_all, send, run->received,
                        exchange_part(x, x->tokens)));
     return merge_ranks(run, run->received, x->n);
 }
@@ -255,7 +227,7 @@ static attn_status reduce_by_sum(const struct exchange_run *run)
     const struct exchange *x = &run->x;
     const struct parallel_plan *p = run->p;
     int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
-    uint8_t *base = run->plan->scratch;
+    uint8_t *base = run->plan->scratch, *send = base + p->at.send;
     float *all = (float *)(base + p->at.all_lse), *other_lse = (float *)(base + p->at.other_lse);
     struct own_tensor out, lse, zeros, others, one;
     int32_t found = 0;
@@ -273,18 +245,17 @@ static attn_status reduce_by_sum(const struct exchange_run *run)
             continue;
         }
         if (found++ == 0) {
-            TRY(copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1));
+            TRY(copy_bytes(run, other_lse, theirs, heads * x->tokens * 4));
             continue;
         }
         over_lse(&one, run, theirs, heads);
         TRY(merge_parts(run, weighed, (struct part_result){&zeros.tensor, &one.tensor}, weighed));
     }
     TRY(merge_parts(run, all_heads, weighed, all_heads));
-    TRY(order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true));
+    TRY(order_heads(run, run->out, send, count * 4, x->out_row, 0, x->n, true));
     /* the weighted lse of its own heads, next to where the sum goes */
     TRY(pack_parts(run, x->ranks->rank, 1, run->received));
-    return collective_run(run, x->ranks, x->ranks->reduce_scatter_f32, run->send, run->received,
-                          count);
+    return collective_run(run, x->ranks, x->ranks->reduce_scatter_f32, send, run->received, count);
 }
 
 attn_status heads_reduce(const struct exchange_run *run)
@@ -307,8 +278,9 @@ bool exchange_is_small(const struct exchange *x)
     return (uint64_t)(x->tokens * x->q_heads * row) <= ranks->max_exchange_bytes;
 }
 
-attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
-                               const struct attn_tensor *const *all, int32_t count)
+static attn_status gather_small(const struct exchange_run *run,
+                                const struct attn_tensor *const *own,
+                                const struct attn_tensor *const *all, int32_t count)
 {
     const struct attn_collectives *ranks = run->x.ranks;
     const struct attn_gather_heads_args args =
@@ -319,30 +291,68 @@ attn_status heads_gather_small(const struct exchange_run *run, const struct attn
     return report(run, ranks->gather_heads(&args, &why), &why);
 }
 
-attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args)
+attn_status heads_merge_small(const struct exchange_run *run, const struct all_heads *all,
+                              struct part_result own, struct part_result to)
 {
+    const struct attn_collectives *ranks = run->x.ranks;
+    const struct attn_merge_heads_args args =
+        ABI_ARGS(.user = ranks->user, .stream = run->io->stream, .all_out = &all->out.tensor,
+                 .all_lse = &all->lse.tensor, .own_out = own.out, .own_lse = own.lse, .out = to.out,
+                 .lse = to.lse, .num_kv_heads = (int32_t)run->x.kv_heads);
     struct attn_error why;
-    args.struct_size = sizeof args;
-    args.user = run->x.ranks->user;
-    args.stream = run->io->stream;
-    args.num_kv_heads = (int32_t)run->x.kv_heads;
     begin_error(&why);
-    return report(run, run->x.ranks->merge_heads(&args, &why), &why);
+    return report(run, ranks->merge_heads(&args, &why), &why);
 }
 
-/* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in
- * as many rows as the widest has. */
-attn_status rows_gather(const struct exchange_run *run, uint8_t **rows)
+/* A rank's rows side by side, where they lie or packed; where the queries are split, those of all
+ * ranks that split them, each rank's in as many rows as the widest has. Then those of all ranks'
+ * heads as [T, Hk, n, g, size], at all->tensor.data; without other heads they stay. */
+static attn_status gather_rows(const struct exchange_run *run, const struct attn_tensor *own,
+                               struct own_tensor *all)
 {
     const struct exchange *x = &run->x;
-    const attn_plan *plan = run->plan;
-    int64_t row = x->q_heads * x->q_row;
-    TRY(pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row,
-                  plan->given.num_actual_tokens));
-    *rows = run->p->split ? plan->scratch + run->p->at.rows : run->packed;
-    return run->p->split ? collective_run(run, x->rows, x->rows->all_gather, run->packed, *rows,
-                                          run->p->widest * row)
-                         : ATTN_OK;
+    const bool split = run->p->split;
+    const int64_t size = own->shape[2], head = size * (x->dtype.bits / 8), row = x->q_heads * head;
+    uint8_t *rows = (uint8_t *)own->data + own->byte_offset;
+    uint8_t *packed = run->plan->scratch + run->p->at.packed;
+    uint8_t *gathered = run->plan->scratch + run->p->at.gathered;
+    if (split || tensor_stride(own, 0) != x->q_heads * size || tensor_stride(own, 1) != size) {
+        TRY(pack_rows(run, packed, own, x->q_heads, head,
+                      split ? run->plan->given.num_actual_tokens : x->tokens));
+        rows = packed;
+    }
+    if (split) {
+        rows = run->plan->scratch + run->p->at.rows;
+        TRY(collective_run(run, x->rows, x->rows->all_gather, packed, rows, run->p->widest * row));
+    }
+    if (x->n == 1) {
+        all->tensor.data = rows;
+        return ATTN_OK;
+    }
+    TRY(collective_run(run, x->ranks, x->ranks->all_gather, rows, gathered, x->tokens * row));
+    return order_heads(run, all->tensor.data, gathered, x->tokens * row, head, 0, x->n, false);
+}
+
+attn_status heads_gather(const struct exchange_run *run, const struct attn_tensor *const *own,
+                         int32_t count, struct all_heads *all)
+{
+    const struct exchange *x = &run->x;
+    const struct attn_tensor *queries[] = {&all->q[0].tensor, &all->q[1].tensor};
+    const int64_t heads = x->n * x->q_heads, element = x->dtype.bits / 8;
+    uint8_t *at = run->plan->scratch + run->p->at.q;
+    over_rows(&all->out, run, run->out, heads, x->out_size);
+    over_lse(&all->lse, run, run->lse, heads);
+    for (int32_t i = 0; i < count; i++) {
+        over_rows(&all->q[i], run, at, heads, own[i]->shape[2]);
+        at += plan_aligned(x->tokens * heads * own[i]->shape[2] * element);
+    }
+    if (exchange_is_small(x)) {
+        return gather_small(run, own, queries, count);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        TRY(gather_rows(run, own[i], &all->q[i]));
+    }
+    return ATTN_OK;
 }
 
 /* The rows of each rank out of the part at `from`, which has all ranks', as a part of their own. */
@@ -365,9 +375,8 @@ static attn_status pack_ranks(const struct exchange_run *run, uint8_t *from, uin
 attn_status rows_reduce(struct exchange_run *run)
 {
     struct exchange *x = &run->x;
-    const attn_plan *plan = run->plan;
-    uint8_t *send = plan->scratch + run->p->at.rows_send;
-    uint8_t *received = plan->scratch + run->p->at.rows_received;
+    uint8_t *send = run->plan->scratch + run->p->at.rows_send;
+    uint8_t *received = run->plan->scratch + run->p->at.rows_received;
     if (x->rows == NULL) {
         return ATTN_OK;
     }

@@ -12,7 +12,7 @@ struct exchange {
     const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */
     int64_t n, tokens, q_heads, kv_heads, group; /* one rank's */
     int64_t q_row, out_row;                      /* bytes of one head */
-    int64_t q_size, out_size; /* dims of a head: D and Dv, or the latent rank of MLA */
+    int64_t out_size;                            /* dims of one: Dv, or the latent rank of MLA */
     struct attn_dtype dtype;
     int32_t reduce; /* enum attn_cp_reduce */
     bool invariant; /* results may not depend on how many rows there are */
@@ -26,7 +26,7 @@ struct exchange_run {
     const struct instance *instance;
     struct attn_error *error;
     struct exchange x;
-    uint8_t *packed, *gathered, *q, *out, *send, *received;
+    uint8_t *out, *received;
     float *lse;
 };
 
@@ -37,21 +37,16 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                    struct attn_error *error);
 /* Bytes of one rank's output and lse over its own heads, out first. */
 int64_t exchange_part(const struct exchange *x, int64_t tokens);
-void over_rows(struct own_tensor *over, const struct exchange_run *run, void *data, int64_t heads,
-               int64_t head_size);
 void over_lse(struct own_tensor *over, const struct exchange_run *run, float *data, int64_t heads);
-/* Queries, outputs and log-sum-exps of all ranks' heads. */
+/* Queries, of MLA in two parts, outputs and log-sum-exps of all ranks' heads. */
 struct all_heads {
-    struct own_tensor q, out, lse;
+    struct own_tensor q[2], out, lse;
 };
-void over_all(struct all_heads *all, const struct exchange_run *run);
 /* Parts of a rank in `area`: its output rows, then its lse. */
 void part_tensors(const struct exchange_run *run, uint8_t *area, struct own_tensor *out,
                   struct own_tensor *lse);
 
-/* Copies `bytes` at each of `count` strided places. */
-attn_status copy_rows(const struct exchange_run *run, void *to, int64_t to_stride, const void *from,
-                      int64_t from_stride, int64_t bytes, int64_t count);
+attn_status copy_bytes(const struct exchange_run *run, void *to, const void *from, int64_t bytes);
 /* Places [parts, rows, heads] in memory, with the bytes from each to the next. */
 struct grid {
     uint8_t *data;
@@ -72,20 +67,19 @@ attn_status collective_run(const struct exchange_run *run, const struct attn_col
 attn_status merge_parts(const struct exchange_run *run, struct part_result a, struct part_result b,
                         struct part_result to);
 
-/* Over the ranks that split the heads: queries at `rows` to run->q; out and lse of all
- * heads to this rank's part in run->received. */
-attn_status heads_gather(struct exchange_run *run, uint8_t *rows);
+/* The queries of all ranks' heads from `count` tensors of this rank's, [T, Hq, size], and where
+ * their outputs go. */
+attn_status heads_gather(const struct exchange_run *run, const struct attn_tensor *const *own,
+                         int32_t count, struct all_heads *all);
+/* out and lse of all heads to this rank's part in run->received. */
 attn_status heads_reduce(const struct exchange_run *run);
 /* Does the ranks' own table gather and merge heads of this exchange? Sizes alone decide, so that
  * all ranks do the same. */
 bool exchange_is_small(const struct exchange *x);
-attn_status heads_gather_small(const struct exchange_run *run, const struct attn_tensor *const *own,
-                               const struct attn_tensor *const *all, int32_t count);
-/* `args` with its tensors. */
-attn_status heads_merge_small(const struct exchange_run *run, struct attn_merge_heads_args args);
-/* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
- * split, those of all ranks, each rank's in as many rows as the widest has. */
-attn_status rows_gather(const struct exchange_run *run, uint8_t **rows);
+/* In place of heads_reduce then; `own`, which may be missing, is merged, too. */
+attn_status heads_merge_small(const struct exchange_run *run, const struct all_heads *all,
+                              struct part_result own, struct part_result to);
+/* The same as heads_reduce over the ranks that split the queries, after it. */
 attn_status rows_reduce(struct exchange_run *run);
 
 #endif

@@ -114,8 +114,7 @@ static void hand_lists(const struct mla_call *run, struct attn_io_mla *mla,
     }
 }
 
-/* The call's rows: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
- */
+/* The call's rows: q_nope W_UK next to q_pe against latent rows, the output through W_UV. */
 static attn_status run_latent(const struct mla_call *run, struct launch *launch)
 {
     const attn_layer *layer = run->step->layer;
@@ -148,8 +147,7 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch)
                    &run->weights->uv, false, by_head(run, &b, run->io->out, 0, m->v_head_dim));
 }
 
-/* k = [c W_UK^T | k_pe], v = c W_UV of the call's rows of c and k_pe, to the same rows of k and v.
- */
+/* k = [c W_UK^T | k_pe], v = c W_UV of the call's rows of c and k_pe, to those of k and v. */
 static attn_status project_keys(const struct mla_call *run, const struct attn_tensor *c,
                                 const struct attn_tensor *k_pe, int64_t pe_at,
                                 const struct attn_tensor *k, const struct attn_tensor *v)

@@ -32,57 +32,26 @@ static attn_status copy_lse(const struct exchange_run *run, const struct own_ten
     return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads);
 }
 
-/* Both parts of the queries of all ranks' heads, to the places of `heads` and `pe`. */
-static attn_status gather_queries(struct exchange_run *run, const struct attn_mla_desc *m,
-                                  const struct attn_io_mla *mla, struct all_heads *heads,
-                                  struct own_tensor *pe)
-{
-    struct exchange *x = &run->x;
-    const int64_t element = x->dtype.bits / 8, num_heads = x->n * x->q_heads;
-    const bool small = exchange_is_small(x), two = m->qk_rope_head_dim > 0;
-    x->q_size = m->kv_lora_rank;
-    x->q_row = m->kv_lora_rank * element;
-    uint8_t *pe_rows = run->q + plan_aligned(x->tokens * num_heads * x->q_row);
-    over_all(heads, run);
-    over_rows(pe, run, pe_rows, num_heads, m->qk_rope_head_dim);
-    if (small) {
-        const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe},
-                                 *all[] = {&heads->q.tensor, &pe->tensor};
-        return heads_gather_small(run, own, all, two ? 2 : 1);
-    }
-    TRY(heads_gather(run, mla->q_nope->data));
-    if (!two) {
-        return ATTN_OK;
-    }
-    run->q = pe_rows;
-    x->q_row = m->qk_rope_head_dim * element;
-    TRY(pack_rows(run, run->packed, mla->q_pe, x->q_heads, x->q_row, x->tokens));
-    return heads_gather(run, run->packed);
-}
-
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
                               struct own_tensor *out, struct attn_error *error)
 {
-    const struct attn_mla_desc *m = step->layer->selected->mla;
+    const bool two = step->layer->selected->mla->qk_rope_head_dim > 0;
+    const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe};
     struct exchange_run run = exchange_begin(plan, step, io, tokens, error);
-    const bool small = exchange_is_small(&run.x);
     struct attn_io_mla all = *mla;
     struct all_heads heads;
-    struct own_tensor pe, part_lse;
-    TRY(gather_queries(&run, m, mla, &heads, &pe));
-    all.q_nope = &heads.q.tensor;
-    all.q_pe = m->qk_rope_head_dim > 0 ? &pe.tensor : all.q_pe;
+    struct own_tensor part_lse;
+    TRY(heads_gather(&run, own, two ? 2 : 1, &heads));
+    all.q_nope = &heads.q[0].tensor;
+    all.q_pe = two ? &heads.q[1].tensor : all.q_pe;
     const struct attn_step_io attend = {
         .next = &all.ext, .stream = io->stream, .out = &heads.out.tensor, .lse = &heads.lse.tensor};
     TRY(launch_run(launch, &attend, error));
     part_tensors(&run, run.received, out, &part_lse);
-    if (small) {
-        const struct attn_merge_heads_args merge = {.all_out = &heads.out.tensor,
-                                                    .all_lse = &heads.lse.tensor,
-                                                    .out = &out->tensor,
-                                                    .lse = io->lse};
-        return heads_merge_small(&run, merge);
+    if (exchange_is_small(&run.x)) {
+        return heads_merge_small(&run, &heads, (struct part_result){NULL},
+                                 (struct part_result){&out->tensor, io->lse});
     }
     TRY(heads_reduce(&run));
     return io->lse != NULL ? copy_lse(&run, &part_lse, io->lse) : ATTN_OK;
@@ -103,7 +72,7 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
     for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
         int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];
-        TRY(copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row, count > 0));
+        TRY(copy_bytes(&run, rows + at * row, gathered + from * row, count * row));
         at += count;
     }
     return ATTN_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers that ranks share, and what a plan keeps for them: context_parallel.c composes their steps,
- * exchange.c moves rows and partial results, split_queries.c cuts queries, mla_spread.c is MLA's.
+/* Layers that ranks share, and what a plan keeps for them. context_parallel.c composes their steps,
+ * exchange.c moves rows and partial results, split_queries.c cuts queries; mla_spread.c is of MLA.
  */
 #ifndef COMPOSITIONS_RANKS_H
 #define COMPOSITIONS_RANKS_H

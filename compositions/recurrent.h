@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: recurrent.c selects, binds and runs, recurrent_slots.c has what a batch brings.
- */
+/* Recurrent layers: recurrent.c selects, binds and runs; recurrent_slots.c reads batches. */
 #ifndef COMPOSITIONS_RECURRENT_H
 #define COMPOSITIONS_RECURRENT_H
 

@@ -65,9 +65,7 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
 
 static int64_t row_bytes(const struct tensor_form *rows)
 {
-    struct attn_tensor kind = {0};
-    tensor_set_kind(&kind, rows->kind);
-    return rows->heads * rows->head_size * kind.dtype.bits / 8;
+    return rows->heads * rows->head_size * tensor_of_kind(rows->kind).dtype.bits / 8;
 }
 
 void queries_add_areas(attn_plan *plan, const struct step *step)
@@ -222,22 +220,11 @@ static attn_status copy_runs(const struct exchange_run *run, const struct row_ru
         uint8_t *source = plan->scratch + p->at.keys[part][from];
         uint8_t *target = plan->scratch + p->at.keys[part][to];
         for (int32_t i = 0; i < count; i++) {
-            TRY(copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
-                          runs[i].rows * row, runs[i].rows > 0));
+            TRY(copy_bytes(run, target + runs[i].to * row, source + runs[i].from * row,
+                           runs[i].rows * row));
         }
     }
     return ATTN_OK;
-}
-
-static struct exchange_run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                                  struct attn_error *error)
-{
-    return (struct exchange_run){.plan = plan,
-                                 .p = parallel_plan(plan),
-                                 .step = step,
-                                 .io = io,
-                                 .instance = step_instance(step),
-                                 .error = error};
 }
 
 attn_status queries_gather_keys(attn_plan *plan, struct step *step,
@@ -246,7 +233,7 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
     struct parallel_plan *p = parallel_plan(plan);
     const struct attn_step_io *io = *given;
     const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
-    const struct exchange_run run = run_of(plan, step, io, error);
+    const struct exchange_run run = exchange_begin(plan, step, io, 0, error);
     const struct attn_tensor *inputs[] = {io->k, io->v};
     for (int32_t part = 0; part < 2; part++) {
         const struct tensor_form *kind = part == 0 ? &step->k : &step->v;
@@ -267,7 +254,7 @@ attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct 
                                struct all_keys *slices, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
-    const struct exchange_run run = run_of(plan, step, io, error);
+    const struct exchange_run run = exchange_begin(plan, step, io, 0, error);
     int32_t count = p->num_slice_runs;
     keys_over(plan, step, SLICED, p->key_start[count], io, slices);
     return copy_runs(&run, p->runs + p->num_runs, count, ORDERED, SLICED);

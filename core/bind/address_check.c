@@ -61,8 +61,9 @@ attn_status address_ask(const attn_model *model, const void *address, const char
     return address_check_device(model, owner_of(model, address), field, error);
 }
 
-attn_status address_ask_host(const attn_model *model, const void *address, const char *field,
-                             struct attn_error *error)
+/* What address_ask does, for an array that the host reads. */
+static attn_status ask_host(const attn_model *model, const void *address, const char *field,
+                            struct attn_error *error)
 {
     const struct attn_device owner = owner_of(model, address);
     char name[DEVICE_TEXT_SIZE];
@@ -94,7 +95,7 @@ static attn_status check_fields(const attn_model *model, const void *ours,
         } else if (ask && field->kind == FIELD_DEVICE) {
             TRY(address_ask(model, field_pointer(ours, field), name, error));
         } else if (ask && field->kind == FIELD_HOST) {
-            TRY(address_ask_host(model, field_pointer(ours, field), name, error));
+            TRY(ask_host(model, field_pointer(ours, field), name, error));
         }
     }
     return ATTN_OK;

@@ -17,9 +17,6 @@ attn_status address_check_tensor(const attn_model *model, const struct attn_tens
 /* The driver is asked, where a backend of the model can ask it. NULL passes. Not for every step. */
 attn_status address_ask(const attn_model *model, const void *address, const char *field,
                         struct attn_error *error);
-/* What address_ask does, for an array that the host reads. */
-attn_status address_ask_host(const attn_model *model, const void *address, const char *field,
-                             struct attn_error *error);
 /* Everything that a struct of ours and its extensions point at: the devices that tensors state, and
  * with `ask` the driver's word. Errors name the field, or `label`. */
 attn_status address_check_all(const attn_model *model, const void *ours, enum abi_id id,

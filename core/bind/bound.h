@@ -150,8 +150,7 @@ void layer_release_states(attn_layer *layer);
 /* The same for all layers that read the cache of `owner`, itself included: it is bound again. */
 void layer_release_readers(attn_layer *owner);
 
-/* How many of the kernels' blocks make one of the engine's, in caches addressed by table `table`.
- */
+/* How many of the kernels' blocks make one of the engine's, in caches of table `table`. */
 static inline int32_t layer_parts(const attn_layer *layer, int32_t table)
 {
     return table == 0 ? layer->selected->blocks_per_entry : 1;

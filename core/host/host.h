@@ -30,11 +30,8 @@ enum host_wrong host_take_wrong(struct host_services *services, int64_t *value);
 
 /* Makes `host` a full table over `services`. */
 void host_init(struct attn_host *host, struct host_services *services, int32_t num_threads);
-/* Sets host->parallel_for by what its services hold now: the engine's, watched or not, or the pool.
- */
+/* Sets host->parallel_for by its services: the engine's, watched or not, or the pool. */
 void host_choose_parallel_for(struct attn_host *host);
-
-struct pool;
 
 /* `num_threads` >= 1 counts the caller. `host`'s allocate and release are used here and in destroy
  * only. NULL without memory. */

@@ -65,8 +65,7 @@ static void add_devices(attn_runtime *runtime, const struct found *found)
     }
 }
 
-/* Takes a plugin's backends, all or none: a name that an earlier plugin has refuses the later one.
- */
+/* Takes a plugin's backends, all or none: an earlier plugin's name refuses the later one. */
 static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const struct found *found,
                                 struct attn_error *error)
 {

@@ -21,8 +21,7 @@ struct file_id {
     uint64_t changed;  /* ns: permissions and owner, too */
 };
 
-/* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded.
- */
+/* One plugin file. `table` is NULL until plugin_load: a warm cache leaves others unloaded. */
 struct plugin {
     char *file;
     char *name;

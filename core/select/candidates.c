@@ -199,9 +199,10 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
     compare_times(selection, layer, phase, candidates);
 }
 
-int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
-                                struct candidate *const candidates[NUM_PHASES],
-                                const int32_t chosen[NUM_PHASES])
+/* Slots in a block that the chosen backends' kernels both take, 0: there are none. */
+static int32_t common_block(const struct selection *selection, const struct layer *layer,
+                            struct candidate *const candidates[NUM_PHASES],
+                            const int32_t chosen[NUM_PHASES])
 {
     const struct backend *backends = selection->runtime->backends;
     const int32_t prefill = chosen[ATTN_PHASE_PREFILL], decode = chosen[ATTN_PHASE_DECODE];
@@ -250,13 +251,14 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
     }
     return ((a->layouts & b->layouts) != 0 ||
             declares_code(a, ATTN_NAMES_KV_LAYOUT, 0, b->preferred_layout)) &&
-           candidates_kernel_block(selection, layer, candidates, pair) > 0;
+           common_block(selection, layer, candidates, pair) > 0;
 }
 
-void candidates_choose(const struct selection *selection, const struct layer *layer,
-                       const struct rule *const *rules,
-                       struct candidate *const candidates[NUM_PHASES], int32_t best[NUM_PHASES],
-                       int32_t chosen[NUM_PHASES])
+/* Backends for both phases, -1 where none can: the best of each, if they can work on one cache,
+ * else the best pair that can; `best`: of each phase alone. */
+static void choose(const struct selection *selection, const struct layer *layer,
+                   const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],
+                   int32_t best[NUM_PHASES], int32_t chosen[NUM_PHASES])
 {
     int32_t count = selection->runtime->num_backends;
     const struct candidate *p = candidates[ATTN_PHASE_PREFILL], *d = candidates[ATTN_PHASE_DECODE];
@@ -381,7 +383,7 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
 {
     struct layer *layer = &out->layer;
     int32_t chosen[NUM_PHASES], best[NUM_PHASES];
-    candidates_choose(selection, layer, rules, candidates, best, chosen);
+    choose(selection, layer, rules, candidates, best, chosen);
     if (!layer_has_cache(&layer->desc)) { /* encoders have one phase */
         chosen[ATTN_PHASE_DECODE] = chosen[ATTN_PHASE_PREFILL];
     }
@@ -399,7 +401,7 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
     }
     if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
         int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
-        int32_t kernel = candidates_kernel_block(selection, layer, candidates, chosen);
+        int32_t kernel = common_block(selection, layer, candidates, chosen);
         int32_t layout = common_layout(selection, chosen, layer);
         if (layer->sharing_target >= 0) {
             const struct attn_choice *target =

@@ -33,18 +33,6 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
                       const struct rule *rule, int32_t phase, struct verdict *verdicts,
                       struct candidate *candidates);
 
-/* Backends for both phases, -1 where none can: the best of each, if they can work on one cache,
- * else the best pair that can; `best`: of each phase alone. */
-void candidates_choose(const struct selection *selection, const struct layer *layer,
-                       const struct rule *const *rules,
-                       struct candidate *const candidates[NUM_PHASES], int32_t best[NUM_PHASES],
-                       int32_t chosen[NUM_PHASES]);
-
-/* Slots in a block that the chosen backends' kernels both take, 0 if there is none. */
-int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
-                                struct candidate *const candidates[NUM_PHASES],
-                                const int32_t chosen[NUM_PHASES]);
-
 /* Chooses for both phases of the layer and fills its choices. */
 void settle_layer(struct selection *selection, struct assignment_layer *out,
                   const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],

@@ -59,8 +59,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
 bool layer_same_cache(const struct layer *a, const struct layer *b);
 
 /* A description whose kind takes its fields, each in its range, and no value without the switch
- * that it belongs to. An error names the layer, the first bad field, its value and what is allowed.
- */
+ * that it belongs to. An error names layer, first bad field, its value and what is allowed. */
 attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_error *error);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One backend against one layer and phase: every reason why not, and what the core would compose.
- */
+/* One backend against one layer and phase: all reasons against it, and what the core composes. */
 #ifndef CORE_SELECT_MATCH_H
 #define CORE_SELECT_MATCH_H
 

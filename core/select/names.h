@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text names of codes, as they stand in reasons, in exported assignments and in ATTN_BACKEND.
- */
+/* The text names of codes, as in reasons, in exported assignments and in ATTN_BACKEND. */
 #ifndef CORE_SELECT_NAMES_H
 #define CORE_SELECT_NAMES_H
 

@@ -9,9 +9,8 @@ static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
 attn_status check_rows(const char *field, const struct attn_tensor *found,
                        const struct tensor_form *wanted, int64_t rows, struct attn_error *error)
 {
-    struct attn_tensor kind;
-    tensor_set_kind(&kind, wanted->kind);
-    CHECK_TENSOR(found, NULL, field, 3, {rows, wanted->heads, wanted->head_size}, 1, kind.dtype);
+    CHECK_TENSOR(found, NULL, field, 3, {rows, wanted->heads, wanted->head_size}, 1,
+                 tensor_of_kind(wanted->kind).dtype);
     return ATTN_OK;
 }
 
@@ -89,8 +88,8 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
     return check_rows("out", out, &wanted, plan->num_tokens, error);
 }
 
-attn_status step_check_attend(const attn_plan *plan, const struct step *step,
-                              const struct attn_step_io *io, struct attn_error *error)
+static attn_status check_attend(const attn_plan *plan, const struct step *step,
+                                const struct attn_step_io *io, struct attn_error *error)
 {
     TRY(check_input(plan, "q", io->q, &step->q, plan->num_tokens, error));
     TRY(step_check_lse(io->lse, step->q.heads, plan->num_tokens, error));
@@ -110,7 +109,7 @@ attn_status step_check_plain(const attn_plan *plan, const struct step *step,
 {
     const bool idle = step->program == run_idle, own = writes && step->bring_keys == NULL;
     const int64_t rows = own ? plan->given.num_slots : plan->num_key_rows;
-    TRY_IF(attends, step_check_attend(plan, step, io, error));
+    TRY_IF(attends, check_attend(plan, step, io, error));
     return writes || (attends && step->keys_are_inputs && !idle)
                ? step_check_keys(plan, step, io, rows, error)
                : ATTN_OK;

@@ -107,8 +107,7 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
     return ATTN_OK;
 }
 
-/* Tells the layers, and those whose caches they read, that they are in one plan more, or one less.
- */
+/* The layers, and those whose caches they read, are in one plan more, or one less. */
 static void count_in(attn_plan *plan, int32_t change)
 {
     const bool taken = lock_take(&plan->model->lock);

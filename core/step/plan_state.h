@@ -47,9 +47,12 @@ static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
     return kind;
 }
 
-static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
+/* A tensor of that kind, without data, shape and device. */
+static inline struct attn_tensor tensor_of_kind(uint64_t kind)
 {
-    memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
+    struct attn_tensor tensor = {.data = NULL};
+    memcpy((char *)&tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
+    return tensor;
 }
 
 static inline bool tensor_has_shape(const struct attn_tensor *t, const struct tensor_form *wanted,
@@ -131,8 +134,7 @@ struct captured {
     int32_t num_reqs, num_decodes, num_tokens;
 };
 
-/* The block table that plan_batch makes where the engine's is not the kernels', see block_table.c.
- */
+/* The block table that plan_batch makes where the engine's is no kernel's, see block_table.c. */
 struct made_table {
     int32_t columns;        /* 0: none is made */
     int32_t parts;          /* kernels' blocks in one of the engine's */
@@ -297,8 +299,6 @@ static inline int32_t num_queries(const struct attn_batch *batch, int32_t r)
 {
     return batch->query_start_loc_host[r + 1] - batch->query_start_loc_host[r];
 }
-/* The most that one of requests first .. end-1 has. */
-int32_t longest_query(const struct attn_batch *batch, int32_t first, int32_t end);
 /* An array from element `by` on; NULL stays. */
 #define MOVED(array, by) ((array) != NULL ? (array) + (by) : NULL)
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
@@ -356,20 +356,18 @@ const int32_t *table_entries(const attn_plan *plan, int32_t number,
 /* Makes the tables on the stream and puts them in the place of the engine's in plan->given. */
 attn_status block_tables_make(attn_plan *plan, void *stream, struct attn_error *error);
 
-/* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
- */
+/* Most of a plan's own integers: places among them and counts of them are int32_t. */
 #define MAX_INTEGERS INT32_MAX
 
 /* The device of the plan and the dtype of rows, for tensors that the core makes. */
 static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct tensor_form *rows)
 {
-    struct attn_tensor like = {.device = plan->model->device};
-    tensor_set_kind(&like, rows->kind);
+    struct attn_tensor like = tensor_of_kind(rows->kind);
+    like.device = plan->model->device;
     return like;
 }
 
-/* plan_batch.c: arrays of a view, in host memory of the plan, sent to the workspace by plan_batch
- */
+/* plan_batch.c: arrays of a view, in host memory of the plan, which plan_batch sends */
 /* `count` integers for arrays of a view; the plan has room for the worst case. */
 static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 {
@@ -429,9 +427,6 @@ extern step_program run_plain;
 /* check_io.c: tensors of a run, each in every dimension, dtype and stride */
 /* q, k, v and out that are [T, heads, D], and lse; of an idle step, too. */
 extern step_check step_check_plain;
-/* q, lse and out */
-attn_status step_check_attend(const attn_plan *plan, const struct step *step,
-                              const struct attn_step_io *io, struct attn_error *error);
 /* out in the layer's output form, and where its scales go */
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_step_io *io, struct attn_error *error);
@@ -489,14 +484,11 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
 attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
                                  struct attn_error *error);
-/* What the host has of an array, against the device's, which it can read; `bound`: it is no less.
- */
+/* The host's copy of an array, against the device's, which it can read; `bound`: no less. */
 attn_status validate_copy(const char *field, const int32_t *device, const int32_t *host,
                           int32_t count, bool bound, struct attn_error *error);
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
-/* The one of the plan's layers, which share tables and slots, that has the fewest blocks in a
- * table.
- */
+/* The one of the plan's layers, which share tables, with the fewest blocks in a table. */
 const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);

@@ -3,6 +3,16 @@
 #include "bind/address_check.h"
 #include "step/plan_state.h"
 
+/* The most queries that one of requests first .. end-1 has. */
+static int32_t longest_query(const struct attn_batch *batch, int32_t first, int32_t end)
+{
+    int32_t longest = 0;
+    for (int32_t r = first; r < end; r++) {
+        longest = num_queries(batch, r) > longest ? num_queries(batch, r) : longest;
+    }
+    return longest;
+}
+
 static attn_status check_counts(const attn_plan *plan, const struct attn_batch *b,
                                 struct attn_error *error)
 {
@@ -112,15 +122,6 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
                              ? read.key_start_loc_host[read.num_reqs]
                              : read.num_actual_tokens;
     return ATTN_OK;
-}
-
-int32_t longest_query(const struct attn_batch *batch, int32_t first, int32_t end)
-{
-    int32_t longest = 0;
-    for (int32_t r = first; r < end; r++) {
-        longest = num_queries(batch, r) > longest ? num_queries(batch, r) : longest;
-    }
-    return longest;
 }
 
 void batch_cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)

@@ -87,27 +87,29 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
                                           status_text(status), status);
 }
 
+/* NULL: it is not known. */
+static const char *text_of(attn_status status)
+{
+#define STATUS(name, value, text) {value, text},
+    static const struct {
+        attn_status status;
+        const char *text;
+    } statuses[] = {ATTN_STATUS_LIST(STATUS)};
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++) {
+        if (statuses[i].status == status) {
+            return statuses[i].text;
+        }
+    }
+    return NULL;
+}
+
 bool status_is_known(attn_status status)
 {
-    switch (status) {
-#define STATUS_KNOWN(name, value, text) case value:
-        ATTN_STATUS_LIST(STATUS_KNOWN)
-#undef STATUS_KNOWN
-        return true;
-    default:
-        return false;
-    }
+    return text_of(status) != NULL;
 }
 
 const char *status_text(attn_status status)
 {
-    switch (status) {
-#define STATUS_CASE(name, value, text)                                                             \
-    case value:                                                                                    \
-        return text;
-        ATTN_STATUS_LIST(STATUS_CASE)
-#undef STATUS_CASE
-    default:
-        return "unknown status";
-    }
+    const char *text = text_of(status);
+    return text != NULL ? text : "unknown status";
 }

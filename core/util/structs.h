@@ -36,8 +36,7 @@ attn_status struct_give(void *destination, const void *source, enum abi_id id,
     {                                                                                              \
         .struct_size = sizeof args, __VA_ARGS__                                                    \
     }
-/* Every number of it is in its range. `layer` names whose it is in errors, NULL: its struct does.
- */
+/* Every number of it is in its range. `layer` names whose it is in errors, NULL: the struct. */
 attn_status struct_check(const void *ours, enum abi_id id, const char *layer,
                          struct attn_error *error);
 
