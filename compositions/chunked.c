@@ -36,14 +36,9 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-static int32_t max_chunks(const attn_plan *plan)
-{
-    return view_pieces(plan, plan->steps[0].layer->desc->chunk_size);
-}
-
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    const int32_t most = max_chunks(plan);
+    const int32_t most = view_pieces(plan, plan->steps[0].layer->desc->chunk_size);
     plan->num_integers += 3 * (int64_t)most + 1;
     for (int32_t part = 0; part < PART_COUNT; part++) { /* a static sink's, too */
         plan->part_limits[part].max_num_reqs = most;
@@ -80,7 +75,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *cut = &plan->whole;
     const int32_t *start = whole->query_start_loc_host;
-    struct view_requests chunks = view_begin(plan, max_chunks(plan), start[0]);
+    struct view_requests chunks = view_begin(plan, view_pieces(plan, layer->chunk_size), start[0]);
     BAD_IF(whole->seq_lens_host == NULL, "seq_lens_host",
            "chunks as virtual requests need the lengths on the host");
     ERROR_IF(whole->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU,

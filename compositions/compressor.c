@@ -75,7 +75,6 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     FOR_SERVED(step, plan, COMPOSITION_COMPRESSOR) {
-        step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
         step->out.heads = 1;
     }

@@ -129,7 +129,6 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     FOR_SERVED(step, plan, COMPOSITION_INDEXER) {
         const struct attn_indexer_desc *x = step->layer->selected->indexer;
         const struct attn_tensor lists = {.ndim = 3, .dtype = {ATTN_CODE_INT, 32, 1}};
-        step->fused_write = step->fused_decode = false;
         step->check_io = check_io;
         step->idle_byte = 0xff;
         step->out.kind = tensor_kind(&lists);

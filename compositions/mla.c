@@ -6,12 +6,11 @@
 #define DEFAULT_CHUNK_ROWS 1024
 #define MAX_CHUNKS (1 << 20)
 
-/* Rows are written apart: prefill attends keys next to the cache. */
 static void describe(struct step *step)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
     const bool per_head = mla_per_head(step->layer);
-    step->keys_are_inputs = step->fused_write = step->fused_decode = false;
+    step->keys_are_inputs = false;
     step->check_io = mla_check_io;
     if (!m->absorb_in_core) {
         step->out.head_size = m->kv_lora_rank;

@@ -75,15 +75,10 @@ static attn_status project(const struct mla_call *run, const struct instance *in
 static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_tensor *from,
                                 int64_t size, const struct attn_tensor *to)
 {
-    const struct instance *instance = step_instance(run->step);
-    struct own_tensor w;
-    void *identity = (void *)(uintptr_t)run->p->identity;
-    const struct attn_batched_gemm_args args =
-        KERNEL_ARGS(instance, run->io->stream, .a = from,
-                    .w = tensor_set(&w, &run->like, identity, run->heads, size, size, 0,
-                                    run->p->identity_size, 1),
-                    .out = to);
-    return operation("copy", instance->kernels.batched_gemm(&args, run->error), run->error);
+    struct head_weights identity = {.scale = NULL};
+    tensor_set(&identity.own, &run->like, (void *)(uintptr_t)run->p->identity, run->heads, size,
+               size, 0, run->p->identity_size, 1);
+    return project(run, step_instance(run->step), from, &identity, false, to);
 }
 
 static attn_status launch_mla(const struct mla_call *run, struct launch *launch,

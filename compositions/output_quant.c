@@ -5,10 +5,6 @@
 #include "merged.h"
 #include "select/names.h"
 
-struct quant {
-    size_t plain; /* place in the workspace: [T, Hq, Dv] */
-};
-
 /* A backend's own form is that of one call of its slot `attend`: what is merged of parts, projected
  * or another slot's is quantized after that. */
 static void match(struct check *check, int32_t phase)
@@ -35,12 +31,13 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* A plan keeps the place in its workspace of plain outputs, [T, Hq, Dv]. */
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
+    size_t *plain = plan->data[COMPOSITION_OUTPUT_QUANT];
     FOR_SERVED(step, plan, COMPOSITION_OUTPUT_QUANT) {
         step->checks_out = false;
-        plan_area(plan, &quant->plain, plan->limits.max_num_tokens * step_row_bytes(step), ALWAYS);
+        plan_area(plan, plain, plan->limits.max_num_tokens * step_row_bytes(step), ALWAYS);
     }
     return ATTN_OK;
 }
@@ -69,8 +66,8 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
-    const struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
-    return output_quantized(plan, step, io, quant->plain, step->inner, error);
+    const size_t *plain = plan->data[COMPOSITION_OUTPUT_QUANT];
+    return output_quantized(plan, step, io, *plain, step->inner, error);
 }
 
 static void choose(attn_plan *plan, struct step *step)
@@ -83,7 +80,7 @@ const struct composition composition_output_quant = {
     .match = match,
     .composed = ATTN_COMPOSE_OUTPUT_QUANT,
     .bind = bind,
-    .plan_bytes = sizeof(struct quant),
+    .plan_bytes = sizeof(size_t),
     .build = build,
     .choose = choose,
 };

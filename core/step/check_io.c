@@ -53,7 +53,7 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     CHECK_TENSOR_IF(form != ATTN_OUTPUT_FP8_STATIC, given->block_scales, NULL, "block_scales", 2,
                     {turned ? groups : rows, turned ? rows : groups}, turned ? 2 : 1,
                     nvfp4 ? e4m3 : float32, !nvfp4);
-    return ATTN_OK;
+    return plan->validate ? validate_apart(given->block_scales, "block_scales", error) : ATTN_OK;
 }
 
 /* Rows of pairs, [T, heads, size / 2] or [T, heads size / 2] bytes, each row in one piece. */

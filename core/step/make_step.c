@@ -130,9 +130,10 @@ static void describe_tensors(struct step *step)
     step->keys_are_inputs = !layer_has_cache(l);
     step->writes = layer_has_cache(l) && step->layer->owner == step->layer;
     step->merge = prefill->kernels.merge_states;
-    step->fused_write = step->writes && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
+    const bool fuses = step->writes && !step->layer->selected->writes_apart;
+    step->fused_write = fuses && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
-    step->fused_decode = step->writes && writes_in_decodes(decode->caps, l->kv_dtype) &&
+    step->fused_decode = fuses && writes_in_decodes(decode->caps, l->kv_dtype) &&
                          writes_in_decodes(decode->caps, kv_dtype_of(l, true));
 }
 

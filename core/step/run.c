@@ -49,14 +49,6 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     return operation("write keys", status, error);
 }
 
-static attn_status validate_outputs(const struct attn_step_io *io, struct attn_error *error)
-{
-    const struct attn_io_output_quant *quant = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
-    TRY(validate_apart(io->out, "out", error));
-    TRY(validate_apart(io->lse, "lse", error));
-    return quant != NULL ? validate_apart(quant->block_scales, "block_scales", error) : ATTN_OK;
-}
-
 static attn_status run_step(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                             struct attn_error *error)
 {
@@ -73,7 +65,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
            step->check_io(plan, step, io, writes, attends, error));
     TRY_IF(attends && step->check_more != NULL && !idle,
            step->check_more(plan, step, io, writes, attends, error));
-    TRY_IF(plan->validate && attends, validate_outputs(io, error));
+    TRY_IF(plan->validate && attends, validate_apart(io->out, "out", error));
+    TRY_IF(plan->validate && attends, validate_apart(io->lse, "lse", error));
     TRY_IF(step->bring_keys != NULL && (writes || (attends && step->keys_are_inputs)),
            step->bring_keys(plan, step, &io, error));
     /* keys that are rotated on their way have a kernel of their own */
