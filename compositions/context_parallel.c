@@ -158,11 +158,15 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Rows that this rank may attend the context for. */
+/* Rows that this rank may attend the context for. MLA exchanges those of decodes alone, of which
+ * each has one query. */
 static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
 {
-    int64_t ranks = layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size : 1;
-    return ranks * plan->limits.max_num_tokens;
+    const int64_t reqs = plan->limits.max_num_reqs, tokens = plan->limits.max_num_tokens;
+    if (layer->selected->mla != NULL) {
+        return reqs < tokens ? reqs : tokens;
+    }
+    return layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size * tokens : tokens;
 }
 
 static void limit(attn_plan *plan)

@@ -6,6 +6,7 @@
 #include "heads.h"
 #include "mla_fixture.h"
 #include "ranks.h"
+#include "support/client.h"
 #include "support/test.h"
 
 /* Decodes, of which the shortest leave ranks without rows; prefills with and without context, whose
@@ -97,6 +98,32 @@ TEST(test_refusals)
         assert_non_null(strstr(error.message, i == 3 ? "a window" : "MLA with sinks"));
     }
     mla_destroy(m);
+}
+
+static int64_t scratch_of(struct mla *m, int32_t tokens)
+{
+    struct attn_workspace room = {.struct_size = sizeof room};
+    attn_plan *plan = NULL;
+    CHECK(m, m->api->plan_create(m->model, 0, CLIENT_LIMITS(MAX_REQS, tokens, MAX_LENGTH), &plan,
+                                 &m->error));
+    CHECK(m, m->api->plan_workspace(plan, &room, &m->error));
+    m->api->plan_destroy(plan);
+    return (int64_t)room.scratch_bytes;
+}
+
+/* Only decodes are exchanged: tokens of prefills take no more memory than on one rank. */
+TEST(test_scratch)
+{
+    struct setting s = settings[0];
+    struct mla *one = mla_create(&s);
+    s.ranks = ranks;
+    s.interleave = 1;
+    s.reduce = ATTN_CP_ALL_TO_ALL;
+    struct mla *of_all = mla_create(&s);
+    assert_true(scratch_of(of_all, 4000) - scratch_of(of_all, 1000) <=
+                scratch_of(one, 4000) - scratch_of(one, 1000));
+    mla_destroy(of_all);
+    mla_destroy(one);
 }
 
 int main(int argc, char **argv)
