@@ -2,10 +2,10 @@
 /* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context
  * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
  * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
- * split the queries of a request, see split_queries.h. */
+ * split the queries of a request, see split_queries.c. */
 #include <string.h>
 
-#include "exchange.h"
+#include "ranks.h"
 
 #define MIN_COLLECTIVES 64 /* size in ABI 0.3 */
 #define MAX_RANKS 4096     /* times MAX_HEADS, which a spread step's heads are, far from overflow */

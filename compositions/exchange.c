@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries to all ranks, partial results back: first over those that split the heads, then over
  * those that split the queries. */
-#include "exchange.h"
+#include "ranks.h"
 
 enum { MOST_COPIES = 16 }; /* in one call */
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of the keys that each token sees. They are the kernels' to follow: here a layer's lists are
  * checked, those of a run, and what a backend declares of them. */
-#include <attn/draft/index_lists.h>
 #include <stdio.h>
 
 #include "mla.h"
-#include "select/layer.h"
 
 #define GRANULARITIES (1 | 4 | 16 | 64 | 128) /* powers of two, of which a mask is the sum */
 

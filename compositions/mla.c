@@ -315,13 +315,31 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* The decode view's lengths become this rank's. The step's own rows are written before, so a decode
+ * counts all its keys. */
+static attn_status localise(attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    struct attn_batch *view = &plan->decode;
+    BAD_IF(plan->given.seq_lens_host == NULL, "seq_lens_host",
+           "is NULL; MLA over a cache that ranks share needs it");
+    BAD_IF(plan->first_row != 0, "query_start_loc",
+           "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share", plan->first_row);
+    int32_t *local = plan_take(plan, view->num_reqs);
+    for (int32_t r = 0; r < view->num_reqs; r++) {
+        local[r] = parallel_local_length(layer, view->seq_lens_host[r], layer_cache_rank(layer));
+    }
+    view_lens(plan, view, local);
+    return ATTN_OK;
+}
+
 static attn_status view_split(attn_plan *plan, struct attn_error *error)
 {
     struct mla_plan *p = mla_plan(plan);
     const struct attn_batch *prefill = &plan->prefill;
     p->num_chunks = 0;
     TRY_IF(p->invariant && plan->split.num_prefills > 0, check_order(plan, error));
-    TRY_IF(layer_is_spread(plan->steps[0].layer), mla_localise(plan, error));
+    TRY_IF(layer_is_spread(plan->steps[0].layer), localise(plan, error));
     if (p->chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;
     }

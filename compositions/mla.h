@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA. Decode: q_nope W_UK, attend_mla, W_UV. Prefill: new keys and chunks of context projected per
  * head, attended and merged; or as decode, where the backend's parts do not allow it, and always if
- * sparse. mla_layer.c binds a layer, mla.c plans, mla_run.c runs, mla_spread.c does both for latent
- * caches that ranks share. */
+ * sparse. Latent caches may be shared by ranks. mla_layer.c binds a layer, mla.c plans, mla_run.c
+ * runs. */
 #ifndef COMPOSITIONS_MLA_H
 #define COMPOSITIONS_MLA_H
 
@@ -75,17 +75,6 @@ bool mla_per_head(const attn_layer *layer);
 /* mla_run.c: the batch of one chunk, over the plan's own arrays. */
 void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
                     struct attn_batch *view);
-
-/* mla_spread.c: the decode view's lengths become this rank's. */
-attn_status mla_localise(attn_plan *plan, struct attn_error *error);
-/* Rows 0 .. tokens-1 of the latent query and of q_pe against all ranks' rows: the tensor of the
- * latent outputs of this rank's own heads. */
-attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                              struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
-                              struct own_tensor *out, struct attn_error *error);
-/* A chunk's rows of this rank to those of all ranks, by request. */
-attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                              const struct context_chunk *chunk, struct attn_error *error);
 
 extern step_program mla_run;    /* mla_run.c */
 extern step_check mla_check_io; /* mla_run.c */

@@ -2,7 +2,7 @@
 /* MLA in a run: the projections around attend_mla, prefill per head, and what a run must bring.
  * Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py
  * for the order of the chunks. */
-#include "exchange.h"
+#include "ranks.h"
 #include "mla.h"
 
 static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
@@ -82,10 +82,11 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
 }
 
 static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
-                              const struct attn_io_mla *mla, const struct attn_tensor *out)
+                              const struct attn_io_mla *mla, const struct attn_tensor *out,
+                              const struct attn_tensor *lse)
 {
     const struct attn_step_io attend = {
-        .next = &mla->ext, .stream = run->io->stream, .out = out, .lse = run->io->lse};
+        .next = &mla->ext, .stream = run->io->stream, .out = out, .lse = lse};
     return launch_run(launch, &attend, run->error);
 }
 
@@ -109,6 +110,41 @@ static void hand_lists(const struct mla_call *run, struct attn_io_mla *mla,
     }
 }
 
+/* [Hq, T] of the part to the engine's strides. */
+static attn_status copy_lse(const struct exchange_run *run, const struct own_tensor *part,
+                            const struct attn_tensor *to)
+{
+    const struct grid here = {part->tensor.data, 0, 4, run->x.tokens * 4};
+    const struct grid there = {(uint8_t *)to->data + to->byte_offset, 0, tensor_stride(to, 1) * 4,
+                               tensor_stride(to, 0) * 4};
+    return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads);
+}
+
+/* The absorbed queries of all ranks' heads against the rows that are here, reduced by log-sum-exp:
+ * the tensor of the latent outputs of this rank's own heads. */
+static attn_status attend_spread(const struct mla_call *run, struct launch *launch,
+                                 const struct attn_io_mla *mla, struct own_tensor *out)
+{
+    const bool two = run->desc->qk_rope_head_dim > 0;
+    const struct attn_tensor *own[] = {mla->q_nope, mla->q_pe}, *lse = run->io->lse;
+    struct exchange_run exchange =
+        exchange_begin(run->plan, run->step, run->io, run->end, run->error);
+    struct attn_io_mla all = *mla;
+    struct all_heads heads;
+    struct own_tensor part_lse;
+    TRY(heads_gather(&exchange, own, two ? 2 : 1, &heads));
+    all.q_nope = &heads.q[0].tensor;
+    all.q_pe = two ? &heads.q[1].tensor : all.q_pe;
+    TRY(launch_mla(run, launch, &all, &heads.out.tensor, &heads.lse.tensor));
+    part_tensors(&exchange, exchange.received, out, &part_lse);
+    if (exchange_is_small(&exchange.x)) {
+        return heads_merge_small(&exchange, &heads, (struct part_result){NULL},
+                                 (struct part_result){&out->tensor, lse});
+    }
+    TRY(heads_reduce(&exchange));
+    return lse != NULL ? copy_lse(&exchange, &part_lse, lse) : ATTN_OK;
+}
+
 /* The call's rows: q_nope W_UK next to q_pe against latent rows, the output through W_UV. */
 static attn_status run_latent(const struct mla_call *run, struct launch *launch)
 {
@@ -121,7 +157,7 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch)
     int64_t padded = mla_padded_heads(layer);
     hand_lists(run, &mla, &lists);
     if (!m->absorb_in_core) {
-        return launch_mla(run, launch, &mla, run->io->out);
+        return launch_mla(run, launch, &mla, run->io->out, run->io->lse);
     }
     const struct attn_tensor *latent_q =
         in_scratch(run, &q, run->p->at.latent_q, padded, m->kv_lora_rank);
@@ -132,11 +168,10 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch)
     mla.q_nope = latent_q;
     struct own_tensor reduced;
     if (layer_is_spread(layer)) {
-        TRY(mla_attend_spread(run->plan, run->step, run->io, launch, &mla, run->end, &reduced,
-                              run->error));
+        TRY(attend_spread(run, launch, &mla, &reduced));
         latent_out = &reduced.tensor;
     } else {
-        TRY(launch_mla(run, launch, &mla, latent_out));
+        TRY(launch_mla(run, launch, &mla, latent_out, run->io->lse));
     }
     return project(run, instance, by_head(run, &a, latent_out, 0, m->kv_lora_rank),
                    &run->weights->uv, false, by_head(run, &b, run->io->out, 0, m->v_head_dim));
@@ -220,6 +255,28 @@ static attn_status gather(const struct mla_call *run, const struct context_chunk
     return operation("gather", instance->kernels.gather_kv(&args, run->error), run->error);
 }
 
+/* A chunk's rows of this rank to those of all ranks, by request. All of them are visible, so that
+ * their order within a request is free. */
+static attn_status gather_spread(const struct mla_call *run, const struct context_chunk *chunk)
+{
+    const attn_layer *layer = run->step->layer;
+    const struct attn_collectives *ranks = layer->selected->cp->decode;
+    const struct exchange_run exchange =
+        exchange_begin(run->plan, run->step, run->io, chunk->num_rows, run->error);
+    const int64_t row = layer->desc->head_size * (int64_t)(run->like.dtype.bits / 8);
+    uint8_t *gathered = run->plan->scratch + run->p->at.gathered;
+    uint8_t *rows = run->plan->scratch + run->p->at.rows;
+    TRY(collective_run(&exchange, ranks, ranks->all_gather, run->plan->scratch + run->p->at.local,
+                       gathered, chunk->num_rows * row));
+    for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size; i++) {
+        int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
+        int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];
+        TRY(copy_bytes(&exchange, rows, gathered + from * row, count * row));
+        rows += count * row;
+    }
+    return ATTN_OK;
+}
+
 /* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they
  * have so far. */
 static attn_status run_chunk(const struct mla_call *run, int32_t index, const struct attn_tensor *q,
@@ -248,7 +305,7 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
                    plan->num_tokens);
     mla_chunk_view(plan, chunk, &view);
     TRY(gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor));
-    TRY_IF(spread, mla_gather_spread(plan, run->step, run->io, chunk, run->error));
+    TRY_IF(spread, gather_spread(run, chunk));
     /* the gathered row is latent and rope part side by side, the same for all heads */
     rows.tensor.ndim = 2;
     rows.shape[1] = head_size;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Queries of a request that ranks split, as slices of their own. */
-#include "exchange.h"
+#include "ranks.h"
 
 enum { SENT, GATHERED, ORDERED, SLICED };
 

@@ -3,7 +3,6 @@
  * device, or the host's. Errors of a plugin are relayed as clean text. */
 #include "bind/bound.h"
 #include "util/device.h"
-#include "util/structs.h"
 
 static attn_status need_slot(const attn_open_device *opened, bool there, const char *slot,
                              struct attn_error *error)
