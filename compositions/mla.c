@@ -363,31 +363,26 @@ static void choose(attn_plan *plan, struct step *step)
 {
     struct mla_plan *p = mla_plan(plan);
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
-    struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
-    const struct instance *instance = step_instance(step);
-    bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
-                 instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
+    struct launch *prefill = step->launches[ATTN_PHASE_PREFILL];
+    const bool per_head = mla_per_head(step->layer);
     if (step->program != NULL) {
         return;
     }
     step->program = mla_run;
-    if (!mla_per_head(step->layer) && mixed) {
-        step->main[0] = launch_use(plan->split.num_prefills == 0 ? decode : prefill, &plan->whole);
+    if (!per_head && step_takes_whole(step)) {
+        struct launch *call = plan->split.num_prefills == 0 ? decode : &prefill[PART_MAIN];
+        step->main[0] = launch_use(call, &plan->whole);
         return;
     }
     if (plan->split.num_decode_tokens > 0) {
         step->main[0] = launch_use(decode, &plan->decode);
     }
-    if (plan->split.num_prefill_tokens == 0) {
-        return;
+    if (plan->split.num_prefill_tokens > 0) {
+        step->main[1] = per_head ? launch_use(&prefill[PART_NEW], &p->own_keys)
+                                 : launch_use(&prefill[PART_MAIN], &plan->prefill);
     }
-    if (!mla_per_head(step->layer)) {
-        step->main[1] = launch_use(prefill, &plan->prefill);
-        return;
-    }
-    step->main[1] = launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_NEW], &p->own_keys);
     if (p->num_chunks > 0) {
-        launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], &p->first_chunk);
+        launch_use(&prefill[PART_CONTEXT], &p->first_chunk);
     }
 }
 

@@ -9,9 +9,7 @@
  * at the address of one that is gone is not taken for it. */
 static atomic_uint_fast64_t num_planned;
 
-/* One backend for both phases that takes mixed batches, or states, whole, or a layer with one
- * phase: one call. */
-static bool takes_whole(const struct step *step)
+bool step_takes_whole(const struct step *step)
 {
     const struct served *served = step->layer->served;
     const bool mixed = served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
@@ -28,7 +26,7 @@ step_program *step_attends(attn_plan *plan, struct step *step)
         return step->program;
     }
     step->program = plan->given.num_actual_tokens > 0 ? run_attends : run_nothing;
-    if (step->program == run_attends && takes_whole(step)) {
+    if (step->program == run_attends && step_takes_whole(step)) {
         bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
         step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
     } else if (step->program == run_attends) {

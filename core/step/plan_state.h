@@ -446,7 +446,10 @@ attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);
 
-/* plan_batch.c: the program of a step; the plain calls, if nothing else has been chosen. */
+/* plan_batch.c: is a batch one call: of one backend for both phases that takes mixed batches, or
+ * states, whole, or of a layer with one phase? */
+bool step_takes_whole(const struct step *step);
+/* The program of a step; the plain calls, if nothing else has been chosen. */
 step_program *step_attends(attn_plan *plan, struct step *step);
 
 /* scheduling_helpers.c: local(length), see struct attn_context_parallel */
