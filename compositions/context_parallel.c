@@ -198,15 +198,17 @@ static void add_areas(attn_plan *plan, const struct step *step)
     struct parallel_plan *p = parallel_plan(plan);
     struct exchange x;
     exchange_init(&x, step, max_rows(plan, step->layer));
-    const int64_t heads = x.n * x.tokens * x.q_heads, parts = x.n * exchange_part(&x, x.tokens);
+    const int64_t own = x.tokens * x.q_heads, heads = x.n * own;
+    const int64_t parts = x.n * exchange_part(&x, x.tokens);
     /* the two parts of an MLA query begin aligned */
     const int64_t q = 2 * plan_aligned(1) + plan_aligned(heads * x.q_row);
     /* without other heads the queries are attended where they are packed */
     const uint32_t packed = x.n > 1 ? QUERIES : QUERIES | CONTEXT;
-    plan_area(plan, &p->at.packed, q, packed);
+    plan_area(plan, &p->at.packed, own * x.q_row, packed);
     plan_area(plan, &p->at.out, heads * x.out_row, CONTEXT | REDUCE);
-    plan_area(plan, &p->at.lse, heads * 4, CONTEXT | REDUCE | MERGE);
-    plan_area(plan, &p->at.received, parts, ALWAYS); /* a small exchange has the own lse there */
+    plan_area(plan, &p->at.lse, heads * 4, CONTEXT | REDUCE);
+    plan_area(plan, &p->at.own_lse, own * 4, ALWAYS); /* in a small exchange before queries */
+    plan_area(plan, &p->at.received, parts, REDUCE | MERGE);
     if (x.n > 1) {
         plan_area(plan, &p->at.gathered, q, QUERIES);
         plan_area(plan, &p->at.q, q, QUERIES | CONTEXT);
@@ -219,7 +221,7 @@ static void add_areas(attn_plan *plan, const struct step *step)
     }
     if (x.rows != NULL) {
         const int64_t rows = x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens);
-        plan_area(plan, &p->at.rows, x.tokens * x.q_heads * x.q_row, packed);
+        plan_area(plan, &p->at.rows, own * x.q_row, packed);
         plan_area(plan, &p->at.rows_send, rows, MERGE);
         plan_area(plan, &p->at.rows_received, rows, MERGE);
     }
@@ -432,7 +434,7 @@ static attn_status attend_new(struct exchange_run *run)
     }
     part_tensors(run, run->received, &out, &lse);
     run->x.tokens = plan->given.num_actual_tokens;
-    over_lse(&new_lse, run, run->lse, run->x.q_heads); /* the context's is used up */
+    over_lse(&new_lse, run, run->own_lse, run->x.q_heads);
     TRY(attend_own(run, io, &new_lse.tensor));
     return merge_parts(run, (struct part_result){&out.tensor, &lse.tensor},
                        (struct part_result){io->out, &new_lse.tensor},
@@ -454,7 +456,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     struct own_tensor lse;
     struct part_result own = {NULL};
     if (small && apart) { /* the own keys first, which wait for nobody */
-        over_lse(&lse, &exchange, (float *)exchange.received, exchange.x.q_heads);
+        over_lse(&lse, &exchange, exchange.own_lse, exchange.x.q_heads);
         own = (struct part_result){io->out, &lse.tensor};
         TRY(attend_own(&exchange, io, own.lse));
     }

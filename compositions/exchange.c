@@ -40,7 +40,8 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                .error = error,
                                .out = plan->scratch + p->at.out,
                                .received = plan->scratch + p->at.received,
-                               .lse = (float *)(plan->scratch + p->at.lse)};
+                               .lse = (float *)(plan->scratch + p->at.lse),
+                               .own_lse = (float *)(plan->scratch + p->at.own_lse)};
     exchange_init(&run.x, step, tokens);
     return run;
 }

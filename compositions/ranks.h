@@ -51,6 +51,7 @@ struct parallel_plan {
     struct {                  /* places in the workspace */
         size_t packed, gathered, q; /* queries of a rank, of all by rank, of all by key head */
         size_t out, lse;            /* [T, Hk n g, Dv] and [Hk n g, T]: the context that is here */
+        size_t own_lse;             /* [Hq, T]: the step's own keys */
         size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
         size_t zeros, all_lse, other_lse;
         size_t rows; /* [P, widest, Hq, D]: queries of the ranks that split them */
@@ -136,7 +137,7 @@ struct exchange_run {
     struct attn_error *error;
     struct exchange x;
     uint8_t *out, *received;
-    float *lse;
+    float *lse, *own_lse;
 };
 
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
