@@ -74,6 +74,17 @@ TEST(keys_of_two_calls)
     }
 }
 
+/* A backend whose attends write keys leaves them to a kernel of their own where the layer says so.
+ */
+TEST(keys_written_apart)
+{
+    OWNED(planned_end) struct planned *b = planned_of(fake_layer("a"), false, write_in_attends);
+    assert_true(b->plan->steps[0].fused_write);
+    ((struct layer *)(uintptr_t)b->plan->steps[0].layer->selected)->writes_apart = true;
+    remake_plan(b);
+    assert_false(b->plan->steps[0].fused_write);
+}
+
 static void merge(struct fixture *fixture)
 {
     fixture->backends[0].caps.kernels |= ATTN_KERNEL_MERGE_STATES;
