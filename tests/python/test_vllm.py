@@ -98,11 +98,26 @@ BACKEND = RECORDED["modules"]["vllm.v1.attention.backend"]
 HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 24
 
 
-def _tiles_of_fp8(rows: torch.Tensor) -> torch.Tensor:
+def _codes_of_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Latent rows as ``fp8_ds_mla`` holds them: e4m3 with a scale for each 128."""
     tiles = rows.unflatten(-1, (-1, 128))
     scales = tiles.abs().amax(-1, keepdim=True) / 448
-    return ((tiles / scales).to(torch.float8_e4m3fn).float() * scales).flatten(-2)
+    return (tiles / scales).to(torch.float8_e4m3fn), scales
+
+
+def _tiles_of_fp8(rows: torch.Tensor) -> torch.Tensor:
+    codes, scales = _codes_of_fp8(rows)
+    return (codes.float() * scales).flatten(-2)
+
+
+def _write_latent(cache: torch.Tensor, slots: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor) -> None:
+    """What vLLM's kernels do before attention."""
+    if cache.dtype == torch.uint8:
+        codes, scales = _codes_of_fp8(kv_c)
+        parts = codes.flatten(-2).view(torch.uint8), scales.flatten(-2).view(torch.uint8), k_pe.bfloat16().view(torch.uint8)
+        cache.view(-1, cache.shape[-1])[slots] = torch.cat(parts, dim=-1)
+    else:
+        cache.view(-1, cache.shape[-1])[slots] = torch.cat([kv_c, k_pe], dim=-1)
 
 
 class Interface(unittest.TestCase):
@@ -150,15 +165,16 @@ class Interface(unittest.TestCase):
             self.assertEqual(found[-1], describe.ADVICE)
 
     def test_sparse_latent_layers(self) -> None:
-        """Served before 0.32: since then they write the cache and project queries themselves."""
+        """Served, but not over a cache that is spread over ranks where vLLM merges the outputs of latent queries itself."""
         libattn.torch.configure(ignore_environment=True)
         for dtype in ("auto", "fp8_ds_mla"):
             found = LibattnBackend.validate_configuration(head_size=576, dtype=torch.bfloat16, kv_cache_dtype=dtype,
                                                           block_size=64, use_mla=True, use_sparse=True)
-            if versions.LAYOUTS:
-                self.assertRegex(found[0], "use_sparse: True, supported: no .*since 0.32.*write the cache themselves")
-            else:
-                self.assertEqual(found, [])
+            self.assertEqual(found, [])
+            if versions.LATENT_QUERIES:
+                found = LibattnBackend.validate_configuration(head_size=576, dtype=torch.bfloat16, kv_cache_dtype=dtype,
+                                                              block_size=64, use_mla=True, use_sparse=True, use_dcp=True)
+                self.assertRegex(found[0], "use_dcp: True, supported: no .*since 0.32")
 
     def test_a_device_that_no_plugin_has_found(self) -> None:
         libattn.torch.configure(ignore_environment=True)
@@ -367,7 +383,16 @@ class Steps(unittest.TestCase):
                     new = [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))])
                            for t in (latent, rotated)]
                     out = torch.empty(sum(queries), heads * width)
-                    layer.impl.forward_mha(q, new[0], new[1][:, None], layer.kv_cache, m, torch.ones(1), out)
+                    if layer.impl.is_sparse:  # since 0.32: the layer writes, and projects queries and outputs
+                        _write_latent(layer.kv_cache, m.slot_mapping, *new)
+                        up_k, up_v = split.float().split([nope, width], dim=1)
+                        queries_c = torch.einsum("thd,hdc->htc", q[..., :nope], up_k).transpose(0, 1)
+                        found, lse = layer.impl.forward_mqa((queries_c, q[..., nope:]), layer.kv_cache, m, layer)
+                        self.assertIsNone(lse)
+                        out.view(-1, heads, width).copy_(torch.einsum("thc,hdc->thd", found, up_v))
+                    else:
+                        layer.impl.forward_mha(q, new[0], new[1][:, None], layer.kv_cache, m, torch.ones(1), out)
+                    self.assertEqual(layer.impl.is_sparse, versions.LATENT_QUERIES and topk > 0)
                     at = 0
                     for r, (count, length) in enumerate(zip(queries, lengths)):
                         c = (latent if dtype == "auto" else _tiles_of_fp8(latent))[r, :length].double()

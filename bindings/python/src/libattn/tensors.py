@@ -166,19 +166,19 @@ class Rows:
     Filling it costs a fraction of what a new DLPack capsule costs; engines that know their addresses use it.
     """
 
-    __slots__ = ("struct", "pointer", "_shape", "_strides")
+    __slots__ = ("struct", "pointer", "_data", "_sizes")
 
     def __init__(self, dtype: str, device: tuple[int, int] = (DeviceType.CPU, 0), rank: int = 3) -> None:
         code, bits = DTYPES[dtype]
-        self._shape = (c_int64 * rank)()
-        self._strides = (c_int64 * rank)()
+        self._sizes = (c_int64 * (2 * rank))()  # the shape, then the strides
+        shape = ctypes.addressof(self._sizes)
         self.struct = attn_tensor(device=attn_device(*device), ndim=rank, dtype=attn_dtype(code, bits, 1),
-                                  shape=ctypes.addressof(self._shape), strides=ctypes.addressof(self._strides))
+                                  shape=shape, strides=shape + rank * ctypes.sizeof(c_int64))
         self.pointer = ctypes.addressof(self.struct)
+        self._data = c_uint64.from_buffer(self.struct, attn_tensor.data.offset)  # without the checks of a field
 
     def fill(self, data: int, shape: Sequence[int], strides: Sequence[int]) -> int:
         """Set address, shape and strides (in elements); returns the ``struct attn_tensor *``."""
-        self.struct.data = data
-        self._shape[:] = shape
-        self._strides[:] = strides
+        self._data.value = data
+        self._sizes[:] = (*shape, *strides)
         return self.pointer

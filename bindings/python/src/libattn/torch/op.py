@@ -79,10 +79,6 @@ def _plan(bound: Bound, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, *
     return stream
 
 
-def _row(name: str, t: torch.Tensor) -> tuple[str, torch.Tensor, Sequence[int], Sequence[int]]:
-    return name, t, t.shape, t.stride()
-
-
 def _mla_sizes(q: torch.Tensor, k_pe: torch.Tensor, kv_b_proj: torch.Tensor) -> tuple[int, int, int]:
     """nope, rope, Dv."""
     rope = k_pe.shape[1]
@@ -109,7 +105,7 @@ def _attend_mla(out: torch.Tensor, q: torch.Tensor, kv_c: torch.Tensor, k_pe: to
                    lambda bound: bind_pages(bound, 0, pages.unsqueeze(-2), None))
     stream = _plan(bound, query_start_loc, seq_lens, block_table=block_table, slot_mapping=slot_mapping)
     io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
-    bound.run(stream, (None, None, None, _row("out", out)), extension=io)
+    bound.run_rows(stream, None, None, None, out, extension=io)
 
 
 _operator("attend_mla", "Tensor q, Tensor kv_c, Tensor k_pe, Tensor(a!) pages, Tensor block_table, Tensor slot_mapping, "
@@ -132,8 +128,7 @@ def _recurrent(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
 
     bound = _bound(desc, index, state, (), bind)
     stream = _plan(bound, query_start_loc, seq_lens, extensions=[gdn_batch(slots)])
-    bound.run(stream, (_row("q", q), _row("k", k), _row("v", v), _row("out", out)),
-              extension=bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, a=a, b=b))
+    bound.run_rows(stream, q, k, v, out, extension=bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, a=a, b=b))
 
 
 _operator("recurrent", "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) state, Tensor slots, "

@@ -160,8 +160,7 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
     stream = stream_of(q.device)
     if step is None or not bound.holds(Step(step)):
         bound.update(make_batch(), Step(step), stream)
-    bound.run(stream, (None if t is None else (name, t, t.shape, t.stride())
-                       for name, t in (("q", q), ("k", k), ("v", v), ("out", out))), flags)
+    bound.run_rows(stream, q, k, v, out, flags)
 
 
 def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:

@@ -134,10 +134,23 @@ class Bound:
         extension : ctypes structure, optional
             Of `libattn.extensions`, for `Plan.run`.
         """
+        q, k, v, out = (None if t is None else self.descriptor(*t) for t in tensors)
+        self._run(stream, q, k, v, out, flags, at, plan, extension)
+
+    def run_rows(self, stream: int | None, q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None,
+                 out: torch.Tensor | None, flags: int = 0, at: int = 0, plan: Plan | None = None,
+                 extension: Structure | None = None) -> None:
+        """`run` on tensors as they are."""
+        of = self.descriptor
+        self._run(stream, None if q is None else of("q", q, q.shape, q.stride()),
+                  None if k is None else of("k", k, k.shape, k.stride()), None if v is None else of("v", v, v.shape, v.stride()),
+                  None if out is None else of("out", out, out.shape, out.stride()), flags, at, plan, extension)
+
+    def _run(self, stream: int | None, q: int | None, k: int | None, v: int | None, out: int | None, flags: int, at: int,
+             plan: Plan | None, extension: Structure | None) -> None:
         plan = plan or self.plan
         if plan is None:
             raise make(Status.ORDER, "plan", "no batch is planned")
-        q, k, v, out = (None if t is None else self.descriptor(*t) for t in tensors)
         plan.run_pointers(self.model.layers[at].handle, q, k, v, out, stream, flags, extension)
 
     def holds(self, key: Any) -> bool:

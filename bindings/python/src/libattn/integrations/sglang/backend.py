@@ -112,13 +112,14 @@ class LibattnBackend(AttentionBackend):
         if arrays is None:
             raise make(Status.ORDER, "init_cuda_graph_state", "not called before a capture")
         lengths, slots = self._lengths(forward_batch), forward_batch.out_cache_loc
-        requests, table = len(lengths), self._table(forward_batch, lengths)
+        requests = len(lengths)
         given = 0 if slots is None else min(requests, len(slots))
         arrays.seq_lens[:requests].copy_(forward_batch.seq_lens)
-        arrays.block_table[:requests, :table.shape[1]].copy_(table)
-        arrays.slot_mapping[:requests].fill_(-1)
+        self._table(forward_batch, lengths, arrays.block_table[:requests])
         if given:
             arrays.slot_mapping[:given].copy_(slots[:given])
+        if given < requests:
+            arrays.slot_mapping[given:requests].fill_(-1)
         shape = (requests, requests, 1)
         batch = Batch(arrays.query_start_loc[:requests + 1], arrays.seq_lens[:requests], arrays.block_table[:requests],
                       arrays.slot_mapping[:requests], query_start_loc_host=torch.arange(requests + 1, dtype=torch.int32),
@@ -183,12 +184,12 @@ class LibattnBackend(AttentionBackend):
             refuse("encoder_lens", "cross attention", "decoders without an encoder")
         return _numbers(forward_batch, "seq_lens")
 
-    def _table(self, forward_batch: Any, lengths: np.ndarray) -> torch.Tensor:
-        """Block tables as long as the longest request, from SGLang's table of tokens."""
+    def _table(self, forward_batch: Any, lengths: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Block tables as long as the longest request, from SGLang's table of tokens; into the first columns of `out`."""
         page = self.page_size
         width = max(1, int(-(-lengths.max(initial=1) // page)))
-        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices.long(), :width * page:page]
-        return (slots // page).to(torch.int32)
+        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices.long(), :width * page:page].int()
+        return torch.div(slots, page, rounding_mode="floor", out=None if out is None else out[:, :width])
 
     def forward_extend(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any,
                        forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any) -> torch.Tensor:
@@ -223,8 +224,7 @@ class LibattnBackend(AttentionBackend):
             out[step.num_tokens:] = 0
         place = self.steps.place(layer, mine, mine.kv_cache, step, None)
         plan = self.steps.plan(place, step, lambda: step.batch)
-        place.bound.run(stream_of(q.device), (None if t is None else (name, t, t.shape, t.stride()) for name, t in zip(
-            ("q", "k", "v", "out"), (rows, *new, out))), 0 if writes else NO_WRITE, place.at, plan)
+        place.bound.run_rows(stream_of(q.device), rows, *new, out, 0 if writes else NO_WRITE, place.at, plan)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
 

@@ -20,11 +20,12 @@ from . import describe
 from .layers import LatentImpl, LibattnImpl
 from .metadata import CASCADE_KEYS, CASCADE_REQUESTS, LibattnMetadata, batch_of, host_copy, prefix_of, spans_of
 from .ranks import likely, spread
-from .versions import LAYOUTS, CacheForm, refusals
+from .versions import LATENT_QUERIES, CacheForm, refusals
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
-    "use_sparse": "sparse attention without MLA, or of vLLM since 0.32, whose sparse layers write the cache themselves,",
+    "use_sparse": "sparse attention without MLA",
+    "use_dcp": "decode context parallelism of sparse layers, whose outputs vLLM since 0.32 merges itself,",
     "use_pcp": "prefill context parallelism", "use_rswa": "reference sliding windows",
     "use_adaptive_verification": "query lengths that differ on host and device",
 }
@@ -145,8 +146,8 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
         What vLLM has not said yet (head counts, the window's length) is asked with likely values, and with the true ones
         when the model makes the layer.
         """
-        asked = {**later, "use_sparse": use_sparse and (LAYOUTS or not use_mla), "use_pcp": use_pcp, "use_rswa": use_rswa,
-                 "use_adaptive_verification": use_adaptive_verification}
+        asked = {**later, "use_sparse": use_sparse and not use_mla, "use_dcp": use_dcp and use_sparse and LATENT_QUERIES,
+                 "use_pcp": use_pcp, "use_rswa": use_rswa, "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
                  for name, value in asked.items() if value]
         try:

@@ -162,14 +162,23 @@ def mla_of(model_config: Any) -> MlaDesc | None:
     text = getattr(model_config, "hf_text_config", None)
     if not getattr(model_config, "use_mla", False) or not hasattr(text, "kv_lora_rank"):
         return None
-    return MlaDesc(text.kv_lora_rank, text.qk_nope_head_dim, text.qk_rope_head_dim, text.v_head_dim,
-                   topk=getattr(text, "index_topk", 0) or 0, absorb_in_core=True)
+    topk = getattr(text, "index_topk", 0) or 0
+    return MlaDesc(text.kv_lora_rank, text.qk_nope_head_dim, text.qk_rope_head_dim, text.v_head_dim, topk=topk,
+                   absorb_in_core=absorbs(topk))
+
+
+def absorbs(topk: int) -> bool:
+    """Whether queries of an MLA layer come per head, so that libattn projects them."""
+    from .versions import LATENT_QUERIES
+
+    return not (topk and LATENT_QUERIES)
 
 
 def mla_of_head(head_size: int, sparse: bool = False) -> MlaDesc:
     """The MLA sizes of the model that is being made; if it names none, DeepSeek's with latent rows of `head_size`."""
     found = mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
-    return replace(found, topk=(found.topk or 2048) if sparse else 0)
+    topk = (found.topk or 2048) if sparse else 0
+    return replace(found, topk=topk, absorb_in_core=absorbs(topk))
 
 
 def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, num_speculative_tokens: int,

@@ -139,7 +139,7 @@ class States:
         place = m.steps.place(self, self, self.kv_cache, m, mixed_qkv.dtype)
         plan = m.steps.plan(place, m, lambda: batch_of(m, mixed_qkv.shape[0]))
         io = place.bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, mixed_qkv=mixed_qkv, a=a, b=b)
-        place.bound.run(stream_of(out.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
+        place.bound.run_rows(stream_of(out.device), None, None, None, out, 0, place.at, plan, io)
 
 
 def _refuse(layer: Any) -> None:

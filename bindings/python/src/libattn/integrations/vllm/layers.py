@@ -186,9 +186,10 @@ class LibattnImpl(AttentionImpl):
             return output.fill_(0)
         m: LibattnMetadata = attn_metadata
         size_v = self._head_size_v(layer)
-        q, k, v, out = (None if t is None else t.view(-1, heads, size) for t, heads, size in (
-            (query, self.num_heads, self.head_size), (key, self.num_kv_heads, self.head_size),
-            (value, self.num_kv_heads, size_v), (output, self.num_heads, size_v // (1 + (self.output_form == "nvfp4")))))
+        q = query.view(-1, self.num_heads, self.head_size)
+        k = None if key is None else key.view(-1, self.num_kv_heads, self.head_size)
+        v = None if value is None else value.view(-1, self.num_kv_heads, size_v)
+        out = output.view(-1, self.num_heads, size_v // (1 + (self.output_form == "nvfp4")))
         self.quantized_query = query.dtype == torch.float8_e4m3fn
         # nvfp4: libattn writes a row of block scales for each token; vLLM's products read them in tiles.
         scales = None if output_block_scale is None else torch.zeros_like(output_block_scale)
@@ -210,9 +211,8 @@ class LibattnImpl(AttentionImpl):
         cross = self.attn_type == "encoder_decoder"
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0], cross))
         writes = k is not None and self.kv_sharing_target_layer_name is None
-        place.bound.run(stream_of(q.device), (None if t is None else (name, t, t.shape, t.stride()) for name, t in (
-            ("q", q), ("k", k if writes else None), ("v", v if writes else None), ("out", out))),
-            0 if writes else NO_WRITE, place.at, plan, quant)
+        place.bound.run_rows(stream_of(q.device), q, k if writes else None, v if writes else None, out,
+                             0 if writes else NO_WRITE, place.at, plan, quant)
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
@@ -230,13 +230,13 @@ class LibattnImpl(AttentionImpl):
                       num_tokens=max(q.shape[0], m.num_actual_tokens))
         stream = stream_of(q.device)
         bound.update(batch, object(), stream)
-        bound.run(stream, ((name, t, t.shape, t.stride())
-                           for name, t in (("q", q), ("k", k), ("v", v), ("out", out))), extension=quant)
+        bound.run_rows(stream, q, k, v, out, extension=quant)
 
 
 class LatentImpl(MLAAttentionImpl):
     """One MLA layer. vLLM's own layer would project a decode's queries into latent space, and its outputs back; here
-    all requests come as prefills, with queries per head, and libattn's core does what each needs."""
+    all requests come as prefills, with queries per head, and libattn's core does what each needs. With an indexer vLLM since
+    0.32 writes the cache and projects the queries of all requests and their outputs itself."""
 
     supports_pcp: bool = False
     supports_quant_query_input: bool = False
@@ -251,9 +251,11 @@ class LatentImpl(MLAAttentionImpl):
                  q_lora_rank: int | None = None, kv_lora_rank: int = 0, qk_nope_head_dim: int = 0,
                  qk_rope_head_dim: int = 0, qk_head_dim: int = 0, v_head_dim: int = 0, kv_b_proj: Any = None,
                  indexer: Any = None, topk_indices_buffer: torch.Tensor | None = None,
-                 q_pad_num_heads: int | None = None, **unknown: Any) -> None:
+                 q_pad_num_heads: int | None = None, index_group_builder: Any = None, **unknown: Any) -> None:
         _known({**unknown, "alibi_slopes": alibi_slopes, "kv_sharing_target_layer_name": kv_sharing_target_layer_name})
         self._indexer, self._topk_indices = indexer, topk_indices_buffer
+        self.absorbs = describe.absorbs(0 if self.topk_indices_buffer is None else 1)
+        self.is_sparse, self.supports_dense_mha_prefill = not self.absorbs, self.absorbs
         self.num_heads, self.num_kv_heads, self.head_size, self.scale = num_heads, 1, head_size, float(scale)
         self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
         self.logits_soft_cap = logits_soft_cap
@@ -267,7 +269,7 @@ class LatentImpl(MLAAttentionImpl):
         if describe.config() is not None:
             describe.refuse_unserved(self._describe(dtype, 64, describe.device()[0] != "cpu"))
         weight = torch.empty(num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank, dtype=dtype, device=describe.torch_device())
-        reserve(self, self._describe(dtype, 64, weight.is_cuda), (("kv_b_proj", weight),))
+        reserve(self, self._describe(dtype, 64, weight.is_cuda), (("kv_b_proj", weight),) if self.absorbs else ())
 
     @property
     def topk_indices_buffer(self) -> torch.Tensor | None:
@@ -277,6 +279,8 @@ class LatentImpl(MLAAttentionImpl):
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """kv_b_proj as the checkpoint has it, unquantized. vLLM 0.26 does not call this."""
+        if not self.absorbs:
+            return
         from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
 
         self.projection = get_and_maybe_dequant_weights(self.kv_b_proj, out_dtype=act_dtype)
@@ -284,7 +288,7 @@ class LatentImpl(MLAAttentionImpl):
     def _describe(self, dtype: torch.dtype, block_size: int, device_seq_lens_only: bool) -> Any:
         lists = self.topk_indices_buffer
         sizes = MlaDesc(self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim,
-                        topk=0 if lists is None else lists.shape[1], absorb_in_core=True)
+                        topk=0 if lists is None else lists.shape[1], absorb_in_core=self.absorbs)
         return describe.layer(
             "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
             sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
@@ -300,7 +304,7 @@ class LatentImpl(MLAAttentionImpl):
         if self.projection is None:
             self.process_weights_after_loading(dtype)
         desc = self._describe(dtype, kv_cache.shape[-2], m.seq_lens.device.type != "cpu")
-        params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)]
+        params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)] if self.absorbs else []
         if describe.KV_DTYPES[self.kv_cache_dtype] in describe.SCALED:
             params.append(("k_scale", self.k_scale if layer is None else layer._k_scale))
         rows = kv_cache.unsqueeze(-2)
@@ -308,29 +312,42 @@ class LatentImpl(MLAAttentionImpl):
             rows = KvView(rows, None, self.head_size)
         return Member(desc, index_of(str(getattr(self.kv_b_proj, "prefix", ""))), tuple(params), rows, None)
 
-    def do_kv_cache_update(self, *_: Any, **__: Any) -> None:
-        """Nothing: `forward_mha` writes the rows with the step."""
+    def do_kv_cache_update(self, kv_c_normed: torch.Tensor, k_pe: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor,
+                           kv_cache_dtype: str, k_scale: torch.Tensor, *later: Any, **named: Any) -> None:
+        """vLLM's own for sparse layers since 0.32; else nothing, since `forward_mha` writes the rows with the step."""
+        if not self.absorbs:
+            super().do_kv_cache_update(kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale, *later, **named)
 
     def forward_mha(self, q: torch.Tensor, kv_c_normed: torch.Tensor, k_pe: torch.Tensor,
                     kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, k_scale: torch.Tensor,
                     output: torch.Tensor, output_scale: torch.Tensor | None = None) -> None:
         """Writes the step's rows and attends."""
-        m: LibattnMetadata = attn_metadata
         self.k_scale = k_scale
-        place = m.steps.place(None, self, kv_c_and_k_pe_cache, m, q.dtype)
-        bound = place.bound
-        plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
-        out = output.view(-1, self.num_heads, self.v_head_dim)
-        io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :self.qk_nope_head_dim], q_pe=q[..., self.qk_nope_head_dim:],
-                      kv_c=kv_c_normed, k_pe=k_pe.view(-1, self.qk_rope_head_dim))
+        self._run(None, kv_c_and_k_pe_cache, attn_metadata, output.view(-1, self.num_heads, self.v_head_dim), 0,
+                  q_nope=q[..., :self.qk_nope_head_dim], q_pe=q[..., self.qk_nope_head_dim:], kv_c=kv_c_normed,
+                  k_pe=k_pe.view(-1, self.qk_rope_head_dim))
+
+    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any,
+                    ) -> tuple[torch.Tensor, None]:
+        """All requests of a sparse layer since 0.32: latent queries and those of rotary parts, latent outputs."""
+        if self.absorbs:  # `LibattnMetadata` has no decodes
+            raise make(Status.ORDER, "forward_mqa", "called for metadata without decodes")
+        q_nope, q_pe = q
+        out = q_nope.new_empty(q_nope.shape)
+        self._run(layer, kv_c_and_k_pe_cache, attn_metadata, out, NO_WRITE, q_nope=q_nope, q_pe=q_pe)
+        return out, None
+
+    def record_logical_topk_ready(self) -> None:
+        """An event for copies of vLLM's index groups, which no layer of this class is in."""
+
+    def _run(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, out: torch.Tensor, flags: int, **rows: torch.Tensor) -> None:
+        place = m.steps.place(layer, self, kv_cache, m, out.dtype)
+        plan = m.steps.plan(place, m, lambda: batch_of(m, out.shape[0]))
+        io = place.bound.io(attn_io_mla, ExtId.IO_MLA, **rows)
         lists = self.topk_indices_buffer
         if lists is not None:
             io.topk_indices, io.topk_stride = lists.data_ptr(), lists.stride(0)
-        bound.run(stream_of(q.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
-
-    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
-        """Never: `LibattnMetadata` has no decodes."""
-        raise make(Status.ORDER, "forward_mqa", "called for metadata without decodes")
+        place.bound.run_rows(stream_of(out.device), None, None, None, out, flags, place.at, plan, io)
 
 
 __all__ = ["LatentImpl", "LibattnImpl", "index_of", "pages_of"]

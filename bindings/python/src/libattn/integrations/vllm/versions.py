@@ -2,7 +2,8 @@
 """What differs between the releases of vLLM that are served: 0.26, 0.32 and 0.33.
 
 Before 0.32 a backend shapes the cache itself (`CacheShape`) and is asked about cascades; since then specs have a layout,
-which a backend orders and packs (`CacheLayout`), and batches bring no common prefix.
+which a backend orders and packs (`CacheLayout`), batches bring no common prefix, and MLA's layers with an indexer write the cache and
+project queries and outputs themselves (`LATENT_QUERIES`).
 """
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ SERVED = ("0.26", "0.32", "0.33")
 
 #: Whether specs have a layout.
 LAYOUTS = hasattr(AttentionBackend, "supported_kv_cache_layouts")
+
+#: Whether sparse MLA layers bring queries in latent space.
+LATENT_QUERIES = LAYOUTS
 
 
 def refusals() -> list[str]:
@@ -80,7 +84,8 @@ class CacheLayout:
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(1)]
+        """Any; next to an indexer's cache its blocks."""
+        return [MultipleOf(64 if describe.is_sparse() else 1)]
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
@@ -101,4 +106,4 @@ class CacheLayout:
 
 CacheForm: type = CacheLayout if LAYOUTS else CacheShape
 
-__all__ = ["LAYOUTS", "SERVED", "CacheForm", "CacheLayout", "CacheShape", "heads_first", "refusals"]
+__all__ = ["LATENT_QUERIES", "LAYOUTS", "SERVED", "CacheForm", "CacheLayout", "CacheShape", "heads_first", "refusals"]
