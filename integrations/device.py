@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine on a GPU through libattn, next to its own backends; called by tools/device_engines.sh.
 
-usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND NAME
+usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND NAME GIB
 
 `all`: agreement of each model, then speed in each row, or of the models and rows that are named; SECONDS after its start no further
 round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started
@@ -12,19 +12,21 @@ with the same weights. The mean distance has to be within 1.2 times that of the 
 within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by
 vLLM's own products).
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
+As many engines start at once as the GPU's memory holds. While a row is timed, those that still start or compare stand still.
 """
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import on_gpu
 
@@ -57,8 +59,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", {
         **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
-        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "mlp_only_layers": [0, 1, 2], "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
+        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256}),
 }
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -69,9 +71,11 @@ QWEN_NEXT = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_nex
              "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "mlp_only_layers": list(range(11)),
              "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
              "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "eos_token_id": 1}
-#: Engines of rows: cache, GiB of it, configuration.
-TIMED: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "llama": ("auto", 36, LLAMA_8B), "llama, fp8": ("fp8", 10, LLAMA_8B), "qwen3-next": ("auto", 10, QWEN_NEXT)}
+#: Engines of rows: cache, KiB of it for a token (states included), GiB of all else, configuration.
+TIMED: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "llama": ("auto", 128, 20, LLAMA_8B), "llama, fp8": ("fp8", 64, 20, LLAMA_8B), "qwen3-next": ("auto", 128, 8, QWEN_NEXT)}
+#: GiB for all engines that live at the same time.
+MEMORY = 124
 #: One of those, lengths of prompts, tokens of each, whether a round has prompts of its own (else they come from the prefix cache).
 ROWS: dict[str, tuple[str, list[int], int, bool]] = {
     "64 x 1024": ("llama", [1024] * 64, 128, True), "8 x 8192": ("llama", [8192] * 8, 64, True), "1 x 1024": ("llama", [1024], 128, True),
@@ -110,13 +114,13 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)
 
 
-def serve(backend: str, name: str) -> None:
+def serve(backend: str, name: str, gigabytes: str) -> None:
     """An engine that answers lines of a row's name and a round's number with its times."""
-    cache, gigabytes, config = TIMED[name]
+    cache, _, _, config = TIMED[name]
     folder = Path("timed") / f"{backend}-{name.replace(', ', '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, gigabytes)
+    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes))
 
     def answer(**values: Any) -> None:
         print("@@" + json.dumps(values), flush=True)
@@ -134,14 +138,21 @@ def serve(backend: str, name: str) -> None:
 class Process:
     """One of this program's, whose answers begin with @@."""
 
-    def __init__(self, *arguments: str) -> None:
+    alive: ClassVar[list[Process]] = []
+
+    def __init__(self, limit: float, *arguments: str) -> None:
         self.log = open(f"{'-'.join(a.replace(' ', '_') for a in arguments if '/' not in a)}.log", "w")
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=self.log, text=True)
-        if arguments[0] == "agree":  # so that one that hangs does not keep the others waiting; Triton's compiler may take 100 s
-            timer = threading.Timer(300, self.process.kill)
-            timer.daemon = True
-            timer.start()
+                                        stderr=self.log, text=True, start_new_session=True)
+        self.timer = threading.Timer(limit, self.signal, [signal.SIGKILL])  # one that hangs does not keep the others waiting
+        self.timer.daemon = True
+        self.timer.start()
+        self.alive.append(self)
+
+    def signal(self, number: int) -> None:
+        """To it and its children."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.killpg(self.process.pid, number)
 
     def read(self) -> dict[str, Any] | None:
         """The next answer; None: it ended."""
@@ -164,6 +175,8 @@ class Process:
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self.process.stdin.close()
         self.process.wait()
+        self.timer.cancel()
+        self.alive.remove(self)
 
 
 def spread(values: list[float]) -> str:
@@ -171,66 +184,122 @@ def spread(values: list[float]) -> str:
     return f"{middle:.4g} ({min(values):.4g}-{max(values):.4g})"
 
 
-def compare(servers: dict[str, Process], row: str, rounds: int, until: float) -> None:
-    """A line for each engine: the median of the rounds and their range."""
-    found: dict[str, list[dict[str, Any]]] = {backend: [] for backend in servers}
-    for number in range(rounds + 1):
-        if time.monotonic() > until and number > 1:
-            break
-        for backend in list(servers)[::1 if number % 2 else -1]:
-            answer = servers[backend].ask(row, number)
-            if number:  # the first warms up
-                found[backend].append(answer)
-    for backend, answers in found.items():
-        memory = ", ".join(f"{value:.2f} {name}" for name, value in answers[-1]["memory"].items())
-        print(f"{row}, {backend}: {spread([a['rate'] for a in answers])} tokens/s, {spread([a['token'] for a in answers])} ms a token, "
-              f"{len(answers)} rounds, GiB {memory}", flush=True)
+class Comparison:
+    """What one call of `all` starts, and when no further round begins."""
+
+    def __init__(self, folder: str, rounds: int, seconds: float, names: list[str]) -> None:
+        self.folder, self.rounds, self.began, self.seconds, self.failed = folder, rounds, time.monotonic(), seconds, 0
+        self.rows = [name for name in names or ROWS if name in ROWS]
+        self.waiting = list(dict.fromkeys(ROWS[row][0] for row in self.rows))
+        self.servers: dict[str, dict[str, Process]] = {}
+
+    def left(self) -> float:
+        return self.began + self.seconds - time.monotonic()
+
+    def cache(self, name: str) -> int:
+        """GiB that the longest of its rows takes."""
+        tokens = max(sum(ROWS[row][1]) + len(ROWS[row][1]) * ROWS[row][2] for row in self.rows if ROWS[row][0] == name)
+        return 2 + tokens * TIMED[name][1] // 2**20
+
+    def start(self) -> None:
+        """Engines of the next rows, both of each, as long as there is room."""
+        def gigabytes(name: str) -> int:
+            return 2 * (TIMED[name][2] + self.cache(name))
+
+        while self.waiting and (not self.servers or sum(map(gigabytes, [*self.servers, self.waiting[0]])) <= MEMORY):
+            name = self.waiting.pop(0)
+            self.servers[name] = {backend: Process(3600, "serve", backend, name, str(self.cache(name)))
+                                  for backend in (on_gpu.REFERENCE, "libattn")}
+
+    def agree(self, engines: list[tuple[str, str, str]]) -> None:
+        """A line for each as it ends, then whether libattn's are right."""
+        def one(engine: tuple[str, str, str]) -> dict[str, Any]:
+            process = Process(max(self.left(), 1) + 60, "agree", self.folder, *engine)
+            name, dtype, backend = engine
+            line = {"model": name, "dtype": dtype, "backend": backend} | (process.read() or {"error": "its process ended"})
+            process.close()
+            print(json.dumps(line), flush=True)
+            return line
+
+        with ThreadPoolExecutor(6) as pool:
+            lines = list(pool.map(one, engines))
+        for line in (line for line in lines if line["backend"] == "libattn"):
+            kind = line["model"], line["dtype"]
+            own = [other["mean"] for other in lines if (other["model"], other["dtype"]) == kind and other is not line and "mean" in other]
+            if line.get("mean", 1) > 1.2 * min(own, default=0) and not (line["dtype"] == "float32" and line.get("most", 1) <= 1e-3):
+                self.failed += 1
+                print(f"FAILED {kind}", flush=True)
+        print(f"agreement after {time.monotonic() - self.began:.0f} s", flush=True)
+
+    def compare(self, name: str, row: str) -> None:
+        """A line for each engine: the median of the rounds and their range."""
+        servers = self.servers[name]
+        found: dict[str, list[dict[str, Any]]] = {backend: [] for backend in servers}
+        others: list[Process] = []
+        try:
+            for number in range(self.rounds + 1):
+                if self.left() < 0 and number > 1:
+                    break
+                for backend in list(servers)[::1 if number % 2 else -1]:
+                    answer = servers[backend].ask(row, number)
+                    if number:  # the first warms up
+                        found[backend].append(answer)
+                if not others:
+                    others = [other for other in Process.alive if other not in servers.values()]
+                    for other in others:
+                        other.signal(signal.SIGSTOP)
+        finally:
+            for other in others:
+                other.signal(signal.SIGCONT)
+        for backend, answers in found.items():
+            memory = ", ".join(f"{value:.2f} {key}" for key, value in answers[-1]["memory"].items())
+            print(f"{row}, {backend}: {spread([a['rate'] for a in answers])} tokens/s, {spread([a['token'] for a in answers])} ms a token, "
+                  f"{len(answers)} rounds, GiB {memory}", flush=True)
+
+    def time(self) -> None:
+        """All rows, engine by engine."""
+        while self.servers:
+            name = next(iter(self.servers))
+            started = json.dumps({backend: server.read() for backend, server in self.servers[name].items()})
+            print(f"{name}: after {time.monotonic() - self.began:.0f} s, GiB at the start {started}", flush=True)
+            for row in (row for row in self.rows if ROWS[row][0] == name):
+                try:
+                    self.compare(name, row)
+                except (OSError, RuntimeError) as error:
+                    self.failed += 1
+                    print(f"FAILED {row}: {error}", flush=True)
+            for server in self.servers.pop(name).values():
+                server.close()
+            self.start()
+
+
+def stop(*_: Any) -> None:
+    """All engines: they are sessions of their own."""
+    for process in list(Process.alive):
+        process.signal(signal.SIGKILL)
+    os._exit(1)
 
 
 def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> int:
-    began, failed = time.monotonic(), 0
     unknown = [name for name in names if name not in ROWS and name not in on_gpu.OWN]
     if unknown or rounds < 1:
         print(f"device.py: {unknown}, {rounds} rounds; models are {', '.join(on_gpu.OWN)}; rows are {', '.join(ROWS)}; 1 round or more",
               file=sys.stderr)
         return 2
-    rows = [name for name in names or ROWS if name in ROWS]
-
-    def start(name: str) -> dict[str, Process]:
-        return {backend: Process("serve", backend, name) for backend in (on_gpu.REFERENCE, "libattn")}
-
-    timed = list(dict.fromkeys(ROWS[row][0] for row in rows))
-    servers = start(timed[0]) if timed else {}
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    comparison = Comparison(folder, rounds, seconds, names)
+    comparison.start()
     engines = [(name, dtype, backend) for name, theirs in on_gpu.OWN.items() if name in (names or on_gpu.OWN)
                for dtype in ("float32", "bfloat16") for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
                                           and not {"kv_lora_rank", "linear_num_key_heads"} & MODELS[name][1].keys())]
-    with ThreadPoolExecutor(6) as pool:
-        lines = dict(zip(engines, pool.map(lambda engine: Process("agree", folder, *engine).read() or {}, engines)))
-    for (name, dtype, backend), line in lines.items():
-        print(json.dumps({"model": name, "dtype": dtype, "backend": backend} | (line or {"error": "its process ended"})), flush=True)
-        if backend != "libattn":
-            continue
-        own = [other["mean"] for (n, d, b), other in lines.items() if (n, d) == (name, dtype) and b != backend and "mean" in other]
-        right = line.get("mean", 1) <= 1.2 * min(own, default=0) or (dtype == "float32" and line.get("most", 1) <= 1e-3)
-        if not right:
-            failed += 1
-            print(f"FAILED {name} {dtype}", flush=True)
-    print(f"agreement after {time.monotonic() - began:.0f} s, {failed} failed", flush=True)
-    for name in timed:
-        servers = servers or start(name)
-        print(f"{name}: GiB at the start", json.dumps({backend: server.read() for backend, server in servers.items()}), flush=True)
-        for row in (row for row in rows if ROWS[row][0] == name):
-            try:
-                compare(servers, row, rounds, began + seconds)
-            except (OSError, RuntimeError) as error:
-                failed += 1
-                print(f"FAILED {row}: {error}", flush=True)
-        for server in servers.values():
-            server.close()
-        servers = {}
-    print(f"ended after {time.monotonic() - began:.0f} s", flush=True)
-    return min(failed, 1)
+    agreement = threading.Thread(target=comparison.agree, args=[engines])
+    agreement.start()
+    comparison.time()
+    agreement.join()
+    print(f"ended after {time.monotonic() - comparison.began:.0f} s, {comparison.failed} failed", flush=True)
+    return min(comparison.failed, 1)
 
 
 def main() -> int:

@@ -16,14 +16,36 @@ OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "gemma-2": ("FLASH_ATTN", "TRITON
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",)}
 
 
+def compile_in_threads() -> None:
+    """Triton compiles all forms of a kernel that it is about to time at once, in place of one after the other: a hundred for gated
+    delta layers."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    prune_configs, pool = Autotuner.prune_configs, ThreadPoolExecutor(8)
+
+    def compiled(self: Any, kwargs: dict[str, Any]) -> Any:
+        found = prune_configs(self, kwargs)
+        with triton.AsyncCompileMode(pool, ignore_errors=True):
+            for config in found:
+                self.fn.run(*self.nargs.values(), **{**kwargs, "warmup": True}, **config.all_kwargs())
+        return found
+
+    Autotuner.prune_configs = compiled
+
+
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
     from vllm import LLM
 
     from libattn.integrations.vllm import register
 
     register()
+    compile_in_threads()
     graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 131584, "max_num_seqs": 256}
+    graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8, 16, 32, 64]
     if not large:
         options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
         graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8]
