@@ -70,6 +70,7 @@ class LibattnBackend(AttentionBackend):
         self.together: list[PoolLayer] = []     # those of them that are bound together
         self.steps = Steps(lambda: self.together, max_seq_len=self.req_to_token_pool.req_to_token.shape[1])
         self.arrays: Arrays | None = None
+        self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # of captured decodes, by requests
 
     # Metadata. Eager steps come to the first; captures and replays to the pair.
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -100,6 +101,7 @@ class LibattnBackend(AttentionBackend):
                              torch.ones(max_bs, dtype=torch.int32, device=device),
                              torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
                              torch.full((max_bs,), -1, dtype=torch.int64, device=device))
+        self.batches.clear()
         self.steps.graph_level = "single_token_decode"
         self.steps.clear()
 
@@ -120,14 +122,25 @@ class LibattnBackend(AttentionBackend):
             arrays.slot_mapping[:given].copy_(slots[:given])
         if given < requests:
             arrays.slot_mapping[given:requests].fill_(-1)
-        shape = (requests, requests, 1)
-        batch = Batch(arrays.query_start_loc[:requests + 1], arrays.seq_lens[:requests], arrays.block_table[:requests],
-                      arrays.slot_mapping[:requests], query_start_loc_host=torch.arange(requests + 1, dtype=torch.int32),
-                      seq_lens_host=torch.from_numpy(lengths), max_query_len=1, max_seq_len=int(lengths.max(initial=1)))
+        shape, batch = (requests, requests, 1), self._captured_batch(arrays, lengths)
         self.forward_metadata = Step(batch, requests, shape)
         if not in_capture and not self.steps.replay(shape, lambda: batch):
             raise make(Status.ORDER, "capture", f"a replay of {requests} requests; they were not captured, or layers were "
                        "bound anew since")
+
+    def _captured_batch(self, arrays: Arrays, lengths: np.ndarray) -> Batch:
+        """Made once for a number of requests, since only lengths change."""
+        requests = len(lengths)
+        if requests not in self.batches:
+            host = np.ones(requests, np.int32)
+            self.batches[requests] = host, Batch(
+                arrays.query_start_loc[:requests + 1], arrays.seq_lens[:requests], arrays.block_table[:requests],
+                arrays.slot_mapping[:requests], query_start_loc_host=torch.arange(requests + 1, dtype=torch.int32),
+                seq_lens_host=torch.from_numpy(host), max_query_len=1)
+        host, batch = self.batches[requests]
+        host[:] = lengths
+        batch.struct.max_seq_len = int(lengths.max(initial=1))
+        return batch
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the

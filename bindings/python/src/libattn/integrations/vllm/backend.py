@@ -14,7 +14,8 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Atte
 from ..._declarations import GraphLevel
 from ...errors import AttnError
 from ...layers import LayerDesc
-from ...torch.steps import Steps
+from ...step import Batch
+from ...torch.steps import Shape, Steps
 from ...torch.store import store
 from . import describe
 from .layers import LatentImpl, LibattnImpl
@@ -202,6 +203,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
         self.spread = spread(vllm_config, kv_cache_spec)
+        self._batches: dict[Shape, tuple[Any, Batch]] = {}  # of captured shapes
         # Without drafts vLLM's upper bounds of lengths are the lengths; a spread cache's are another matter.
         self.exact = getattr(vllm_config, "speculative_config", None) is None and self.spread is None
         self.steps = Steps(lambda: [getattr(context[name], "states", context[name]) for name in layer_names if name in context],
@@ -230,7 +232,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
         m.captured = shape  # replayed plans take lengths from the device alone, as they were captured
-        if not self.steps.replay(shape, lambda: batch_of(m, m.num_actual_tokens)):
+        if not self.steps.replay(shape, lambda: self._replayed(m)):
             m.captured = None
             m.common_prefix_len = common_prefix_len or (
                 0 if fast_build else prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0)))
@@ -246,6 +248,26 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
             self.steps.capture(shape, m, lambda: batch_of(m, m.num_actual_tokens), self.dtype)
         m.captured = shape
         return m
+
+    def _replayed(self, m: LibattnMetadata) -> Batch:
+        """The batch of a captured shape. Its arrays lie where those of the last one lay, as graphs read them there: then that
+        one, with another bound of lengths."""
+        shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
+        arrays = (m.query_start_loc, m.query_start_loc_cpu, m.seq_lens, m.block_table, m.slot_mapping, m.state_slots, m.accepted,
+                  m.local_seq_lens)
+        key = (None if m.causal_per_request else m.causal,
+               *(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in arrays))
+        kept = self._batches.get(shape)
+        if kept is not None and kept[0] == key:
+            kept[1].struct.max_seq_len = m.max_seq_len
+            return kept[1]
+        batch = batch_of(m, m.num_actual_tokens)
+        read = {"query_start_loc": m.query_start_loc, "seq_lens": m.seq_lens} | (
+            {} if m.state_slots is not None else {"block_table": m.block_table, "slot_mapping": m.slot_mapping})
+        if m.spans is None and not m.causal_per_request and all(  # nothing was converted
+                getattr(batch.struct, name) == t.data_ptr() for name, t in read.items()):
+            self._batches[shape] = key, batch
+        return batch
 
     def _metadata(self, m: Any) -> LibattnMetadata:
         local = None
@@ -268,7 +290,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                            **_: Any) -> LibattnMetadata:
         m = replace(metadata, steps=self.steps, block_table=blk_table, slot_mapping=slot_mapping, captured=None)
         m.common_prefix_len = prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
-        if metadata.captured and self.steps.replay(metadata.captured, lambda: batch_of(m, m.num_actual_tokens)):
+        if metadata.captured and self.steps.replay(metadata.captured, lambda: self._replayed(m)):
             m.captured = metadata.captured
         return m
 
