@@ -37,6 +37,11 @@ def _serves(head_size: int = 128, **terms: Any) -> bool:
     return not describe.reasons(describe.layer("layers.0", 8, 8, head_size, torch.bfloat16, **terms))
 
 
+def _asks(**terms: Any) -> Any:
+    """A method that answers whether a usual layer with these terms can be served."""
+    return classmethod(lambda cls: _serves(**terms))
+
+
 class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
     """Answers vLLM's questions from libattn's selection."""
 
@@ -72,6 +77,11 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
         return LibattnMetadataBuilder
 
     # What libattn's terms cover: the layer itself is asked in validate_configuration, with all its values.
+    supports_sink, supports_sliding_window = _asks(has_sinks=True), _asks(sliding_window=64)
+    supports_alibi_sqrt, supports_non_causal, supports_mm_prefix = _asks(alibi="sqrt"), _asks(causal=False), _asks(prefix_lm=True)
+    supports_per_head_quant_scales = _asks(kv_cache_dtype="fp8", scales_per_head=True)
+    supports_rswa = supports_pcp = supports_device_cpu_query_lens_mismatch = classmethod(lambda cls: False)
+
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return head_size % 8 == 0 and _serves(head_size)
@@ -79,22 +89,6 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_block_size(cls, block_size: int | None) -> bool:
         return block_size is None or _serves(block_size=block_size)
-
-    @classmethod
-    def supports_sink(cls) -> bool:
-        return _serves(has_sinks=True)
-
-    @classmethod
-    def supports_sliding_window(cls) -> bool:
-        return _serves(sliding_window=64)
-
-    @classmethod
-    def supports_alibi_sqrt(cls) -> bool:
-        return _serves(alibi="sqrt")
-
-    @classmethod
-    def supports_non_causal(cls) -> bool:
-        return _serves(causal=False)
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
@@ -105,28 +99,8 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
         return attn_type in describe.KINDS and _serves(attn_type=attn_type)
 
     @classmethod
-    def supports_mm_prefix(cls) -> bool:
-        return _serves(prefix_lm=True)
-
-    @classmethod
-    def supports_rswa(cls) -> bool:
-        return False
-
-    @classmethod
-    def supports_pcp(cls) -> bool:
-        return False
-
-    @classmethod
     def supports_dcp(cls) -> bool:
         return _serves(context_parallel=likely(describe.config()))
-
-    @classmethod
-    def supports_per_head_quant_scales(cls) -> bool:
-        return _serves(kv_cache_dtype="fp8", scales_per_head=True)
-
-    @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        return False
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
