@@ -546,9 +546,9 @@ class Steps(unittest.TestCase):
                 for buffer, now in zip(persistent, (starts, torch.tensor([*lengths, 0]), torch.tensor([*slots, -1]))):
                     buffer.copy_(now)
                 given.max_seq_len = max(lengths)
-                plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds()]
+                plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds]
                 builder.build_for_cudagraph_capture(given)  # as for a dummy step of an idle rank
-                self.assertEqual([bound.captured[3, 3, 1] for bound in builder.steps._bounds()], plans)
+                self.assertEqual([bound.captured[3, 3, 1] for bound in builder.steps._bounds], plans)
                 m = builder.build(0, given)
                 self.assertEqual(m.captured, (3, 3, 1))
                 q.copy_(peaked(3, HQ, D, generator=generator))

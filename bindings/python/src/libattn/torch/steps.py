@@ -64,6 +64,7 @@ class Steps:
         self._layers, self.ranks = layers, ranks
         self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
+        self._bounds: list[Bound] = []
         self._alone = Workspace()  # for layers that are bound alone
         self._captured: dict[Shape, int] = {}  # how many `Bound`s were captured
 
@@ -90,11 +91,14 @@ class Steps:
             bind_pages(bound, at, member.k_pages, member.v_pages)
             key = (cache.data_ptr(), cache.shape, dtype, impl.version(layer))
             self._places[id(impl)] = Place(key, bound, at)
+        self._bounds = list({id(place.bound): place.bound for place in self._places.values()}.values())
 
     def plan(self, place: Place, metadata: Any, batch: Any) -> Plan | None:
         """Plan the step, unless that is done; the plan where it is one of a captured shape."""
         bound, step = place.bound, Step(metadata)
         if metadata.captured in bound.captured:
+            if place.at == 0:
+                bound.refresh()  # a graph records it, so that its replays read the weights of their time
             return bound.captured[metadata.captured]
         if not bound.holds(step):
             if bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -115,6 +119,7 @@ class Steps:
     def clear(self) -> None:
         """Bind all layers again when the next of them runs."""
         self._places.clear()
+        self._bounds.clear()
         self._captured.clear()
         self._alone = Workspace()
 
@@ -125,7 +130,7 @@ class Steps:
             raise make(Status.ORDER, "capture", "of a batch while no layer has its cache")
         for other in present:
             self.place(other, other.impl, other.kv_cache, metadata, dtype)
-        for bound in self._bounds():
+        for bound in self._bounds:
             batch: Batch = make_batch()
             plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
                                     max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
@@ -133,20 +138,17 @@ class Steps:
             bind_workspace(plan, bound.device, store.replays(bound.device))
             plan.update(batch, stream_of(bound.device), "capture")
             bound.captured[shape] = plan
-        self._captured[shape] = len(self._bounds())
+        self._captured[shape] = len(self._bounds)
 
     def replay(self, shape: Shape, make_batch: Any) -> bool:
         """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since."""
-        bounds = [bound for bound in self._bounds() if shape in bound.captured] if shape in self._captured else []
-        if not bounds or len(bounds) != self._captured[shape]:
+        plans = [bound.captured[shape] for bound in self._bounds if shape in bound.captured] if shape in self._captured else []
+        if not plans or len(plans) != self._captured[shape]:
             return False
-        for bound in bounds:
-            bound.refresh()
-            bound.captured[shape].update(make_batch(), stream_of(bound.device), "replay")
+        stream = stream_of(self._bounds[0].device)
+        for plan in plans:
+            plan.update(make_batch(), stream, "replay")
         return True
-
-    def _bounds(self) -> list[Bound]:
-        return list({id(place.bound): place.bound for place in self._places.values()}.values())
 
 
 __all__ = ["Member", "Place", "Shape", "Steps"]
