@@ -455,7 +455,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     struct all_heads all;
     struct own_tensor lse;
     struct part_result own = {NULL};
-    if (small && apart) { /* the own keys first, which wait for nobody */
+    if (small && apart) { /* the own keys first, which wait for no rank */
         over_lse(&lse, &exchange, exchange.own_lse, exchange.x.q_heads);
         own = (struct part_result){io->out, &lse.tensor};
         TRY(attend_own(&exchange, io, own.lse));

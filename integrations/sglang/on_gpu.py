@@ -25,7 +25,7 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     if not large:  # requests of one token a page have the plain prefix cache
         options = {"context_length": 1024, "max_running_requests": 8, "max_total_tokens": 16384, "chunked_prefill_size": 256,
                    "cuda_graph_bs_decode": [1, 2, 4, 8], "page_size": 1 if cache == "auto" else 64, "disable_hybrid_swa_memory": True}
-    options["max_mamba_cache_size"] = 5 * options["max_running_requests"]  # of models with states: else half of the memory
+    options["max_mamba_cache_size"] = 5 * options["max_running_requests"]  # models with states would take half of the memory
     return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
                          kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
                          grammar_backend="none", disable_prefill_cuda_graph=True, log_level="warning", skip_server_warmup=True,

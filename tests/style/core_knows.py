@@ -7,7 +7,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MOST_FUNCTIONS = 6
-# of the core's own subjects: caches, parameters of a cache's dtype, outputs, rotations; a layer's name; ranks without queries
+# the core's own subjects: caches, parameters of a cache's dtype, outputs, rotations; a layer's name; ranks without queries
 NAMING = {"bind/groups.c", "bind/params.c", "select/names.c", "step/check_io.c", "step/read_batch.c", "step/run.c", "step/tables.c"}
 ID = re.compile(r"\bATTN_EXT_(?!OPTIONAL\b|VENDOR\b|DRAFT\b|DRAFT_KERNELS\b|COPIED_BYTES\b)[A-Z]\w*")
 TABLE = re.compile(r"^const struct composition (\w+) = \{\n(.*?)^\};", re.M | re.S)

@@ -70,7 +70,7 @@ class LibattnBackend(AttentionBackend):
         self.together: list[PoolLayer] = []     # those of them that are bound together
         self.steps = Steps(lambda: self.together, max_seq_len=self.req_to_token_pool.req_to_token.shape[1])
         self.arrays: Arrays | None = None
-        self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # of captured decodes, by requests
+        self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # captured decodes, by requests
 
     # Metadata. Eager steps come to the first; captures and replays to the pair.
     def init_forward_metadata(self, forward_batch: Any) -> None:

@@ -177,7 +177,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
         self.spread = spread(vllm_config, kv_cache_spec)
-        self._batches: dict[Shape, tuple[Any, Batch]] = {}  # of captured shapes
+        self._batches: dict[Shape, tuple[Any, Batch]] = {}  # captured shapes
         # Without drafts vLLM's upper bounds of lengths are the lengths; a spread cache's are another matter.
         self.exact = getattr(vllm_config, "speculative_config", None) is None and self.spread is None
         self.steps = Steps(lambda: [getattr(context[name], "states", context[name]) for name in layer_names if name in context],
