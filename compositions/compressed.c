@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two caches under one softmax: the layer's own rows, as MLA, and rows that stand for several
- * tokens each, attended apart by virtual requests of which each sees as many finished rows, and
+ * tokens each. Backends that take the layer as a whole attend to both at once; for all others the
+ * second cache is attended apart, by virtual requests of which each sees as many finished rows, and
  * merged by log-sum-exp. */
 #include <attn/draft/compressed.h>
 
@@ -8,14 +9,16 @@
 #include "mla.h"
 #include "select/names.h"
 
-/* What a layer's PART_MAIN has in place of its own description: the same without a list. */
 struct compressed_layer {
+    bool whole; /* the backends of both phases take it so */
+    struct attn_both_caches both;
+    /* else what PART_MAIN has in place of its own description: the same without a list */
     struct attn_mla_desc window;
 };
 
-/* By the last plan. */
 struct compressed {
-    struct attn_batch view;
+    bool splits;            /* a layer of the plan is attended in two parts */
+    struct attn_batch view; /* by the last plan */
 };
 
 static const struct attn_cache_desc *cache_of(const struct layer *layer)
@@ -56,15 +59,40 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* Whether the backend attends to both caches of this layer at once. */
+static bool takes_whole(const struct check *check, int32_t rows)
+{
+    const struct attn_compressed_caps *own =
+        ext_find(check->caps->next, ATTN_EXT_DRAFT_COMPRESSED_CAPS);
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_cache_desc *cache = cache_of(check->whole);
+    if (own == NULL || !(check->caps->features & ATTN_FEATURE_MIXED_BATCH)) {
+        return false;
+    }
+    const int64_t row = kv_row(cache->kv_dtype, l->head_size, false).bytes;
+    const int64_t alignment = own->kv_alignment > 0 ? own->kv_alignment : 1;
+    return l->p_scale_form == ATTN_SCALE_NONE && own->dtypes >> l->dtype & 1 &&
+           cache->kv_dtype < ATTN_VENDOR_CODE && own->kv_dtypes >> cache->kv_dtype & 1 &&
+           (own->head_size == 0 || own->head_size == l->head_size) &&
+           (own->num_q_heads == 0 || l->num_q_heads <= own->num_q_heads ||
+            l->num_q_heads % own->num_q_heads == 0) &&
+           row * rows % alignment == 0 && row * check->match->block_size % alignment == 0;
+}
+
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
     const int32_t rows = cache_block_size(cache_of(check->whole), check->match->block_size);
-    check_compose(check, ATTN_COMPOSE_COMPRESSED, ATTN_GRAPH_NEVER);
+    if (takes_whole(check, rows)) {
+        check_compose(check, ATTN_COMPOSE_BOTH_CACHES, ATTN_GRAPH_ALWAYS);
+    } else {
+        check_compose(check, ATTN_COMPOSE_COMPRESSED, ATTN_GRAPH_NEVER);
+    }
     if (check->whole->mla->topk > 0) {
         check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, " (listed compressed rows)");
     }
+    /* the other phase's backend may attend in parts, and then both do */
     check_need_kernel(check, ATTN_KERNEL_MERGE_STATES, " (own and compressed rows)");
     CHECK_NEEDS(
         check, "attn_compressed_rows",
@@ -98,9 +126,12 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     part->window_left = terms.window_left;
     part->window_right = terms.window_right;
     part->block_size = cache_block_size(cache, layer->desc->block_size);
+    own->whole = layer->served[ATTN_PHASE_DECODE].composed &
+                 layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_BOTH_CACHES;
+    own->both.ext = (struct attn_ext){ATTN_EXT_DRAFT_BOTH_CACHES, 0, sizeof own->both, main->next};
     own->window = *layer->selected->mla;
     own->window.topk = 0;
-    main->next = &own->window.ext;
+    main->next = own->whole ? &own->both.ext : &own->window.ext;
     return ATTN_OK;
 }
 
@@ -110,6 +141,11 @@ static const struct attn_cache_desc *cache_of_plan(const attn_plan *plan)
     return cache_of(plan->steps[0].layer->selected);
 }
 
+static bool is_whole(const struct step *step)
+{
+    return ((const struct compressed_layer *)step->layer->data[COMPOSITION_COMPRESSED])->whole;
+}
+
 static int32_t most_requests(const attn_plan *plan)
 {
     return view_pieces(plan, cache_of_plan(plan)->tokens_per_row);
@@ -117,6 +153,7 @@ static int32_t most_requests(const attn_plan *plan)
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
+    struct compressed *made = plan->data[COMPOSITION_COMPRESSED];
     struct attn_limits *limits = &plan->part_limits[PART_COMPRESSED];
     const int32_t tokens = cache_of_plan(plan)->tokens_per_row;
     limits->max_num_reqs = most_requests(plan);
@@ -124,8 +161,11 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     limits->max_seq_len =
         limits->max_seq_len / tokens + (limits->max_seq_len % tokens != 0); /* 0: unknown */
     limits->max_blocks_per_req = 0;
-    plan->num_integers += 3 * (int64_t)limits->max_num_reqs + 1;
     FOR_SERVED(step, plan, COMPOSITION_COMPRESSED) {
+        if (is_whole(step)) {
+            continue;
+        }
+        made->splits = true;
         const struct attn_kernels *kernels = &step_instance(step)->kernels;
         struct launch *rows = &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED];
         step->parts[ATTN_PHASE_PREFILL] |= 1u << PART_COMPRESSED;
@@ -138,13 +178,13 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
         }
         plan_area_of_merge(plan, step, plan->limits.max_num_tokens, ALWAYS);
     }
+    plan->num_integers += made->splits ? 3 * (int64_t)limits->max_num_reqs + 1 : 0;
     return ATTN_OK;
 }
 
-/* Virtual requests of which each has the queries of one request that see as many rows. Gives the
- * most. */
-static int32_t add_request(struct view_requests *to, const struct attn_batch *b, int32_t r,
-                           int32_t tokens, int32_t table_row)
+/* Virtual requests of which each has the queries of one request that see as many rows. */
+static void add_request(struct view_requests *to, const struct attn_batch *b, int32_t r,
+                        int32_t tokens, int32_t table_row)
 {
     int32_t row = b->query_start_loc_host[r], rows = 0;
     const int32_t end = b->query_start_loc_host[r + 1], length = b->seq_lens_host[r];
@@ -156,7 +196,21 @@ static int32_t add_request(struct view_requests *to, const struct attn_batch *b,
         row = count < end - row ? row + (int32_t)count : end;
         view_add(to, row, rows, table_row);
     }
-    return rows;
+}
+
+/* A table has the rows that the last query of a request sees. */
+static attn_status check_table(const struct attn_batch *whole, const int32_t *rows_of,
+                               const struct attn_cache_desc *cache, struct attn_error *error)
+{
+    for (int32_t r = 0; r < whole->num_reqs; r++) {
+        const int32_t length = num_queries(whole, r) > 0 ? whole->seq_lens_host[r] : 0;
+        const int32_t rows = length / cache->tokens_per_row;
+        BAD_IF(rows > rows_of[r], "tables",
+               "table %d: request %d has %d compressed rows in seq_lens; its %d tokens finish %d "
+               "rows of %d",
+               cache->table, r, rows_of[r], length, rows, cache->tokens_per_row);
+    }
+    return ATTN_OK;
 }
 
 static attn_status view(attn_plan *plan, struct attn_error *error)
@@ -164,25 +218,25 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     const struct attn_batch *whole = &plan->given;
     const struct attn_cache_desc *cache = cache_of_plan(plan);
     const struct attn_batch_table *table = &plan->tables[0][cache->table - 1];
-    struct attn_batch *cut = &((struct compressed *)plan->data[COMPOSITION_COMPRESSED])->view;
-    struct view_requests to = view_begin(plan, most_requests(plan), whole->query_start_loc_host[0]);
+    struct compressed *own = plan->data[COMPOSITION_COMPRESSED];
+    struct attn_batch *cut = &own->view;
     const int32_t *rows_of = table->seq_lens_host;
     rows_of =
         rows_of == NULL && plan->model->device.type == ATTN_DEVICE_CPU ? table->seq_lens : rows_of;
     BAD_IF(whole->seq_lens_host == NULL || rows_of == NULL, "seq_lens_host",
            "compressed rows need the lengths of both tables on the host");
+    TRY(check_table(whole, rows_of, cache, error));
+    if (!own->splits) {
+        return ATTN_OK;
+    }
     ERROR_IF(table->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU,
              ATTN_ERROR_UNSUPPORTED, "tables",
              "table %d has a block_table_row, which compressed rows take on a CPU alone",
              cache->table);
+    struct view_requests to = view_begin(plan, most_requests(plan), whole->query_start_loc_host[0]);
     for (int32_t r = 0; r < whole->num_reqs; r++) {
-        const int32_t rows =
-            add_request(&to, whole, r, cache->tokens_per_row,
-                        table->block_table_row != NULL ? table->block_table_row[r] : r);
-        BAD_IF(rows > rows_of[r], "tables",
-               "table %d: request %d has %d compressed rows in seq_lens; its %d tokens finish %d "
-               "rows of %d",
-               cache->table, r, rows_of[r], whole->seq_lens_host[r], rows, cache->tokens_per_row);
+        add_request(&to, whole, r, cache->tokens_per_row,
+                    table->block_table_row != NULL ? table->block_table_row[r] : r);
     }
     *cut = *whole;
     own_table_put(cut, table);
@@ -219,7 +273,7 @@ static void choose(attn_plan *plan, struct step *step)
 {
     struct compressed *own = plan->data[COMPOSITION_COMPRESSED];
     step->bring_keys = write_rows;
-    if (step->program == mla_run) {
+    if (step->program == mla_run && !is_whole(step)) {
         merged_use(step, &step->launches[ATTN_PHASE_PREFILL][PART_COMPRESSED], &own->view, mla_run);
     }
 }
@@ -228,7 +282,7 @@ const struct composition composition_compressed = {
     .extension = offsetof(struct layer, compressed),
     .resolve = resolve,
     .match = match,
-    .composed = ATTN_COMPOSE_COMPRESSED,
+    .composed = ATTN_COMPOSE_COMPRESSED | ATTN_COMPOSE_BOTH_CACHES,
     .layer_bytes = sizeof(struct compressed_layer),
     .bind = bind,
     .plan_bytes = sizeof(struct compressed),

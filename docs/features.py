@@ -140,7 +140,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("W_UK and W_UV: split from kv_b_proj or given, in 8 bits with scales", both(
             kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{FORMULAS}attend, {STEP}mla, {RUN}"),
-        ("compressed rows next to a window", feature("compressed_rows"), "attend + attend(compressed) + merge",
+        ("compressed rows next to a window", feature("compressed_rows"), "one attend, or attend + attend(compressed) + merge",
          f"{STEP}compressed, {CHECK}, {RUN}, tests/python/test_compressed"),
         ("compressors: tokens pooled by gates into rows", has("layer_kinds", "compressor"), "",
          f"{STEP}compressor, {CHECK}, {RUN}, tests/python/test_compressed"),

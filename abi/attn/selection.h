@@ -41,6 +41,7 @@ struct attn_select_options {
 #define ATTN_COMPOSE_OUTPUT_QUANT 128u
 #define ATTN_COMPOSE_OUTPUT_ROPE 2048u /* the core rotates the output's last dims */
 #define ATTN_COMPOSE_COMPRESSED 1024u  /* own rows, then compressed ones, merged */
+#define ATTN_COMPOSE_BOTH_CACHES 4096u /* one attend to both; the core has the rows written */
 #define ATTN_COMPOSE_MM_ENCODER 512u   /* q, k, v of a quantized multimodal encoder */
 /* MLA's prefill per head, over projected keys and gathered context; without it latent, as decode */
 #define ATTN_COMPOSE_MLA_PREFILL 256u

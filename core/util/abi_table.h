@@ -95,7 +95,8 @@
     X(CAPS_RECURRENT, attn_recurrent_caps, 56, BACKEND_CAPS, none, NULL)                           \
     X(DRAFT_RECURRENT_CAPS, attn_recurrent_rule_caps, 48, BACKEND_CAPS, none, NULL)                \
     X(DRAFT_INDEXER_CAPS, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)                         \
-    X(DRAFT_INDEX_LISTS_CAPS, attn_index_lists_caps, 56, BACKEND_CAPS, none, NULL)
+    X(DRAFT_INDEX_LISTS_CAPS, attn_index_lists_caps, 56, BACKEND_CAPS, none, NULL)                 \
+    X(DRAFT_COMPRESSED_CAPS, attn_compressed_caps, 48, BACKEND_CAPS, none, NULL)
 
 #define ABI_NAME(name, ...) ABI_##name,
 enum abi_id {

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend_mla and attend_mla_sparse: all query heads over one latent row per key, whose value is the
- * row's first kv_lora_rank elements. A layer's top k is a list for all heads of a token. */
+ * row's first kv_lora_rank elements. A layer's top k is a list for all heads of a token. Layers
+ * with compressed rows come whole: the list is of these, and the window of the layer's own rows. */
+#include <attn/draft/compressed.h>
 #include <attn/mla.h>
 #include <math.h>
 
@@ -12,6 +14,7 @@ struct mla_loop {
     struct latent_rows queries;
     const struct attn_io_mla *topk; /* NULL: dense, or lists in an extension of their own */
     int32_t num_topk;
+    bool both; /* caches, its own and that of compressed rows */
     int64_t first_row;
     int32_t block_heads; /* most query heads of an item */
     int64_t head_blocks;
@@ -28,6 +31,43 @@ static void load_latent(const struct attn_attend_args *args, const struct query 
                              j % args->k_cache->block_size,
                              0};
     cache_load(&at, row);
+}
+
+/* One row more, as key and value. */
+static void add_row(const struct attn_attend_args *args, const double *row,
+                    struct softmax_rows *rows)
+{
+    for (int32_t h = 0; h < rows->count; h++) {
+        rows_add_key(args, rows, h, rows_score(args->layer, rows->q[h], row), row);
+    }
+}
+
+/* Compressed rows that the query sees: all, or those of its list. */
+static void visit_compressed(const struct attn_attend_args *args, const struct query *query,
+                             const struct key_list *list, struct softmax_rows *rows)
+{
+    double row[REF_MAX_HEAD_SIZE];
+    const struct attn_layer_cache *cache = args->caches;
+    const struct attn_batch_table *table =
+        (const void *)((const char *)args->batch->tables +
+                       (cache->table - 1) * (int64_t)args->batch->table_stride);
+    const int64_t at =
+        table->block_table_row != NULL ? table->block_table_row[query->request] : query->request;
+    const int64_t finished =
+        query->position >= 0 ? (query->position + 1) / cache->tokens_per_row : 0;
+    for (int64_t i = 0; i < (list->entries != NULL ? list->count : finished); i++) {
+        const int64_t c = list->entries != NULL ? list->entries[i] : i;
+        if (c < 0 || c >= finished) {
+            continue;
+        }
+        const int32_t size = cache->view->block_size;
+        cache_load(
+            &(struct cache_place){args->layer, args->params, cache->view, false,
+                                  table->block_table[at * table->block_table_stride + c / size],
+                                  c % size, 0},
+            row);
+        add_row(args, row, rows);
+    }
 }
 
 /* With quantized probabilities the maximum comes first, as in attend. */
@@ -72,6 +112,10 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
                 ? list_of(args, token, first)
                 : (struct key_list){loop->topk->topk_indices + token * loop->topk->topk_stride,
                                     loop->num_topk, 1, false};
+        const struct key_list list = query.list;
+        if (loop->both) {
+            query.list = (struct key_list){NULL, 0, 1, false};
+        }
         for (int32_t i = 0; i < count; i++) {
             latent_load(&loop->queries, token, first + i, rows.q[i]);
         }
@@ -80,6 +124,9 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
             visit(args, &query, true, &rows);
         }
         visit(args, &query, false, &rows);
+        if (loop->both) {
+            visit_compressed(args, &query, &list, &rows);
+        }
         rows_write(args, token, &rows);
     }
 }
@@ -95,6 +142,7 @@ static attn_status attend(const struct attn_attend_args *args, bool sparse,
         loop.topk = ext_of(args->next, ATTN_EXT_IO_MLA);
         loop.num_topk = mla_of(args->layer)->topk;
     }
+    loop.both = ext_of(args->layer->next, ATTN_EXT_DRAFT_BOTH_CACHES) != NULL;
     loop.block_heads = list_heads(args->layer);
     loop.head_blocks = (args->layer->num_q_heads + loop.block_heads - 1) / loop.block_heads;
     int64_t end = batch->query_start_loc[batch->num_reqs];

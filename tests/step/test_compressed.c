@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compressed rows next to a window under one softmax: steps over two caches against the formula,
- * where all that no query sees is NaN; and what is refused. */
+ * where all that no query sees is NaN; and what is refused. cpu_ref attends to both caches at once,
+ * cpu_simd to each, and so do both where each has a phase. */
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <math.h>
@@ -304,14 +305,15 @@ static void check(const struct setting *s)
 
 TEST(test_steps)
 {
-    static const char *const backends[] = {"cpu_ref", "cpu_simd"};
+    static const char *const backends[] = {"cpu_ref", "cpu_simd",
+                                           "prefill=cpu_simd;decode=cpu_ref"};
     static const struct setting settings[] = {
         {NULL, 4, 0, 8, 0, true, 0},   {NULL, 4, TOPK, 8, 0, true, 0},
         {NULL, 16, 0, 24, 0, true, 2}, {NULL, 4, TOPK, 24, 0, false, 2},
         {NULL, 4, 0, 0, 3, true, 0},   {NULL, 128, 0, 8, 0, true, 0},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
-        for (int32_t b = 0; b < 1 + CPU_SIMD; b++) {
+        for (int32_t b = 0; b < 1 + 2 * CPU_SIMD; b++) {
             struct setting s = settings[i];
             s.backend = backends[b];
             check(&s);

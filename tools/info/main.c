@@ -217,6 +217,7 @@ static void add_program(struct json *item, const struct attn_choice *choice, boo
         const char *prefill, *decode; /* NULL: the same */
     } programs[] = {
         {ATTN_COMPOSE_COMPRESSED, "attend latent -> attend compressed -> merge", NULL},
+        {ATTN_COMPOSE_BOTH_CACHES, "attend latent and compressed", NULL},
         {ATTN_COMPOSE_MLA_PREFILL,
          "project keys -> attend new keys -> gather, project and attend context -> merge",
          "absorb -> attend latent -> project up"},

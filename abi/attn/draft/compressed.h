@@ -14,6 +14,8 @@
  * so is pooling, or a compressor's (compressor.h).
  *
  * What a kernel sees: attends of two plain MLA layers, and merge_states (ATTN_COMPOSE_COMPRESSED).
+ * Or, of backends that say so (attn_compressed_caps), one attend of the whole layer
+ * (ATTN_COMPOSE_BOTH_CACHES).
  */
 #ifndef ATTN_DRAFT_COMPRESSED_H
 #define ATTN_DRAFT_COMPRESSED_H
@@ -21,6 +23,8 @@
 #include "../version.h"
 
 #define ATTN_EXT_DRAFT_COMPRESSED_ROWS 0x80cu /* struct attn_compressed_rows, of a layer */
+#define ATTN_EXT_DRAFT_COMPRESSED_CAPS 0x815u /* struct attn_compressed_caps, of a backend */
+#define ATTN_EXT_DRAFT_BOTH_CACHES 0x816u     /* struct attn_both_caches, of a kernel's layer */
 
 /* A further ATTN_FEATURE_*, which backends declare whose attend_mla and attend_mla_sparse take
  * requests that see some rows of a cache or none, and blocks that others have, too. */
@@ -29,6 +33,25 @@
 struct attn_compressed_rows { /* on attn_layer_desc, with attn_layer_caches */
     struct attn_ext ext;      /* id ATTN_EXT_DRAFT_COMPRESSED_ROWS */
     int32_t reserved;         /* 0 */
+};
+
+/* On attn_backend_caps: the layers that attend_mla, or with a topk attend_mla_sparse, attends to as
+ * a whole, in both phases, any batch, with ATTN_FEATURE_MIXED_BATCH. */
+struct attn_compressed_caps {
+    struct attn_ext ext;
+    uint64_t kv_dtypes;   /* mask of enum attn_kv_dtype: of both caches, never AUTO */
+    uint32_t dtypes;      /* mask of enum attn_dtype_id: activations */
+    int32_t head_size;    /* 0: any */
+    int32_t num_q_heads;  /* up to so many, or a multiple; 0: any */
+    int32_t kv_alignment; /* bytes, of which a block of each cache is a multiple; 0: any */
+};
+
+/* Comes first in the `next` of such a layer, in prepare, schedule and attend, whose args->caches[0]
+ * is the second cache and whose batch->tables[caches[0].table - 1] addresses it. A query at
+ * position p sees rows c < floor((p + 1) / caches[0].tokens_per_row), with a topk those of its
+ * list. What the run brings of them has been written. The core sets it, engines do not. */
+struct attn_both_caches {
+    struct attn_ext ext;
 };
 
 #endif

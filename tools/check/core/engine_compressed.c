@@ -5,6 +5,7 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/output_rope.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/names.h"
@@ -18,12 +19,14 @@
 
 enum { REQS = STEPS_REQS, TOKENS = STEPS_TOKENS, LONGEST = STEPS_LONGEST, BLOCK = STEPS_BLOCK };
 enum { ROW_COLUMNS = 3, ROW_BLOCKS = REQS * ROW_COLUMNS + 1, ROTARY = 64 };
-enum { WINDOW = 24, MAX_TOPK = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576, V4_SCALES = 8 };
+enum { WINDOW = 24, TOPK_FEW = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576, V4_SCALES = 8 };
+enum { WIDE_WINDOW = 70, WIDE_TOPK = 512 }; /* several tiles of a kernel for both caches */
 
 struct compressed_variant {
     struct core *core;
-    int32_t ratio, topk, size, heads, dtype, kv_dtype;
-    bool rotates; /* the output's last ROTARY dims */
+    int32_t ratio, topk, size, heads, dtype, kv_dtype, window;
+    bool rotates;  /* the output's last ROTARY dims */
+    bool captured; /* the step of decodes runs as a graph */
 };
 
 enum { Q = STEPS_OPERANDS, OWN, POOLED, CACHE, ROW_CACHE, OUT, LSE, SINKS, ROW_LENS };
@@ -74,16 +77,19 @@ static void add_needles(const struct compressed_case *c, struct kernel_test *tes
             add_needle(c, test, POOLED, steps_token(&c->steps, r, rows / 2 * c->v->ratio - 1), last,
                        1, 24);
         }
-        add_needle(c, test, OWN, steps_token(&c->steps, r, end - WINDOW), last, 2, 12);
-        add_needle(c, test, OWN, steps_token(&c->steps, r, end - WINDOW - 1), last, 3, 24);
+        if (end > c->v->window) {
+            const int32_t first = end - c->v->window;
+            add_needle(c, test, OWN, steps_token(&c->steps, r, first), last, 2, 12);
+            add_needle(c, test, OWN, steps_token(&c->steps, r, first - 1), last, 3, 24);
+        }
     }
 }
 
 /* Finished rows, each once, and what lists nothing; the last query of a request names the row of
  * its needle and not the one in the middle. Every eighth list is empty. */
-static void fill_list(const struct compressed_case *c, int32_t token, int32_t *list,
-                      uint64_t *random)
+static void fill_list(const struct compressed_case *c, int32_t token, int32_t *to, uint64_t *random)
 {
+    int32_t list[WIDE_TOPK];
     const int32_t rows = (c->steps.position[token] + 1) / c->v->ratio, r = c->steps.request[token];
     const int32_t first = rows > 0 ? random_below(random, rows) : 0;
     const bool last = c->steps.position[token] == steps_end(&c->steps, r) - 1;
@@ -95,6 +101,9 @@ static void fill_list(const struct compressed_case *c, int32_t token, int32_t *l
     }
     if (last) {
         list[4] = rows - 1;
+    }
+    for (int32_t i = 0; i < c->v->topk; i++) { /* long ones are spread over all of their places */
+        to[c->v->topk > TOPK_FEW ? i * 13 % c->v->topk : i] = list[i];
     }
 }
 
@@ -170,13 +179,38 @@ static void describe(const struct compressed_variant *v, struct described *x)
                                         .kv_dtype = v->kv_dtype,
                                         .num_q_heads = v->heads,
                                         .has_window = 1,
-                                        .window_left = WINDOW - 1,
+                                        .window_left = v->window - 1,
                                         .has_sinks = 1,
                                         .block_size = BLOCK,
                                         .needs_lse = 1};
     layer_set_mla(&x->layer, &x->mla);
     x->layer.scale = (float)(2 / sqrt(v->size));
     x->mla.ext.next = &x->caches.ext;
+}
+
+/* Captured, and run by its graph alone. */
+static attn_status run_captured(struct engine *e, struct kernel_call *call,
+                                const struct attn_batch *batch, const struct attn_step_io *io,
+                                struct attn_error *error)
+{
+    const struct attn_api *api = e->core->api;
+    attn_plan *plan = e->plans[0].plan;
+    attn_status status = api->plan_graph(plan, ATTN_PLAN_CAPTURE, batch, call->stream, error);
+    const bool captures = status == ATTN_OK && device_capture_begin(call->device, call->stream);
+    status = status == ATTN_OK ? api->run(plan, e->layer, io, error) : status;
+    void *graph = captures ? device_capture_end(call->device, call->stream) : NULL;
+    status = status == ATTN_OK && captures
+                 ? api->plan_graph(plan, ATTN_PLAN_REPLAY, batch, call->stream, error)
+                 : status;
+    if (status == ATTN_OK && captures) {
+        status = graph != NULL && device_graph_launch(call->device, graph, call->stream)
+                     ? ATTN_OK
+                     : ATTN_ERROR_DEVICE;
+    }
+    uint8_t drained; /* the graph may not be destroyed under its own launch */
+    device_read(call->device, &drained, call->base, 1);
+    device_graph_finish(call->device, graph);
+    return status;
 }
 
 static attn_status run_step(struct engine *e, const void *context, struct kernel_call *call,
@@ -222,7 +256,8 @@ static attn_status run_step(struct engine *e, const void *context, struct kernel
                                     .stream = call->stream,
                                     .out = &now.tensors[OUT],
                                     .lse = &now.tensors[LSE]};
-    return steps_run(e, call, s, &batch, &io, error);
+    return c->v->captured && s == 1 ? run_captured(e, call, &batch, &io, error)
+                                    : steps_run(e, call, s, &batch, &io, error);
 }
 
 static attn_status run_steps(struct kernel_call *call, const void *context,
@@ -241,7 +276,8 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
                                              .further = &rows,
                                              .further_num_blocks = &row_blocks,
                                              .num_further = 1};
-    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer, &params, &memory, run_step};
+    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer,      &params,
+                                      &memory,    run_step,  c->v->captured};
     return steps_call(&layer, call, context, error);
 }
 
@@ -311,7 +347,7 @@ static int32_t visible_rows(const struct compressed_case *c, const struct kernel
     const int32_t rows = (p + 1) / c->v->ratio, topk = c->v->topk;
     const int32_t *list = (const int32_t *)test_input(test, TOPK) + (int64_t)token * topk;
     int32_t count = 0;
-    for (int32_t j = p >= WINDOW ? p - WINDOW + 1 : 0; j <= p; j++) {
+    for (int32_t j = p >= c->v->window ? p - c->v->window + 1 : 0; j <= p; j++) {
         visible[count++] = j;
     }
     for (int32_t i = 0; i < (topk > 0 ? topk : rows); i++) {
@@ -411,13 +447,57 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
     return result;
 }
 
+struct compressed_form {
+    int32_t ratio, topk;
+    const char *name;
+};
+
+static void try_variant(const struct kernel_sink *sink, const struct compressed_variant *v,
+                        const char *name)
+{
+    struct described x;
+    describe(v, &x);
+    if (core_serves(sink->core, &x.layer)) {
+        kernel_try(sink, run_compressed, v, "compressed.%s.%s.%s.%d%s%s", name,
+                   dtype_name(v->dtype), kv_dtype_name(v->kv_dtype), v->size,
+                   v->rotates ? ".rotated" : "", v->captured ? ".graph" : "");
+    }
+}
+
+/* Layers that a backend says it attends to as a whole: as many heads as it takes at once, fewer and
+ * twice as many, over several tiles of either cache. */
+static void try_whole(const struct kernel_sink *sink, const struct attn_compressed_caps *caps)
+{
+    static const struct compressed_form forms[] = {
+        {4, WIDE_TOPK, "whole_listed"}, {4, 0, "whole"}, {128, 0, "whole_128"}};
+    const int32_t most = caps->num_q_heads > 0 ? caps->num_q_heads : 4;
+    const int32_t heads[] = {most, most * 5 / 16, most * 2};
+    for (int32_t i = 0; i < 3 * 2 * 3; i++) {
+        const int32_t form = i / 6, of_heads = i % 3;
+        const bool codes = i / 3 % 2 != 0;
+        char name[64];
+        const struct compressed_variant v = {.core = sink->core,
+                                             .ratio = forms[form].ratio,
+                                             .topk = forms[form].topk,
+                                             .size = MAX_SIZE,
+                                             .heads = heads[of_heads],
+                                             .dtype = ATTN_DTYPE_BF16,
+                                             .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : ATTN_KV_BF16,
+                                             .window = WIDE_WINDOW,
+                                             .rotates = of_heads == 1,
+                                             .captured = of_heads == 0};
+        snprintf(name, sizeof name, "%s_%d", forms[form].name, v.heads);
+        try_variant(sink, &v, name);
+    }
+}
+
 void compressed_cases(const struct kernel_sink *sink)
 {
-    static const struct {
-        int32_t ratio, topk;
-        const char *name;
-    } forms[] = {{4, MAX_TOPK, "4_listed"}, {4, 0, "4"}, {128, 0, "128"}};
+    static const struct compressed_form forms[] = {
+        {4, TOPK_FEW, "4_listed"}, {4, 0, "4"}, {128, 0, "128"}};
     const struct attn_mla_caps *mla = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof *mla);
+    const struct attn_compressed_caps *whole =
+        backend_extension(sink->caps, ATTN_EXT_DRAFT_COMPRESSED_CAPS, sizeof *whole);
     const int32_t multiple = mla != NULL ? mla->num_q_heads_multiple : 1;
     for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype */
         const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;
@@ -429,13 +509,11 @@ void compressed_cases(const struct kernel_sink *sink)
                                              .heads = (4 + multiple - 1) / multiple * multiple,
                                              .dtype = dtype,
                                              .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype,
+                                             .window = WINDOW,
                                              .rotates = i % 2 == 1};
-        struct described x;
-        describe(&v, &x);
-        if (core_serves(sink->core, &x.layer)) {
-            kernel_try(sink, run_compressed, &v, "compressed.%s.%s.%s.%d%s", forms[form].name,
-                       dtype_name(dtype), kv_dtype_name(v.kv_dtype), v.size,
-                       v.rotates ? ".rotated" : "");
-        }
+        try_variant(sink, &v, forms[form].name);
+    }
+    if (whole != NULL) {
+        try_whole(sink, whole);
     }
 }

@@ -100,7 +100,8 @@ attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call
                                        .max_query_len = STEPS_PROMPT,
                                        .max_seq_len = STEPS_LONGEST,
                                        .max_blocks_per_req = STEPS_COLUMNS};
-    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
+    const struct attn_plan_options plan = {
+        .struct_size = sizeof plan, .limits = &limits, .graph = layer->graph};
     struct engine e;
     attn_status status = engine_open(&e, layer->core, call->device, layer->layer, error);
     status = status ? status : api->layer_bind_memory(e.layer, layer->memory, error);

@@ -39,6 +39,7 @@ struct steps_layer {
     const struct attn_cache_memory *memory;
     attn_status (*run)(struct engine *engine, const void *context, struct kernel_call *call,
                        int32_t s, struct attn_error *error);
+    bool graph; /* its plan may be captured */
 };
 attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call,
                        const void *context, struct attn_error *error);

@@ -93,11 +93,13 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
         uint32_t id;
         size_t size;
         struct attn_ext *copy;
-    } known[] = {{ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, sizeof backend->lists, &backend->lists.ext},
-                 {ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof backend->indexer, &backend->indexer.ext},
-                 {ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule, &backend->rule.ext},
-                 {ATTN_EXT_CAPS_MLA, sizeof backend->mla, &backend->mla.ext},
-                 {ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn, &backend->gdn.ext}};
+    } known[] = {
+        {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, sizeof backend->lists, &backend->lists.ext},
+        {ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof backend->indexer, &backend->indexer.ext},
+        {ATTN_EXT_DRAFT_COMPRESSED_CAPS, sizeof backend->compressed, &backend->compressed.ext},
+        {ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule, &backend->rule.ext},
+        {ATTN_EXT_CAPS_MLA, sizeof backend->mla, &backend->mla.ext},
+        {ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn, &backend->gdn.ext}};
     backend->caps.next = NULL;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         const struct attn_ext *ext = backend_extension(caps, known[i].id, known[i].size);

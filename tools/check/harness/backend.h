@@ -3,6 +3,7 @@
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
@@ -29,6 +30,7 @@ struct backend {
     struct attn_recurrent_rule_caps rule;
     struct attn_indexer_caps indexer;
     struct attn_index_lists_caps lists;
+    struct attn_compressed_caps compressed;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero after what the plugin knows */
     char others[256];            /* names of the plugin's other backends, ", " between them */
