@@ -5,6 +5,7 @@
 
 #include "common/entry.h"
 #include "cuda_flash/decode/sm80_attend.h"
+#include "cuda_flash/mla/sm90_latent.h"
 #include "gpu/cuda/probe.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
@@ -28,10 +29,21 @@ extern const struct gpu_index_scores sm90_index_scores; /* sm90_index.cu */
 static attn_status cuda_flash_probe(const struct attn_host *host,
                                     const struct attn_probe_sink *sink, struct attn_error *error)
 {
-    struct attn_backend_caps caps = gpu_caps;
+    struct attn_backend_caps caps = gpu_caps, hopper;
     (void)host;
     caps.output_forms = OUTPUT_FORMS;
-    return cuda_probe(sink, &caps, error);
+    hopper = caps;
+#ifdef CUDA_FLASH_SM90
+    const struct attn_compressed_caps both = {
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof both, caps.next},
+        .kv_dtypes = BIT(ATTN_KV_BF16) | BIT(ATTN_KV_FP8_DS_V4),
+        .dtypes = BIT(ATTN_DTYPE_BF16),
+        .head_size = LATENT_MAX_RANK,
+        .num_q_heads = SM90_LATENT_ROWS,
+        .kv_alignment = 16};
+    hopper.next = &both.ext;
+#endif
+    return cuda_probe(sink, &caps, &hopper, error);
 }
 
 static const char *add_kernels(struct attn_instance *instance)
@@ -60,6 +72,8 @@ static const char *load_kernels(const struct attn_instance *instance,
         return instance->chunks->load(device);
     case GPU_WAY_LATENT:
         return instance->latent != NULL ? instance->latent->load(device) : NULL;
+    case GPU_WAY_BOTH_CACHES:
+        return instance->latent->load_both(device);
     case GPU_WAY_INDEX:
         return instance->index_scores != NULL ? instance->index_scores->load(device) : NULL;
     case GPU_WAY_ATTEND:

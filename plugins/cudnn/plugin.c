@@ -79,7 +79,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .io_alignment = ALIGNMENT,
         .rank = {40, 40},
     };
-    return cuda_probe(sink, &caps, error);
+    return cuda_probe(sink, &caps, &caps, error);
 }
 
 static attn_status supports(const struct attn_supports_args *args,

@@ -142,14 +142,21 @@ static bool has_terms(const struct sm90_latent_params *l)
            problem->soft_cap > 0;
 }
 
+/* log2 of the block size; -1 if that is no power of two. */
+static int32_t shift_of(int32_t block_size)
+{
+    int32_t shift = -1;
+    for (int32_t i = 0; i < 31; i++) {
+        shift = block_size == 1 << i ? i : shift;
+    }
+    return shift;
+}
+
 static void map_keys(const struct attn_attend_args *args, struct sm90_latent_params *l)
 {
     const struct gpu_cache *k = &l->p.attend.k;
     int32_t block_size = args->k_cache->block_size;
-    l->block_shift = -1;
-    for (int32_t i = 0; i < 31; i++) {
-        l->block_shift = block_size == 1 << i ? i : l->block_shift;
-    }
+    l->block_shift = shift_of(block_size);
     if (!l->wide_keys || has_terms(l) || l->form != LATENT_FORM_OWN ||
         !block_is_boxes(block_size)) {
         return;
@@ -196,7 +203,12 @@ static void map_queries(const struct attn_attend_args *args, struct sm90_latent_
     }
 }
 
-static const char *attend(const struct attn_attend_args *args, const struct gpu_latent_params *p)
+static const char wrong_types[] =
+    "queries, latent rows and output are not of one type, which the layer said";
+
+/* Everything but who copies keys and queries. */
+static struct sm90_latent_params params_of(const struct attn_attend_args *args,
+                                           const struct gpu_latent_params *p)
 {
     const struct gpu_params *a = &p->attend;
     struct sm90_latent_params l = {.p = *p};
@@ -206,13 +218,20 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     uint64_t out = bits_of_rows(&a->out);
     l.wide_out = out % 16 == 0 ? 8 : out % 4 == 0 ? 2 : 1;
     l.form = form_of(args->layer);
-    if (a->out.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype ||
-        (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
-        return "queries, latent rows and output are not of one type, which the layer said";
-    }
     l.row_bytes = l.form == LATENT_FORM_OWN  ? (p->rank + p->rope) * 2
                   : l.form == LATENT_FORM_DS ? DS_MLA_ROW
                                              : LATENT_MAX_SIZE;
+    return l;
+}
+
+static const char *attend(const struct attn_attend_args *args, const struct gpu_latent_params *p)
+{
+    const struct gpu_params *a = &p->attend;
+    struct sm90_latent_params l = params_of(args, p);
+    if (a->out.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype ||
+        (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
+        return wrong_types;
+    }
     l.swap_ab = ((const struct schedule_host *)args->schedule_host)->fast_few;
     map_keys(args, &l);
     map_queries(args, &l);
@@ -229,10 +248,63 @@ static const char *load(const struct gpu_device *device)
     return sm90_latent_launch(device, NULL, NULL);
 }
 
+/* The caches of a layer whose both caches it attends to. */
+static const char *takes_both(const struct attn_kv_view *view)
+{
+    const int64_t scales =
+        (int64_t)(uintptr_t)view->scale | view->scale_stride_block | view->scale_stride_slot;
+    return row_bits(view) % 16 == 0 && scales % 2 == 0
+               ? NULL
+               : "rows of both caches must begin at multiples of 16 bytes, and the scales of "
+                 "fp8_ds_v4 at multiples of 2";
+}
+
+static const char *attend_both(const struct attn_attend_args *args,
+                               const struct gpu_latent_params *p, const struct gpu_cache *second,
+                               const struct attn_batch_table *table)
+{
+    const struct gpu_params *a = &p->attend;
+    const struct attn_layer_cache *cache = args->caches;
+    const struct attn_layer_desc *layer = args->layer;
+    struct sm90_latent_params l = params_of(args, p);
+    const int32_t group = a->problem.group, rows = least(group, SM90_LATENT_ROWS);
+    if (a->out.dtype != a->q.dtype || (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
+        return wrong_types;
+    }
+    l.p.attend.schedule.tile_rows = rows;
+    l.p.attend.schedule.concurrent = group / rows;
+    l.block_shift = shift_of(args->k_cache->block_size);
+    l.second = (struct sm90_second_cache){.k = *second,
+                                          .block_table = table->block_table,
+                                          .block_table_row = table->block_table_row,
+                                          .block_table_stride = table->block_table_stride,
+                                          .block_size = cache->view->block_size,
+                                          .block_shift = shift_of(cache->view->block_size),
+                                          .tokens_per_row = cache->tokens_per_row};
+    map_queries(args, &l);
+    const int64_t longest = args->batch->max_seq_len;
+    const int64_t own = layer->has_window && layer->window_left >= 0 && layer->window_left < longest
+                            ? layer->window_left + 1
+                            : longest;
+    const int64_t listed = p->topk != NULL ? p->num_topk : longest / cache->tokens_per_row;
+    return sm90_latent_both_launch(
+        &args->instance->device, &l, (int64_t)args->batch->num_tokens * (group / rows),
+        (int32_t)((own + GPU_TILE - 1) / GPU_TILE + (listed + GPU_TILE - 1) / GPU_TILE),
+        args->stream);
+}
+
+static const char *load_both(const struct gpu_device *device)
+{
+    return sm90_latent_both_launch(device, NULL, 0, 0, NULL);
+}
+
 const struct gpu_latent_kernel sm90_latent = {
     .rows = SM90_LATENT_ROWS,
     .load = load,
     .serves = serves,
     .choose_rows = choose_rows,
     .attend = attend,
+    .load_both = load_both,
+    .takes_both = takes_both,
+    .attend_both = attend_both,
 };

@@ -10,7 +10,7 @@
 
 #include "gpu/cuda/launch.cuh"
 #include "cuda_flash/ptx/sm90_wgmma.cuh"
-#include "sm90_latent_merge.cuh"
+#include "sm90_latent_cluster.cuh"
 #include "sm90_latent_producer.cuh"
 
 #define MAX_PROB_SUM 1e12f /* bf16: a lane's sum of P in a tile from which on row_max is raised */
@@ -313,10 +313,10 @@ GPU_INLINE void pack_row(bool narrows, float factor, const float (&acc_o)[128], 
 }
 
 /* Writes a row in the warp group's half of the dims, 16 bytes a lane or less where out is not
- * aligned. */
-template <int KIND, int H>
+ * aligned; with BOTH caches the 32-dim pieces first .. end - 1 of it. */
+template <int KIND, int H, bool BOTH>
 GPU_INLINE void write_row(const sm90_latent_params &a, char *to, bool real, float factor,
-                          const float (&acc_o)[128])
+                          const float (&acc_o)[128], uint32_t first, uint32_t end)
 {
     const int part = threadIdx.x & 3;
     const bool narrows = KIND == KIND_F16 && a.p.attend.out.dtype == ATTN_DTYPE_BF16;
@@ -324,6 +324,9 @@ GPU_INLINE void write_row(const sm90_latent_params &a, char *to, bool real, floa
     if (a.wide_out == 8) { /* one basic block, so that all shuffles overlap */
 #pragma unroll
         for (int k = 0; k < 8; k++) {
+            if (BOTH && (k < (int)first || k >= (int)end)) {
+                continue;
+            }
             pack_row<KIND, H>(narrows, factor, acc_o, k, x);
             transpose_4x4(x);
             if (real) {
@@ -334,6 +337,9 @@ GPU_INLINE void write_row(const sm90_latent_params &a, char *to, bool real, floa
     }
 #pragma unroll
     for (int k = 0; k < 8; k++) {
+        if (BOTH && (k < (int)first || k >= (int)end)) {
+            continue;
+        }
         pack_row<KIND, H>(narrows, factor, acc_o, k, x);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -350,14 +356,15 @@ GPU_INLINE void write_row(const sm90_latent_params &a, char *to, bool real, floa
 
 /* Writes acc_o of a run in the warp group's dims, to the output or to a part of the item. Returns
  * the next segment. */
-template <int KIND>
+template <int KIND, bool BOTH>
 GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
-                            int turn, int half, latent_rows &r, const float (&acc_o)[128])
+                            int turn, int half, latent_rows &r, float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
-    latent_run run = load_run(p.schedule, segment); /* loaded again to save registers */
+    latent_run run = run_of<BOTH>(a, segment); /* loaded again to save registers */
     const int lane = threadIdx.x & 31;
-    const bool writes_lse = half == 0 && (lane & 3) == 0;
+    bool writes_lse = half == 0 && (lane & 3) == 0;
+    uint32_t first_piece = 0, end_piece = 8;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         r.row_sum[h] += __shfl_xor_sync(0xffffffffu, r.row_sum[h], 1);
@@ -372,10 +379,19 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
     for (int h = 0; h < 2; h++) {
         r.row_sum[h] = smem.row_sum[turn][0][r.row + 8 * h] + smem.row_sum[turn][1][r.row + 8 * h];
     }
+    if constexpr (BOTH) {
+        if (cluster_size() > 1) {
+            first_piece = merge_in_cluster(smem, turn, half, r, acc_o);
+            end_piece = first_piece + 8 / cluster_size();
+            writes_lse &= first_piece == 0;
+        } else {
+            arrive_warp(smem.parts_read);
+        }
+    }
     if ((r.row & ~15) >= run.item.num_rows) { /* all of this warp's rows are out of range */
         return run.next;
     }
-    if (run.part >= 0) { /* in the layout of the threads, see merge_latent */
+    if (!BOTH && run.part >= 0) { /* in the layout of the threads, see merge_latent */
         float *part = p.schedule.parts + (int64_t)run.part * LATENT_PART;
         float4 *to = (float4 *)part + half * 32 * 128 + (threadIdx.x & 127);
 #pragma unroll
@@ -404,9 +420,9 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
             softmax_close_base2(sink, r.row_max[h], r.row_sum[h], lse) * value_scale(p.k);
         char *to = p.out.data + token * p.out.row + head * p.out.head + half * 512;
         if (h == 0) {
-            write_row<KIND, 0>(a, to, real, factor, acc_o);
+            write_row<KIND, 0, BOTH>(a, to, real, factor, acc_o, first_piece, end_piece);
         } else {
-            write_row<KIND, 1>(a, to, real, factor, acc_o);
+            write_row<KIND, 1, BOTH>(a, to, real, factor, acc_o, first_piece, end_piece);
         }
     }
     return run.next;
@@ -414,12 +430,13 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
 
 /* Starts a run and writes the rows' bounds to shared memory. Rows out of range get the bounds of
  * the last row. Bounds never decrease from one query to the next. */
-template <bool BOXES>
-GPU_INLINE latent_rows begin_run(const gpu_params &p, latent_shared &smem, int32_t segment,
+template <bool BOXES, bool BOTH>
+GPU_INLINE latent_rows begin_run(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
                                  int half)
 {
+    const gpu_params &p = a.p.attend;
     latent_rows r;
-    latent_run run = load_run(p.schedule, segment);
+    latent_run run = run_of<BOTH>(a, segment);
     const gpu_row_tile &item = run.item;
     const gpu_request request = request_of_row_tile(item);
     r.base = run.base;
@@ -444,7 +461,7 @@ GPU_INLINE latent_rows begin_run(const gpu_params &p, latent_shared &smem, int32
 }
 
 /* The warp group that makes P of the first tiles of pairs; it has dims 0 .. 255. */
-template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
+template <int KIND, int PRODUCER, int COLUMNS, bool ROPE, bool BOTH>
 GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
@@ -454,15 +471,15 @@ GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
     uint32_t probs[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
-    for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
-        latent_rows r = begin_run<BOXES>(p, smem, segment, 0);
+    for (int32_t segment = first_run<BOTH>(a); segment >= 0; turn ^= 1) {
+        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, 0);
         bool pending_release = false; /* buffer 1 is still being read */
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             acc_o[i] = 0.0f;
         }
         if (PRODUCER == LATENT_BY_CODES) {
-            copy_own_queries<ROPE>(a, smem, segment, q_phase);
+            copy_own_queries<ROPE, BOTH>(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
@@ -507,13 +524,13 @@ GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
         if (pending_release) {
             arrive_warp(smem.empty[1][0]);
         }
-        segment = epilogue<KIND>(a, smem, segment, turn, 0, r, acc_o);
+        segment = epilogue<KIND, BOTH>(a, smem, segment, turn, 0, r, acc_o);
     }
 }
 
 /* The warp group that makes P of the second tiles; it has dims 256 .. 511. Its Q K^T starts before
  * it waits for P of the first tile, whose P V runs during its softmax. */
-template <int KIND, int PRODUCER, int COLUMNS, bool ROPE>
+template <int KIND, int PRODUCER, int COLUMNS, bool ROPE, bool BOTH>
 GPU_INLINE void consumer_second(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool BOXES = PRODUCER == LATENT_BY_BOXES;
@@ -523,14 +540,14 @@ GPU_INLINE void consumer_second(const sm90_latent_params &a, latent_shared &smem
     uint32_t probs[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
-    for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
-        latent_rows r = begin_run<BOXES>(p, smem, segment, 1);
+    for (int32_t segment = first_run<BOTH>(a); segment >= 0; turn ^= 1) {
+        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, 1);
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             acc_o[i] = 0.0f;
         }
         if (PRODUCER == LATENT_BY_CODES) {
-            copy_own_queries<ROPE>(a, smem, segment, q_phase);
+            copy_own_queries<ROPE, BOTH>(a, smem, segment, q_phase);
         }
         barrier_wait(shared_address(&smem.q_full), q_phase);
         q_phase ^= 1;
@@ -576,7 +593,7 @@ GPU_INLINE void consumer_second(const sm90_latent_params &a, latent_shared &smem
             pin(acc_o);
             arrive_warp(smem.empty[0][1]);
         }
-        segment = epilogue<KIND>(a, smem, segment, turn, 1, r, acc_o);
+        segment = epilogue<KIND, BOTH>(a, smem, segment, turn, 1, r, acc_o);
     }
 }
 
@@ -614,7 +631,7 @@ template <int PRODUCER> struct latent_threads {
         (65536 / threads / 8 * 8 * (producers + 2) - 2 * consumer_registers) / producers;
 };
 
-template <int KIND, int PRODUCER, bool ROPE>
+template <int KIND, int PRODUCER, bool ROPE, bool BOTH>
 __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     attend_latent(const __grid_constant__ sm90_latent_params a)
 {
@@ -636,19 +653,27 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     }
     if (threadIdx.x == 0) {
         init_barriers<PRODUCER>(smem, a.q_mapped);
+        if constexpr (BOTH) {
+            init_cluster_barriers(smem);
+            fence_barriers();
+        }
         if (BOXES) {
             fetch_map(&a.k_map);
         }
     }
-    __syncthreads(); /* the barriers are initialized and the zeros written */
+    if constexpr (BOTH) {
+        sync_cluster(); /* as well as all CTAs' barriers */
+    } else {
+        __syncthreads(); /* the barriers are initialized and the zeros written */
+    }
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (group < 0) {
         dealloc_registers<latent_threads<PRODUCER>::producer_registers>();
         if constexpr (PRODUCER == LATENT_BY_CODES) {
-            convert_rows<ROPE>(a, smem);
+            convert_rows<ROPE, BOTH>(a, smem);
         } else if constexpr (!BOXES) {
-            copy_rows<KIND, ROPE>(a, smem);
+            copy_rows<KIND, ROPE, BOTH>(a, smem);
         } else if (threadIdx.x >= 64) {
             copy_all_queries<KIND, ROPE>(a, smem);
         } else {
@@ -656,123 +681,18 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
         }
     } else if (group == 0) {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_first<KIND, PRODUCER, COLUMNS, ROPE>(a, smem);
+        consumer_first<KIND, PRODUCER, COLUMNS, ROPE, BOTH>(a, smem);
     } else {
         alloc_registers<latent_threads<PRODUCER>::consumer_registers>();
-        consumer_second<KIND, PRODUCER, COLUMNS, ROPE>(a, smem);
+        consumer_second<KIND, PRODUCER, COLUMNS, ROPE, BOTH>(a, smem);
     }
 }
 
-/* Parts in the layout of the two warp groups: a lane has dims d and d + 1 of rows r and r + 8 from
- * each. */
-struct latent_pieces {
-    static constexpr int ROWS = SM90_LATENT_ROWS, COUNT = ROWS * LATENT_MAX_RANK / 256, APART = 8;
-    static constexpr bool BY_ROWS = true;
-
-    GPU_INLINE int first_row(int piece)
-    {
-        return (piece & 3) * 16;
-    }
-
-    GPU_INLINE int row(int piece)
-    {
-        return first_row(piece) + ((threadIdx.x & 31) >> 2);
-    }
-
-    GPU_INLINE void store(const sm90_latent_params &a, const gpu_row_tile &item, int piece,
-                          const merged_piece &x)
-    {
-        const gpu_params &p = a.p.attend;
-        const int dim = (piece >> 2) * 8 + (threadIdx.x & 3) * 2;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int32_t at_row = row(piece) + APART * h;
-            if (at_row >= item.num_rows) {
-                continue;
-            }
-            int32_t at = item.first_row + at_row, index = at / p.problem.group;
-            int64_t token = item.query_start + index, head = at - index * p.problem.group;
-            float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
-            float *lse = dim == 0 && p.lse.data != nullptr
-                             ? &p.lse.data[head * p.lse.head + token * p.lse.row]
-                             : nullptr;
-            float factor = softmax_close_base2(sink, h ? x.row_max.y : x.row_max.x,
-                                               h ? x.row_sum.y : x.row_sum.x, lse) *
-                           value_scale(p.k);
-            char *to = p.out.data + token * p.out.row + head * p.out.head;
-#pragma unroll
-            for (int d = 0; d < 2; d++) {
-                const float4 &acc_o = x.acc_o[d];
-                number_store(to, p.out.dtype, d * 256 + dim, (h ? acc_o.z : acc_o.x) * factor);
-                number_store(to, p.out.dtype, d * 256 + dim + 1, (h ? acc_o.w : acc_o.y) * factor);
-            }
-        }
-    }
-};
-
-static __global__ void __launch_bounds__(MERGE_THREADS, 1)
-    merge_latent(const __grid_constant__ sm90_latent_params a)
+template <int KIND, int PRODUCER, bool ROPE, bool BOTH = false> static cudaError_t allow_memory()
 {
-    merge_cuts<latent_pieces>(a);
-}
-
-template <int KIND, int PRODUCER, bool ROPE> static cudaError_t allow_memory()
-{
-    return cudaFuncSetAttribute(attend_latent<KIND, PRODUCER, ROPE>,
+    return cudaFuncSetAttribute(attend_latent<KIND, PRODUCER, ROPE, BOTH>,
                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)sizeof(latent_shared));
-}
-
-template <int KIND> static cudaError_t make_ready()
-{
-    cudaFuncAttributes attributes;
-    cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent);
-    error = error ? error : allow_memory<KIND, LATENT_BY_BOXES, true>();
-    error = error ? error : allow_memory<KIND, LATENT_BY_ROWS, true>();
-    if constexpr (KIND == KIND_F16) {
-        error = error ? error : allow_memory<KIND, LATENT_BY_CODES, true>();
-        error = error ? error : allow_memory<KIND, LATENT_BY_CODES, false>();
-    } else {
-        error = error ? error : allow_memory<KIND, LATENT_BY_BOXES, false>();
-        error = error ? error : allow_memory<KIND, LATENT_BY_ROWS, false>();
-    }
-    return error;
-}
-
-template <int KIND, int PRODUCER, bool ROPE>
-static cudaError_t launch_attend(const sm90_latent_params &a, int32_t num_sms, cudaStream_t stream)
-{
-    return launch_kernel(attend_latent<KIND, PRODUCER, ROPE>, a, (unsigned)num_sms,
-                         latent_threads<PRODUCER>::threads, sizeof(latent_shared), stream);
-}
-
-/* The kernel for 16-bit rows, and for rows of any form that are read byte by byte. */
-template <int KIND, bool ROPE>
-static cudaError_t launch_numbers(const sm90_latent_params &a, int32_t num_sms, cudaStream_t stream)
-{
-    return a.mapped ? launch_attend<KIND, LATENT_BY_BOXES, ROPE>(a, num_sms, stream)
-                    : launch_attend<KIND, LATENT_BY_ROWS, ROPE>(a, num_sms, stream);
-}
-
-template <int KIND>
-static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, cudaStream_t stream)
-{
-    static_assert(sizeof(latent_shared) <= 227 * 1024, "shared memory of a CTA");
-    if (a == nullptr) {
-        return make_ready<KIND>();
-    }
-    cudaError_t error = cudaSuccess;
-    if constexpr (KIND == KIND_F16) {
-        error = a->form == LATENT_FORM_OWN || !a->wide_keys
-                    ? launch_numbers<KIND, true>(*a, num_sms, stream)
-                : a->p.rope > 0 ? launch_attend<KIND, LATENT_BY_CODES, true>(*a, num_sms, stream)
-                                : launch_attend<KIND, LATENT_BY_CODES, false>(*a, num_sms, stream);
-    } else {
-        error = a->p.rope > 0 ? launch_numbers<KIND, true>(*a, num_sms, stream)
-                              : launch_numbers<KIND, false>(*a, num_sms, stream);
-    }
-    return error ? error
-                 : launch_kernel(merge_latent, *a, (unsigned)num_sms, MERGE_THREADS, 0, stream);
 }
 
 #endif

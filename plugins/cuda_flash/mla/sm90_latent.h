@@ -26,6 +26,15 @@ enum latent_form {
     LATENT_FORM_V4
 };
 
+/* A second cache under the same softmax (attn/draft/compressed.h). */
+struct sm90_second_cache {
+    struct gpu_cache k;
+    const int32_t *block_table, *block_table_row; /* the latter may be NULL */
+    int64_t block_table_stride;
+    int32_t block_size, block_shift; /* as below */
+    int32_t tokens_per_row;
+};
+
 struct sm90_latent_params {
     struct tensor_map k_map;     /* (dim, slot, 1, block), if `mapped` */
     struct tensor_map q_maps[2]; /* latent and rope part: (dim, head, token, 1), if `q_mapped` */
@@ -38,6 +47,7 @@ struct sm90_latent_params {
     int32_t row_bytes;               /* bytes of a row of the cache */
     int32_t wide_keys, wide_queries; /* 1: rows can be read 16 bytes at a time */
     int32_t wide_out;                /* elements of out that can be written at a time: 8, 2, 1 */
+    struct sm90_second_cache second;
 };
 
 /* Launches the swap-AB kernel on the current device. Returns a cudaError_t. */
@@ -47,6 +57,12 @@ int sm90_swap_ab_launch(const struct sm90_latent_params *params, int32_t num_sms
  * failure. */
 const char *sm90_latent_launch(const struct gpu_device *device,
                                const struct sm90_latent_params *params, void *stream);
+
+/* The same for an attend to both caches, without a schedule but for tile_rows. `items`: at most so
+ * many, each of `tiles` tiles or fewer. */
+const char *sm90_latent_both_launch(const struct gpu_device *device,
+                                    const struct sm90_latent_params *params, int64_t items,
+                                    int32_t tiles, void *stream);
 
 #ifdef __cplusplus
 }

@@ -113,7 +113,7 @@ GPU_INLINE void copy_queries(const sm90_latent_params &a, const gpu_row_tile &it
 
 /* The consumers copy an item's queries for converting warps, unless TMA copies them. Both have read
  * the previous run's. */
-template <bool ROPE>
+template <bool ROPE, bool BOTH>
 GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
                                  int phase)
 {
@@ -121,7 +121,7 @@ GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &sme
         return;
     }
     barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
-    const gpu_row_tile &item = a.p.attend.schedule.segments[segment].row_tile;
+    const auto &item = item_of<BOTH>(a, segment);
     if (a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
         copy_query_rows<256, true, ROPE>(a, item, smem);
     } else {
@@ -182,13 +182,12 @@ GPU_INLINE void copy_tile_slowly(const sm90_latent_params &a, latent_shared &sme
 
 /* Copies queries and keys of all runs by whole warp groups, for any block size, list and form of
  * rows. FORM: of rows that can be read 16 bytes at a time; -1: any form and alignment. */
-template <int KIND, int FORM, bool ROPE>
+template <int KIND, int FORM, bool ROPE, bool BOTH>
 GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     constexpr bool NARROW = FORM > LATENT_FORM_OWN, IS_V4 = FORM == LATENT_FORM_V4;
     constexpr int WARPS = NARROW ? LATENT_CONVERT_WARPS : LATENT_COPY_WARPS;
     constexpr int AT_ONCE = WARPS / 2; /* tiles that a warp looks up at once */
-    const gpu_params &p = a.p.attend;
     /* bits 0 and 1: phases of the buffers; bit 2: of the queries; bit 3: parity of the run */
     int phases = 7;
     latent_narrow<FORM> narrow;
@@ -211,39 +210,46 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
     };
 #pragma unroll 1
     /* Rarely used fields of a run are loaded again instead of kept. */
-    for (int32_t s = first_segment(p.schedule); s >= 0;) {
-        latent_run run = load_run(p.schedule, s);
+    for (int32_t s = first_run<BOTH>(a); s >= 0;) {
+        latent_run run = run_of<BOTH>(a, s);
         key_lookup &lookup = smem.lookup[threadIdx.x >> 5];
         __syncwarp(); /* the previous run's lookup is not read any more */
         if ((threadIdx.x & 31) == 0) {
-            lookup = lookup_of(a, run, s);
+            lookup = lookup_of<BOTH>(a, run, s);
+            if constexpr (BOTH) {
+                smem.second[threadIdx.x >> 5] = lookup_of_second(a, run);
+            }
         }
         __syncwarp(); /* the lookup is written */
-        int32_t key = key_of_lane<WARPS>(lookup, 0), block = block_of_lane(a, lookup, key);
+        int32_t key = key_of_lane<WARPS, BOTH>(smem, lookup, 0);
+        int32_t block = block_of_lane<BOTH>(a, smem, lookup, key);
         const int32_t first = key;
-        key = key_of_lane<WARPS>(lookup, AT_ONCE);
+        key = key_of_lane<WARPS, BOTH>(smem, lookup, AT_ONCE);
         /* Both consumers are in the previous run, so the terms of the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
-        publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, 0, first, block);
-        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, p.schedule.segments[s].row_tile, smem);
+        publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, 0, first, block);
+        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, item_of<BOTH>(a, s), smem);
         __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
             begin_convert<FORM>(smem, narrow);
+        }
+        if (BOTH) { /* other CTAs' parts of the previous run have been read from the buffers */
+            barrier_wait(shared_address(&smem.parts_read), (phases >> 3 & 1) ^ 1);
         }
 #pragma unroll 1
         for (int32_t t = 0; t < lookup.count; t += 2) {
             auto key_ahead = [&] {
                 const int32_t at = t + 2 + AT_ONCE;
-                return at < lookup.count ? key_of_lane<WARPS>(lookup, at) : -1;
+                return at < lookup.count ? key_of_lane<WARPS, BOTH>(smem, lookup, at) : -1;
             };
             const bool publishes = AT_ONCE == 2 || (t & 2) != 0;
             if (AT_ONCE == 2 || !publishes) {
-                block = block_of_lane(a, lookup, key);
+                block = block_of_lane<BOTH>(a, smem, lookup, key);
             }
             const int32_t later = NARROW ? 0 : key_ahead();
             copy_tile(0, t);
             if (NARROW && publishes) { /* before the next tile, since rows are read ahead */
-                publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, t + 2, key, block);
                 key = key_ahead();
                 __syncwarp(); /* the addresses are written */
             }
@@ -251,38 +257,39 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
                 copy_tile(1, t + 1);
             }
             if (!NARROW) { /* now, since no buffer becomes free for a while */
-                publish_row<WARPS, IS_V4>(a, smem, lookup, phases >> 3, t + 2, key, block);
+                publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, t + 2, key, block);
                 key = later;
                 __syncwarp(); /* the addresses are written */
             }
         }
         phases ^= 12;
-        s = load_run(p.schedule, lookup.segment).next;
+        s = run_of<BOTH>(a, lookup.segment).next;
     }
     wait_for_copies(); /* no copy may outlive the CTA */
 }
 
-template <int KIND, bool ROPE>
+template <int KIND, bool ROPE, bool BOTH>
 GPU_INLINE void copy_rows(const sm90_latent_params &a, latent_shared &smem)
 {
-    if (a.form == LATENT_FORM_OWN && a.wide_keys) {
-        copy_runs_of_rows<KIND, LATENT_FORM_OWN, ROPE>(a, smem);
+    if (BOTH || (a.form == LATENT_FORM_OWN && a.wide_keys)) {
+        copy_runs_of_rows<KIND, LATENT_FORM_OWN, ROPE, BOTH>(a, smem);
     } else {
-        copy_runs_of_rows<KIND, -1, ROPE>(a, smem);
+        copy_runs_of_rows<KIND, -1, ROPE, false>(a, smem);
     }
 }
 
 /* Converts 8-bit rows to f16. */
-template <bool ROPE> GPU_INLINE void convert_rows(const sm90_latent_params &a, latent_shared &smem)
+template <bool ROPE, bool BOTH>
+GPU_INLINE void convert_rows(const sm90_latent_params &a, latent_shared &smem)
 {
     if constexpr (!ROPE) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_V4, ROPE>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_V4, ROPE, BOTH>(a, smem);
     } else if (a.form == LATENT_FORM_E4M3) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3, ROPE>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E4M3, ROPE, false>(a, smem);
     } else if (a.form == LATENT_FORM_E5M2) {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2, ROPE>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_E5M2, ROPE, false>(a, smem);
     } else {
-        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS, ROPE>(a, smem);
+        copy_runs_of_rows<KIND_F16, LATENT_FORM_DS, ROPE, false>(a, smem);
     }
 }
 

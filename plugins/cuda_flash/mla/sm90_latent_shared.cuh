@@ -5,6 +5,7 @@
 
 #include "cuda_flash/ptx/sm90_copy.cuh"
 #include "gpu/device/latent.h"
+#include "gpu/device/search.h"
 #include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
 #include "sm90_latent.h"
@@ -38,6 +39,13 @@ struct key_lookup {
     int32_t segment, count; /* the run's segment and tiles */
 };
 
+/* And with both caches, where base is the run's first tile of its item, and end the end of the list
+ * or of all finished rows. */
+struct second_lookup {
+    const int32_t *blocks;
+    int32_t own_tiles, rows; /* tiles of the window; finished rows */
+};
+
 struct latent_shared {
     alignas(1024) char q[LATENT_COLUMNS][LATENT_COLUMN_BYTES];
     alignas(1024) char k[2][LATENT_COLUMNS][LATENT_COLUMN_BYTES];
@@ -67,14 +75,19 @@ struct latent_shared {
     uint64_t empty[2][2];
     uint64_t p_full[2]; /* P of a pair's first and second tile is written */
     uint64_t sums_full; /* row_sum of a run is written */
+    /* With both caches, in a cluster: all of its CTAs have ended the run's tiles; their parts are
+     * here; and have been read, so that the buffers are free. */
+    uint64_t tiles_done, parts_full, parts_read;
+    second_lookup second[LATENT_CONVERT_WARPS];
 };
 
 /* Consecutive tiles of one item in one CTA. */
 struct latent_run {
     gpu_row_tile item;
-    int32_t base, count; /* first key, tiles */
-    int32_t part;        /* index of the part to write; -1: the run is the whole item */
-    int32_t next;        /* next segment; -1: none */
+    int32_t base, count;            /* first key, tiles */
+    int32_t part;                   /* index of the part to write; -1: the run is the whole item */
+    int32_t next;                   /* next segment; -1: none */
+    int32_t own_tiles, rows, tiles; /* both caches: as in second_lookup; the item's tiles */
 };
 
 /* Loads a run. With schedule.by_item == 2 a CTA's share starts with segment blockIdx.x and links
@@ -102,6 +115,92 @@ GPU_INLINE latent_run load_run(const gpu_schedule &plan, int32_t segment)
 GPU_INLINE int32_t first_segment(const gpu_schedule &plan)
 {
     return (int32_t)blockIdx.x < plan.header->segments ? (int32_t)blockIdx.x : -1;
+}
+
+/* With both caches a segment is an item, (token, heads), and has a cluster. */
+GPU_INLINE int32_t count_items(const sm90_latent_params &a)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    return (p.query_start[p.num_reqs] - p.query_start[0]) *
+           (p.group / a.p.attend.schedule.tile_rows);
+}
+
+/* The request of a token, `n` tokens after the first: most requests have as many queries. */
+GPU_INLINE int32_t request_of_token(const gpu_problem &p, int32_t token, uint32_t n)
+{
+    const uint32_t tokens = (uint32_t)(p.query_start[p.num_reqs] - p.query_start[0]);
+    const int32_t r = (int32_t)min(n * (uint32_t)p.num_reqs / tokens, (uint32_t)p.num_reqs - 1);
+    return p.query_start[r] <= token && token < p.query_start[r + 1]
+               ? r
+               : find_last(p.query_start, p.num_reqs, token);
+}
+
+/* A CTA's equal part of an item: tiles of the window and then of the second cache. */
+GPU_INLINE latent_run load_item(const sm90_latent_params &a, int32_t n)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    const int32_t rows = a.p.attend.schedule.tile_rows, parts = p.group / rows;
+    const int32_t place = n / parts, token = p.query_start[0] + place;
+    const gpu_request request = load_request(p, request_of_token(p, token, (uint32_t)place));
+    const int32_t index = token - request.query_start;
+    const gpu_interval seen = interval_of(p, request, index);
+    latent_run run = {};
+    gpu_row_tile &item = run.item;
+    item.k0 = max(seen.first, 0);
+    item.k1 = max(seen.last + 1, item.k0);
+    item.query_start = request.query_start;
+    item.query_len = request.query_len;
+    item.length = request.length;
+    item.causal = request.causal;
+    item.request = request.r;
+    item.first_row = index * p.group + (n - place * parts) * rows;
+    item.num_rows = rows;
+    item.table =
+        (int64_t)(p.block_table_row != nullptr ? p.block_table_row[request.r] : request.r) *
+        p.block_table_stride;
+    run.rows = max(seen.position + 1, 0) / a.second.tokens_per_row;
+    run.own_tiles = (item.k1 - item.k0 + GPU_TILE - 1) / GPU_TILE;
+    const int32_t listed = a.p.topk != nullptr ? a.p.num_topk : run.rows;
+    run.tiles = run.own_tiles + (listed + GPU_TILE - 1) / GPU_TILE;
+    const int32_t rank = (int32_t)cluster_rank(), size = (int32_t)cluster_size();
+    run.base = run.tiles * rank / size;
+    run.count = run.tiles * (rank + 1) / size - run.base;
+    if (run.count == 0) { /* a tile of hidden keys, since a run has one */
+        run.base = run.tiles;
+        run.count = 1;
+    }
+    run.part = -1;
+    run.next = n + (int32_t)gridDim.x / size;
+    run.next = run.next < count_items(a) ? run.next : -1;
+    return run;
+}
+
+template <bool BOTH> GPU_INLINE latent_run run_of(const sm90_latent_params &a, int32_t segment)
+{
+    if constexpr (BOTH) {
+        return load_item(a, segment);
+    } else {
+        return load_run(a.p.attend.schedule, segment);
+    }
+}
+
+template <bool BOTH> GPU_INLINE decltype(auto) item_of(const sm90_latent_params &a, int32_t segment)
+{
+    if constexpr (BOTH) {
+        return gpu_row_tile(load_item(a, segment).item);
+    } else {
+        return (a.p.attend.schedule.segments[segment].row_tile);
+    }
+}
+
+template <bool BOTH> GPU_INLINE int32_t first_run(const sm90_latent_params &a)
+{
+    if constexpr (BOTH) {
+        const int32_t first = (int32_t)(blockIdx.x / cluster_size());
+        return first < count_items(a) ? first : -1;
+    } else {
+        return first_segment(a.p.attend.schedule);
+    }
 }
 
 /* The scale of rows that were 8 bits with a single scale, for scores and values. */
@@ -177,6 +276,7 @@ GPU_INLINE bool sees_slowly(const gpu_problem &p)
     return p.spans != nullptr || p.tree != nullptr;
 }
 
+template <bool BOTH>
 GPU_INLINE key_lookup lookup_of(const sm90_latent_params &a, const latent_run &run, int32_t segment)
 {
     const gpu_row_tile &item = run.item;
@@ -196,7 +296,18 @@ GPU_INLINE key_lookup lookup_of(const sm90_latent_params &a, const latent_run &r
     const bool fetches =
         a.wide_keys && (a.form != LATENT_FORM_OWN || item.query_len <= FETCHING_QUERIES);
     lookup.fetches = !fetches ? 0 : a.p.attend.schedule.concurrent < 2 ? 3 : 1 << (blockIdx.x & 1);
+    if constexpr (BOTH) {
+        lookup.end = a.p.topk != nullptr ? a.p.num_topk : run.rows;
+    }
     return lookup;
+}
+
+GPU_INLINE second_lookup lookup_of_second(const sm90_latent_params &a, const latent_run &run)
+{
+    const sm90_second_cache &s = a.second;
+    const int32_t r = run.item.request;
+    const int64_t row = s.block_table_row != nullptr ? s.block_table_row[r] : r;
+    return {s.block_table + row * s.block_table_stride, run.own_tiles, run.rows};
 }
 
 /* The term of key j where spans or a tree decide. */
@@ -226,9 +337,22 @@ template <int WARPS> GPU_INLINE int tile_of_lane()
     return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
-/* The key of this lane's row of the tiles from t on; -1: none. */
-template <int WARPS> GPU_INLINE int32_t key_of_lane(const key_lookup &lookup, int32_t t)
+/* The key of this lane's row of the tiles from t on; -1: none; with BOTH caches below -1: row
+ * -2 - key of the second. */
+template <int WARPS, bool BOTH>
+GPU_INLINE int32_t key_of_lane(const latent_shared &smem, const key_lookup &lookup, int32_t t)
 {
+    if constexpr (BOTH) {
+        const second_lookup &second = smem.second[threadIdx.x >> 5];
+        const int32_t tile = lookup.base + t + tile_of_lane<WARPS>() - second.own_tiles;
+        const int32_t at = tile * GPU_TILE + row_of_lane<WARPS>();
+        if (tile < 0) {
+            const int32_t key = lookup.first + at + second.own_tiles * GPU_TILE;
+            return key <= lookup.last ? key : -1;
+        }
+        const int32_t row = at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
+        return row >= 0 && row < second.rows ? -2 - row : -1;
+    }
     int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
     return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
 }
@@ -239,9 +363,21 @@ GPU_INLINE int32_t block_of_key(const sm90_latent_params &a, int32_t key)
     return a.block_shift >= 0 ? key >> a.block_shift : key / a.p.attend.problem.block_size;
 }
 
-/* The block's number in the cache; -1: the key is hidden. */
-GPU_INLINE int32_t block_of_lane(const sm90_latent_params &a, const key_lookup &lookup, int32_t key)
+GPU_INLINE int32_t block_of_second(const sm90_second_cache &s, int32_t row)
 {
+    return s.block_shift >= 0 ? row >> s.block_shift : row / s.block_size;
+}
+
+/* The block's number in the cache; -1: the key is hidden. */
+template <bool BOTH>
+GPU_INLINE int32_t block_of_lane(const sm90_latent_params &a, const latent_shared &smem,
+                                 const key_lookup &lookup, int32_t key)
+{
+    if constexpr (BOTH) {
+        return key == -1 ? -1
+               : key < 0 ? smem.second[threadIdx.x >> 5].blocks[block_of_second(a.second, -2 - key)]
+                         : lookup.blocks[block_of_key(a, key)];
+    }
     return key >= lookup.first && key <= lookup.last ? lookup.blocks[block_of_key(a, key)] : -1;
 }
 
@@ -268,9 +404,34 @@ GPU_INLINE const uint16_t **scales_of_tile(const latent_shared &smem, int32_t t)
     return (const uint16_t **)smem.q[LATENT_ROPE] + (t & 7) * GPU_TILE;
 }
 
+/* The place of a row of a cache; the fields are chosen one by one, as a pointer to one of two
+ * parameters would copy both to local memory. */
+struct row_place {
+    const char *row, *scales;
+};
+
+template <bool IS_V4>
+GPU_INLINE row_place place_in_both(const sm90_latent_params &a, int32_t key, int32_t block)
+{
+    const gpu_cache &x = a.p.attend.k, &y = a.second.k;
+    const bool own = key >= 0;
+    const int32_t at = own ? key : -2 - key;
+    const int32_t slot = own ? at - block_of_key(a, at) * a.p.attend.problem.block_size
+                             : at - block_of_second(a.second, at) * a.second.block_size;
+    row_place place = {(own ? x.data : y.data) + block * (own ? x.block : y.block) +
+                           slot * (own ? x.slot : y.slot),
+                       nullptr};
+    if (IS_V4) {
+        place.scales = (own ? x.row_scale : y.row_scale) +
+                       block * (own ? x.row_scale_block : y.row_scale_block) +
+                       slot * (own ? x.row_scale_slot : y.row_scale_slot);
+    }
+    return place;
+}
+
 /* Writes address and term of this lane's row of the tiles from t on. Of the CTAs that walk the same
  * keys, one fetches even and one odd rows into the L2. */
-template <int WARPS, bool IS_V4>
+template <int WARPS, bool IS_V4, bool BOTH>
 GPU_INLINE void publish_row(const sm90_latent_params &a, latent_shared &smem,
                             const key_lookup &lookup, int turn, int32_t t, int32_t key,
                             int32_t block)
@@ -291,13 +452,19 @@ GPU_INLINE void publish_row(const sm90_latent_params &a, latent_shared &smem,
     }
     smem.term[turn][t & 7][row] = term;
     if (term != -INFINITY) {
-        const int32_t slot = key - block_of_key(a, key) * p.problem.block_size;
-        from = row_at(p.k, block, slot, 0);
+        int32_t slot = 0;
+        if constexpr (BOTH) {
+            const row_place place = place_in_both<IS_V4>(a, key, block);
+            from = place.row, scales = place.scales;
+        } else {
+            slot = key - block_of_key(a, key) * p.problem.block_size;
+            from = row_at(p.k, block, slot, 0);
+        }
         if ((lookup.fetches >> (row & 1) & 1) != 0) {
             fetch_row<WARPS>(from, a.row_bytes);
         }
         if (IS_V4) {
-            scales = (const char *)row_scale_at(p.k, block, slot, 0);
+            scales = BOTH ? scales : (const char *)row_scale_at(p.k, block, slot, 0);
             fetch_line(scales);
         }
     }

@@ -26,7 +26,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
 }
 
 attn_status cuda_probe(const struct attn_probe_sink *sink, const struct attn_backend_caps *caps,
-                       struct attn_error *error)
+                       const struct attn_backend_caps *hopper, struct attn_error *error)
 {
     struct nvml_device devices[NVML_MAX_DEVICES];
     const char *cause = "";
@@ -36,7 +36,7 @@ attn_status cuda_probe(const struct attn_probe_sink *sink, const struct attn_bac
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }
     for (int32_t i = 0; i < count; i++) {
-        attn_status taken = report(sink, &devices[i], i, caps);
+        attn_status taken = report(sink, &devices[i], i, devices[i].major == 9 ? hopper : caps);
         status = status ? status : taken;
         usable += devices[i].major >= 8;
     }

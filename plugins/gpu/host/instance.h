@@ -32,6 +32,7 @@ struct attn_instance {
 enum gpu_way {
     GPU_WAY_ATTEND,
     GPU_WAY_LATENT,
+    GPU_WAY_BOTH_CACHES,
     GPU_WAY_CHUNKS,
     GPU_WAY_INDEX,
     GPU_WAY_WITHOUT_PLAN

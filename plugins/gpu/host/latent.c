@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots of MLA (attn/mla.h): attention over latent rows, and their writing and gathering. */
+#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/mla.h>
 
@@ -92,6 +93,17 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         p.length_stride = given->length_stride;
         p.entry_keys = lists->granularity;
         p.list_heads = lists->groups == ATTN_LISTS_PER_Q_HEAD ? 1 : p.list_heads;
+    }
+    if (args->prepared->way == GPU_WAY_BOTH_CACHES) {
+        const struct attn_layer_cache *of = args->caches;
+        const char *tables = (const char *)args->batch->tables;
+        struct gpu_cache second;
+        status = enter_cache(args->layer, args->params, of->view, &second, error);
+        tables += (of->table - 1) * (int64_t)args->batch->table_stride;
+        return status != ATTN_OK ? status
+                                 : device_status(args->instance->latent->attend_both(
+                                                     args, &p, &second, (const void *)tables),
+                                                 "attend_mla", error);
     }
     if (sparse && (args->prepared->way != GPU_WAY_LATENT || !plan->fast)) {
         return device_status(gpu_device_launch(device, GPU_KERNEL_latent_sparse,

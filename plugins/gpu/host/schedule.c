@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The preparation of a layer, the memory of its plans, and the launch of the kernel that makes a
  * schedule. */
+#include <attn/draft/compressed.h>
 #include <attn/draft/compressor.h>
 #include <attn/draft/indexer.h>
 #include <attn/mla.h>
@@ -81,7 +82,9 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
     }
     const bool planned = is_sparse ? instance->latent != NULL && lists_of(layer) == NULL
                                    : layer->kind == ATTN_LAYER_MLA;
+    const bool both = ext_of(layer->next, ATTN_EXT_DRAFT_BOTH_CACHES) != NULL;
     prepared->way = prepared->chunk_bytes > 0 ? GPU_WAY_CHUNKS
+                    : both                    ? GPU_WAY_BOTH_CACHES
                     : planned                 ? GPU_WAY_LATENT
                     : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
                         ? GPU_WAY_WITHOUT_PLAN
@@ -129,6 +132,7 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     if (made == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared", "%zu bytes", sizeof *made);
     }
+    const char *cause = NULL;
     *made = (struct attn_prepared){0};
     if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
         gpu_prepare_index(args->layer, made);
@@ -137,9 +141,18 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     } else {
         prepare_layer(args, made);
     }
-    const char *cause = gpu_vendor.load_kernels != NULL
-                            ? gpu_vendor.load_kernels(args->instance, args->layer, made)
-                            : NULL;
+    if (made->way == GPU_WAY_BOTH_CACHES) {
+        const struct gpu_latent_kernel *latent = args->instance->latent;
+        cause = latent->takes_both(args->k_cache);
+        cause = cause != NULL ? cause : latent->takes_both(args->caches->view);
+    }
+    if (cause != NULL) {
+        gpu_release(args->instance, made);
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "caches", "%s", cause);
+    }
+    if (gpu_vendor.load_kernels != NULL) {
+        cause = gpu_vendor.load_kernels(args->instance, args->layer, made);
+    }
     if (cause != NULL) {
         gpu_release(args->instance, made);
         return plugin_error(error, ATTN_ERROR_DEVICE, "layer", "its kernels do not load: %s",
@@ -183,7 +196,7 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     const struct attn_limits *limits = args->limits;
     size->host_bytes = sizeof(struct schedule_host);
     size->device_bytes = size->scratch_bytes = 0;
-    if (prepared->way == GPU_WAY_WITHOUT_PLAN) {
+    if (prepared->way == GPU_WAY_WITHOUT_PLAN || prepared->way == GPU_WAY_BOTH_CACHES) {
         size->scratch_bytes = gpu_list_bytes(prepared, limits->max_num_tokens);
         return ATTN_OK;
     }
@@ -407,7 +420,8 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     struct schedule_host *plan = args->schedule_host;
     const struct attn_batch *batch = args->batch;
     struct gpu_plan_params p = {0};
-    if (args->prepared != NULL && args->prepared->way == GPU_WAY_WITHOUT_PLAN) {
+    if (args->prepared != NULL && (args->prepared->way == GPU_WAY_WITHOUT_PLAN ||
+                                   args->prepared->way == GPU_WAY_BOTH_CACHES)) {
         return ATTN_OK;
     }
     if (plan == NULL || args->prepared == NULL ||

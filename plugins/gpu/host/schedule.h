@@ -118,6 +118,13 @@ struct gpu_latent_kernel {
     void (*choose_rows)(const struct attn_attend_args *args, struct schedule_host *plan);
     /* Launches a planned attend. Returns NULL or the cause of a failure. */
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_latent_params *p);
+    /* The same for layers with attn_both_caches, whose second cache is `second` and addressed by
+     * `table`: without a plan. takes_both: NULL, or why it does not take such views. */
+    const char *(*load_both)(const struct gpu_device *device);
+    const char *(*takes_both)(const struct attn_kv_view *view);
+    const char *(*attend_both)(const struct attn_attend_args *args,
+                               const struct gpu_latent_params *p, const struct gpu_cache *second,
+                               const struct attn_batch_table *table);
 };
 
 /* Faster kernels for requests of many tokens of recurrent layers. Without them requests go token
