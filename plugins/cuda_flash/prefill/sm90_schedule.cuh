@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The schedule of prefill, made by one CTA: the order in which CTAs take items. Items are sorted
- * into sections whose keys fit the L2, and the longest of a section come first. */
+ * into sections whose keys fit the L2, and the longest of a section come first. A section may have
+ * fewer items than there are multiprocessors, so short items of all sections come last: with them
+ * all CTAs end together. */
 #ifndef CUDA_FLASH_SM90_SCHEDULE_CUH
 #define CUDA_FLASH_SM90_SCHEDULE_CUH
 
@@ -8,6 +10,7 @@
 #include "sm90_prefill.h"
 
 #define PREFILL_KEYS (PREFILL_SECTIONS * PREFILL_BUCKETS) /* buckets of the sort */
+#define PREFILL_SHORT 4 /* a short item has at most this part of the longest's tiles */
 
 struct schedule_memory {
     int32_t warps[32];
@@ -49,7 +52,11 @@ GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &ti
 {
     int64_t keys = (int64_t)a.key_sum[tile.request] * a.p.problem.num_kv_heads +
                    (int64_t)head * max(tile.length, 0);
-    int32_t section = (int32_t)min(keys / section_keys, (int64_t)PREFILL_SECTIONS - 1);
+    int32_t section = (int32_t)min(keys / section_keys, (int64_t)PREFILL_SECTIONS - 2);
+    const int32_t seen = PREFILL_SHORT * tile.num_tiles;
+    if (seen <= longest && seen <= tile.length / a.p.schedule.tile) {
+        section = PREFILL_SECTIONS - 1;
+    }
     int32_t bucket = (int32_t)((int64_t)(tile.num_tiles - 1) * PREFILL_BUCKETS / longest);
     return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
 }
@@ -133,7 +140,7 @@ GPU_DEVICE void schedule_items(const prefill_params &a, schedule_memory &memory)
     int32_t row_tiles = count_row_tiles(p, plan, memory.warps), all = row_tiles;
     plan_row_tiles(p, plan, &row_tiles, plan.key_tile_start, memory.warps);
     int64_t total = (int64_t)sum_lengths(a, all, memory.warps) * p.num_kv_heads;
-    int64_t section_keys = max(a.section_keys, total / PREFILL_SECTIONS + 1);
+    int64_t section_keys = max(a.section_keys, total / (PREFILL_SECTIONS - 1) + 1);
     if (thread_index() == 0) {
         memory.longest = 1;
     }
