@@ -8,11 +8,11 @@
 
 /* Passes an item of whose rows this warp group has none, as most decodes are. */
 template <class S>
-GPU_INLINE void skip_item(prefill_shared<S> &smem, int32_t tiles, int query, int parity,
-                          ring_place<S::stages> &stage)
+GPU_INLINE void skip_item(prefill_shared<S> &smem, int32_t tiles, int q_full, int q_empty,
+                          int parity, ring_place<S::stages> &stage)
 {
     if (S::k_parts == 1) {
-        barrier_wait(shared_address(&smem.q_full[query]), parity);
+        barrier_wait(shared_address(&smem.q_full[q_full]), parity);
     }
 #pragma unroll 1
     for (; tiles > 0; tiles--) {
@@ -22,7 +22,7 @@ GPU_INLINE void skip_item(prefill_shared<S> &smem, int32_t tiles, int query, int
             arrive_once<S>(smem.k_empty[part]);
         }
         if (tiles == 1) {
-            arrive_once<S>(smem.q_empty[query]);
+            arrive_once<S>(smem.q_empty[q_empty]);
         }
         barrier_wait(shared_address(&smem.v_full[stage.at]), stage.parity);
         __syncwarp();
@@ -53,8 +53,10 @@ GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &sme
             break;
         }
         int32_t left = item.tiles, base = tile_base(item, left - 1, S::keys);
+        const int q_full = q_full_of<S>(a, query.at, group),
+                  q_empty = q_empty_of<S>(query.at, group);
         if (__any_sync(0xffffffffu, group * 64 >= item.row_tile.num_rows)) {
-            skip_item<S>(smem, left, query.at, query.parity, stage);
+            skip_item<S>(smem, left, q_full, q_empty, query.parity, stage);
             arrive_once<S>(smem.item_empty[slot.at]);
             continue;
         }
@@ -81,7 +83,7 @@ GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &sme
             pin(x.acc_s);
             arrive_once<S>(smem.k_empty[S::k_parts > 1 ? S::k_parts - 1 : stage.at]);
             if (tile == 0) {
-                arrive_once<S>(smem.q_empty[query.at]);
+                arrive_once<S>(smem.q_empty[q_empty]);
             }
             if (!inner) {
                 row_bounds rows;
@@ -114,7 +116,7 @@ GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &sme
             start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, 1, x.acc_o);
         };
         if (S::k_parts == 1) {
-            barrier_wait(shared_address(&smem.q_full[query.at]), query.parity);
+            barrier_wait(shared_address(&smem.q_full[q_full]), query.parity);
         }
         barrier_wait(shared_address(&smem.k_full[stage.at]), stage.parity);
         begin_qk();

@@ -616,17 +616,20 @@ static bool map_queries(struct prefill_params *a, const struct attn_attend_args 
     const struct gpu_params *p = &a->p;
     /* TMA's element has 16 bits, two fp8 numbers. */
     int32_t of_element = a->scales == PREFILL_IN_FP8 ? 2 : 1;
-    const struct map_shape queries = {
+    /* A box for each warp group; agrees with `q_by_group` in sm90_shape.cuh. */
+    bool by_group = a->size >= 192 && a->size <= 256 && PREFILL_ROWS / 2 % p->problem.group == 0;
+    int32_t queries = by_group ? a->queries / 2 : a->queries;
+    const struct map_shape shape = {
         .rank = 5,
         .element = 2,
         .fetched = 256,
         .sizes = {(uint64_t)(p->problem.head_size / of_element), (uint64_t)p->problem.num_q_heads,
                   (uint64_t)args->q->shape[0], 1, 1},
         .strides = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16},
-        .box = {64, (uint32_t)p->problem.group, (uint32_t)a->queries, 1, 1},
+        .box = {64, (uint32_t)p->problem.group, (uint32_t)queries, 1, 1},
     };
-    a->query_bytes = a->queries * p->problem.group * a->size * 2 / of_element;
-    return tensor_map_encode(device, p->q.data, &queries, &a->q_map);
+    a->query_bytes = queries * p->problem.group * a->size * 2 / of_element;
+    return tensor_map_encode(device, p->q.data, &shape, &a->q_map);
 }
 
 /* A map of the output in boxes of 16 rows of an item, the first a multiple of 16. A row is (query,

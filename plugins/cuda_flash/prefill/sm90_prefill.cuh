@@ -288,7 +288,8 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
             prev_row_sum[0] = x.row_sum[0], prev_row_sum[1] = x.row_sum[1];
             x.row_max[0] = x.row_max[1] = -INFINITY;
             x.row_sum[0] = x.row_sum[1] = 0.0f;
-            barrier_wait(shared_address(&smem.q_full[query.at]), query.parity);
+            barrier_wait(shared_address(&smem.q_full[q_full_of<S>(a, query.at, group)]),
+                         query.parity);
         }
         start_qk<S>(queries(), descriptor_again(k, stage.at * (S::k_bytes / 16)), x.acc_s);
     };
@@ -316,7 +317,7 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         base -= S::keys;
         starts_item = left == 0;
         if (starts_item) {
-            arrive_once<S>(smem.q_empty[query.at]);
+            arrive_once<S>(smem.q_empty[q_empty_of<S>(query.at, group)]);
             query.step();
         }
         /* Softmax of keys from the lane's key `first` on. `lazy`: row_max is not updated from the
@@ -436,7 +437,7 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
                 accumulates = 1;
                 if (left == 0) {
                     starts_item = true;
-                    arrive_once<S>(smem.q_empty[query.at]);
+                    arrive_once<S>(smem.q_empty[q_empty_of<S>(query.at, group)]);
                     query.step();
                     slot.step();
                     more = smem.items[slot.at].tiles >= 0;
@@ -491,9 +492,9 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
     prefill_shared<S> &smem = *(prefill_shared<S> *)memory;
     const int group = threadIdx.x >> 7;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::query_buffers; i++) {
+        for (int i = 0; i < S::q_barriers; i++) {
             barrier_init(shared_address(&smem.q_full[i]), 1);
-            barrier_init(shared_address(&smem.q_empty[i]), S::warps);
+            barrier_init(shared_address(&smem.q_empty[i]), S::q_by_group ? 4 : S::warps);
         }
         for (int i = 0; i < S::stages; i++) {
             for (int part = i * S::k_parts; part < (i + 1) * S::k_parts; part++) {

@@ -91,7 +91,7 @@ struct prefill_params {
     /* its schedule has prefill's own tile_rows, tile, row_tiles and starts */
     struct gpu_params p;
     int32_t queries;       /* queries of a row tile */
-    int32_t query_bytes;   /* bytes of a row tile's queries */
+    int32_t query_bytes;   /* bytes of a box of queries, a row tile's or a warp group's */
     int32_t group_inverse; /* 2^16 / group, rounded up: exact for the rows of a tile */
     int32_t terms;         /* bits of enum prefill_terms */
     /* The factor of a product before a soft cap, the factor of a score in base 2, and the factor

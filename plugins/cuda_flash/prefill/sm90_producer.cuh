@@ -117,6 +117,27 @@ GPU_INLINE void copy_queries(const prefill_params &a, const prefill_item &item, 
     }
 }
 
+/* Copies an item's queries for each warp group as soon as the group has read the previous item's,
+ * whose parity is `parity`; or for both at once, where no whole queries are 64 rows. */
+template <class S>
+GPU_INLINE void copy_queries_by_group(const prefill_params &a, prefill_shared<S> &smem,
+                                      const prefill_item &item, int parity, int lane)
+{
+    prefill_item rows = item;
+#pragma unroll 1
+    for (int group = 0; group < S::groups; group++) {
+        barrier_wait(shared_address(&smem.q_empty[group]), parity);
+        if (boxes_by_group<S>(a)) {
+            copy_queries<S>(a, rows, shared_address(smem.q[0]) + group * (64 * 128),
+                            shared_address(&smem.q_full[group]), lane);
+            rows.first_query += a.queries / S::groups;
+        }
+    }
+    if (!boxes_by_group<S>(a)) {
+        copy_queries<S>(a, item, shared_address(smem.q[0]), shared_address(&smem.q_full[0]), lane);
+    }
+}
+
 /* Copies a tile's keys part by part. The queries of an item come with the parts of its first tile,
  * once the previous item's have been read, whose parity is `queries`; -1: another tile. */
 template <class S>
@@ -245,9 +266,13 @@ GPU_INLINE void producer(const prefill_params &a, prefill_shared<S> &smem)
                           scale_bytes, shared_address(&full));
             }
             if (first) {
-                barrier_wait(shared_address(&smem.q_empty[query.at]), query.parity ^ 1);
-                copy_queries<S>(a, item, shared_address(smem.q[query.at]),
-                                shared_address(&smem.q_full[query.at]), lane);
+                if constexpr (S::q_by_group) {
+                    copy_queries_by_group<S>(a, smem, item, query.parity ^ 1, lane);
+                } else {
+                    barrier_wait(shared_address(&smem.q_empty[query.at]), query.parity ^ 1);
+                    copy_queries<S>(a, item, shared_address(smem.q[query.at]),
+                                    shared_address(&smem.q_full[query.at]), lane);
+                }
                 query.step();
                 first = false;
             }

@@ -17,6 +17,10 @@ struct prefill_shape {
     static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS,
                          scales = SCALES;
     static constexpr int query_buffers = QUERIES_;
+    /* With one buffer each warp group has its own barriers for its rows' queries: its next ones are
+     * copied while the other group still reads its own. */
+    static constexpr bool q_by_group = QUERIES_ == 1 && D_ >= 192 && D_ <= 256;
+    static constexpr int q_barriers = q_by_group ? GROUPS : QUERIES_;
     static constexpr bool grouped = GROUPED;
     /* consumer warp groups, 64 rows each */
     static constexpr int groups = GROUPS, rows = 64 * groups, warps = 4 * groups,
@@ -122,7 +126,7 @@ template <class S> struct prefill_shared {
                                      : 1]; /* a lane's row_max and row_sum of the previous item */
     alignas(16) float key_scale[S::stages][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
-    uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
+    uint64_t q_full[S::q_barriers], q_empty[S::q_barriers];
     /* part p of a stage: [stage * k_parts + p] */
     uint64_t k_full[S::stages * S::k_parts], k_empty[S::stages * S::k_parts];
     uint64_t v_full[S::stages], v_empty[S::stages];
@@ -139,6 +143,23 @@ template <int COUNT> struct ring_place {
         parity ^= at == 0;
     }
 };
+
+/* Whether a box has one warp group's queries; else it has all of an item's. */
+template <class S> GPU_INLINE bool boxes_by_group(const prefill_params &a)
+{
+    return a.query_bytes * S::groups == S::q_bytes;
+}
+
+/* The index in q_empty of a warp group and a buffer of queries, and the index in q_full. */
+template <class S> GPU_INLINE int q_empty_of(int buffer, int group)
+{
+    return S::q_by_group ? group : buffer;
+}
+
+template <class S> GPU_INLINE int q_full_of(const prefill_params &a, int buffer, int group)
+{
+    return !S::q_by_group ? buffer : boxes_by_group<S>(a) ? group : 0;
+}
 
 /* The first dim of an item's values, and their number. */
 template <class S> GPU_INLINE int32_t first_dim(const prefill_item &item)
