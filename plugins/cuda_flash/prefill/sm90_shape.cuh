@@ -47,7 +47,8 @@ struct prefill_shape {
         KIND_ == KIND_BF16 && !EXACT && (TERMS & ~(PREFILL_CAPPED | PREFILL_LINEAR)) == 0;
     /* inner tiles wait for P V after their exponentials (finish_pv) */
     static constexpr bool pv_waits_late =
-        (lazy_rescale && (DV_ == 64 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
+        (lazy_rescale &&
+         (DV_ == 64 || SCALES == PREFILL_IN_FP8 || (DV_ == 128 && TERMS == PREFILL_CAPPED))) ||
         (TERMS == PREFILL_LINEAR && DV_ > 128);
     /* inner tiles compute linear ALiBi as part of Q K^T (prefill_ramp), where registers suffice;
      * bytes of the table of key positions */
