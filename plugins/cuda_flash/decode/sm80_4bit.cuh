@@ -19,6 +19,15 @@ GPU_INLINE int32_t opaque(int32_t x)
     return x;
 }
 
+/* The bits of x where the mask has ones, else those of y. The compiler would take two instructions.
+ */
+GPU_INLINE uint32_t select_bits(uint32_t mask, uint32_t x, uint32_t y)
+{
+    uint32_t z;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(z) : "r"(x), "r"(y), "r"(mask));
+    return z;
+}
+
 template <int KIND> GPU_INLINE void widen_codes(uint32_t word, uint32_t (&pairs)[4])
 {
     if constexpr (KIND != KIND_NVFP4) {
@@ -27,14 +36,13 @@ template <int KIND> GPU_INLINE void widen_codes(uint32_t word, uint32_t (&pairs)
         pairs[1] = word & 0x00f000f0u;
         pairs[2] = above & 0x000f000fu;
         pairs[3] = above & 0x00f000f0u;
-    } else { /* the upper bytes of f16 first */
-        uint32_t odd = (word & 0x80808080u) | (word >> 3 & 0x0e0e0e0eu);
-        /* the addition moves an even code's sign to the top of its byte and changes nothing else */
-        uint32_t even = (word & 0x0f0f0f0fu) * 2 + 0x70707070u;
+    } else { /* sign, exponent and fraction in a byte, with other bits between them */
+        const uint32_t even = select_bits(0x80808080u, word << 4, word << 1);
+        const uint32_t odd = select_bits(0x80808080u, word, word >> 3);
         pairs[0] = even << 8 & 0x8e008e00u;
-        pairs[1] = __byte_perm(odd, 0, 0x2404);
+        pairs[1] = odd << 8 & 0x8e008e00u;
         pairs[2] = even & 0x8e008e00u;
-        pairs[3] = odd & 0xff00ff00u;
+        pairs[3] = odd & 0x8e008e00u;
     }
 }
 
@@ -59,12 +67,29 @@ template <int N, int ALIGN> GPU_INLINE void load_words(const char *from, uint32_
 /* Rows of nvfp4 may be followed by their scales; then rows are D / 2 + D / 16 bytes apart. */
 template <int KIND, int D> constexpr int row_align = KIND == KIND_NVFP4 &&D < 256 ? D / 16 : 16;
 
-/* Spreads 8 codes of 3 bits, in the low 24 bits of x, to 4 bits each. */
+/* The first 4 of 8 codes of 3 bits, which are the low 24 bits of x, in the lower half of a word,
+ * the others in the upper one. Bits above them may have any value. */
+GPU_INLINE uint32_t split_codes(uint32_t x)
+{
+    return select_bits(0x0000ffffu, x, x << 4);
+}
+
+/* Spreads the 8 codes to 4 bits each, of which the uppermost may have any value. */
 GPU_INLINE uint32_t spread_codes(uint32_t x)
 {
-    x = (x & 0x00000fffu) | (x << 4 & 0x0fff0000u);
-    x = (x & 0x003f003fu) | (x << 2 & 0x3f003f00u);
-    return (x & 0x07070707u) | (x << 1 & 0x70707070u);
+    x = split_codes(x);
+    x = select_bits(0x00ff00ffu, x, x << 2);
+    return select_bits(0x0f0f0f0fu, x, x << 1);
+}
+
+/* Expands 4 codes of 3 bits in each half of a word to subnormal f16: code x 2^-24, 2^-21, 2^-18 and
+ * 2^-24. */
+GPU_INLINE void widen_halves(uint32_t word, uint32_t (&pairs)[4])
+{
+    pairs[0] = word & 0x00070007u;
+    pairs[1] = word & 0x00380038u;
+    pairs[2] = word & 0x01c001c0u;
+    pairs[3] = word >> 9 & 0x00070007u;
 }
 
 /* Codes of TurboQuant at any byte of a stage: the address of their first whole word and the bits
@@ -79,7 +104,7 @@ GPU_INLINE code_place place_of_codes(const char *stage, int at)
     return {stage + (at & ~3), (at & 3) * 8};
 }
 
-/* Loads N words of 8 codes of BITS, spread to 4 bits each, `bytes` (whole words) after a place. */
+/* Loads N words of 8 codes of BITS in the low bits, `bytes` (whole words) after a place. */
 template <int BITS, int N>
 GPU_INLINE void load_codes(const code_place &place, int bytes, uint32_t (&x)[N])
 {
@@ -98,8 +123,7 @@ GPU_INLINE void load_codes(const code_place &place, int bytes, uint32_t (&x)[N])
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int word = i * BITS / 4, shift = i * BITS * 8 % 32;
-        x[i] = BITS == 4 ? packed[i]
-                         : spread_codes(__funnelshift_r(packed[word], packed[word + 1], shift));
+        x[i] = BITS == 4 ? packed[i] : __funnelshift_r(packed[word], packed[word + 1], shift);
     }
 }
 
@@ -313,6 +337,10 @@ GPU_INLINE void add_codes_of(const char *stage, const char *codes, const sm80_pl
         if constexpr (KIND >= KIND_LEVELS) {
             const int at = plane.at + (key + (i & 1)) * plane.pitch + (lane >> 2) * words * BITS;
             load_codes<BITS>(place_of_codes(stage, at), (i >> 1) * 8 * plane.pitch, x[i]);
+#pragma unroll
+            for (int j = 0; j < words && BITS == 3; j++) {
+                x[i][j] = split_codes(x[i][j]);
+            }
             continue;
         }
         int next = (i >> 1) * 8 * plane.pitch;
@@ -334,9 +362,13 @@ GPU_INLINE void add_codes_of(const char *stage, const char *codes, const sm80_pl
         uint32_t b[2][4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            widen_codes<KIND>(
-                __byte_perm(x[2 * i][j / 2], x[2 * i + 1][j / 2], (j & 1) != 0 ? 0x7632 : 0x5410),
-                b[i]);
+            const uint32_t both =
+                __byte_perm(x[2 * i][j / 2], x[2 * i + 1][j / 2], (j & 1) != 0 ? 0x7632 : 0x5410);
+            if constexpr (BITS == 3) {
+                widen_halves(both, b[i]);
+            } else {
+                widen_codes<KIND>(both, b[i]);
+            }
 #pragma unroll
             for (int n = 0; n < 4 && KIND == KIND_NVFP4; n++) {
                 b[i][n] = multiply_halves(b[i][n], scale[i][j / 4]);
@@ -363,8 +395,11 @@ GPU_INLINE void add_codes(const char *stage, const char *codes, const sm80_plane
 }
 
 /* The factor of raw sums of column tile n. */
-template <int KIND> GPU_INLINE float unit_of_sum(int n)
+template <int KIND> GPU_INLINE float unit_of_sum(int n, int bits)
 {
+    if (KIND == KIND_LEVELS && bits == 3) {
+        return (n & 3) == 1 ? 0x1p21f : (n & 3) == 2 ? 0x1p18f : 0x1p24f;
+    }
     return KIND == KIND_INT8    ? 0x1p24f
            : KIND == KIND_NVFP4 ? 0x1p14f
            : KIND >= KIND_INT4  ? ((n & 1) != 0 ? 0x1p20f : 0x1p24f)

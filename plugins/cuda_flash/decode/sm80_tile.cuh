@@ -567,9 +567,10 @@ GPU_INLINE void scale_probs(float (&scale)[N][2], bool apart, float (&acc_s)[N][
     }
 }
 
-/* Turns raw acc_o of a run into sums of values, without the head's scale. */
+/* Turns raw acc_o of a run into sums of values, without the head's scale. `bits` is for
+ * KIND_LEVELS. */
 template <int KIND, int SWAP, int ND>
-GPU_INLINE void finish_values(bool scaled, value_scaling &sums, float (&acc_o)[ND][4])
+GPU_INLINE void finish_values(bool scaled, int bits, value_scaling &sums, float (&acc_o)[ND][4])
 {
     float reference = scaled ? sums.reference : 1.0f;
     if (KIND < KIND_INT8 && !scaled) {
@@ -583,7 +584,7 @@ GPU_INLINE void finish_values(bool scaled, value_scaling &sums, float (&acc_o)[N
     for (int n = 0; n < ND; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float raw = acc_o[n][e] * unit_of_sum<KIND>(acc_layout<SWAP>::tile(n, e));
+            float raw = acc_o[n][e] * unit_of_sum<KIND>(acc_layout<SWAP>::tile(n, e), bits);
             float zero_sum = sums.zero_sum[SWAP ? e & 1 : e & 2];
             acc_o[n][e] = KIND >= KIND_LEVELS ? fmaf(raw, reference, zero_sum)
                                               : fmaf(zero_sum, -0x1p24f, raw) * reference;
@@ -726,7 +727,7 @@ GPU_INLINE void end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
                          float (&acc_o)[ND][4])
 {
     if (last) {
-        finish_values<KIND, SWAP>(scaled, sums, acc_o);
+        finish_values<KIND, SWAP>(scaled, a.p.v.bits, sums, acc_o);
         epilogue<KIND, D, SPLIT, SWAP>(a.p, a.output, run, stage_at(smem, place.stage),
                                        &smem.last_one, row_max, row_sum, acc_o);
         clear_acc(row_max, row_sum, acc_o);

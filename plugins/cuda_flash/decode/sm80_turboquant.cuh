@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, and the products of
- * a key with itself give its length. */
+/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, whose squares give a
+ * key's length. */
 #ifndef CUDA_FLASH_SM80_TURBOQUANT_CUH
 #define CUDA_FLASH_SM80_TURBOQUANT_CUH
 
@@ -28,7 +28,7 @@ GPU_INLINE uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
 template <int BITS> GPU_INLINE void widen_levels(uint32_t word, uint32_t (&pairs)[4])
 {
     uint32_t below = ~word & 0x88888888u; /* codes of negative levels, which count downwards */
-    uint32_t index = BITS == 4 ? (word ^ (below - (below >> 3))) & 0x77777777u : word;
+    uint32_t index = (BITS == 4 ? word ^ (below - (below >> 3)) : spread_codes(word)) & 0x77777777u;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t which = index >> 16 * i;
@@ -42,25 +42,31 @@ template <int BITS> GPU_INLINE void widen_levels(uint32_t word, uint32_t (&pairs
     }
 }
 
-/* squares += the diagonal of K K^T of 16 keys over 16 dims. Key g is in elements 0 and 1 of the
- * first tile, key g + 8 in elements 2 and 3 of the last, in column g. SWAP: the left operand is the
- * one that meets the queries, already in registers. SHALLOW: 8 dims at a time, whose right operands
- * are in registers as well. */
-template <int SWAP, bool SHALLOW>
-GPU_INLINE void add_squares(float (&squares)[SWAP ? 2 : 1][4], uint32_t x0, uint32_t x1,
-                            uint32_t y0, uint32_t y1)
+/* The sum of 8 levels' squares, as two f16 that are still to be added. */
+GPU_INLINE uint32_t squares_of(const uint32_t (&pairs)[4])
 {
-    if constexpr (SHALLOW) {
-        multiply_shallow(squares[0], x0, y0, x0);
-        multiply_shallow(squares[1], x0, y0, y0);
-        multiply_shallow(squares[0], x1, y1, x1);
-        multiply_shallow(squares[1], x1, y1, y1);
-        return;
+    uint32_t x = multiply_halves(pairs[0], pairs[0]);
+    x = multiply_add_halves(pairs[1], pairs[1], x);
+    x = multiply_add_halves(pairs[2], pairs[2], x);
+    return multiply_add_halves(pairs[3], pairs[3], x);
+}
+
+/* lengths += the squares of two words of 16 keys, by a product with ones: those of key g in
+ * elements 0 and 1, of key g + 8 in 2 and 3; without SWAP, of keys 2 c and 2 c + 1 in elements 0
+ * and 1 of two tiles. */
+template <int SWAP>
+GPU_INLINE void add_squares(float (&lengths)[SWAP ? 1 : 2][4], const uint32_t (&low)[2],
+                            const uint32_t (&high)[2])
+{
+    constexpr uint32_t one = 0x3c003c00u;
+    if constexpr (SWAP) {
+        const uint32_t a[4] = {low[0], high[0], low[1], high[1]};
+        multiply<KIND_F16>(lengths[0], a, one, one);
+    } else {
+        const uint32_t a[4] = {one, one, one, one};
+        multiply<KIND_F16>(lengths[0], a, low[0], low[1]);
+        multiply<KIND_F16>(lengths[1], a, high[0], high[1]);
     }
-    const uint32_t low[4] = {x0, SWAP ? y0 : 0, x1, SWAP ? y1 : 0};
-    const uint32_t high[4] = {SWAP ? x0 : 0, y0, SWAP ? x1 : 0, y1};
-    multiply<KIND_F16>(squares[0], low, x0, x1);
-    multiply<KIND_F16>(squares[SWAP ? 1 : 0], high, y0, y1);
 }
 
 /* 1 / sqrt(x); sums of squares of levels are never 0. */
@@ -74,20 +80,18 @@ GPU_INLINE float inverse_root(float x)
 /* The factors of scores of the lane's keys: a key's norm over its levels' length. */
 template <int SWAP>
 GPU_INLINE void length_factors(const char *stage, const sm80_plane &plane, int first, int lane,
-                               const float (&squares)[SWAP ? 2 : 1][4], float (*factors)[2])
+                               const float (&lengths)[SWAP ? 1 : 2][4], float (*factors)[2])
 {
     const int g = lane >> 2, c = lane & 3;
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* 8 keys each */
-        const float(&of_keys)[4] = squares[SWAP ? i : 0];
-        float own_square = (g & 1) != 0 ? of_keys[i * 2 + 1] : of_keys[i * 2];
 #pragma unroll
         for (int own = 0; own < (SWAP ? 1 : 2); own++) {
-            int key = SWAP ? g : 2 * c + own;
-            float sum = __shfl_sync(0xffffffffu, own_square, key * 4 + (key >> 1));
+            const int key = SWAP ? g : 2 * c + own;
+            const float square = SWAP ? lengths[0][2 * i] : lengths[i][own];
             const __half *norm = (const __half *)(stage + plane.scale_at +
                                                   (first + i * 8 + key) * plane.scale_pitch);
-            factors[SWAP ? 0 : i][SWAP ? i : own] = __half2float(*norm) * inverse_root(sum);
+            factors[SWAP ? 0 : i][SWAP ? i : own] = __half2float(*norm) * inverse_root(square);
         }
     }
 }
@@ -99,12 +103,12 @@ GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const 
                               const char *rest, const lane_queries<D, SWAP> &queries, int first,
                               int lane, bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
-    constexpr bool shallow = SUBS == 2 && SWAP != 0;
     constexpr int words = D / 32, each = SWAP ? 1 : 2;
     constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
     const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
                                                        (lane & 3) * words * BITS);
-    float squares[SUBS][SWAP ? 2 : 1][4] = {};
+    float lengths[SUBS][SWAP ? 1 : 2][4] = {};
+    uint32_t squares[SUBS][2][2]; /* two words, keys 0 - 7 and 8 - 15 */
 #pragma unroll
     for (int from = 0; from < words; from += batch) {
         uint32_t x[2 * SUBS][batch];
@@ -116,12 +120,14 @@ GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const 
         for (int i = 0; i < batch * SUBS; i++) {
             const int j = i / SUBS, sub = i % SUBS;
             uint32_t pairs[2][4];
-            const uint32_t(&a)[4] = pairs[0], (&b)[4] = pairs[1];
             widen_levels<BITS>(x[2 * sub][j], pairs[0]);
             widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
             queries.multiply(sq, lane, from + j, high_rows, pairs, &acc_s[sub * each]);
-            add_squares<SWAP, shallow>(squares[sub], a[0], a[1], b[0], b[1]);
-            add_squares<SWAP, shallow>(squares[sub], a[2], a[3], b[2], b[3]);
+            squares[sub][0][j % 2] = squares_of(pairs[0]);
+            squares[sub][1][j % 2] = squares_of(pairs[1]);
+            if (j % 2 != 0) {
+                add_squares<SWAP>(lengths[sub], squares[sub][0], squares[sub][1]);
+            }
             if (HAS_REST) {
                 queries.from_memory(rest, lane, from + j, high_rows, pairs, &acc_s[sub * each]);
             }
@@ -129,7 +135,7 @@ GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const 
     }
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
-        length_factors<SWAP>(stage, plane, first + sub * 16, lane, squares[sub],
+        length_factors<SWAP>(stage, plane, first + sub * 16, lane, lengths[sub],
                              &factors[sub * each]);
     }
 }

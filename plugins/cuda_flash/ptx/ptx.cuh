@@ -80,15 +80,6 @@ GPU_INLINE void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
     }
 }
 
-/* c += a b, 16 x 8 by 8 x 8 of f16. */
-GPU_INLINE void multiply_shallow(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b)
-{
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(b));
-}
-
 /* c += a b, 16 x 32 unsigned bytes by 32 x 8 signed bytes. */
 GPU_INLINE void multiply_bytes(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -150,6 +141,13 @@ template <int KIND> GPU_INLINE uint32_t pack2(float a, float b)
 GPU_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b)
 {
     __half2 v = __hmul2(*(__half2 *)&a, *(__half2 *)&b);
+    return *(uint32_t *)&v;
+}
+
+/* a b + c of two f16 each, rounded once. */
+GPU_INLINE uint32_t multiply_add_halves(uint32_t a, uint32_t b, uint32_t c)
+{
+    __half2 v = __hfma2(*(__half2 *)&a, *(__half2 *)&b, *(__half2 *)&c);
     return *(uint32_t *)&v;
 }
 
