@@ -7,6 +7,9 @@
 
 #define INDEX_ROWS 64 /* rows of the cache of an item of index_scores */
 #define INDEX_POOL 16 /* rows whose best score alone a faster index_scores may store */
+/* index_top_k_short chooses from up to so many entries, of up to so many scores each. */
+#define INDEX_SHORT 2048
+#define INDEX_SHORT_SCORES 16
 
 /* Tokens first_token .. first_token + num_tokens - 1 of the batch. Their lists are counted along:
  * list i is of token i / groups and of heads (i % groups) * heads / groups and following. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* index_top_k on the CPU, a fibre for each of its threads, against a sort: rows that are short,
- * long enough for a sample, and too long for marks; scores for which the sample is right, and
- * others. */
+/* index_top_k and index_top_k_short on the CPU, a fibre for each of their threads, against a sort:
+ * rows that are short, long enough for a sample, and too long for marks; scores for which the
+ * sample is right, and others. */
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu/kernels/top_k.cpp"
+#include "gpu/kernels/top_k_short.cpp"
 
 enum draw { NORMAL, WHOLE, ZEROS, RARE, TINY, NANS, RISING, CLUSTER, DRAWS };
 
@@ -38,6 +39,23 @@ static float score_of(int draw, int i, int n)
     }
 }
 
+/* Runs a group of a kernel. */
+static void run_group(const gpu_index_params &p, bool is_short, int group, int groups)
+{
+    void (*const takes_all)(void *) = [](void *q) {
+        kernel_index_top_k(*(const gpu_index_params *)q);
+    };
+    void (*const takes_short)(void *) = [](void *q) {
+        kernel_index_top_k_short(*(const gpu_index_params *)q);
+    };
+    if (!is_short) {
+        host_run_group(TOP_K_THREADS, (uint32_t)group, (uint32_t)groups, takes_all, (void *)&p);
+    } else {
+        host_run_group(GPU_THREADS_index_top_k_short, (uint32_t)group, (uint32_t)groups,
+                       takes_short, (void *)&p);
+    }
+}
+
 /* Whether the list is the `topk` best entries in ascending order, then -1. */
 static bool is_right(int n, int topk, int draw, int forced)
 {
@@ -62,18 +80,17 @@ static bool is_right(int n, int topk, int draw, int forced)
     int32_t query_start[2] = {0, 1}, length = 0;
     gpu_index_params p = {};
     p.query_start = query_start, p.seq_lens = &n, p.num_reqs = p.num_tokens = 1;
-    p.heads = p.groups = p.tokens_per_row = p.rows_per_entry = 1;
+    p.heads = p.groups = p.tokens_per_row = p.rows_per_entry = p.rows_per_score = 1;
     p.max_rows = n, p.scores = scores.data(), p.score_stride = (int64_t)scores.size();
     p.topk = topk, p.first_entries = forced, p.last_entries = 2 * forced;
     p.out = found.data(), p.out_token = p.out_group = p.room = topk + SPARE, p.lengths = &length;
-    host_run_group(
-        TOP_K_THREADS, 0, 1, [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+    run_group(p, n <= INDEX_SHORT, 0, 1);
     return length == topk && found == best;
 }
 
 /* Whether 8 queries of a request without keys have empty lists, and leave that of the query before
  * them, of 64 keys, as it is. */
-static bool padding_is_empty(int tokens_per_row, int tail)
+static bool padding_is_empty(bool is_short, int tokens_per_row, int tail)
 {
     enum { TOPK = 8, LISTS = 9 };
     std::vector<float> scores(LISTS * 64, 0.0f);
@@ -81,18 +98,15 @@ static bool padding_is_empty(int tokens_per_row, int tail)
     int32_t query_start[3] = {0, 1, LISTS}, lens[2] = {64, 0}, lengths[LISTS] = {0};
     gpu_index_params p = {};
     p.query_start = query_start, p.seq_lens = lens, p.num_reqs = 2, p.num_tokens = LISTS;
-    p.heads = p.groups = p.rows_per_entry = 1, p.tokens_per_row = tokens_per_row, p.tail = tail;
+    p.heads = p.groups = p.rows_per_entry = p.rows_per_score = 1, p.tokens_per_row = tokens_per_row,
+    p.tail = tail;
     p.max_rows = 64, p.scores = scores.data(), p.score_stride = 64, p.topk = TOPK;
     p.out = found.data(), p.out_token = p.out_group = p.room = TOPK, p.lengths = lengths;
     for (int list = LISTS - 1; list >= 0; list--) { /* the list before it is written later */
-        host_run_group(
-            TOP_K_THREADS, list, LISTS,
-            [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+        run_group(p, is_short, list, LISTS);
     }
     for (int list = 1; list < LISTS; list++) {
-        host_run_group(
-            TOP_K_THREADS, list, LISTS,
-            [](void *q) { kernel_index_top_k(*(const gpu_index_params *)q); }, &p);
+        run_group(p, is_short, list, LISTS);
     }
     bool right = lengths[0] == TOPK;
     for (int i = 0; i < LISTS * TOPK; i++) {
@@ -107,14 +121,16 @@ int main()
     int failures = 0;
     for (int tokens_per_row : {1, 4}) {
         for (int tail = 0; tail < (tokens_per_row > 1 ? 2 : 1); tail++) {
-            if (!padding_is_empty(tokens_per_row, tail)) {
-                failures++;
-                printf("queries without keys, rows of %d, tail %d: lists are not empty\n",
-                       tokens_per_row, tail);
+            for (int is_short = 0; is_short < 2; is_short++) {
+                if (!padding_is_empty(is_short != 0, tokens_per_row, tail)) {
+                    failures++;
+                    printf("queries without keys, rows of %d, tail %d: lists are not empty\n",
+                           tokens_per_row, tail);
+                }
             }
         }
     }
-    for (int n : {2049, 8192, 8193, 16385, 65536, 131072, 131073}) {
+    for (int n : {31, 512, 1001, 2048, 2049, 8192, 8193, 16385, 65536, 131072, 131073}) {
         for (int topk : {1, 48, 2048, 5000}) {
             for (int draw = 0; draw < DRAWS; draw++) {
                 const int forced = (draw + topk) % 2 * 3;

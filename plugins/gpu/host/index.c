@@ -112,6 +112,8 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
     if (is_fast && p.rows_per_entry % INDEX_POOL == 0) {
         p.rows_per_score = INDEX_POOL;
     }
+    const bool is_short = p.max_rows <= (int64_t)INDEX_SHORT * p.rows_per_entry &&
+                          p.rows_per_entry <= INDEX_SHORT_SCORES * p.rows_per_score;
     for (; p.first_token < tokens && cause == NULL; p.first_token += chunk) {
         p.num_tokens = tokens - p.first_token < chunk ? tokens - p.first_token : chunk;
         const int64_t lists = (int64_t)p.num_tokens * p.groups;
@@ -124,9 +126,12 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
                                         gpu_groups(lists * tiles, 1, (int64_t)device->num_sms * 8),
                                         &p, args->stream);
         }
-        cause = cause != NULL ? cause
-                              : gpu_device_launch(device, GPU_KERNEL_index_top_k,
-                                                  gpu_groups(lists, 1, 1 << 20), &p, args->stream);
+        if (cause != NULL) {
+            break;
+        }
+        cause = gpu_device_launch(device,
+                                  is_short ? GPU_KERNEL_index_top_k_short : GPU_KERNEL_index_top_k,
+                                  gpu_groups(lists, 1, 1 << 20), &p, args->stream);
     }
     return device_status(cause, "attend", error);
 }

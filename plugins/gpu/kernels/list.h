@@ -32,6 +32,7 @@
     X(amax_keep, gpu_amax_params, 64)                                                              \
     X(index_scores, gpu_index_params, 256)                                                         \
     X(index_top_k, gpu_index_params, 1024)                                                         \
+    X(index_top_k_short, gpu_index_params, 256)                                                    \
     X(list_keys, gpu_list_params, 128)                                                             \
     X(compress, gpu_compressor_params, 512)                                                        \
     X(latent, gpu_latent_params, 512)                                                              \

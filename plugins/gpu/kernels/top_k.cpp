@@ -204,14 +204,6 @@ GPU_INLINE void take_few(const top_k_row &row, int32_t count, bool kept, top_k_m
     sync_group(); /* the memory is empty */
 }
 
-GPU_INLINE int32_t sum_of_warp(int32_t x)
-{
-    for (int32_t d = GPU_LANES / 2; d > 0; d >>= 1) {
-        x += lane_xor(x, d);
-    }
-    return x;
-}
-
 GPU_INLINE int32_t sum_to_lane(int32_t x)
 {
     for (int d = 1; d < GPU_LANES; d <<= 1) {
@@ -520,36 +512,18 @@ GPU_INLINE void choose_entries(const top_k_row &row, int32_t room, top_k_memory 
 GPU_KERNEL(index_top_k, gpu_index_params)
 {
     GPU_SHARED top_k_memory memory;
-    const int32_t lists = count_lists(p), thread = (int32_t)thread_index();
+    const int32_t lists = count_lists(p);
     let_later_kernels_begin();
     for (int32_t i = (int32_t)group_index(); i < lists; i += (int32_t)group_count()) {
         const index_list list = find_list(p, i);
-        int32_t *out = p.out + list.token * p.out_token + list.group * p.out_group;
-        top_k_row row = {(uint32_t *)(p.scores + i * p.score_stride),
-                         (list.rows + p.rows_per_entry - 1) / p.rows_per_entry, p.first_entries,
-                         p.last_entries, false};
-        const int32_t forced = min(p.first_entries + p.last_entries, row.n);
-        const int32_t room = p.topk + (p.forced_on_top ? forced : -(int32_t)list.tail);
-        int32_t count = min(row.n, room);
-        if (row.n <= room) {
-            for (int32_t e = thread; e < row.n; e += TOP_K_THREADS) {
-                out[e] = e;
-            }
-        } else if (room > 0) {
+        top_k_row row = row_of_list(p, list, i);
+        const int32_t room = room_of_list(p, list, row);
+        if (row.n > room && room > 0) {
             if (p.rows_per_entry > 1) {
                 pool_rows(p, row, list.rows);
             }
-            choose_entries(row, room, memory, out);
+            choose_entries(row, room, memory, entries_of_list(p, list));
         }
-        if (thread == 0 && list.tail) {
-            out[count] = list.rows;
-        }
-        count += list.tail;
-        for (int32_t e = count + thread; e < p.room; e += TOP_K_THREADS) {
-            out[e] = -1;
-        }
-        if (thread == 0 && p.lengths != nullptr) {
-            p.lengths[(int64_t)list.token * p.groups + list.group] = count;
-        }
+        finish_list(p, list, row.n, room, TOP_K_THREADS);
     }
 }

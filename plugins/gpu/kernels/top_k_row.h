@@ -4,7 +4,7 @@
 #ifndef GPU_KERNELS_TOP_K_ROW_H
 #define GPU_KERNELS_TOP_K_ROW_H
 
-#include "gpu/device/target.h"
+#include "gpu/kernels/index_list.h"
 
 #define FORCED_KEY 0xffffffffu
 #define NAN_KEY 0xfffffffeu
@@ -70,6 +70,58 @@ GPU_INLINE int32_t keys_of(const top_k_row &row, const uint4 &x, int32_t first, 
     keys[2] = key_of_entry(row, x.z, first + 2);
     keys[3] = key_of_entry(row, x.w, first + 3);
     return max(min(end - first, 4), 0);
+}
+
+GPU_INLINE int32_t sum_of_warp(int32_t x)
+{
+    for (int32_t d = GPU_LANES / 2; d > 0; d >>= 1) {
+        x += lane_xor(x, d);
+    }
+    return x;
+}
+
+/* The row of a list's scores. */
+GPU_INLINE top_k_row row_of_list(const gpu_index_params &p, const index_list &list, int32_t number)
+{
+    return {(uint32_t *)(p.scores + number * p.score_stride),
+            (list.rows + p.rows_per_entry - 1) / p.rows_per_entry, p.first_entries, p.last_entries,
+            false};
+}
+
+/* Entries that are chosen if the row has more. */
+GPU_INLINE int32_t room_of_list(const gpu_index_params &p, const index_list &list,
+                                const top_k_row &row)
+{
+    const int32_t forced = min(p.first_entries + p.last_entries, row.n);
+    return p.topk + (p.forced_on_top ? forced : -(int32_t)list.tail);
+}
+
+GPU_INLINE int32_t *entries_of_list(const gpu_index_params &p, const index_list &list)
+{
+    return p.out + list.token * p.out_token + list.group * p.out_group;
+}
+
+/* Writes a list's rest by a group of `threads`: all entries of a row that has no more than `room`,
+ * the unfinished row, -1 after them, and its length. */
+GPU_INLINE void finish_list(const gpu_index_params &p, const index_list &list, int32_t n,
+                            int32_t room, int32_t threads)
+{
+    int32_t *out = entries_of_list(p, list);
+    const int32_t thread = (int32_t)thread_index();
+    int32_t count = min(n, room);
+    for (int32_t e = thread; e < n && n <= room; e += threads) {
+        out[e] = e;
+    }
+    if (thread == 0 && list.tail) {
+        out[count] = list.rows;
+    }
+    count += list.tail;
+    for (int32_t e = count + thread; e < p.room; e += threads) {
+        out[e] = -1;
+    }
+    if (thread == 0 && p.lengths != nullptr) {
+        p.lengths[(int64_t)list.token * p.groups + list.group] = count;
+    }
 }
 
 #endif
