@@ -167,7 +167,9 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
         if (fitting >= 2) {
             int32_t most = SM80_ON_THE_WAY / (of_sm * both);
             bool all = kind == KIND_F32 || kind >= KIND_E4M3 || wide || most > SM80_MAX_STAGES;
-            most = all ? SM80_MAX_STAGES : most < 2 ? 2 : most;
+            /* a CTA alone works on a stage while others are filled */
+            int32_t least = of_sm == 1 ? 3 : 2;
+            most = all ? SM80_MAX_STAGES : most < least ? least : most;
             *stages = fitting < most ? fitting : most;
             *ctas = sms * of_sm;
             return true;

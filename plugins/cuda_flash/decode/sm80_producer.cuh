@@ -124,12 +124,14 @@ template <int TILE> GPU_INLINE tile_place<TILE> enter_tile(const gpu_run &run, i
     return at;
 }
 
-/* Finds block and slot of a key in the request's row of the block table, or in its list. */
+/* Finds block and slot of a key in the request's row of the block table; of a listed key, its unit
+ * and itself, of which resolve_place makes both. */
 GPU_INLINE void find_slot(const gpu_problem &p, const gpu_run &run, int32_t key, int32_t &block,
                           int32_t &slot)
 {
     if (p.units != nullptr) {
-        find_listed(p, run.row_tile.table, key, block, slot);
+        block = p.units[run.row_tile.table + (key >> p.unit_shift)];
+        slot = key;
         return;
     }
     int32_t index = p.paged ? key / p.block_size : 0;
@@ -174,6 +176,18 @@ GPU_INLINE tile_place<TILE> place_keys(const gpu_problem &p, const gpu_run &run,
         }
     }
     return at;
+}
+
+/* Makes blocks and slots of COUNT units, one tile after these were loaded. */
+template <int COUNT, int TILE>
+GPU_INLINE void resolve_place(const gpu_problem &p, tile_place<TILE> &at)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (at.block[i] >= 0) {
+            find_in_unit(p, at.block[i], at.slot[i], at.block[i], at.slot[i]);
+        }
+    }
 }
 
 /* Copies K or V of a tile by TMA: each lane has a box of one block and one column of 128 bytes.
@@ -480,7 +494,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
         next_stage();
     }
 
-    /* Locates a tile, by boxes or by keys; by keys also for scales that are copied row by row. */
+    /* Whether keys are located one by one, also for scales that are copied row by row. */
+    __device__ __forceinline__ bool by_keys() const
+    {
+        return !a.mapped || (S::packed && !a.scale_spans) ||
+               (S::bytes && !a.scale_spans && (values ? p.v : p.k).form == GPU_ROW_SCALED);
+    }
+
+    /* Locates a tile, by boxes or by keys. */
     __device__ __forceinline__ void place(const gpu_run &run, int32_t tile,
                                           tile_place<S::tile> &boxes, tile_place<S::tile> &keys)
     {
@@ -488,8 +509,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         if (a.mapped) {
             boxes = place_boxes<S::tile>(a, run, tile, lane, columns);
         }
-        if (!a.mapped || (S::packed && !a.scale_spans) ||
-            (S::bytes && !a.scale_spans && (values ? p.v : p.k).form == GPU_ROW_SCALED)) {
+        if (by_keys()) {
             keys = place_keys<S::tile>(p.problem, run, tile, lane, KIND == KIND_NVFP4 ? 4 : 1);
         }
     }
@@ -681,6 +701,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
             barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
             if (until_draw-- == 0) {
                 draw();
+            }
+            if (p.problem.units != nullptr && a.mapped) {
+                resolve_place<1>(p.problem, boxes);
+            }
+            if (p.problem.units != nullptr && by_keys()) {
+                resolve_place<S::tile / 32>(p.problem, keys);
             }
             copy_tile(run.head, boxes, keys);
             if (i == 0 && !values) {

@@ -114,15 +114,22 @@ GPU_INLINE void enter_list(const gpu_problem &p, gpu_row_tile &v, int32_t list)
     v.table = at * p.unit_stride;
 }
 
+/* Block and slot of a key in a unit of its list. */
+template <class INDEX>
+GPU_INLINE void find_in_unit(const gpu_problem &p, int32_t unit, int32_t key, INDEX &block,
+                             INDEX &slot)
+{
+    const int32_t at = (unit << p.unit_shift) | (key & ((1 << p.unit_shift) - 1));
+    block = p.paged ? at / p.block_size : at;
+    slot = p.paged ? at - block * p.block_size : 0;
+}
+
 /* Block and slot of a listed key. */
 template <class INDEX>
 GPU_INLINE void find_listed(const gpu_problem &p, int64_t table, int32_t key, INDEX &block,
                             INDEX &slot)
 {
-    const int32_t unit = p.units[table + (key >> p.unit_shift)];
-    const int32_t at = (unit << p.unit_shift) | (key & ((1 << p.unit_shift) - 1));
-    block = p.paged ? at / p.block_size : at;
-    slot = p.paged ? at - block * p.block_size : 0;
+    find_in_unit(p, p.units[table + (key >> p.unit_shift)], key, block, slot);
 }
 
 /* The keys that some query of rows first_row .. end_row - 1 sees. */

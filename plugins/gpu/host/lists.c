@@ -80,6 +80,6 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, st
     p->window_left = p->window_right = -1;
     p->chunk_size = 0;
     return gpu_device_launch(device, GPU_KERNEL_list_keys,
-                             gpu_warp_groups(device, GPU_THREADS_list_keys, count, 32), &make,
+                             gpu_groups(count, 1, (int64_t)device->num_sms * 32), &make,
                              args->stream);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of keys (attn/draft/index_lists.h) as attends read them: units of neighbouring slots that a
- * token sees. A warp for each list. */
+ * token sees. A group for each list. */
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
 
-#define LIST_TURNS 4 /* a warp's turns whose loads wait together */
+#define LIST_TURNS 4 /* a lane's units whose loads wait together */
 
 GPU_INLINE int32_t sum_before(int32_t x, int32_t *total)
 {
@@ -29,14 +29,17 @@ GPU_INLINE int32_t slot_of(const gpu_problem &p, const gpu_request &q, int32_t k
            index * p.block_size;
 }
 
+#define LIST_WARPS (GPU_THREADS_list_keys / GPU_LANES)
+
 GPU_KERNEL(list_keys, gpu_list_params)
 {
+    GPU_SHARED int32_t of_warps[LIST_WARPS]; /* units of a warp in this pass */
+    GPU_SHARED int32_t cut_keys;             /* seen keys of the unit that is cut */
     const gpu_problem &a = p.problem;
-    const int32_t lane = lane_index(), unit = 1 << a.unit_shift;
+    const int32_t lane = lane_index(), warp = warp_index(), unit = 1 << a.unit_shift;
     const int64_t tokens = a.query_start[a.num_reqs] - a.query_start[0];
     let_later_kernels_begin();
-    for (int64_t i = warp_of_grid(GPU_THREADS_list_keys); i < tokens * a.lists;
-         i += warps_of_grid(GPU_THREADS_list_keys)) {
+    for (int64_t i = group_index(); i < tokens * a.lists; i += group_count()) {
         const int32_t token = a.query_start[0] + (int32_t)(i / a.lists);
         const int32_t list = (int32_t)(i % a.lists);
         const gpu_request q = load_request(a, find_last(a.query_start, a.num_reqs, token));
@@ -46,12 +49,15 @@ GPU_KERNEL(list_keys, gpu_list_params)
             p.lengths != nullptr ? p.lengths[token * p.length_token + list] : p.max_entries;
         const int32_t places = min(count, p.max_entries) * p.entry_units;
         int32_t *units = p.units + i * a.unit_stride;
-        int32_t full = 0, cut = -1, cut_keys = 0; /* the unit whose last keys are not seen */
-        for (int32_t base = 0; base < places; base += LIST_TURNS * GPU_LANES) {
-            int32_t slot[LIST_TURNS], keys[LIST_TURNS]; /* keys that are seen */
+        int32_t full = 0, cut = -1; /* before the pass; a unit that is cut */
+        if (thread_index() == 0) {
+            cut_keys = 0;
+        }
+        for (int32_t base = 0; base < places; base += LIST_TURNS * GPU_THREADS_list_keys) {
+            int32_t slot[LIST_TURNS], keys[LIST_TURNS], before[LIST_TURNS], own = 0;
 #pragma unroll
             for (int t = 0; t < LIST_TURNS; t++) {
-                const int32_t at = base + t * GPU_LANES + lane;
+                const int32_t at = base + (warp * LIST_TURNS + t) * GPU_LANES + lane;
                 const int32_t entry = at < places ? entries[at / p.entry_units] : -1;
                 const int64_t first = ((int64_t)entry * p.entry_units + at % p.entry_units)
                                       << a.unit_shift;
@@ -64,23 +70,36 @@ GPU_KERNEL(list_keys, gpu_list_params)
 #pragma unroll
             for (int t = 0; t < LIST_TURNS; t++) {
                 int32_t total;
-                const int32_t before = sum_before(keys[t] == unit, &total);
+                before[t] = own + sum_before(keys[t] == unit, &total);
+                own += total;
+            }
+            if (lane == 0) {
+                of_warps[warp] = own;
+            }
+            sync_group(); /* all warps' units are counted */
+            int32_t all = 0;
+            for (int32_t w = 0; w < LIST_WARPS; w++) {
+                full += w < warp ? of_warps[w] : 0;
+                all += w < warp ? 0 : of_warps[w];
+            }
+#pragma unroll
+            for (int t = 0; t < LIST_TURNS; t++) {
                 if (keys[t] == unit) {
-                    units[full + before] = slot[t];
-                } else if (keys[t] > 0) {
+                    units[full + before[t]] = slot[t];
+                } else if (keys[t] > 0) { /* in one lane at most, since entries are unique */
                     cut = slot[t];
                     cut_keys = keys[t];
                 }
-                full += total;
             }
+            full += all;
+            sync_group(); /* the counts are read, a cut unit is known */
         }
-        if (cut >= 0) { /* in one lane at most, since entries are unique */
+        if (cut >= 0) {
             units[full] = cut;
         }
-        int32_t rest;
-        sum_before(cut_keys, &rest);
-        if (lane == 0) {
-            p.list_lengths[i] = (full << a.unit_shift) + rest;
+        sync_group(); /* also without places: cut_keys is written */
+        if (thread_index() == 0) {
+            p.list_lengths[i] = (full << a.unit_shift) + cut_keys;
         }
     }
 }
