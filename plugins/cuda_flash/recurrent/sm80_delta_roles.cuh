@@ -89,6 +89,15 @@ GPU_INLINE void scale_rows(const float (&x)[TILES][4], int32_t bits, row_scale (
 }
 
 /* Packs 16 columns of accumulators as a left operand. */
+template <int SUMS> GPU_INLINE void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = pack2<KIND_F16>(x[step * 8 + 2 * i], x[step * 8 + 2 * i + 1]);
+    }
+}
+
+/* As pack_sums, in units of the rows. */
 GPU_INLINE void pack_step(uint32_t (&a)[4], const float (&front)[4], const float (&back)[4],
                           const row_scale (&scale)[2])
 {
@@ -96,14 +105,6 @@ GPU_INLINE void pack_step(uint32_t (&a)[4], const float (&front)[4], const float
     a[1] = pack2<KIND_F16>(front[2] * scale[1].inverse, front[3] * scale[1].inverse);
     a[2] = pack2<KIND_F16>(back[0] * scale[0].inverse, back[1] * scale[0].inverse);
     a[3] = pack2<KIND_F16>(back[2] * scale[1].inverse, back[3] * scale[1].inverse);
-}
-
-GPU_INLINE void pack_whole(uint32_t (&a)[4], const float (&front)[4], const float (&back)[4])
-{
-    a[0] = pack2<KIND_F16>(front[0], front[1]);
-    a[1] = pack2<KIND_F16>(front[2], front[3]);
-    a[2] = pack2<KIND_F16>(back[0], back[1]);
-    a[3] = pack2<KIND_F16>(back[2], back[3]);
 }
 
 /* The lane's ldmatrix address in a tile of COLUMNS columns of 16 bytes, aligned to 256 bytes; even
@@ -463,17 +464,17 @@ struct delta_chain {
         barrier_wait_for(barriers.update_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
-            float decayed[2][4];
+            float decayed[8];
             uint32_t left[4];
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 float2 decay = *(const float2 *)&stage.head.to_end[(2 * step + n) * 8 + pair];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    decayed[n][i] = r[2 * step + n][i] * (i & 1 ? decay.y : decay.x);
+                    decayed[4 * n + i] = r[2 * step + n][i] * (i & 1 ? decay.y : decay.x);
                 }
             }
-            pack_whole(left, decayed[0], decayed[1]);
+            pack_sums(left, decayed, 0);
             team.update[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.update_scale[lane] = scales;
@@ -482,7 +483,7 @@ struct delta_chain {
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; step++) {
             uint32_t left[4];
-            pack_whole(left, r[2 * step], r[2 * step + 1]);
+            pack_sums(left, (float(&)[CHUNK / 2]) r, step);
             team.change[step][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.change_scale[lane] = scales;

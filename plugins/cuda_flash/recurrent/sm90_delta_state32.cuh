@@ -137,11 +137,8 @@ GPU_INLINE void choose_units32(const state_item &shared_item, state32_memory &m)
                 norm = fminf(norm, fmaf(past, seen, added));
             }
         }
-        float bound = fmaf((float)(CHUNK + 1), most, norm);
-        int32_t now = exponent_of(unit), wanted = exponent_of(bound) + 1;
-        int32_t chosen = min(max(max(wanted - CHOSEN_BITS, 20), now - 100), 240);
-        bool keeps = wanted - now <= MOST_BITS && wanted - now >= LEAST_BITS;
-        float next = power_of(keeps ? now : chosen), inverse = inverse_of(next);
+        float next = next_unit(unit, fmaf((float)(CHUNK + 1), most, norm));
+        float inverse = inverse_of(next);
         bool is_new = any_lane(next != unit);
         m.unit[c & 3][row] = next;
         m.inverse[c & 1][row] = inverse;

@@ -42,15 +42,6 @@ struct ring_place {
     }
 };
 
-/* Packs 16 columns of accumulators as a left operand. */
-template <int SUMS> GPU_INLINE void pack_sums(uint32_t (&a)[4], const float (&x)[SUMS], int step)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i] = pack2<KIND_F16>(x[step * 8 + 2 * i], x[step * 8 + 2 * i + 1]);
-    }
-}
-
 GPU_INLINE void multiply_step(float (&sums)[CHUNK / 2], const uint32_t (&left)[4], uint64_t keys,
                               int step)
 {
@@ -88,6 +79,16 @@ GPU_INLINE int32_t exponent_of(float x)
 GPU_INLINE float power_of(int32_t exponent)
 {
     return bits_float((uint32_t)exponent << 23);
+}
+
+/* The unit of a row that is bounded by `bound`; `unit` is kept while it fits. The state cannot
+ * overflow: next to a unit 2^100 times larger, it becomes 0. */
+GPU_INLINE float next_unit(float unit, float bound)
+{
+    int32_t now = exponent_of(unit), wanted = exponent_of(bound) + 1;
+    int32_t chosen = min(max(max(wanted - CHOSEN_BITS, 20), now - 100), 240);
+    bool keeps = wanted - now <= MOST_BITS && wanted - now >= LEAST_BITS;
+    return power_of(keeps ? now : chosen);
 }
 
 /* The state in rows lane / 4 and lane / 4 + 8 of a warp's accumulators. */
@@ -178,18 +179,14 @@ struct state64_rows {
         }
     }
 
-    /* Chooses the unit of the chunk from its largest values; true if a unit changes. The state
-     * cannot overflow: next to a unit 2^100 times larger, it becomes 0. */
+    /* Chooses the unit of the chunk from its largest values; true if a unit changes. */
     __device__ __forceinline__ bool choose_units(const float (&of_values)[2], float (&next)[2])
     {
         bool is_new = false;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float bound = fmaf((float)(CHUNK + 1), of_values[half], norm[half]);
-            int32_t now = exponent_of(unit[half]), wanted = exponent_of(bound) + 1;
-            int32_t chosen = min(max(max(wanted - CHOSEN_BITS, 20), now - 100), 240);
-            bool keeps = wanted - now <= MOST_BITS && wanted - now >= LEAST_BITS;
-            next[half] = power_of(keeps ? now : chosen);
+            next[half] = next_unit(unit[half], bound);
             is_new |= next[half] != unit[half];
         }
         return is_new;
