@@ -540,10 +540,12 @@ class Steps(unittest.TestCase):
                 for r in range(2):  # what the replays' requests have in their caches
                     for p in range(40):
                         layer.kv_cache[tables[r, p // BLOCK], :, p % BLOCK] = torch.cat([keys[r, p], values[r, p]], -1)
-            for lengths in ([17, 33], [18, 34]):  # the third request is padding
-                starts = torch.tensor([0, 1, 2, 2]).int()
+            for lengths in ([17, 33], [18, 34], [19], [20, 35]):  # the other requests are padding
+                padding = 3 - len(lengths)
+                starts = torch.tensor([0, 1, 2, 3]).int().clamp(max=len(lengths))
                 slots = [int(tables[r, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK for r, n in enumerate(lengths)]
-                for buffer, now in zip(persistent, (starts, torch.tensor([*lengths, 0]), torch.tensor([*slots, -1]))):
+                for buffer, now in zip(persistent, (starts, torch.tensor([*lengths] + [0] * padding),
+                                                    torch.tensor([*slots] + [-1] * padding))):
                     buffer.copy_(now)
                 given.max_seq_len = max(lengths)
                 plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds]
@@ -552,7 +554,7 @@ class Steps(unittest.TestCase):
                 m = builder.build(0, given)
                 self.assertEqual(m.captured, (3, 3, 1))
                 q.copy_(peaked(3, HQ, D, generator=generator))
-                new_k, new_v = (torch.stack([t[r, n - 1] for r, n in enumerate(lengths)] + [t[0, 0]])
+                new_k, new_v = (torch.stack([t[r, n - 1] for r, n in enumerate(lengths)] + [t[0, 0]] * padding)
                                 for t in (keys, values))
                 for layer in context.values():
                     place = m.steps.place(layer, layer.impl, layer.kv_cache, m, q.dtype)

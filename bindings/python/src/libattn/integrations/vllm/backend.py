@@ -224,22 +224,25 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         return m
 
     def _replayed(self, m: LibattnMetadata) -> Batch:
-        """The batch of a captured shape. Its arrays lie where those of the last one lay, as graphs read them there: then that
-        one, with another bound of lengths."""
+        """The batch of a captured shape. The last one is used again if its arrays have the same addresses, as those that graphs read
+        have; its bounds and counts are this step's."""
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
+        if m.spans is not None or m.causal_per_request:
+            return batch_of(m, m.num_actual_tokens)
         arrays = (m.query_start_loc, m.query_start_loc_cpu, m.seq_lens, m.block_table, m.slot_mapping, m.state_slots, m.accepted,
                   m.local_seq_lens)
-        key = (None if m.causal_per_request else m.causal,
-               *(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in arrays))
+        key = (m.causal, *(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in arrays))
         kept = self._batches.get(shape)
         if kept is not None and kept[0] == key:
-            kept[1].struct.max_seq_len = m.max_seq_len
+            struct = kept[1].struct
+            struct.max_seq_len = m.max_seq_len
+            starts = m.query_start_loc if m.query_start_loc_cpu is None else m.query_start_loc_cpu
+            struct.num_actual_tokens = int(starts[m.num_reqs])
             return kept[1]
         batch = batch_of(m, m.num_actual_tokens)
         read = {"query_start_loc": m.query_start_loc, "seq_lens": m.seq_lens} | (
             {} if m.state_slots is not None else {"block_table": m.block_table, "slot_mapping": m.slot_mapping})
-        if m.spans is None and not m.causal_per_request and all(  # nothing was converted
-                getattr(batch.struct, name) == t.data_ptr() for name, t in read.items()):
+        if all(getattr(batch.struct, name) == t.data_ptr() for name, t in read.items()):  # nothing was converted
             self._batches[shape] = key, batch
         return batch
 
@@ -262,10 +265,10 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     def update_block_table(self, metadata: LibattnMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor,
                            **_: Any) -> LibattnMetadata:
-        m = replace(metadata, steps=self.steps, block_table=blk_table, slot_mapping=slot_mapping, captured=None)
-        m.common_prefix_len = prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
-        if metadata.captured and self.steps.replay(metadata.captured, lambda: self._replayed(m)):
-            m.captured = metadata.captured
+        m = replace(metadata, steps=self.steps, block_table=blk_table, slot_mapping=slot_mapping, common_prefix_len=0)
+        if not (m.captured and self.steps.replay(m.captured, lambda: self._replayed(m))):
+            m.captured = None
+            m.common_prefix_len = prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
         return m
 
     def use_cascade_attention(self, common_prefix_len: int, query_lens: Any, num_query_heads: int, num_kv_heads: int,
