@@ -69,14 +69,16 @@ static bool takes_whole(const struct check *check, int32_t rows)
     if (own == NULL || !(check->caps->features & ATTN_FEATURE_MIXED_BATCH)) {
         return false;
     }
-    const int64_t row = kv_row(cache->kv_dtype, l->head_size, false).bytes;
+    const struct kv_row form = kv_row(cache->kv_dtype, l->head_size, false);
+    const int64_t row = form.bytes + form.apart;
     const int64_t alignment = own->kv_alignment > 0 ? own->kv_alignment : 1;
-    return l->p_scale_form == ATTN_SCALE_NONE && own->dtypes >> l->dtype & 1 &&
+    return check->whole->mla->qk_rope_head_dim == 0 && l->p_scale_form == ATTN_SCALE_NONE &&
+           l->q_scale_form == ATTN_SCALE_NONE && own->dtypes >> l->dtype & 1 &&
            cache->kv_dtype < ATTN_VENDOR_CODE && own->kv_dtypes >> cache->kv_dtype & 1 &&
            (own->head_size == 0 || own->head_size == l->head_size) &&
            (own->num_q_heads == 0 || l->num_q_heads <= own->num_q_heads ||
             l->num_q_heads % own->num_q_heads == 0) &&
-           row * rows % alignment == 0 && row * check->match->block_size % alignment == 0;
+           row * rows % alignment == 0 && row * check->match->kernel_block_size % alignment == 0;
 }
 
 static void match(struct check *check, int32_t phase)
@@ -128,6 +130,12 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     part->block_size = cache_block_size(cache, layer->desc->block_size);
     own->whole = layer->served[ATTN_PHASE_DECODE].composed &
                  layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_BOTH_CACHES;
+    for (int32_t phase = 0; phase < NUM_PHASES && !own->whole; phase++) {
+        struct served *served = &layer->served[phase];
+        served->graph_level = ATTN_GRAPH_NEVER;
+        served->composed &= ~ATTN_COMPOSE_BOTH_CACHES;
+        served->composed |= ATTN_COMPOSE_COMPRESSED;
+    }
     own->both.ext = (struct attn_ext){ATTN_EXT_DRAFT_BOTH_CACHES, 0, sizeof own->both, main->next};
     own->window = *layer->selected->mla;
     own->window.topk = 0;

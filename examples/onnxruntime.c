@@ -14,6 +14,8 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <onnxruntime_c_api.h>
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +26,11 @@ static const OrtApi *ort;
 static const struct attn_api *api;
 static attn_runtime *runtime;
 
-/* One node: its layer, cache and plan. ONNX Runtime calls a node from one thread at a time. */
+/* One node: its layer, cache and plan. Calls of one session that overlap wait for each other. */
 struct node {
+    pthread_mutex_t lock;
     int64_t heads, kv_heads, head_size, window;
+    int64_t length; /* tokens that the cache has */
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
@@ -42,6 +46,23 @@ static OrtStatus *failed(const struct node *node, const char *what)
     snprintf(text, sizeof text, "libattn: %s: %s: %s", what, node->error.field,
              node->error.message);
     return ort->CreateStatus(ORT_FAIL, text);
+}
+
+static OrtStatus *refused(const char *format, ...)
+{
+    char text[512] = "libattn: ";
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text + strlen(text), sizeof text - strlen(text), format, values);
+    va_end(values);
+    return ort->CreateStatus(ORT_INVALID_ARGUMENT, text);
+}
+
+static attn_status no_memory(struct node *node)
+{
+    snprintf(node->error.field, sizeof node->error.field, "memory");
+    snprintf(node->error.message, sizeof node->error.message, "there is no more");
+    return ATTN_ERROR_OUT_OF_MEMORY;
 }
 
 static void *take(int64_t bytes)
@@ -73,6 +94,8 @@ static attn_status choose(struct node *node)
         .window_left = node->window > 0 ? (int32_t)node->window - 1 : 0,
     };
     const struct attn_layer_desc *layers[] = {&layer};
+    api->assignment_destroy(node->assignment); /* of a call before, which failed */
+    node->assignment = NULL;
     attn_status status = api->select(runtime, NULL, layers, 1, &node->assignment, &node->error);
     return status ? status
                   : api->model_create(runtime, node->assignment, NULL, &node->model, &node->error);
@@ -101,19 +124,29 @@ static attn_status grow(struct node *node, int64_t length, int64_t tokens)
                                  .stride_block = 2 * BLOCK * slot,
                                  .stride_slot = slot,
                                  .stride_head = node->head_size * (int64_t)sizeof(float)};
-        char *old = node->cache;
-        k.data = node->cache = take(blocks * k.stride_block);
-        memcpy(node->cache, old, (size_t)(node->blocks * k.stride_block));
-        node->block_table = realloc(node->block_table, (size_t)blocks * sizeof(int32_t));
-        for (int64_t i = node->blocks; i < blocks; i++) {
-            node->block_table[i] = (int32_t)i;
+        char *larger = take(blocks * k.stride_block);
+        int32_t *table = malloc((size_t)blocks * sizeof *table);
+        if (larger == NULL || table == NULL) {
+            free(larger), free(table);
+            return no_memory(node);
         }
-        node->blocks = blocks;
+        if (node->blocks > 0) {
+            memcpy(larger, node->cache, (size_t)(node->blocks * k.stride_block));
+        }
+        for (int64_t i = 0; i < blocks; i++) {
+            table[i] = (int32_t)i;
+        }
+        k.data = larger;
         struct attn_kv_view v = k;
-        v.data = node->cache + BLOCK * slot;
+        v.data = larger + BLOCK * slot;
         const struct attn_kv_view *views[] = {&k, &v};
         status = api->layer_bind_caches(layer, views, 2, &node->error);
-        free(old);
+        if (status != ATTN_OK) {
+            free(larger), free(table);
+            return status;
+        }
+        free(node->cache), free(node->block_table);
+        node->cache = larger, node->block_table = table, node->blocks = blocks;
     }
     node->tokens = tokens > node->tokens ? tokens : node->tokens;
     const struct attn_limits limits = {.struct_size = sizeof limits,
@@ -123,11 +156,18 @@ static attn_status grow(struct node *node, int64_t length, int64_t tokens)
     const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     struct attn_workspace workspace = {.struct_size = sizeof workspace};
     int32_t group = api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0);
-    status =
-        status ? status : api->plan_create(node->model, group, &options, &node->plan, &node->error);
+    status = api->plan_create(node->model, group, &options, &node->plan, &node->error);
     status = status ? status : api->plan_workspace(node->plan, &workspace, &node->error);
-    workspace.memory = node->workspace = take((int64_t)workspace.bytes);
-    return status ? status : api->plan_bind_workspace(node->plan, &workspace, &node->error);
+    if (status == ATTN_OK) {
+        workspace.memory = node->workspace = take((int64_t)workspace.bytes + 1);
+        status = node->workspace == NULL
+                     ? no_memory(node)
+                     : api->plan_bind_workspace(node->plan, &workspace, &node->error);
+    }
+    if (status != ATTN_OK) {
+        drop_plan(node); /* the next call makes another */
+    }
+    return status;
 }
 
 /* Writes the step's keys after the `past` ones and attends. */
@@ -152,6 +192,9 @@ static attn_status step(struct node *node, int64_t past, int64_t tokens, float *
                                     .out = &tensors[3]};
     const int32_t starts[] = {0, (int32_t)tokens}, lengths[] = {(int32_t)(past + tokens)};
     int64_t *slots = malloc((size_t)tokens * sizeof *slots);
+    if (slots == NULL) {
+        return no_memory(node);
+    }
     for (int64_t t = 0; t < tokens; t++) {
         slots[t] = past + t; /* the block table is 0, 1, 2 ... */
     }
@@ -179,19 +222,31 @@ static OrtStatusPtr ORT_API_CALL create(const struct OrtCustomOp *op, const OrtA
 {
     struct node *node = calloc(1, sizeof *node);
     (void)op;
+    if (node == NULL) {
+        return of->CreateStatus(ORT_FAIL, "libattn: no memory for a node");
+    }
+    pthread_mutex_init(&node->lock, NULL);
     node->error = (struct attn_error)ATTN_ERROR_INIT;
     OrtStatus *status = of->KernelInfoGetAttribute_int64(info, "num_heads", &node->heads);
     if (status == NULL) {
         status = of->KernelInfoGetAttribute_int64(info, "kv_num_heads", &node->kv_heads);
     }
-    if (status != NULL) {
-        free(node);
-        return status;
-    }
     OrtStatus *absent = of->KernelInfoGetAttribute_int64(info, "local_window_size", &node->window);
     if (absent != NULL) {
         of->ReleaseStatus(absent);
         node->window = -1;
+    }
+    if (status == NULL && (node->heads < 1 || node->kv_heads < 1 || node->window == 0 ||
+                           node->window < -1 || node->heads % node->kv_heads != 0)) {
+        status =
+            refused("num_heads is %lld, kv_num_heads %lld, local_window_size %lld; allowed are "
+                    "a multiple of kv_num_heads, 1 or more, and -1 or 1 or more",
+                    (long long)node->heads, (long long)node->kv_heads, (long long)node->window);
+    }
+    if (status != NULL) {
+        pthread_mutex_destroy(&node->lock);
+        free(node);
+        return status;
     }
     *kernel = node;
     return NULL;
@@ -203,6 +258,7 @@ static void ORT_API_CALL destroy(void *kernel)
     drop_plan(node);
     api->model_destroy(node->model);
     api->assignment_destroy(node->assignment);
+    pthread_mutex_destroy(&node->lock);
     free(node->cache), free(node->block_table), free(node);
 }
 
@@ -218,15 +274,41 @@ static OrtStatus *input(OrtKernelContext *context, size_t index, void **data, in
     status = status ? status : ort->GetDimensions(info, sizes, rank < 3 ? rank : 3);
     ort->ReleaseTensorTypeAndShapeInfo(info);
     if (status == NULL && (rank != (index == 3 ? 1 : 3) || sizes[0] != 1)) {
-        status = ort->CreateStatus(ORT_INVALID_ARGUMENT,
-                                   "libattn: inputs are [1, T, width] three times and past [1]");
+        status = refused("input %zu has %zu dimensions, the first %lld; allowed are [1, T, width] "
+                         "of query, key and value, [1] of past",
+                         index, rank, (long long)sizes[0]);
     }
     return status ? status : ort->GetTensorMutableData((OrtValue *)value, data);
 }
 
-static OrtStatusPtr ORT_API_CALL compute(void *kernel, OrtKernelContext *context)
+/* The head size, or why the inputs do not fit the node. */
+static OrtStatus *check_sizes(const struct node *node, int64_t sizes[INPUTS][3], int64_t past,
+                              int64_t *width)
 {
-    struct node *node = kernel;
+    const int64_t tokens = sizes[0][1];
+    *width = sizes[0][2] / node->heads;
+    if (*width < 1 || sizes[0][2] != node->heads * *width ||
+        (node->model != NULL && *width != node->head_size)) {
+        return refused("query has %lld numbers a token; allowed are %lld heads of %lld",
+                       (long long)sizes[0][2], (long long)node->heads,
+                       (long long)(node->model != NULL ? node->head_size : *width));
+    }
+    for (int i = 1; i < 3; i++) {
+        if (sizes[i][1] != tokens || sizes[i][2] != node->kv_heads * *width) {
+            return refused("%s is [1, %lld, %lld]; allowed is [1, %lld, %lld]",
+                           i == 1 ? "key" : "value", (long long)sizes[i][1], (long long)sizes[i][2],
+                           (long long)tokens, (long long)(node->kv_heads * *width));
+        }
+    }
+    if (past < 0 || past > node->length || past + tokens > INT32_MAX / 2) {
+        return refused("past is %lld; allowed are 0 to the %lld tokens that the cache has",
+                       (long long)past, (long long)node->length);
+    }
+    return NULL;
+}
+
+static OrtStatus *compute_alone(struct node *node, OrtKernelContext *context)
+{
     void *data[INPUTS];
     float *out = NULL;
     int64_t sizes[INPUTS][3] = {{0}};
@@ -238,12 +320,9 @@ static OrtStatusPtr ORT_API_CALL compute(void *kernel, OrtKernelContext *context
         }
     }
     const int64_t past = *(int64_t *)data[3], tokens = sizes[0][1];
-    const int64_t width = sizes[0][2] / node->heads;
-    if (past < 0 || past > node->blocks * BLOCK || sizes[1][2] != node->kv_heads * width ||
-        sizes[2][2] != sizes[1][2] || sizes[1][1] != tokens || sizes[2][1] != tokens) {
-        return ort->CreateStatus(ORT_INVALID_ARGUMENT, "libattn: key, value or past do not fit");
-    }
-    OrtStatus *status = ort->KernelContext_GetOutput(context, 0, sizes[0], 3, &value);
+    int64_t width = 0;
+    OrtStatus *status = check_sizes(node, sizes, past, &width);
+    status = status ? status : ort->KernelContext_GetOutput(context, 0, sizes[0], 3, &value);
     status = status ? status : ort->GetTensorMutableData(value, (void **)&out);
     if (status != NULL || tokens == 0) {
         return status;
@@ -258,7 +337,20 @@ static OrtStatusPtr ORT_API_CALL compute(void *kernel, OrtKernelContext *context
     if (grow(node, past + tokens, tokens) != ATTN_OK) {
         return failed(node, "cache");
     }
-    return step(node, past, tokens, rows) == ATTN_OK ? NULL : failed(node, "step");
+    if (step(node, past, tokens, rows) != ATTN_OK) {
+        return failed(node, "step");
+    }
+    node->length = past + tokens;
+    return NULL;
+}
+
+static OrtStatusPtr ORT_API_CALL compute(void *kernel, OrtKernelContext *context)
+{
+    struct node *node = kernel;
+    pthread_mutex_lock(&node->lock);
+    OrtStatus *status = compute_alone(node, context);
+    pthread_mutex_unlock(&node->lock);
+    return status;
 }
 
 static const char *ORT_API_CALL name(const struct OrtCustomOp *op)
@@ -329,6 +421,10 @@ OrtStatus *ORT_API_CALL RegisterCustomOps(OrtSessionOptions *options, const OrtA
     static OrtCustomOpDomain *domain; /* lives as long as the process, as every session's */
     struct node none = {.error = ATTN_ERROR_INIT};
     ort = base->GetApi(ORT_API_VERSION);
+    if (ort == NULL) {
+        return base->GetApi(1)->CreateStatus(
+            ORT_FAIL, "libattn: this library was built for a newer ONNX Runtime");
+    }
     if (runtime == NULL) {
         const char *path = getenv("ATTN_LIBRARY");
         void *library = dlopen(path != NULL ? path : "libattn.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -144,10 +144,24 @@ class Process:
         self.log = open(f"{'-'.join(a.replace(' ', '_') for a in arguments if '/' not in a)}.log", "w")
         self.process = subprocess.Popen([sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, text=True, start_new_session=True)
-        self.timer = threading.Timer(limit, self.signal, [signal.SIGKILL])  # one that hangs does not keep the others waiting
+        self.limit = limit
+        self.watch()
+        self.alive.append(self)
+
+    def watch(self) -> None:
+        """One that hangs does not keep the others waiting."""
+        self.timer = threading.Timer(self.limit, self.signal, [signal.SIGKILL])
         self.timer.daemon = True
         self.timer.start()
-        self.alive.append(self)
+
+    def stop(self) -> None:
+        """Until `go_on`; its time does not pass."""
+        self.timer.cancel()
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.watch()
 
     def signal(self, number: int) -> None:
         """To it and its children."""
@@ -247,10 +261,10 @@ class Comparison:
                 if not others:
                     others = [other for other in Process.alive if other not in servers.values()]
                     for other in others:
-                        other.signal(signal.SIGSTOP)
+                        other.stop()
         finally:
             for other in others:
-                other.signal(signal.SIGCONT)
+                other.go_on()
         for backend, answers in found.items():
             memory = ", ".join(f"{value:.2f} {key}" for key, value in answers[-1]["memory"].items())
             print(f"{row}, {backend}: {spread([a['rate'] for a in answers])} tokens/s, {spread([a['token'] for a in answers])} ms a token, "

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Real engines over libattn, unmodified, from PyPI: llama.cpp through integrations/ggml, vLLM and SGLang on a CPU through the
 # Python package, ONNX Runtime through examples/onnxruntime.c. Needs the network once and Python's pip; each engine's test.sh says
-# how long it takes and how much it keeps under build/engines. What was found is in docs/engines.md.
+# how long it takes and how much it keeps under build/engines. Results are in docs/engines.md.
 # usage: tools/test_engines.sh [ggml] [vllm] [sglang] [onnxruntime]; without arguments all
 set -eu
 cd "$(dirname "$0")/.."

@@ -29,8 +29,8 @@ typedef attn_status step_check(const attn_plan *plan, const struct step *step,
 
 /* Any function may be NULL. */
 struct composition {
-    /* Selecting: of layers with the extension whose pointer stands there in struct layer; 0: of
-     * every layer. */
+    /* Selecting: of layers with an extension: offsetof(struct layer, its pointer); 0: of every
+     * layer. */
     size_t extension;
     /* Checks the extension and fills in struct layer what follows from it. */
     attn_status (*resolve)(struct layer *layer, struct attn_error *error);

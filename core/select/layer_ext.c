@@ -233,7 +233,7 @@ static void check_own_blocks(struct check *check, const struct attn_cache_desc *
 void check_caches(struct check *check)
 {
     const struct attn_layer_caches *own = check->whole->caches;
-    if (own == NULL || check->whole->compressed != NULL) { /* kernels see no further caches */
+    if (own == NULL || check->whole->compressed != NULL) { /* attn_compressed_caps says it */
         return;
     }
     for (int32_t i = 0; i < own->num_caches; i++) {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # ONNX Runtime from PyPI with examples/onnxruntime.c as a library of custom operators, next to its own GroupQueryAttention.
-# Called by tools/test_engines.sh with the folder to work in and libattn.so.1. onnxruntime_c_api.h, which no package of PyPI has, is
+# Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 10 s, and 200 MB of packages are kept. onnxruntime_c_api.h, which no package of PyPI has, is
 # looked for in ONNXRUNTIME_INCLUDE, else where Debian 13's libonnxruntime-dev puts it.
 set -eu
 work=$1/onnxruntime core=$2

@@ -83,4 +83,66 @@ TEST(test_whole)
     s.layer.p_scale_form = ATTN_SCALE_PER_TENSOR;
     s.caps->p_scale_forms = 3;
     expect_composed(&s, PARTS);
+    s.layer.p_scale_form = ATTN_SCALE_NONE;
+    s.caps->features |= ATTN_FEATURE_QUANTIZED_QUERY;
+    s.caps->q_dtypes = 1u << ATTN_DTYPE_FP8_E4M3;
+    s.layer.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    s.layer.q_scale_form = ATTN_SCALE_PER_TENSOR;
+    expect_composed(&s, PARTS);
+    s.layer.q_dtype = 0;
+    s.layer.q_scale_form = ATTN_SCALE_NONE;
+    expect_composed(&s, WHOLE);
+    mla.kv_lora_rank = 48;
+    mla.qk_rope_head_dim = 16;
+    expect_composed(&s, PARTS);
+}
+
+/* Rows whose scales stand apart are 584 bytes each. */
+TEST(test_scales_apart)
+{
+    struct attn_cache_desc cache = {.role = ATTN_CACHE_COMPRESSED,
+                                    .table = 1,
+                                    .kv_dtype = ATTN_KV_FP8_DS_V4,
+                                    .num_heads = 1,
+                                    .head_size = 512,
+                                    .block_size = 1,
+                                    .tokens_per_row = 4};
+    struct attn_compressed_rows rows = {
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof rows, NULL}};
+    struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, &rows.ext},
+                                       .caches = &cache,
+                                       .num_caches = 1,
+                                       .cache_stride = sizeof cache};
+    struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, &caches.ext},
+                                .kv_lora_rank = 512,
+                                .qk_nope_head_dim = 512,
+                                .v_head_dim = 512};
+    struct attn_compressed_caps whole = {
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof whole, NULL},
+        .kv_dtypes = 1u << ATTN_KV_FP8_DS_V4,
+        .dtypes = 1u << ATTN_DTYPE_BF16,
+        .kv_alignment = 16};
+    struct attn_mla_caps limits = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof limits, &whole.ext},
+                                   .kv_lora_rank_max = 512};
+    OWNED(setting_finish) struct setting s;
+    setting_init(&s);
+    s.layer.kind = ATTN_LAYER_MLA;
+    s.layer.next = &mla.ext;
+    s.layer.num_kv_heads = 1;
+    s.layer.head_size = 512;
+    s.layer.kv_dtype = ATTN_KV_FP8_DS_V4;
+    s.layer.has_window = 1;
+    s.layer.window_left = 31;
+    s.layer.window_right = 0;
+    s.layer.block_size = 16;
+    s.caps->next = &limits.ext;
+    s.caps->layer_kinds |= 1u << ATTN_LAYER_MLA;
+    s.caps->kernels |= ATTN_KERNEL_ATTEND_MLA;
+    s.caps->kv_dtypes |= 1u << ATTN_KV_FP8_DS_V4;
+    s.caps->max_group = 0;
+    s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
+                        ATTN_FEATURE_DRAFT_COMPRESSED_ROWS;
+    expect_composed(&s, PARTS);
+    cache.block_size = 2;
+    expect_composed(&s, WHOLE);
 }

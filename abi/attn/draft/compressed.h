@@ -36,14 +36,17 @@ struct attn_compressed_rows { /* on attn_layer_desc, with attn_layer_caches */
 };
 
 /* On attn_backend_caps: the layers that attend_mla, or with a topk attend_mla_sparse, attends to as
- * a whole, in both phases, any batch, with ATTN_FEATURE_MIXED_BATCH. */
+ * a whole, in both phases, any batch, with ATTN_FEATURE_MIXED_BATCH: those without a rotary part
+ * (qk_rope_head_dim) and without scales of queries or probabilities. What attends in parts need
+ * (ATTN_FEATURE_DRAFT_COMPRESSED_ROWS, merge_states) is still asked for: a layer whose other phase
+ * is another backend's is attended to in parts. */
 struct attn_compressed_caps {
     struct attn_ext ext;
     uint64_t kv_dtypes;   /* mask of enum attn_kv_dtype: of both caches, never AUTO */
     uint32_t dtypes;      /* mask of enum attn_dtype_id: activations */
     int32_t head_size;    /* 0: any */
-    int32_t num_q_heads;  /* up to so many, or a multiple; 0: any */
-    int32_t kv_alignment; /* bytes, of which a block of each cache is a multiple; 0: any */
+    int32_t num_q_heads;  /* at most so many heads, or a multiple of so many; 0: any */
+    int32_t kv_alignment; /* of the bytes of a block of either cache, with its scales; 0: any */
 };
 
 /* Comes first in the `next` of such a layer, in prepare, schedule and attend, whose args->caches[0]

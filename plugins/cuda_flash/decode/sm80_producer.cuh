@@ -598,7 +598,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         const int32_t end = min(run.row_tile.k1, base + (run.tile + run.count) * S::tile);
         block = -1;
         slot = 0;
-        if (key < end && key + a.box_rows > run.row_tile.k0) {
+        if (key < end && key + a.box_rows > run.row_tile.k0) { /* codes have no lists */
             find_slot(p.problem, run, key, block, slot);
         }
     }

@@ -26,8 +26,8 @@
 struct sm90_index_params {
     struct gpu_index_params p;
     int32_t lists;       /* lists of an item, at most */
-    int32_t stages;      /* stages of rows of an item; 0, of bf16 in D 128: each CTA takes one share
-                          * of all stages */
+    int32_t stages;      /* stages of rows of an item; 0 (bf16 in D 128 only): each CTA takes one
+                          * share of all stages */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
 };
 
@@ -37,7 +37,7 @@ template <int KIND, int SPANS> struct index_shape {
     static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
     static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
     static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
-    static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 6144) <= 227 * 1024, "the CTAs fit");
+    static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 7168) <= 227 * 1024, "the CTAs fit");
 };
 
 struct index_smem {
@@ -392,8 +392,8 @@ struct index_shares {
 
 GPU_INLINE int32_t stages_seen(const gpu_index_params &p, int32_t request, int32_t last_list)
 {
-    return (rows_seen(p, request, token_of(p, last_list)) + INDEX_STAGE_ROWS - 1) /
-           INDEX_STAGE_ROWS;
+    const int32_t rows = max(rows_seen(p, request, token_of(p, last_list)), 0); /* < 0: padding */
+    return (rows + INDEX_STAGE_ROWS - 1) / INDEX_STAGE_ROWS;
 }
 
 /* Counts the stages of every request, those of each span of a.lists lists. Returns the total. */

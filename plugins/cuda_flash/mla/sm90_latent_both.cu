@@ -5,8 +5,8 @@
  * memory or a second launch. */
 #include "sm90_latent.cuh"
 
-/* Tiles that the longest part of an item has less than the item, from which on a cluster pays for
- * its merge; a tile that is converted takes longer. */
+/* A cluster pays for its merge if its longest part has at least so many tiles fewer than the item;
+ * a tile that is converted takes longer. */
 #define LEAST_SAVED 7
 #define LEAST_SAVED_OF_CODES 5
 

@@ -39,8 +39,8 @@ struct key_lookup {
     int32_t segment, count; /* the run's segment and tiles */
 };
 
-/* And with both caches, where base is the run's first tile of its item, and end the end of the list
- * or of all finished rows. */
+/* With both caches lookup.base is the run's first tile of its item, and lookup.end the end of the
+ * list or of all finished rows. */
 struct second_lookup {
     const int32_t *blocks;
     int32_t own_tiles, rows; /* tiles of the window; finished rows */

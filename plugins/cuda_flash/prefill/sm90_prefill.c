@@ -11,14 +11,14 @@
 #define LEAST_SCALE 1e-6f       /* a smaller softmax scale is applied to the scores first */
 #define CLOCKS_OF_KEYS 2400     /* 128 rows and keys, D 128 */
 #define CLOCKS_OF_ITEM 3600     /* an item's prologue and epilogue */
-#define SLOWED_BY_DECODES 1.33  /* times as much more, next to decodes alone */
+#define SLOWED_BY_DECODES 1.33  /* added to 1: next to decodes alone */
 #define BYTES_OF_CLOCK 2500     /* read by all multiprocessors together */
 #define BYTES_OF_SM 32          /* read by one multiprocessor, at least */
 #define SHARE_STEPS 3           /* after which a batch's time changes by less than 2 % */
 #define LONG_ITEM 1024          /* keys from which on cutting an item may pay */
 #define LEAST_PART_TILES 4      /* tiles of one part */
 #define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
-#define GAIN_OF_HEAD64 0.15     /* 192 rows over a share next to decodes */
+#define GAIN_OF_HEAD64 0.15     /* the part of the time that 192 rows save */
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
 #define LONG_TILES 11           /* tiles of an item from which on parts may pay */
 #define WIDE_SIZE 512           /* heads over 256 */
@@ -442,6 +442,9 @@ static int32_t share_of(const struct attn_attend_args *args)
         int64_t queries = start[r + 1] - start[r], rows = queries * prepared->group;
         int64_t keys = batch->seq_lens_host[r];
         int64_t most = queries > 0 ? tiles_of_items(args, queries, keys) * tile : 0;
+        if (keys < queries) {
+            continue; /* padding */
+        }
         if (rows > plan->few_rows) {
             int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
             int64_t seen = layer->causal == ATTN_CAUSAL_YES ? keys - queries / 2 : keys;
@@ -466,7 +469,7 @@ static int32_t share_of(const struct attn_attend_args *args)
     /* a multiprocessor too few would cost the decodes more than the prefill */
     const double share = length > 0 ? slowed / length : 0;
     const int32_t whole = (int32_t)share + (length > by_memory ? 0 : share > (int32_t)share);
-    return whole < sms ? whole : 0;
+    return whole > 0 && whole < sms ? whole : 0;
 }
 
 static bool fits(const struct attn_attend_args *args, int32_t mode)
@@ -723,7 +726,7 @@ static bool map_copies(struct prefill_params *a, const struct attn_attend_args *
     const struct gpu_device *device = &args->instance->device;
     int32_t heads = a->end_head - a->first_head, keys = a->p.schedule.tile;
     struct gpu_cache *const views[2] = {&a->p.k, &a->p.v};
-    struct prefill_walk *const has_inner_loop[2] = {&a->k, &a->v};
+    struct prefill_walk *const walks[2] = {&a->k, &a->v};
     bool mapped = true;
     a->p.problem.paged = 0;
     for (int32_t i = 0; i < 2; i++) {
@@ -736,8 +739,7 @@ static bool map_copies(struct prefill_params *a, const struct attn_attend_args *
             .head_size = size,
             .scale_host = 1,
         };
-        mapped = mapped &&
-                 walk_rows(has_inner_loop[i], device, views[i], a->copied_rows, heads, size, keys);
+        mapped = mapped && walk_rows(walks[i], device, views[i], a->copied_rows, heads, size, keys);
     }
     return mapped;
 }

@@ -472,17 +472,26 @@ static void try_whole(const struct kernel_sink *sink, const struct attn_compress
         {4, WIDE_TOPK, "whole_listed"}, {4, 0, "whole"}, {128, 0, "whole_128"}};
     const int32_t most = caps->num_q_heads > 0 ? caps->num_q_heads : 4;
     const int32_t heads[] = {most, most * 5 / 16, most * 2};
+    const int32_t size =
+        caps->head_size > 0 && caps->head_size < MAX_SIZE ? caps->head_size : MAX_SIZE;
+    int32_t dtype = ATTN_DTYPE_BF16;
+    for (int32_t d = ATTN_DTYPE_F16; d <= ATTN_DTYPE_F32 && !(caps->dtypes >> dtype & 1); d++) {
+        dtype = d;
+    }
     for (int32_t i = 0; i < 3 * 2 * 3; i++) {
         const int32_t form = i / 6, of_heads = i % 3;
-        const bool codes = i / 3 % 2 != 0;
+        const int32_t kv_dtype = i / 3 % 2 != 0 ? ATTN_KV_FP8_DS_V4 : dtype;
         char name[64];
+        if (!(caps->kv_dtypes >> kv_dtype & 1)) {
+            continue;
+        }
         const struct compressed_variant v = {.core = sink->core,
                                              .ratio = forms[form].ratio,
                                              .topk = forms[form].topk,
-                                             .size = MAX_SIZE,
+                                             .size = size,
                                              .heads = heads[of_heads],
-                                             .dtype = ATTN_DTYPE_BF16,
-                                             .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : ATTN_KV_BF16,
+                                             .dtype = dtype,
+                                             .kv_dtype = kv_dtype,
                                              .window = WIDE_WINDOW,
                                              .rotates = of_heads == 1,
                                              .captured = of_heads == 0};
