@@ -94,7 +94,7 @@ static attn_status choose(struct node *node)
         .window_left = node->window > 0 ? (int32_t)node->window - 1 : 0,
     };
     const struct attn_layer_desc *layers[] = {&layer};
-    api->assignment_destroy(node->assignment); /* of a call before, which failed */
+    api->assignment_destroy(node->assignment); /* a call before failed */
     node->assignment = NULL;
     attn_status status = api->select(runtime, NULL, layers, 1, &node->assignment, &node->error);
     return status ? status

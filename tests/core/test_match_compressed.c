@@ -93,7 +93,7 @@ TEST(test_whole)
     s.layer.q_scale_form = ATTN_SCALE_NONE;
     expect_composed(&s, WHOLE);
     mla.kv_lora_rank = 48;
-    mla.qk_rope_head_dim = 16;
+    mla.qk_rope_head_dim = limits.qk_rope_head_dim_max = 16;
     expect_composed(&s, PARTS);
 }
 
@@ -105,7 +105,7 @@ TEST(test_scales_apart)
                                     .kv_dtype = ATTN_KV_FP8_DS_V4,
                                     .num_heads = 1,
                                     .head_size = 512,
-                                    .block_size = 1,
+                                    .block_size = 16,
                                     .tokens_per_row = 4};
     struct attn_compressed_rows rows = {
         .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof rows, NULL}};
@@ -121,7 +121,7 @@ TEST(test_scales_apart)
         .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof whole, NULL},
         .kv_dtypes = 1u << ATTN_KV_FP8_DS_V4,
         .dtypes = 1u << ATTN_DTYPE_BF16,
-        .kv_alignment = 16};
+        .kv_alignment = 256};
     struct attn_mla_caps limits = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof limits, &whole.ext},
                                    .kv_lora_rank_max = 512};
     OWNED(setting_finish) struct setting s;
@@ -142,7 +142,7 @@ TEST(test_scales_apart)
     s.caps->max_group = 0;
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
                         ATTN_FEATURE_DRAFT_COMPRESSED_ROWS;
-    expect_composed(&s, PARTS);
-    cache.block_size = 2;
+    expect_composed(&s, PARTS); /* 16 rows are 256 x 36.5 bytes */
+    s.layer.block_size = cache.block_size = 32;
     expect_composed(&s, WHOLE);
 }

@@ -46,7 +46,7 @@ struct attn_compressed_caps {
     uint32_t dtypes;      /* mask of enum attn_dtype_id: activations */
     int32_t head_size;    /* 0: any */
     int32_t num_q_heads;  /* at most so many heads, or a multiple of so many; 0: any */
-    int32_t kv_alignment; /* of the bytes of a block of either cache, with its scales; 0: any */
+    int32_t kv_alignment; /* divides a block of either cache, with its scales; 0: any */
 };
 
 /* Comes first in the `next` of such a layer, in prepare, schedule and attend, whose args->caches[0]

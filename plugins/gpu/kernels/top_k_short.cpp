@@ -8,7 +8,7 @@
 #define SHORT_THREADS GPU_THREADS_index_top_k_short
 #define SHORT_WARPS (SHORT_THREADS / GPU_LANES)
 #define SHORT_STEP (4 * SHORT_THREADS)         /* entries of the group's step */
-#define SHORT_STEPS (INDEX_SHORT / SHORT_STEP) /* of 4 entries of a thread each */
+#define SHORT_STEPS (INDEX_SHORT / SHORT_STEP) /* a thread has 4 entries in each */
 #define SHORT_OWN (INDEX_SHORT / SHORT_THREADS)
 static_assert(INDEX_SHORT % SHORT_STEP == 0, "whole steps");
 
