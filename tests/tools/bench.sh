@@ -111,6 +111,19 @@ if command -v valgrind >/dev/null; then
     numbers added_instructions
 fi
 
+# A baseline whose times are a thousandth, or a thousand times, of today's: no time is judged.
+"$bench" $short --csv --backend cpu_ref --threads 1 --shape decode:$tiny >"$folder/now.csv" 2>/dev/null
+for times in 0.001 1000; do
+    awk -F, -v OFS=, -v times=$times 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i }
+        NR > 1 { $at["time_us"] *= times; $at["ratio_to_floor"] *= times } { print }' "$folder/now.csv" >"$folder/$times.csv"
+done
+expect 0 ' of the baseline' "$bench" $short --backend cpu_ref --threads 1 --baseline "$folder/1000.csv" --shape decode:$tiny
+expect 1 'times as long as in .*0.001.csv' "$bench" $short --backend cpu_ref --threads 1 --baseline "$folder/0.001.csv" --shape decode:$tiny
+expect 1 'has no time of it' "$bench" $short --backend cpu_ref --threads 1 --baseline "$folder/1000.csv" --shape decode:$tiny,block=16
+expect 1 'first line does not begin with shape,' "$bench" --baseline "$models/gpt-oss-20b.json"
+expect 1 'absent: No such file' "$bench" --baseline "$folder/absent"
+expect 2 'which --tune keeps as ranks' "$bench" --tune --baseline "$folder/now.csv"
+
 # Another build and a plugin file in turns with this build, with the same outputs; a peer over the same tensors.
 for other in "$(dirname "$bench")/.." "$reference"; do
     "$bench" $short --json --backend cpu_ref --against "$other" --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \

@@ -9,6 +9,7 @@
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
+#include "baseline.h"
 #include "direct.h"
 #include "peer_file.h"
 #include "report.h"
@@ -56,6 +57,7 @@ struct bench {
     struct report report;
     struct session session, against;
     struct peer_file peer;
+    struct baseline baseline;
     struct tuning tuning;
 };
 
@@ -236,6 +238,10 @@ static void measure_together(void *user, const struct shape *shape, const char *
         if (dispatches && result->error[0] == '\0') {
             dispatch_compare(result, &bench->session, &contenders[0], &contenders[1]);
         }
+        if (bench->baseline.text != NULL && i < num_backends && result->error[0] == '\0') {
+            baseline_compare(&bench->baseline, bench->session.options->baseline, result,
+                             &bench->session);
+        }
         report_add(&bench->report, result);
     }
     while (count > 0) { /* a peer before what it shares */
@@ -338,6 +344,9 @@ static int show(struct report *report, const struct session *session)
                     "time were disturbed\n",
                     text, result->timing.ratio_to_floor);
         }
+        if (result->regression[0] != '\0') {
+            fprintf(stderr, "attn-bench: %s: %s\n", text, result->regression);
+        }
     }
     struct attn_error error = ATTN_ERROR_INIT;
     if (options->plot != NULL && plot_write(report, session, options->plot, &error) != ATTN_OK) {
@@ -356,6 +365,10 @@ static int bench_open(struct bench *bench, const struct options *options)
     if (options->against != NULL &&
         session_init_against(&bench->against, &bench->session, &error) != ATTN_OK) {
         return fail_with(options->against, &error);
+    }
+    if (options->baseline != NULL &&
+        baseline_open(&bench->baseline, options->baseline, &error) != ATTN_OK) {
+        return fail_with(options->baseline, &error);
     }
     if (options->peer != NULL && peer_file_open(&bench->peer, options->peer, &error) != ATTN_OK) {
         return fail_with(options->peer, &error);
@@ -386,6 +399,7 @@ static int run_tool(int argc, char **argv)
             code = show(&bench.report, &bench.session);
         }
         report_finish(&bench.report);
+        baseline_finish(&bench.baseline);
         session_finish(&bench.against);
         session_finish(&bench.session);
     }

@@ -15,7 +15,8 @@
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
     "                  [--kv-dtype D] [--threads N] [--cpu-time] [--budget S] [--csv]\n"
-    "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--plot FILE]\n"
+    "                  [--against BUILD_OR_PLUGIN] [--peer FILE.so] [--baseline FILE] [--plot "
+    "FILE]\n"
     "                  [--tune [--model FILE [--seconds N] [--max-spread P]]] [--json] [--help] "
     "[--version]\n"
     "\n"
@@ -38,6 +39,8 @@ static const char usage[] =
     "  --peer FILE.so   another library by five functions (attn-bench(1)), in turns, over the "
     "same\n"
     "                   tensors\n"
+    "  --baseline FILE  what --csv wrote before: fails what takes longer over its floor, by more\n"
+    "                   than 5 % and both spreads, or is not in FILE\n"
     "  --csv            one line for each result on stdout\n"
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
     "  --tune           measures every backend of the device and keeps the times, by which\n"
@@ -146,6 +149,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"csv", &options->csv},
         {"against", .text = &options->against},
         {"peer", .text = &options->peer},
+        {"baseline", .text = &options->baseline},
         {"tune", &options->tune},
         {"model", .text = &options->model},
         {"seconds", .parse = parse_seconds},
@@ -172,6 +176,8 @@ int options_parse(int argc, char **argv, struct options *options)
                   "--tune: measures this build alone, without --against and --peer"},
                  {model && (!tune || options->shapes.count > 0 || options->num_backends > 0),
                   "--model: goes with --tune, and with neither --shape nor --backend"},
+                 {tune && options->baseline != NULL,
+                  "--baseline: compares shapes, which --tune keeps as ranks"},
                  {model && options->plot != NULL,
                   "--plot: draws times under their floors, which --model has not"},
                  {tune && options->cpu_time && !model,

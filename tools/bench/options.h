@@ -10,14 +10,15 @@ struct options {
     const char *backends[MAX_BACKENDS]; /* the first NULL: what the selection takes */
     int32_t num_backends;
     struct shape_list shapes;
-    int32_t dtype;       /* enum attn_dtype_id */
-    int32_t kv_dtype;    /* enum attn_kv_dtype */
-    int32_t threads;     /* 0: as the core does */
-    double budget;       /* seconds of samples for a shape and backend */
-    bool cpu_time;       /* the threads' time, not the wall's */
-    const char *plot;    /* NULL: none */
-    const char *against; /* a build folder or a plugin; NULL: none */
-    const char *peer;    /* a file with the functions of peer.h; NULL: none */
+    int32_t dtype;        /* enum attn_dtype_id */
+    int32_t kv_dtype;     /* enum attn_kv_dtype */
+    int32_t threads;      /* 0: as the core does */
+    double budget;        /* seconds of samples for a shape and backend */
+    bool cpu_time;        /* the threads' time, not the wall's */
+    const char *plot;     /* NULL: none */
+    const char *against;  /* a build folder or a plugin; NULL: none */
+    const char *baseline; /* what an earlier run wrote with --csv; NULL: none */
+    const char *peer;     /* a file with the functions of peer.h; NULL: none */
     bool json, csv, tune;
     const char *model;  /* whose layers are tuned; NULL: those of the shapes */
     double seconds;     /* that --tune --model takes in all */

@@ -43,7 +43,8 @@ void report_add(struct report *report, const struct result *result)
 bool report_all_good(const struct report *report)
 {
     for (int32_t i = 0; i < report->count; i++) {
-        if (report->results[i].error[0] != '\0' || report->results[i].timing.failed) {
+        const struct result *result = &report->results[i];
+        if (result->error[0] != '\0' || result->timing.failed || result->regression[0] != '\0') {
             return false;
         }
     }
@@ -130,6 +131,12 @@ static struct json *result_json(struct result *result, const struct session *ses
         add_timing(item, &result->timing);
     } else {
         json_add(item, "error", json_string(result->error));
+    }
+    if (result->ratio_to_baseline > 0) {
+        json_add(item, "ratio_to_baseline", json_number(result->ratio_to_baseline));
+    }
+    if (result->regression[0] != '\0') {
+        json_add(item, "regression", json_string(result->regression));
     }
     if (json_count(result->reasons) > 0) {
         json_add(item, "reasons", result->reasons);
@@ -237,6 +244,9 @@ void report_text(const struct report *report, const struct session *session)
         if (t->ratio_to_first > 0) {
             printf("%10.3f", t->ratio_to_first);
         }
+        if (result->ratio_to_baseline > 0) {
+            printf("  %.3f of the baseline", result->ratio_to_baseline);
+        }
         if (result->difference >= 0) {
             printf("  differs by %.2g", result->difference);
         }
@@ -253,10 +263,26 @@ void report_text(const struct report *report, const struct session *session)
     }
 }
 
-void report_csv(const struct report *report, const struct session *session)
+void result_key(const struct result *result, const struct session *session, char *text, size_t size)
 {
     char device[DEVICE_NAME_SIZE];
+    size_t used = (size_t)snprintf(text, size, "%s", shape_name(&result->shape));
+    for (enum parameter p = 0; p < PARAMETER_COUNT && used < size; p++) {
+        char value[32] = "";
+        if (shape_takes(result->shape.kind, p)) {
+            parameter_text(&result->shape, p, value, sizeof value);
+        }
+        used += (size_t)snprintf(text + used, size - used, ",%s", value);
+    }
     device_name(session->device.device, device);
+    if (used < size) {
+        snprintf(text + used, size - used, ",%s,%s,%s,%s,%d", dtype_name(session->options->dtype),
+                 kv_dtype_name(result->kv_dtype), result->backend, device, session->num_threads);
+    }
+}
+
+void report_csv(const struct report *report, const struct session *session)
+{
     fputs("shape", stdout);
     for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
         printf(",%s", parameter_name(p));
@@ -266,16 +292,9 @@ void report_csv(const struct report *report, const struct session *session)
     for (int32_t i = 0; i < report->count; i++) {
         const struct result *result = &report->results[i];
         const struct timing *t = &result->timing;
-        fputs(shape_name(&result->shape), stdout);
-        for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
-            char value[32] = "";
-            if (shape_takes(result->shape.kind, p)) {
-                parameter_text(&result->shape, p, value, sizeof value);
-            }
-            printf(",%s", value);
-        }
-        printf(",%s,%s,%s,%s,%d", dtype_name(session->options->dtype),
-               kv_dtype_name(result->kv_dtype), result->backend, device, session->num_threads);
+        char key[1024];
+        result_key(result, session, key, sizeof key);
+        fputs(key, stdout);
         if (result->error[0] == '\0') {
             printf(",%.9g,%.4g,%.6g,%.6g,%.9g,%.6g,%s,%d,", t->time_us, t->spread, t->gb_s,
                    t->tflop_s, t->floor_us, t->ratio_to_floor, t->bound, t->failed);

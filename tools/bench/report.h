@@ -13,10 +13,12 @@ struct result {
     struct shape shape;
     char backend[160];
     struct timing timing;
-    char error[1024];      /* empty: measured */
-    struct json *reasons;  /* a refusal's: backend, phase, field, asked, supported; or NULL */
-    struct json *dispatch; /* what the core adds, in `dispatch`; or NULL */
-    double difference;     /* the output's from the first one's, relative; negative: not compared */
+    char error[1024];         /* empty: measured */
+    struct json *reasons;     /* a refusal's: backend, phase, field, asked, supported; or NULL */
+    struct json *dispatch;    /* what the core adds, in `dispatch`; or NULL */
+    double ratio_to_baseline; /* 0: not compared with --baseline's */
+    char regression[512];     /* why --baseline fails it; empty: it does not */
+    double difference; /* the output's from the first one's, relative; negative: not compared */
     int32_t phase;
     int32_t kv_dtype;
     char rank_shape[160]; /* the layer as host/measurement.h names it; empty: no rank is written */
@@ -38,6 +40,9 @@ bool report_all_good(const struct report *report);
 /* Parts of the results become parts of the document: once. */
 bool report_json(struct report *report, const struct session *session);
 void report_text(const struct report *report, const struct session *session);
+/* The columns of a CSV line that say what is measured, up to the time. */
+void result_key(const struct result *result, const struct session *session, char *text,
+                size_t size);
 void report_csv(const struct report *report, const struct session *session);
 
 /* plot.c: a roofline and a curve over the length, drawn by gnuplot. Whether it is there and the

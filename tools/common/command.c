@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_OPTIONS 16
+#define MAX_OPTIONS 24
 
 static int show_usage(const struct command *command, FILE *file, int code)
 {
