@@ -449,8 +449,8 @@ static int32_t share_of(const struct attn_attend_args *args)
             int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
             int64_t seen = layer->causal == ATTN_CAUSAL_YES ? keys - queries / 2 : keys;
             seen = seen < most ? (seen + tile - 1) / tile * tile : most;
-            clocks += items * (CLOCKS_OF_ITEM +
-                               seen * prepared->padded_size * CLOCKS_OF_KEYS / (128 * 128));
+            const int64_t sizes = seen * prepared->padded_size / 128; /* as keys of D 128 */
+            clocks += items * (CLOCKS_OF_ITEM + sizes * CLOCKS_OF_KEYS / 128);
         } else if (rows > 0) {
             bytes += (keys < most ? keys : most) * (layer->head_size + layer->head_size_v) * 2;
         }
