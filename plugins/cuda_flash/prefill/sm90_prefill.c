@@ -11,7 +11,7 @@
 #define LEAST_SCALE 1e-6f       /* a smaller softmax scale is applied to the scores first */
 #define CLOCKS_OF_KEYS 2400     /* 128 rows and keys, D 128 */
 #define CLOCKS_OF_ITEM 3600     /* an item's prologue and epilogue */
-#define SLOWED_BY_DECODES 1.33  /* added to 1: next to decodes alone */
+#define SLOWED_BY_DECODES 1.33  /* the part by which decodes alone slow a prefill */
 #define BYTES_OF_CLOCK 2500     /* read by all multiprocessors together */
 #define BYTES_OF_SM 32          /* read by one multiprocessor, at least */
 #define SHARE_STEPS 3           /* after which a batch's time changes by less than 2 % */
