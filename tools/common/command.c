@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_OPTIONS 24
-
 static int show_usage(const struct command *command, FILE *file, int code)
 {
     fputs(command->usage, file);
@@ -45,17 +43,11 @@ static const char *take(const struct command *command, const struct command_opti
     return NULL;
 }
 
-int command_parse(const struct command *command, int argc, char **argv)
+/* names: as getopt_long takes them. */
+static int parse(const struct command *command, const struct option *names, int argc, char **argv)
 {
-    struct option names[MAX_OPTIONS + 3] = {{"help", no_argument, NULL, 'h'},
-                                            {"version", no_argument, NULL, 'v'}};
     char text[80];
     int c;
-    for (int32_t i = 0; i < command->num_options; i++) {
-        const struct command_option *option = &command->options[i];
-        names[2 + i] = (struct option){
-            option->name, option->flag != NULL ? no_argument : required_argument, NULL, 256 + i};
-    }
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         if (c == 'h') {
             return show_usage(command, stdout, EXIT_SUCCESS);
@@ -85,6 +77,25 @@ int command_parse(const struct command *command, int argc, char **argv)
         *command->operand = argv[optind];
     }
     return -1;
+}
+
+int command_parse(const struct command *command, int argc, char **argv)
+{
+    struct option *names = calloc((size_t)command->num_options + 3, sizeof *names);
+    if (names == NULL) {
+        fprintf(stderr, "%s: no memory\n", command->tool);
+        return EXIT_FAILURE;
+    }
+    names[0] = (struct option){"help", no_argument, NULL, 'h'};
+    names[1] = (struct option){"version", no_argument, NULL, 'v'};
+    for (int32_t i = 0; i < command->num_options; i++) {
+        const struct command_option *option = &command->options[i];
+        names[2 + i] = (struct option){
+            option->name, option->flag != NULL ? no_argument : required_argument, NULL, 256 + i};
+    }
+    const int code = parse(command, names, argc, argv);
+    free(names);
+    return code;
 }
 
 attn_status command_error(struct attn_error *error, attn_status status, const char *field,
