@@ -31,14 +31,14 @@ def eager(page: int, dtype: torch.dtype, **terms: Any) -> float:
     """A prefill, a chunk next to decodes, decodes."""
     made = engine(page, dtype, **terms)
     return max(made.step(mode, queries) for mode, queries in (
-        ("extend", [20, 7, 100]), ("extend", [1, 30, 1]), ("decode", [1, 1, 1])))
+        ("extend", [20, 7, 100]), ("extend", [1, 30, 1]), ("target_verify", [made.drafts] * 3) if made.drafts else ("decode", [1, 1, 1])))
 
 
 def captured(page: int, dtype: torch.dtype, **terms: Any) -> float:
-    """Graphs of three and of two decodes, captured before any step; prefills, then replays with and without padding, and
+    """Graphs of three and of two decodes, or verifications of drafts, captured before any step; prefills, then replays with and without padding, and
     an eager step between them."""
     made = engine(page, dtype, **terms)
-    made.backend.init_cuda_graph_state(3, 3)
+    made.backend.init_cuda_graph_state(3, 3 * max(made.drafts, 1))
     graphs = {size: recorded.Decodes(made, size) for size in (3, 2)}
     found = made.step("extend", [40, 7, 100])
     for size, requests in ((3, 3), (3, 2), (2, 2), (2, 1)):
@@ -52,7 +52,7 @@ def main() -> int:
         name, bound = str(dtype)[6:], BOUNDS[dtype]
         for what, terms in (("", {}), (" window", {"window": 30}), (" chunks", {"chunk": 32, "use_irope": True}),
                             (" soft cap", {"logit_cap": 20.0}), (" sinks", {"sinks": sinks}),
-                            (" fp8 pool", {"kv_dtype": torch.float8_e4m3fn})):
+                            (" fp8 pool", {"kv_dtype": torch.float8_e4m3fn}), (" drafts", {"drafts": 6})):
             for page in (1, 16):
                 report(f"{name}{what}, pages of {page}, eager steps", lambda: eager(page, dtype, **terms), bound)
                 report(f"{name}{what}, pages of {page}, replays", lambda: captured(page, dtype, **terms), bound)

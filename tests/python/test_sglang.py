@@ -82,9 +82,10 @@ class Engine:
 
     def __init__(self, page: int, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None, layers: int = 1,
                  device: torch.device | str = "cpu", window: int = 0, chunk: int = 0, sinks: torch.Tensor | None = None,
-                 **values: Any) -> None:
+                 drafts: int = 0, **values: Any) -> None:
         self.dtype, self.kv_dtype, self.device = dtype, kv_dtype or dtype, device
-        self.window, self.chunk, self.sinks = window, chunk, sinks
+        self.window, self.chunk, self.sinks, self.drafts = window, chunk, sinks, drafts
+        self.trees: torch.Tensor | None = None  # [requests, drafts, drafts] of the last batch, if it verifies
         self.cap, self.encodes = values.get("logit_cap", 0.0), values.get("attn_type") == "encoder_only"
         self.generator = g = torch.Generator().manual_seed(5)
         room = 160
@@ -95,7 +96,8 @@ class Engine:
         self.backend = registered["libattn"](types.SimpleNamespace(
             req_to_token_pool=types.SimpleNamespace(req_to_token=self.table.to(device)), page_size=page,
             token_to_kv_pool=Pool(3 * room, page, self.kv_dtype, layers, device), use_mla_backend=False,
-            attention_chunk_size=chunk or None))
+            attention_chunk_size=chunk or None, server_args=types.SimpleNamespace(
+                speculative_algorithm="NGRAM" if drafts else None, speculative_num_draft_tokens=drafts or None)))
         if self.kv_dtype.itemsize == 1:
             values |= {"k_scale_float": 0.5, "v_scale_float": 0.25}
         self.layers = [layer(layer_id=5 + i, sliding_window_size=window - 1 if window else -1, **values)
@@ -107,23 +109,38 @@ class Engine:
     def batch(self, mode: str, queries: list[int]) -> Any:
         """The next tokens of the first requests, as SGLang's `ForwardBatch`."""
         self.lengths = [a + b for a, b in zip(self.lengths, queries)] + self.lengths[len(queries):]
-        lengths = torch.tensor(self.lengths[:len(queries)])
+        lengths, spec_info = torch.tensor(self.lengths[:len(queries)]), None
+        self.trees = None
+        if mode == "target_verify":
+            self.trees = torch.stack([self.tree() for _ in queries])
+            lengths -= self.drafts
+            spec_info = types.SimpleNamespace(draft_token_num=self.drafts, custom_mask=torch.cat([
+                torch.cat([tree.new_ones(self.drafts, 0 if torch.device(self.device).type == "cpu" else n), tree], 1).flatten()
+                for tree, n in zip(self.trees, lengths.tolist())]).to(self.device))
         loc = torch.cat([self.table[i, n - c:n] for i, c, n in zip(self.indices.tolist(), queries, self.lengths)])
         return types.SimpleNamespace(
             forward_mode=Mode(mode), batch_size=len(queries), req_pool_indices=self.indices[:len(queries)].to(self.device),
             seq_lens=lengths.to(self.device), seq_lens_cpu=lengths, out_cache_loc=loc.long().to(self.device),
-            spec_info=None, encoder_lens=None, extend_seq_lens=torch.tensor(queries), extend_seq_lens_cpu=list(queries))
+            spec_info=spec_info, encoder_lens=None, extend_seq_lens=torch.tensor(queries), extend_seq_lens_cpu=list(queries))
+
+    def tree(self) -> torch.Tensor:
+        """Drafts that see themselves and those between them and the first; parents come before children."""
+        seen = torch.eye(self.drafts, dtype=torch.bool)
+        for i in range(1, self.drafts):
+            seen[i] |= seen[int(torch.randint(i, (1,), generator=self.generator))]
+        return seen
 
     def padded(self, batch: Any, size: int) -> Any:
-        """A decode as SGLang hands it over for a replay of a graph of `size` requests: all but the slots padded."""
+        """A decode or a verification as SGLang hands it over for a replay of a graph of `size` requests: all but the slots and the
+        mask padded."""
         def longer(values: torch.Tensor, fill: int) -> torch.Tensor:
             return torch.cat([values, values.new_full((size - len(values),), fill)])
 
         fill = self.backend.get_cuda_graph_seq_len_fill_value()
         return types.SimpleNamespace(
-            forward_mode=Mode("decode"), batch_size=size, req_pool_indices=longer(batch.req_pool_indices, 0),
+            forward_mode=batch.forward_mode, batch_size=size, req_pool_indices=longer(batch.req_pool_indices, 0),
             seq_lens=longer(batch.seq_lens, fill), seq_lens_cpu=longer(batch.seq_lens_cpu, fill),
-            out_cache_loc=batch.out_cache_loc, num_padding=size - batch.batch_size, spec_info=None, encoder_lens=None)
+            out_cache_loc=batch.out_cache_loc, num_padding=size - batch.batch_size, spec_info=batch.spec_info, encoder_lens=None)
 
     def inputs(self, queries: list[int], padding: int = 0) -> list[list[torch.Tensor]]:
         """q, k and v of each layer, on the CPU."""
@@ -149,6 +166,8 @@ class Engine:
             q, out, at = q.view(-1, HQ, D), out.cpu().view(-1, HQ, D), 0
             for r, (c, n) in enumerate(zip(queries, self.lengths)):
                 visible = causal(c, n, self.window) | self.encodes
+                if self.trees is not None:
+                    visible[:, n - c:] &= self.trees[r]
                 if self.chunk:
                     visible &= torch.arange(n - c, n)[:, None] // self.chunk == torch.arange(n) // self.chunk
                 expected, _ = attention(q[at:at + c], stored(keys[0][r, :n], 0.5), stored(keys[1][r, :n], 0.25), D**-0.5,
@@ -173,16 +192,19 @@ class Engine:
 
 
 class Decodes:
-    """A graph of `size` decodes, captured as SGLang captures it: metadata, two warm-ups, and the forward. `older`: as its
-    releases before 0.5.16 do."""
+    """A graph of `size` decodes, or verifications if the engine speculates, captured as SGLang captures it: metadata, two warm-ups,
+    and the forward."""
 
-    def __init__(self, engine: Engine, size: int, older: bool = False) -> None:
-        self.engine, self.size, self.older = engine, size, older
-        none = types.SimpleNamespace(req_pool_indices=torch.zeros(0, dtype=torch.int64, device=engine.device),
+    def __init__(self, engine: Engine, size: int) -> None:
+        self.engine, self.size, self.each = engine, size, engine.drafts or 1
+        self.mode = "target_verify" if engine.drafts else "decode"
+        mask = torch.ones(size * self.each * (self.each + 1), dtype=torch.bool, device=engine.device)
+        none = types.SimpleNamespace(forward_mode=Mode(self.mode), req_pool_indices=torch.zeros(0, dtype=torch.int64, device=engine.device),
                                      seq_lens=torch.zeros(0, dtype=torch.int64, device=engine.device), batch_size=0,
                                      seq_lens_cpu=torch.zeros(0, dtype=torch.int64),
-                                     out_cache_loc=torch.zeros(size, dtype=torch.int64, device=engine.device))
-        self.batch, self.static = engine.padded(none, size), engine.there(engine.inputs([], size))
+                                     out_cache_loc=torch.zeros(size * self.each, dtype=torch.int64, device=engine.device),
+                                     spec_info=types.SimpleNamespace(draft_token_num=self.each, custom_mask=mask) if engine.drafts else None)
+        self.batch, self.static = engine.padded(none, size), engine.there(engine.inputs([], size * self.each))
         self.outputs: list[torch.Tensor] = []
         self.metadata(self.batch, in_capture=True)
         for _ in range(2):
@@ -191,36 +213,26 @@ class Decodes:
         self.graph = Graph(self.forward if device.type == "cpu" else self.capture, device)
 
     def metadata(self, batch: Any, in_capture: bool = False) -> None:
-        backend, b = self.engine.backend, batch
-        if not self.older:
-            backend.init_forward_metadata_out_graph(b, in_capture=in_capture)
-        elif in_capture:
-            backend.init_forward_metadata_capture_cuda_graph(
-                self.size, self.size, b.req_pool_indices, b.seq_lens, b.encoder_lens, b.forward_mode, b.spec_info)
-        else:
-            backend.init_forward_metadata_replay_cuda_graph(
-                self.size, b.req_pool_indices, b.seq_lens, int(b.seq_lens_cpu.sum()), b.encoder_lens, b.forward_mode,
-                b.spec_info, b.seq_lens_cpu)
+        self.engine.backend.init_forward_metadata_out_graph(batch, in_capture=in_capture)
 
     def capture(self) -> None:
-        if not self.older:
-            self.engine.backend.init_forward_metadata_in_graph(self.batch)
+        self.engine.backend.init_forward_metadata_in_graph(self.batch)
         self.forward()
 
     def forward(self) -> None:
         self.outputs[:] = self.engine.forward(self.static, self.batch)
 
     def replay(self, requests: int) -> float:
-        """A token of each of the first requests, with nothing but metadata in between; the error."""
-        engine = self.engine
-        batch = engine.batch("decode", [1] * requests)
-        inputs = engine.inputs([1] * requests, self.size - requests)
+        """A token, or the drafts, of each of the first requests, with nothing but metadata in between; the error."""
+        engine, queries = self.engine, [self.each] * requests
+        batch = engine.batch(self.mode, queries)
+        inputs = engine.inputs(queries, (self.size - requests) * self.each)
         for kept, new in zip(self.static, inputs):
             for a, b in zip(kept, new):
                 a.copy_(b)
         self.metadata(engine.padded(batch, self.size))
         self.graph.replay()
-        return engine.error(inputs, self.outputs, [1] * requests)
+        return engine.error(inputs, self.outputs, queries)
 
 
 class Interface(unittest.TestCase):
@@ -251,7 +263,8 @@ class Interface(unittest.TestCase):
         load()
         load(kv_cache_dtype="fp8_e4m3")
         load(attention_backend="triton", speculative_algorithm="EAGLE")
-        for text, values in (("speculative_algorithm: EAGLE; supported: none", {"speculative_algorithm": "EAGLE"}),
+        load(speculative_algorithm="NGRAM")
+        for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM", {"speculative_algorithm": "EAGLE"}),
                              ("model: multi-head latent attention", {"use_mla_backend": True}),
                              ("disable_hybrid_swa_memory: False.*--disable-hybrid-swa-memory", {"is_hybrid_swa": True}),
                              ("kv_cache_dtype: nvfp4; supported: auto, bf16", {"kv_cache_dtype": "nvfp4"}),
@@ -303,6 +316,15 @@ class Steps(unittest.TestCase):
                 self.run_steps(backend, page, chunk=16, use_irope=True)
             self.run_steps(backend, 16, sinks=torch.linspace(-1, 4, HQ))
 
+    def test_drafts(self) -> None:
+        """Verifications in eager steps: each request's drafts are a tree of their own."""
+        for backend in ("cpu_ref", "cpu_simd"):
+            for page, drafts in ((1, 4), (16, 40)):  # words of a row: 1, 2
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                engine = Engine(page, drafts=drafts)
+                for mode, queries in (("extend", [6, 19, 1]), ("target_verify", [drafts] * 3), ("target_verify", [drafts] * 2)):
+                    self.assertLess(engine.step(mode, queries), 2e-5, (backend, page, mode))
+
     def test_encoder_only(self) -> None:
         """Every query sees every key of its request, over the pool as well."""
         for backend in ("cpu_ref", "cpu_simd"):
@@ -339,23 +361,23 @@ class Steps(unittest.TestCase):
         """Graphs of two sizes, whose plans metadata alone brings to the next batch, with eager steps in between. The replay
         of a graph is played: Python runs its calls again."""
         for backend in ("cpu_ref", "cpu_simd"):
-            for page, older in ((1, False), (16, False), (1, True), (16, True)):
+            for page, drafts in ((1, 0), (16, 0), (1, 5), (16, 5)):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 sinks = torch.zeros(HQ, dtype=torch.bfloat16)
-                engine = Engine(page, layers=2, sinks=sinks)
-                engine.backend.init_cuda_graph_state(max_bs=3, max_num_tokens=3)
-                graphs = {size: Decodes(engine, size, older) for size in (3, 1)}
+                engine = Engine(page, layers=2, sinks=sinks, drafts=drafts)
+                engine.backend.init_cuda_graph_state(max_bs=3, max_num_tokens=3 * max(drafts, 1))
+                graphs = {size: Decodes(engine, size) for size in (3, 1)}
                 self.assertLess(engine.step("extend", [20, 7, 100]), 2e-5)
                 for size, requests in ((3, 3), (1, 1), (3, 2), (3, 3)):
                     sinks.data.add_(1.0)
                     first = engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].clone()
-                    self.assertLess(graphs[size].replay(requests), 2e-5, (backend, page, older, size, requests))
+                    self.assertLess(graphs[size].replay(requests), 2e-5, (backend, page, drafts, size, requests))
                     self.assertTrue(torch.equal(  # padding, of request 0, is not written
                         first.nan_to_num(), engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].nan_to_num()))
                 self.assertLess(engine.step("extend", [2, 1, 9]), 2e-5)
                 self.assertLess(graphs[3].replay(3), 2e-5)
                 with self.assertRaisesRegex(libattn.OrderError, "replay of 2 requests; they were not captured"):
-                    engine.backend.init_forward_metadata_out_graph(engine.padded(engine.batch("decode", [1]), 2))
+                    engine.backend.init_forward_metadata_out_graph(engine.padded(engine.batch(graphs[1].mode, [drafts or 1]), 2))
                 engine.backend.token_to_kv_pool = Pool(480, page, layers=2)  # another pool: other addresses
                 engine.step("decode", [1, 1, 1])
                 with self.assertRaisesRegex(libattn.OrderError, "bound anew since"):
@@ -391,14 +413,18 @@ class Steps(unittest.TestCase):
             engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("extend")), in_capture=True)
         with self.assertRaisesRegex(libattn.OrderError, "init_cuda_graph_state"):
             engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("decode")), in_capture=True)
-        one = torch.ones(1).int()
-        with self.assertRaisesRegex(libattn.UnsupportedError, "forward_mode: a captured target_verify"):
-            engine.init_forward_metadata_capture_cuda_graph(1, 1, one - 1, one, None, Mode("target_verify"), None)
-        engine.init_cuda_graph_state(1, 1)
-        with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
-            engine.init_forward_metadata_replay_cuda_graph(1, one - 1, one, 1, None, Mode("decode"), object(), one)
-        with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info"):
+        with self.assertRaisesRegex(libattn.UnsupportedError, "forward_mode: a captured target_verify; supported: captured DECODE"):
+            engine.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("target_verify")), in_capture=True)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "spec_info: object; .*without --speculative-algorithm"):
             engine.init_forward_metadata(types.SimpleNamespace(forward_mode=Mode("extend"), spec_info=object()))
+        drafts = self.engine(server_args=types.SimpleNamespace(speculative_algorithm="NGRAM", speculative_num_draft_tokens=4))
+        with self.assertRaisesRegex(libattn.UnsupportedError, "max_num_tokens: 4 of 4 requests; supported: 4 a request"):
+            drafts.init_cuda_graph_state(max_bs=4, max_num_tokens=4)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "forward_mode: a captured decode; supported: captured TARGET_VERIFY"):
+            drafts.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=Mode("decode")), in_capture=True)
+        with self.assertRaisesRegex(libattn.UnsupportedError, r"draft_token_num: 3; supported: speculative_num_draft_tokens \(4\)"):
+            drafts.init_forward_metadata(types.SimpleNamespace(
+                forward_mode=Mode("target_verify"), seq_lens=torch.ones(1), spec_info=types.SimpleNamespace(draft_token_num=3)))
         engine.forward_metadata = types.SimpleNamespace(captured=None)  # type: ignore[assignment]
         for field, values in (("attn_type", {"attn_type": "decoder_bidirectional"}),
                               ("attn_type", {"is_cross_attention": True}),

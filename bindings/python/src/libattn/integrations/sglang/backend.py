@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's attention backend: extend, decode, mixed and idle batches over its token pool, and captured decodes.
+"""SGLang's attention backend: extend, decode, verify, mixed and idle batches over its token pool, and captured decodes and
+verifications of drafts.
 
-Written against the published interface of SGLang 0.5.23; captures also by that of releases before 0.5.16. Speculative verification, encoder lengths, hybrid
-sliding-window pools, MLA and captured prefills are refused with a reason; linear attention (GDN) stays SGLang's own,
-which puts its own backend next to this one.
+Written against the published interface of SGLang 0.5.23. Draft models, encoder lengths, hybrid sliding-window pools, MLA and captured
+prefills are refused with a reason; linear attention (GDN) stays SGLang's own, which puts its own backend next to this one.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,11 @@ class Step:
 class Arrays:
     """Arrays of captured decodes: a replay reads them at the addresses of the capture."""
 
-    query_start_loc: torch.Tensor  #: one query each
+    query_start_loc: torch.Tensor  #: equally many queries each
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    tree: torch.Tensor | None  #: [requests, drafts, words]
 
 
 class LibattnBackend(AttentionBackend):
@@ -65,6 +65,9 @@ class LibattnBackend(AttentionBackend):
                    "(--disable-hybrid-swa-memory)")
         self.page_size = int(getattr(runner, "page_size", 1) or 1)
         self.chunk_size = int(getattr(runner, "attention_chunk_size", None) or 0)  # Llama 4's layers with `use_irope`
+        arguments = getattr(runner, "server_args", None)
+        #: Tokens of a request that a step verifies; 0 without speculation.
+        self.drafts = int(arguments.speculative_num_draft_tokens) if getattr(arguments, "speculative_algorithm", None) else 0
         self.forward_metadata: Step | None = None
         self.layers: dict[int, PoolLayer] = {}  # those that ran, by the address of SGLang's
         self.together: list[PoolLayer] = []     # those of them that are bound together
@@ -80,63 +83,70 @@ class LibattnBackend(AttentionBackend):
         if mode.is_idle():
             self.forward_metadata = None
             return
-        lengths = self._lengths(forward_batch)
-        queries = np.ones_like(lengths) if mode.is_decode() else _numbers(forward_batch, "extend_seq_lens")
+        lengths, per_request = self._lengths(forward_batch)
+        queries = np.full_like(lengths, per_request) if per_request else _numbers(forward_batch, "extend_seq_lens")
         starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
         host, table = torch.from_numpy(lengths), self._table(forward_batch, lengths)
         count = int(starts[-1])
         batch = Batch(torch.from_numpy(starts).to(table.device), host.to(table.device), table.contiguous(),
                       forward_batch.out_cache_loc.to(torch.int64)[:count], query_start_loc_host=torch.from_numpy(starts),
-                      seq_lens_host=host, max_seq_len=int(lengths.max(initial=1)))
+                      seq_lens_host=host, max_seq_len=int(lengths.max(initial=1)),
+                      tree=self._tree(forward_batch) if mode.is_target_verify() else None)
         self.forward_metadata = Step(batch, count)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Arrays for captured decodes. From here on layers are served by backends that capture those, or refused."""
-        if max_num_tokens != max_bs:
-            refuse("max_num_tokens", f"{max_num_tokens} of {max_bs} requests", "one token a request in a captured batch; "
+        """Arrays for captured decodes or, with speculation, verifications. From here on layers are served by backends that capture
+        those, or refused."""
+        each = self.drafts or 1
+        if max_num_tokens != max_bs * each:
+            refuse("max_num_tokens", f"{max_num_tokens} of {max_bs} requests", f"{each} a request in a captured batch; "
                    "others in eager steps (--disable-cuda-graph)")
         table = self.req_to_token_pool.req_to_token
         device, columns = table.device, -(-table.shape[1] // self.page_size)
-        self.arrays = Arrays(torch.arange(max_bs + 1, dtype=torch.int32, device=device),
-                             torch.ones(max_bs, dtype=torch.int32, device=device),
+        tree = torch.zeros(max_bs, each, -(-each // 32), dtype=torch.int32, device=device) if self.drafts else None
+        self.arrays = Arrays(torch.arange(0, max_num_tokens + 1, each, dtype=torch.int32, device=device),
+                             torch.full((max_bs,), each, dtype=torch.int32, device=device),
                              torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
-                             torch.full((max_bs,), -1, dtype=torch.int64, device=device))
+                             torch.full((max_num_tokens,), -1, dtype=torch.int64, device=device), tree)
         self.batches.clear()
-        self.steps.graph_level = "single_token_decode"
+        self.steps.graph_level = "uniform_batch" if self.drafts else "single_token_decode"
         self.steps.clear()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Bring a decode's arrays, and outside of a capture its plans, to the batch that replays the graph."""
         mode, arrays = forward_batch.forward_mode, self.arrays
-        if not mode.is_decode():
-            refuse("forward_mode", f"a captured {getattr(mode, 'name', mode)}", "captured DECODE; prefills in eager steps "
-                   "(--disable-prefill-cuda-graph)")
+        verify = self.drafts > 0
+        if not (mode.is_target_verify() if verify else mode.is_decode()):
+            refuse("forward_mode", f"a captured {getattr(mode, 'name', mode)}", f"captured {'TARGET_VERIFY' if verify else 'DECODE'}; "
+                   "prefills in eager steps (--disable-prefill-cuda-graph)")
         if arrays is None:
             raise make(Status.ORDER, "init_cuda_graph_state", "not called before a capture")
-        lengths, slots = self._lengths(forward_batch), forward_batch.out_cache_loc
-        requests = len(lengths)
-        given = 0 if slots is None else min(requests, len(slots))
-        arrays.seq_lens[:requests].copy_(forward_batch.seq_lens)
+        (lengths, each), slots = self._lengths(forward_batch), forward_batch.out_cache_loc
+        requests, tokens = len(lengths), len(lengths) * each
+        given = 0 if slots is None else min(tokens, len(slots))
+        arrays.seq_lens[:requests].copy_(forward_batch.seq_lens + self.drafts if verify else forward_batch.seq_lens)
+        if arrays.tree is not None:
+            arrays.tree[:requests].copy_(self._tree(forward_batch))
         self._table(forward_batch, lengths, arrays.block_table[:requests])
         if given:
             arrays.slot_mapping[:given].copy_(slots[:given])
-        if given < requests:
-            arrays.slot_mapping[given:requests].fill_(-1)
-        shape, batch = (requests, requests, 1), self._captured_batch(arrays, lengths)
-        self.forward_metadata = Step(batch, requests, shape)
+        if given < tokens:
+            arrays.slot_mapping[given:tokens].fill_(-1)
+        shape, batch = (requests, tokens, each), self._captured_batch(arrays, lengths, each)
+        self.forward_metadata = Step(batch, tokens, shape)
         if not in_capture and not self.steps.replay(shape, lambda: batch):
             raise make(Status.ORDER, "capture", f"a replay of {requests} requests; they were not captured, or layers were "
                        "bound anew since")
 
-    def _captured_batch(self, arrays: Arrays, lengths: np.ndarray) -> Batch:
+    def _captured_batch(self, arrays: Arrays, lengths: np.ndarray, each: int) -> Batch:
         """Made once for a number of requests, since only lengths change."""
         requests = len(lengths)
         if requests not in self.batches:
-            host = np.ones(requests, np.int32)
+            host = np.full(requests, each, np.int32)
             self.batches[requests] = host, Batch(
                 arrays.query_start_loc[:requests + 1], arrays.seq_lens[:requests], arrays.block_table[:requests],
-                arrays.slot_mapping[:requests], query_start_loc_host=torch.arange(requests + 1, dtype=torch.int32),
-                seq_lens_host=torch.from_numpy(host), max_query_len=1)
+                arrays.slot_mapping[:requests * each], query_start_loc_host=torch.arange(0, requests * each + 1, each, dtype=torch.int32),
+                seq_lens_host=torch.from_numpy(host), max_query_len=each, tree=None if arrays.tree is None else arrays.tree[:requests])
         host, batch = self.batches[requests]
         host[:] = lengths
         batch.struct.max_seq_len = int(lengths.max(initial=1))
@@ -153,31 +163,6 @@ class LibattnBackend(AttentionBackend):
         if self.together:
             self.steps.capture(step.captured, step, lambda: step.batch, None)
 
-    # Releases before 0.5.16 have this pair instead. They bring no slots: a decode's token is the last of its request.
-    def init_forward_metadata_capture_cuda_graph(self, bs: int, num_tokens: int, req_pool_indices: torch.Tensor,
-                                                 seq_lens: torch.Tensor, encoder_lens: Any, forward_mode: Any,
-                                                 spec_info: Any) -> None:
-        """Comes once before the forwards of a capture; `_run` sees where the second of them begins."""
-        self.init_forward_metadata_out_graph(
-            self._decode(bs, req_pool_indices, seq_lens, None, encoder_lens, forward_mode, spec_info), in_capture=True)
-
-    def init_forward_metadata_replay_cuda_graph(self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor,
-                                                seq_lens_sum: int, encoder_lens: Any, forward_mode: Any, spec_info: Any,
-                                                seq_lens_cpu: torch.Tensor | None = None, *_: Any) -> None:
-        self.init_forward_metadata_out_graph(
-            self._decode(bs, req_pool_indices, seq_lens, seq_lens_cpu, encoder_lens, forward_mode, spec_info))
-
-    def _decode(self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor | None,
-                encoder_lens: Any, forward_mode: Any, spec_info: Any) -> SimpleNamespace:
-        """A batch of the later interface. A length of 1 is padding, since a decode follows a prompt, and is not written."""
-        indices, lengths = req_pool_indices[:bs], seq_lens[:bs]
-        last = self.req_to_token_pool.req_to_token[indices.long(), (lengths.long() - 1).clamp_min(0)]
-        fill = self.get_cuda_graph_seq_len_fill_value()
-        return SimpleNamespace(
-            forward_mode=forward_mode, spec_info=spec_info, encoder_lens=encoder_lens, req_pool_indices=indices,
-            seq_lens=lengths, seq_lens_cpu=None if seq_lens_cpu is None else seq_lens_cpu[:bs],
-            out_cache_loc=torch.where(lengths > fill, last.long(), -1))
-
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
@@ -190,12 +175,32 @@ class LibattnBackend(AttentionBackend):
             self.together = list(self.layers.values())
             self.steps.clear()
 
-    def _lengths(self, forward_batch: Any) -> np.ndarray:
-        if getattr(forward_batch, "spec_info", None) is not None:
-            refuse("spec_info", type(forward_batch.spec_info).__name__, "no speculative batches")
+    def _lengths(self, forward_batch: Any) -> tuple[np.ndarray, int]:
+        """Keys of each request, the step's own included, and its queries where all have equally many, else 0."""
+        mode, spec_info = forward_batch.forward_mode, getattr(forward_batch, "spec_info", None)
+        if spec_info is not None and not self.drafts:
+            refuse("spec_info", type(spec_info).__name__, "no speculative batches without --speculative-algorithm")
         if getattr(forward_batch, "encoder_lens", None) is not None:
             refuse("encoder_lens", "cross attention", "decoders without an encoder")
-        return _numbers(forward_batch, "seq_lens")
+        lengths = _numbers(forward_batch, "seq_lens")
+        if not mode.is_target_verify():
+            return lengths, int(mode.is_decode())
+        if getattr(spec_info, "draft_token_num", None) != self.drafts:
+            refuse("draft_token_num", getattr(spec_info, "draft_token_num", None), f"speculative_num_draft_tokens ({self.drafts})")
+        return lengths + self.drafts, self.drafts  # the engine's are those of the context
+
+    def _tree(self, forward_batch: Any) -> torch.Tensor:
+        """[requests, drafts, words]: which drafts each draft sees. On a GPU rows of SGLang's mask begin with the context, on a CPU
+        they do not. It has no rows of padding."""
+        mask, drafts = forward_batch.spec_info.custom_mask, self.drafts
+        column, context = torch.arange(drafts, device=mask.device), forward_batch.seq_lens.to(mask.device, torch.int64)
+        if mask.device.type == "cpu":
+            context = torch.zeros_like(context)
+        widths = context + drafts
+        rows = ((widths.cumsum(0) - widths) * drafts)[:, None] + column * widths[:, None]
+        at = (rows + context[:, None])[..., None] + column
+        seen = torch.nn.functional.pad(mask[at.clamp_max(len(mask) - 1)].long(), (0, -drafts % 32))
+        return (seen.unflatten(-1, (-1, 32)) << torch.arange(32, device=mask.device)).sum(-1).int()
 
     def _table(self, forward_batch: Any, lengths: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
         """Block tables as long as the longest request, from SGLang's table of tokens; into the first columns of `out`."""
@@ -225,7 +230,7 @@ class LibattnBackend(AttentionBackend):
             step.ran.add(id(layer))
         mine = self.layers.get(id(layer)) or PoolLayer(layer)
         mine.ask(q.dtype, self.token_to_kv_pool.get_key_buffer(layer.layer_id),
-                 self.token_to_kv_pool.get_value_buffer(layer.layer_id), self.page_size, self.chunk_size, sinks)
+                 self.token_to_kv_pool.get_value_buffer(layer.layer_id), self.page_size, self.chunk_size, sinks, self.drafts > 0)
         self.layers[id(layer)] = mine
         rows = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = q.new_empty(rows.shape[0], layer.tp_q_head_num, layer.v_head_dim)

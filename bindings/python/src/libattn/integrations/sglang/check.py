@@ -43,7 +43,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
         ("sglang", "" if known else found, f"{', '.join(SERVED)} (ATTN_SGLANG_ANY_VERSION=1 tries another release)"),
         ("model", "multi-head latent attention" if runner.use_mla_backend else "", "multi-head and grouped-query attention"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
-        ("speculative_algorithm", arguments.speculative_algorithm, "none"),
+        ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") else arguments.speculative_algorithm,
+         "NGRAM (drafts of a model are not served)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
          "one pool for all layers (--disable-hybrid-swa-memory)"),
@@ -60,7 +61,8 @@ def _layer(runner: Any) -> LayerDesc:
     scales: dict[str, Any] = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"} if kept.itemsize == 1 else {}
     return LayerDesc("layers.0", model.num_attention_heads // ranks, model.get_num_kv_heads(ranks), model.head_dim,
                      model.head_dim**-0.5, "decoder", DTYPES[model.dtype], KV_DTYPES[kept],
-                     head_size_v=getattr(model, "v_head_dim", None) or model.head_dim, block_size=runner.page_size or 1, **scales)
+                     head_size_v=getattr(model, "v_head_dim", None) or model.head_dim, block_size=runner.page_size or 1,
+                     tree_mask="bits" if arguments.speculative_algorithm else "none", **scales)
 
 
 def _device(runner: Any) -> tuple[str, int]:

@@ -29,7 +29,7 @@ class PoolLayer:
         self._asked: Any = None
 
     def ask(self, dtype: torch.dtype, k_buffer: torch.Tensor, v_buffer: torch.Tensor, page_size: int, chunk_size: int,
-            sinks: torch.Tensor | None) -> None:
+            sinks: torch.Tensor | None, tree: bool) -> None:
         """Take what the layer is now called with, and describe it where that has changed.
 
         Parameters
@@ -37,6 +37,8 @@ class PoolLayer:
         k_buffer, v_buffer : [slots, heads, head_size]
         chunk_size : int
             Of layers with ``use_irope``.
+        tree : bool
+            Whether steps verify drafts, which see some of those before them.
         """
         layer = self.layer
         params: Params = () if sinks is None else (("sinks", sinks),)
@@ -45,7 +47,7 @@ class PoolLayer:
         asked = (dtype, k_buffer.data_ptr(), v_buffer.data_ptr(), k_buffer.shape, identity(params))
         if asked == self._asked:
             return
-        self.desc = describe(layer, dtype, k_buffer.dtype, page_size, chunk_size, sinks is not None)
+        self.desc = describe(layer, dtype, k_buffer.dtype, page_size, chunk_size, sinks is not None, tree)
         whole = k_buffer.shape[0] // page_size * page_size
         self.kv_cache, self.v_pages = (buffer[:whole].view(-1, page_size, *buffer.shape[1:])
                                        for buffer in (k_buffer, v_buffer))
@@ -61,7 +63,7 @@ class PoolLayer:
 
 
 def describe(layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int, chunk_size: int,
-             has_sinks: bool) -> LayerDesc:
+             has_sinks: bool, tree: bool) -> LayerDesc:
     """Describe a `RadixAttention`; raises `libattn.UnsupportedError` where its word has no counterpart here."""
     kind = str(getattr(layer.attn_type, "value", layer.attn_type))
     # decoder_bidirectional is causal but for an image's tokens, whose places do not come here.
@@ -86,7 +88,7 @@ def describe(layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, page_size: i
                      "decoder", DTYPES[dtype], KV_DTYPES[kv_dtype], head_size_v=layer.v_head_dim,
                      causal=kind == "decoder", window=(window, 0) if window > -1 else None,
                      chunk_size=chunk_size if layer.use_irope else 0, soft_cap=float(layer.logit_cap or 0.0),
-                     has_sinks=has_sinks, block_size=page_size, **scales)
+                     has_sinks=has_sinks, tree_mask="bits" if tree else "none", block_size=page_size, **scales)
 
 
 __all__ = ["KV_DTYPES", "PoolLayer", "describe", "refuse"]
