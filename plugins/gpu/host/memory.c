@@ -71,9 +71,10 @@ static const char *launch_write(const struct gpu_device *device, const struct gp
             {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
         int64_t all = rows * (p->vectors[0] + p->vectors[1]);
         bool far = all >= INT32_MAX; /* prefix sums of a few steps still fit into 32 bits */
-        return gpu_device_launch(
-            device, kernels[is_fp8(&p->to[0])][far],
-            gpu_groups(all, (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS, 1 << 20), p, stream);
+        bool few = p->num_slots <= 4 * (int64_t)device->num_sms; /* then a group has a row */
+        int64_t per = (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS;
+        return gpu_device_launch(device, kernels[is_fp8(&p->to[0])][far],
+                                 few ? p->num_slots : gpu_groups(all, per, 1 << 20), p, stream);
     }
     int32_t k_lanes = lanes_of_row(&p->from[0], &p->to[0]);
     int32_t v_lanes = lanes_of_row(&p->from[1], &p->to[1]);

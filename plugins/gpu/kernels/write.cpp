@@ -51,9 +51,57 @@ GPU_INLINE uint4 shrink16(const uint4 (&x)[2], int32_t from, number_divisor by)
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+/* 16 bytes as they are stored. */
+template <int WAY>
+GPU_INLINE uint4 stored(const gpu_write_params &p, int side, int32_t head, const uint4 (&x)[2])
+{
+    if (WAY == WRITE_COPY) {
+        return x[0];
+    }
+    const gpu_cache &cache = p.to[side];
+    number_divisor by = divisor_of(cache_scale(cache, head));
+    int32_t dtype = p.from[side].dtype;
+    return cache.dtype == ATTN_DTYPE_FP8_E5M2 ? shrink16<ATTN_DTYPE_FP8_E5M2>(x, dtype, by)
+                                              : shrink16<ATTN_DTYPE_FP8_E4M3>(x, dtype, by);
+}
+
+/* A group for each of a few rows, which is read while its slot is. The limit is latency. */
+template <int WAY> GPU_INLINE void write_row(const gpu_write_params &p)
+{
+    let_later_kernels_begin();
+    const int64_t row = group_index(), slot = p.slots[row];
+    const int32_t k_vectors = p.vectors[0] * p.num_heads,
+                  all = k_vectors + p.vectors[1] * p.num_heads;
+    for (int32_t first = 0; first < all; first += WRITE_THREADS) {
+        const int32_t i = first + (int32_t)thread_index();
+        const int32_t side = i >= k_vectors, at = i - (side ? k_vectors : 0);
+        const int32_t head = at / p.vectors[side], place = at - head * p.vectors[side];
+        const gpu_tensor &rows = p.from[side];
+        const uint4 *from = (const uint4 *)(rows.data + row * rows.row + head * rows.head) +
+                            place * (WAY == WRITE_COPY ? 1 : 2);
+        uint4 x[2];
+        if (i < all) {
+            x[0] = load_once(from);
+            if (WAY == WRITE_FP8) {
+                x[1] = load_once(from + 1);
+            }
+        }
+        sync_group(); /* else compilers move the loads after the slot's */
+        if (i < all && slot >= 0) {
+            const int64_t block = (int64_t)((uint64_t)slot / (uint32_t)p.block_size);
+            char *to = (char *)row_at(p.to[side], block, slot - block * p.block_size, head);
+            ((uint4 *)to)[place] = stored<WAY>(p, side, head, x);
+        }
+    }
+}
+
 /* Vectors of 16 written bytes, counted over (row, side, head, position in the head's row). */
 template <int WAY, class INDEX> GPU_INLINE void write_vectors(const gpu_write_params &p)
 {
+    if (group_count() == p.num_slots) {
+        write_row<WAY>(p);
+        return;
+    }
     let_later_kernels_begin();
     int32_t k_vectors = p.vectors[0], v_vectors = p.vectors[1];
     int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
@@ -96,18 +144,9 @@ template <int WAY, class INDEX> GPU_INLINE void write_vectors(const gpu_write_pa
         }
 #pragma unroll
         for (int u = 0; u < WRITE_VECTORS; u++) {
-            if (slots[u] < 0) {
-                continue;
+            if (slots[u] >= 0) {
+                *(uint4 *)to[u] = stored<WAY>(p, sides[u], heads[u], x[u]);
             }
-            if (WAY == WRITE_FP8) {
-                const gpu_cache &cache = p.to[sides[u]];
-                number_divisor by = divisor_of(cache_scale(cache, heads[u]));
-                int32_t dtype = p.from[sides[u]].dtype;
-                x[u][0] = cache.dtype == ATTN_DTYPE_FP8_E5M2
-                              ? shrink16<ATTN_DTYPE_FP8_E5M2>(x[u], dtype, by)
-                              : shrink16<ATTN_DTYPE_FP8_E4M3>(x[u], dtype, by);
-            }
-            *(uint4 *)to[u] = x[u][0];
         }
     }
 }
