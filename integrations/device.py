@@ -41,6 +41,10 @@ DEEPSEEK = {**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16, "kv_
 #: An indexer that leaves keys out of prompts of 700.
 DEEPSEEK_SPARSE = {**DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 512,
                    "index_n_heads": 64, "index_head_dim": 128}
+QWEN_NEXT_SMALL = {
+    **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256}
 #: Cache, configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("auto", {
@@ -57,11 +61,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 131072, "rope_theta": 150000.0, "hidden_act": "silu"}),
     "deepseek-v3": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
     "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
-    "qwen3-next": ("auto", {
-        **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
-        "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
-        "shared_expert_intermediate_size": 256}),
+    "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
 }
+#: Tokens drafted a step, from the request's own.
+DRAFTS = {"qwen3-next, drafts": 3}
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}
@@ -98,7 +101,7 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))] * 2
     try:
-        made = on_gpu.start(str(at), backend, dtype, cache, False, 1)
+        made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **({"drafts": DRAFTS[name]} if name in DRAFTS else {}))
         rows = on_gpu.chosen(made, prompts[:8], 40) + on_gpu.chosen(made, prompts[8:], 40)  # the second from the prefix cache
     except Exception as error:  # noqa: BLE001
         print("@@" + json.dumps(line | {"error": str(error)[-300:]}), flush=True)

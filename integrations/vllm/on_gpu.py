@@ -13,7 +13,8 @@ REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 #: vLLM's own backends of a model.
 OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
-       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",)}
+       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
+       "qwen3-next, drafts": ("FLASH_ATTN",)}
 
 
 def compile_in_threads() -> None:
@@ -36,7 +37,7 @@ def compile_in_threads() -> None:
     Autotuner.prune_configs = compiled
 
 
-def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0) -> Any:
     from vllm import LLM
 
     from libattn.integrations.vllm import register
@@ -49,6 +50,10 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     if not large:
         options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
         graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8]
+    if drafts:  # whole steps of all requests are captured
+        graphs["cudagraph_capture_sizes"] = [(1 + drafts) * n for n in graphs["cudagraph_capture_sizes"]]
+        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        options["enable_prefix_caching"] = False
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
                additional_config={"gdn_prefill_backend": "triton"},  # vLLM's own layers, without FlashInfer
                disable_log_stats=False, compilation_config=graphs, dtype=dtype, kv_cache_dtype=cache,

@@ -174,13 +174,12 @@ class GatedDelta(unittest.TestCase):
 
         self.step(layer, builder.build(0, given([9, 9, 0], [9, 9, 0])), hidden[:, :9].flatten(0, 1))
         self.assertEqual(builder.build_for_cudagraph_capture(given([1, 1, 1], [1, 1, 1])).captured, (3, 3, 1))
-        address = builder.slots.data_ptr()
         tables.copy_(torch.tensor([[7], [4], [0]]))
         for t in (9, 10, 11):
             batch = given([1, 1, 0], [t + 1, t + 1, 0])
             batch.num_actual_tokens, batch.max_query_len = 3, 1
             m = builder.build(0, batch)
-            self.assertEqual((m.captured, m.state_slots.data_ptr()), ((3, 3, 1), address))
+            self.assertEqual((m.captured, m.state_slots.data_ptr()), ((3, 3, 1), tables.data_ptr()))
             x = torch.stack([hidden[1, t], hidden[0, t], hidden[0, 0]])
             out = self.subject.finish(self.step(layer, m, x), x)
             for r, row in ((1, out[0]), (0, out[1])):

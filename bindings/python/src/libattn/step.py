@@ -126,6 +126,11 @@ class Batch:
             check_lengths(struct, "the batch", **dims)
         self._kept = chained(batch, extensions, "the batch", **dims)
         self.pointer = addressof(batch)
+        self._counts = (ctypes.c_int32 * 5).from_buffer(batch, attn_batch.num_reqs.offset)  # to max_seq_len
+
+    def count(self, num_actual_tokens: int, max_seq_len: int) -> None:
+        """Use the batch again for other lengths in the same arrays."""
+        self._counts[2], self._counts[4] = num_actual_tokens, max_seq_len
 
     def _pair(self, name: str, value: Any | None, host: Any | None) -> None:
         """A device array and its host copy; on a CPU they are one."""
@@ -273,7 +278,7 @@ class Plan(Owned):
                 raise make(Status.INVALID_ARGUMENT, "block_table", f"rows of {batch.narrow} entries; a request has {longest} "
                            f"keys, in blocks of {spec.block_size}")
 
-    def update(self, batch: Batch, stream: Any | None = None, mode: str | None = None) -> None:
+    def update(self, batch: Batch, stream: Any | None = None, mode: str | int | None = None) -> None:
         """Plan a batch, once per step. `mode`: ``capture``, ``replay``, ``out_of_graph``, ``in_graph``."""
         if batch.narrow is not None:
             self._check_width(batch, batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .._declarations import Status
+from .._declarations import PlanMode, Status
 from ..errors import make
 from ..layers import ContextParallel, LayerDesc
 from ..model import KvView
@@ -136,19 +136,23 @@ class Steps:
                                     max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
                                     max_blocks_per_req=batch.struct.block_table_stride, graph=True)
             bind_workspace(plan, bound.device, store.replays(bound.device))
-            plan.update(batch, stream_of(bound.device), "capture")
+            plan.update(batch, stream_of(bound.device), PlanMode.CAPTURE)
             bound.captured[shape] = plan
         self._captured[shape] = len(self._bounds)
 
     def replay(self, shape: Shape, make_batch: Any) -> bool:
         """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since."""
-        plans = [bound.captured[shape] for bound in self._bounds if shape in bound.captured] if shape in self._captured else []
-        if not plans or len(plans) != self._captured[shape]:
+        if not self.replays(shape):
             return False
         stream = stream_of(self._bounds[0].device)
-        for plan in plans:
-            plan.update(make_batch(), stream, "replay")
+        for bound in self._bounds:
+            if shape in bound.captured:
+                bound.captured[shape].update(make_batch(), stream, PlanMode.REPLAY)
         return True
+
+    def replays(self, shape: Shape) -> bool:
+        """Whether a shape was captured and no layer was bound again since."""
+        return shape in self._captured and sum(shape in bound.captured for bound in self._bounds) == self._captured[shape] > 0
 
 
 __all__ = ["Member", "Place", "Shape", "Steps"]

@@ -177,7 +177,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
         self.spread = spread(vllm_config, kv_cache_spec)
-        self._batches: dict[Shape, tuple[Any, Batch]] = {}  # captured shapes
+        self._kept: dict[Shape, tuple[Any, LibattnMetadata, Batch]] = {}  # captured shapes
         # Without drafts vLLM's upper bounds of lengths are the lengths; a spread cache's are another matter.
         self.exact = getattr(vllm_config, "speculative_config", None) is None and self.spread is None
         self.steps = Steps(lambda: [getattr(context[name], "states", context[name]) for name in layer_names if name in context],
@@ -203,10 +203,13 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:
         """`fast_build`, of drafts: no look for a common prefix, which takes longer than the rest of a small batch."""
+        found = self._again(common_attn_metadata, common_attn_metadata.block_table_tensor)
+        if found is not None:
+            return found
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
         m.captured = shape  # replayed plans take lengths from the device alone, as they were captured
-        if not self.steps.replay(shape, lambda: self._replayed(m)):
+        if not self.steps.replay(shape, lambda: self._replayed(m, common_attn_metadata.block_table_tensor)):
             m.captured = None
             m.common_prefix_len = common_prefix_len or (
                 0 if fast_build else prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0)))
@@ -223,27 +226,39 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         m.captured = shape
         return m
 
-    def _replayed(self, m: LibattnMetadata) -> Batch:
-        """The batch of a captured shape. The last one is used again if its arrays have the same addresses, as those that graphs read
-        have; its bounds and counts are this step's."""
+    def _again(self, m: Any, table: torch.Tensor) -> LibattnMetadata | None:
+        """What was made for the last batch of a captured shape, if this one's arrays have the same addresses, as those that graphs
+        read have; bounds and counts are this step's."""
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
-        if m.spans is not None or m.causal_per_request:
-            return batch_of(m, m.num_actual_tokens)
-        arrays = (m.query_start_loc, m.query_start_loc_cpu, m.seq_lens, m.block_table, m.slot_mapping, m.state_slots, m.accepted,
-                  m.local_seq_lens)
-        key = (m.causal, *(None if t is None else (t.data_ptr(), t.shape, t.stride()) for t in arrays))
-        kept = self._batches.get(shape)
-        if kept is not None and kept[0] == key:
-            struct = kept[1].struct
-            struct.max_seq_len = m.max_seq_len
-            starts = m.query_start_loc if m.query_start_loc_cpu is None else m.query_start_loc_cpu
-            struct.num_actual_tokens = int(starts[m.num_reqs])
-            return kept[1]
+        kept = self._kept.get(shape)
+        if kept is None or getattr(m, "mm_req_doc_ranges", None) or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
+            return None
+        _, found, batch = kept
+        self._fill(m)
+        found.max_seq_len = m.max_seq_len
+        batch.count(m.query_start_loc_cpu[m.num_reqs].item(), m.max_seq_len)
+        self.steps.replay(shape, lambda: batch)
+        return found
+
+    def _fill(self, m: Any) -> None:
+        """Bring the builder's own arrays to a batch."""
+
+    @staticmethod
+    def _arrays(m: Any, table: torch.Tensor) -> Any:
+        """By what vLLM's arrays of a captured shape are known."""
+        host = m.query_start_loc_cpu
+        return (m.query_start_loc.data_ptr(), None if host is None else host.data_ptr(), m.seq_lens.data_ptr(), table.data_ptr(),
+                table.stride(), m.slot_mapping.data_ptr(), m.causal if isinstance(m.causal, bool) else None)
+
+    def _replayed(self, m: LibattnMetadata, table: torch.Tensor) -> Batch:
+        """The batch of a captured shape, kept for the next one where nothing was converted."""
         batch = batch_of(m, m.num_actual_tokens)
         read = {"query_start_loc": m.query_start_loc, "seq_lens": m.seq_lens} | (
-            {} if m.state_slots is not None else {"block_table": m.block_table, "slot_mapping": m.slot_mapping})
-        if all(getattr(batch.struct, name) == t.data_ptr() for name, t in read.items()):  # nothing was converted
-            self._batches[shape] = key, batch
+            {} if m.state_slots is not None else {"block_table": table, "slot_mapping": m.slot_mapping})
+        others = (m.spans, m.encoder_seq_lens, m.local_seq_lens)
+        if (all(other is None for other in others) and not m.causal_per_request and m.query_start_loc_cpu is not None
+                and all(getattr(batch.struct, name) == t.data_ptr() for name, t in read.items())):
+            self._kept[(m.num_reqs, m.num_actual_tokens, m.max_query_len)] = self._arrays(m, table), m, batch
         return batch
 
     def _metadata(self, m: Any) -> LibattnMetadata:
@@ -266,7 +281,10 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
     def update_block_table(self, metadata: LibattnMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor,
                            **_: Any) -> LibattnMetadata:
         m = replace(metadata, steps=self.steps, block_table=blk_table, slot_mapping=slot_mapping, common_prefix_len=0)
-        if not (m.captured and self.steps.replay(m.captured, lambda: self._replayed(m))):
+        found = self._again(m, blk_table) if m.captured else None
+        if found is not None:
+            return found
+        if not (m.captured and self.steps.replay(m.captured, lambda: self._replayed(m, blk_table))):
             m.captured = None
             m.common_prefix_len = prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0))
         return m

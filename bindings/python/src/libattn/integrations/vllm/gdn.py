@@ -79,11 +79,20 @@ class StateBuilder(LibattnMetadataBuilder):
 
     def _metadata(self, m: Any) -> LibattnMetadata:
         found = super()._metadata(m)
-        table = mamba_get_block_table_tensor(m.block_table_tensor, m.seq_lens, self.kv_cache_spec, self.mode)
-        found.state_slots = self.slots[:m.num_reqs].copy_(table[:m.num_reqs, :self.row])
-        if self.row > 1:
-            found.accepted = self._advance(m.seq_lens[:m.num_reqs], m.query_start_loc, found.state_slots[:, 0].long())
+        found.state_slots, found.accepted = self._fill(m)
         return found
+
+    def _fill(self, m: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Each request's slots, in vLLM's own table where that has nothing else, and with drafts its accepted tokens."""
+        table = m.block_table_tensor
+        if self.mode == "none" and table.shape == (m.num_reqs, self.row) and table.is_contiguous():
+            slots = table
+        else:
+            table = mamba_get_block_table_tensor(table, m.seq_lens, self.kv_cache_spec, self.mode)
+            slots = self.slots[:m.num_reqs].copy_(table[:m.num_reqs, :self.row])
+        if self.row == 1:
+            return slots, None
+        return slots, self._advance(m.seq_lens[:m.num_reqs], m.query_start_loc, slots[:, 0].long())
 
     def _advance(self, seq_lens: torch.Tensor, query_start_loc: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         """How many tokens of its last step each request has kept, since the state after the last of them is where it goes on; after
