@@ -564,6 +564,9 @@ class Steps(unittest.TestCase):
                     for r, n in enumerate(lengths):
                         expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
                         self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
+            self.assertIs(builder.build(0, given), m, "arrays of the same addresses")
+            given.block_table_tensor = tables.clone()
+            self.assertIsNot(builder.build(0, given), m)
             self.assertIsNone(builder.build(0, metadata([4, 1], [4, 1], tables[:2])).captured)
             spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
             self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "UNIFORM_BATCH")
