@@ -45,10 +45,10 @@ QWEN_NEXT_SMALL = {
     **COMMON, **HEADS, "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "full_attention_interval": 4,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 256}
+LLAMA_SMALL = {**COMMON, **HEADS, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 #: Cache, configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("auto", {
-        **COMMON, **HEADS, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}),
+    "llama": ("auto", LLAMA_SMALL), "llama, drafts": ("auto", LLAMA_SMALL),
     "gemma-2": ("auto", {
         **COMMON, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 256, "sliding_window": 128, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
@@ -63,8 +63,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
 }
-#: Tokens drafted a step, from the request's own.
-DRAFTS = {"qwen3-next, drafts": 3}
+#: Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree.
+DRAFTS = {"llama, drafts": 5, "qwen3-next, drafts": 3}
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}

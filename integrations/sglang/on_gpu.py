@@ -11,11 +11,11 @@ os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false")
 #: The backend that speed is compared with; SGLang's norms know no float32 on a GPU.
 REFERENCE, FLOAT32 = "fa3", ""
 #: SGLang's own backends of a model.
-OWN = {"llama": ("fa3", "triton"), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
+OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
        "qwen3-next": ("fa3", "triton")}
 
 
-def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float) -> Any:
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0) -> Any:
     import sglang
 
     port = 12000 + os.getpid() % 10000  # each process has its own, outside of the range that the system assigns
@@ -25,6 +25,8 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     if not large:  # requests of one token a page have the plain prefix cache
         options = {"context_length": 1024, "max_running_requests": 8, "max_total_tokens": 16384, "chunked_prefill_size": 256,
                    "cuda_graph_bs_decode": [1, 2, 4, 8], "page_size": 1 if cache == "auto" else 64, "disable_hybrid_swa_memory": True}
+    if drafts:  # and the token that they follow
+        options.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=1 + drafts, speculative_ngram_max_bfs_breadth=2)
     options["max_mamba_cache_size"] = 5 * options["max_running_requests"]  # models with states would take half of the memory
     return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
                          kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",

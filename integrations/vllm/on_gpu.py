@@ -11,7 +11,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", V
 #: The backend that speed is compared with, and the one that knows float32.
 REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 #: vLLM's own backends of a model.
-OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
+OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
        "qwen3-next, drafts": ("FLASH_ATTN",)}

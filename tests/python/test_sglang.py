@@ -203,7 +203,8 @@ class Decodes:
                                      seq_lens=torch.zeros(0, dtype=torch.int64, device=engine.device), batch_size=0,
                                      seq_lens_cpu=torch.zeros(0, dtype=torch.int64),
                                      out_cache_loc=torch.zeros(size * self.each, dtype=torch.int64, device=engine.device),
-                                     spec_info=types.SimpleNamespace(draft_token_num=self.each, custom_mask=mask) if engine.drafts else None)
+                                     spec_info=types.SimpleNamespace(
+                                         draft_token_num=self.each, custom_mask=mask) if engine.drafts else None)
         self.batch, self.static = engine.padded(none, size), engine.there(engine.inputs([], size * self.each))
         self.outputs: list[torch.Tensor] = []
         self.metadata(self.batch, in_capture=True)
