@@ -3,9 +3,9 @@
 
 Not part of CI: it needs a GPU, torch and Transformers. From the root, with a build in build/:
 
-    PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device.py [PART OF A NAME] [--times]
+    PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device.py [PART OF A NAME] [--times] [--generate]
 
-A line per check; exit 1 if one failed.
+A line per check; exit 1 if one failed. With --times or --generate no checks: times of whole models next to torch's attention.
 """
 from __future__ import annotations
 
@@ -171,6 +171,58 @@ def times() -> None:
         print(f"{implementation}, ms: {', '.join(line)}", flush=True)
 
 
+#: Layers of the models' own widths, few of them and with few experts: what `families` has is replaced.
+_WIDE: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,  # 3.1 8B
+              "num_key_value_heads": 8, "head_dim": 128},
+    "gemma3": {"hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 6, "num_attention_heads": 16,  # 12B
+               "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 1024, "query_pre_attn_scalar": 256},
+    "qwen3-next": {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 8, "num_attention_heads": 16,  # 80B
+                   "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+                   "linear_key_head_dim": 128, "linear_value_head_dim": 128, "moe_intermediate_size": 512,
+                   "shared_expert_intermediate_size": 512},
+    "gpt-oss": {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 8, "num_attention_heads": 64,  # 20B
+                "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+    "deepseek-v3": {"hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 4, "num_attention_heads": 128,
+                    "num_key_value_heads": 128, "head_dim": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,
+                    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 2048},
+}
+
+
+@torch.no_grad()
+def generation(family: families.Family) -> None:
+    """generate() of a model of this family's own widths in bfloat16, prompts of 1024 tokens: milliseconds of the prompt with the
+    first token, and of a token after it, for lengths that are new to the process and again."""
+    config = getattr(transformers, family.config)(**{**family.values, **_WIDE[family.name], "vocab_size": 1024,
+                                                     "max_position_embeddings": 16384})
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = getattr(transformers, family.model)(config).eval()
+    torch.set_default_dtype(torch.float32)
+    integration.configure()
+
+    def took(ids: torch.Tensor, count: int) -> float:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - begin)
+
+    for batch in (1, 32):
+        ids = torch.randint(1, 1024, (batch, 1024), device="cuda")
+        for implementation in ("libattn", "sdpa"):
+            try:
+                model.set_attn_implementation(implementation)
+            except ValueError:  # gpt-oss has sinks
+                implementation = "eager"
+                model.set_attn_implementation(implementation)
+            took(ids[:, :1000], 3)
+            prompt = min(took(ids, 1) for _ in range(2))
+            new, again = (took(ids, 9) for _ in range(2))
+            print(f"generate {family.name} {batch}x1024 {implementation}: prompt {prompt:.1f} ms, a token "
+                  f"{(new - prompt) / 8:.2f} ms, again {(again - prompt) / 8:.2f} ms", flush=True)
+
+
 def main() -> int:
     integration.register()
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.cuda.get_device_name()}")
@@ -182,6 +234,9 @@ def main() -> int:
     checks += [(entry[0].name, partial(encoder, *entry)) for entry in families.ENCODERS]
     checks += [(f"{name} batching", partial(batching, named[name], pages))
                for name, pages in (("llama", 0), ("gemma3", 0), ("gpt-oss", 0), ("llama", 8), ("qwen3", 8))]
+    if {"--times", "--generate"} & set(sys.argv[1:]):
+        checks = [("llama times", times)] if "--times" in sys.argv[1:] else []
+        checks += [(name, partial(generation, named[name])) for name in _WIDE if "--generate" in sys.argv[1:]]
     for name, check in checks:
         if sys.argv[1:] and not sys.argv[1].startswith("-") and sys.argv[1] not in name:
             continue
@@ -189,8 +244,6 @@ def main() -> int:
             check()
         except Exception as error:  # noqa: BLE001  the next one is tried all the same
             report(name, False, f"{type(error).__name__}: {str(error)[:300]}")
-    if "--times" in sys.argv[1:]:
-        times()
     return 1 if failed else 0
 
 

@@ -75,6 +75,57 @@ class Shapes(unittest.TestCase):
             self.assertLess(worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, v)), 0.25, mask)[0]), 2e-5, backend)
 
 
+class Again(unittest.TestCase):
+    def test_calls_that_were_made_before(self) -> None:
+        """Calls by turns: of several shapes, layers, windows and masks, with sinks that change, into new tensors and given ones."""
+        generator = torch.Generator().manual_seed(8)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        sinks, mask = normal(4).bfloat16(), torch.ones(2, 1, 3, 7, dtype=torch.bool).tril(4)
+        mask[1, :, :, :2] = False  # padded on the left
+        shown = [causal(3, 7), causal(3, 7) & (torch.arange(7) >= 2)]
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for turn in range(4):
+                sinks.copy_(normal(4))
+                for queries, keys, window, given, index in (
+                        (1, 5, 0, None, 0), (1, 5, 0, None, 1), (1, 6, 0, None, 0), (1, 5, 3, None, 2), (3, 7, 0, None, 0),
+                        (3, 7, 0, mask, 1), (1, 5, 0, sinks, 3)):
+                    q, k, v = normal(2, 4, queries, 16), normal(2, 2, keys, 16), normal(2, 2, keys, 16)
+                    out = torch.full((2, queries, 4, 16), torch.nan) if turn % 2 else None
+                    masked = given is mask
+                    found = libattn.torch.attend(q, k, v, mask if masked else None, scale=0.25, causal=True, index=index,
+                                                 out=out, window=(window - 1, 0) if window else None,
+                                                 sinks=sinks if given is sinks else None)
+                    self.assertTrue(out is None or found is out)
+                    for b in range(2):
+                        seen = shown[b] if masked else causal(queries, keys, window)
+                        wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen,
+                                           sinks=sinks if given is sinks else None)[0]
+                        self.assertLess(worst(found[b], wanted), 2e-5, (backend, turn, queries, keys, window, index))
+                for wrong in (torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).double()):
+                    with self.assertRaisesRegex(libattn.InvalidArgumentError, "out: .* is needed"):
+                        libattn.torch.attend(normal(2, 4, 1, 16), *(normal(2, 2, 5, 16) for _ in range(2)), scale=0.25,
+                                             causal=True, out=wrong)
+
+    def test_another_choice_for_one_layer(self) -> None:
+        """Layer 1 is asked for by a rule: what was chosen for layer 0 is not taken for it."""
+        libattn.torch.configure(ignore_environment=True, backend="layers.0=cpu_ref;layers.1=cpu_simd")
+        q, k = torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 4, 16)
+        for index in (0, 1, 0, 1):
+            libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
+        self.assertEqual([row.decode.split("@")[0] for row in libattn.torch.table()], ["cpu_ref", "cpu_simd"])
+
+    def test_a_gradient_is_refused_after_calls_without(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 4, 16)
+        libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "q: requires a gradient"):
+            libattn.torch.attend(q.requires_grad_(), k, k, scale=0.25, causal=True)
+
+
 class Scratch(unittest.TestCase):
     def test_one_for_all_plans_of_a_stream(self) -> None:
         """Plans of different layers, the largest first; a smaller one takes no memory of its own for it."""

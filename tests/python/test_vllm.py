@@ -558,9 +558,8 @@ class Steps(unittest.TestCase):
                                 for t in (keys, values))
                 for layer in context.values():
                     place = m.steps.place(layer, layer.impl, layer.kv_cache, m, q.dtype)
-                    place.bound.run(None, [(n, t, t.shape, t.stride()) for n, t in (
-                        ("q", q), ("k", new_k), ("v", new_v), ("out", out.view(3, HQ, D)))], 0, place.at,
-                        m.steps.plan(place, m, self.fail))
+                    place.bound.run_rows(None, q, new_k, new_v, out.view(3, HQ, D), 0, place.at,
+                                         m.steps.plan(place, m, self.fail))
                     for r, n in enumerate(lengths):
                         expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
                         self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))

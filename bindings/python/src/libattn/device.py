@@ -23,7 +23,7 @@ class Memory(Tensor):
     __slots__ = ("owner", "_strides", "_shape")
 
     def __init__(self, owner: Handle, device: attn_device, address: int, dtype: str, shape: Sequence[int]) -> None:
-        self.owner, self.read_only, self._capsule = owner, False, None
+        self.owner, self.read_only, self._owner = owner, False, None
         self._shape = (c_int64 * max(1, len(shape)))(*shape)
         self._struct = attn_tensor(data=address, device=device, ndim=len(shape), dtype=attn_dtype(*DTYPES[dtype], 1),
                                    shape=addressof(self._shape))

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, byref, c_void_p
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, KvSpecKind, PlanMode, Status, attn_batch,
@@ -342,6 +343,14 @@ class Plan(Owned):
                      stream: int | None = None, flags: int = 0, extension: ctypes.Structure | None = None) -> None:
         """`run` for engines that keep their own descriptors: addresses of ``attn_layer`` and ``attn_tensor``."""
         self._run(layer, [q, k, v, out, None], stream, flags, None if extension is None else addressof(extension))
+
+    def prepare(self, layer: int, tensors: Sequence[int | None], stream: Any = None) -> Callable[[Any], int]:
+        """A run with these descriptors (q, k, v, out), to be called again and again: takes ``api.error_ref()``, gives the status.
+        The caller keeps the plan open, and plans."""
+        io = attn_step_io.from_buffer_copy(self._io)
+        (c_void_p * 5).from_buffer(io, attn_step_io.q.offset)[:] = (*tensors, None)
+        io.stream, io.flags, io.next = stream_handle(stream), 0, None
+        return partial(self.api.run, self.owner.value, layer, byref(io))
 
     def _run(self, layer: int, tensors: list[int | None], stream: Any, flags: int, chain: int | None) -> None:
         io, api = self._io, self.api

@@ -13,6 +13,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_void_p, sizeof
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,6 +25,12 @@ def refused(field: str, message: str) -> Exception:
     from ._declarations import Status
     from .errors import make  # needs the declarations, which need this module
     return make(Status.INVALID_ARGUMENT, field, message)
+
+
+@cache
+def _tensors() -> Any:
+    from . import tensors  # needs the declarations, which need this module
+    return tensors
 
 
 class Struct(ctypes.Structure):
@@ -98,7 +105,8 @@ class Struct(ctypes.Structure):
 
     def _address(self, name: str, kind: str, value: Any) -> tuple[int | None, Any, int, int]:
         """Address, owner, number of elements and bytes of one."""
-        from .tensors import Rows, Tensor, as_tensor, as_writable
+        tensors = _tensors()
+        Rows, Tensor, as_tensor, as_writable = tensors.Rows, tensors.Tensor, tensors.as_tensor, tensors.as_writable
         if isinstance(value, (ctypes.Structure, ctypes.Array)):
             return addressof(value), value, 1, sizeof(value)
         if kind == "tensor":

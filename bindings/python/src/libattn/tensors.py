@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import Structure, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
 from typing import Any
 
 from ._declarations import DeviceType, DtypeCode, DtypeId, Status, attn_device, attn_dtype, attn_tensor
@@ -24,12 +25,58 @@ class _ManagedVersioned(Structure):
                 ("flags", c_uint64), ("dl_tensor", attn_tensor)]
 
 
+class _Exchange(Structure):
+    """``DLPackExchangeAPI`` (DLPack 1.3): a library's tensors without objects of Python."""
+
+    _fields_ = [("major", c_uint32), ("minor", c_uint32), ("previous", c_void_p), ("allocate", c_void_p), ("take", c_void_p),
+                ("give", c_void_p), ("view", c_void_p), ("stream", c_void_p)]
+
+
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = c_int32, [ctypes.py_object, c_char_p]
+
+_Call = Callable[[Any, int], int]
+_exchanges: dict[type, tuple[_Call, _Call] | None] = {}
+_deleters: dict[int, Callable[[int], None]] = {}
+
+
+def exchange(kind: type) -> tuple[_Call, _Call] | None:
+    """Two functions of a tensor type's library. Both take a tensor and an address: one writes the address of a
+    ``DLManagedTensorVersioned`` there, the other a ``DLTensor`` that holds nothing. None: the library is older."""
+    if kind not in _exchanges:
+        capsule, found = getattr(kind, "__dlpack_c_exchange_api__", None), None
+        if _is_valid(capsule, b"dlpack_exchange_api"):
+            table = _Exchange.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
+            if table.major == 1 and table.view:
+                call = ctypes.PYFUNCTYPE(c_int32, ctypes.py_object, c_void_p)  # raises what the library raises
+                found = call(table.take), call(table.view)
+        _exchanges[kind] = found
+    return _exchanges[kind]
+
+
+class _Taken:
+    """A ``DLManagedTensorVersioned`` that is given back with this object."""
+
+    __slots__ = ("address", "deleter")
+
+    def __init__(self, take: _Call, source: Any) -> None:
+        self.deleter = None
+        place = c_void_p()
+        take(source, ctypes.addressof(place))
+        self.address = place.value
+        deleter = _ManagedVersioned.from_address(place.value).deleter
+        self.deleter = _deleters.get(deleter)
+        if self.deleter is None:
+            self.deleter = _deleters[deleter] = ctypes.PYFUNCTYPE(None, c_void_p)(deleter)
+
+    def __del__(self) -> None:
+        if self.deleter is not None:
+            self.deleter(self.address)
+
 
 #: Text, code and bits of the element types that a layer may have.
 DTYPES: dict[str, tuple[int, int]] = {
@@ -55,42 +102,45 @@ class Tensor:
         the stream that is passed to the step.
     """
 
-    __slots__ = ("_capsule", "_struct", "shape", "strides", "pointer", "read_only")
+    __slots__ = ("_owner", "_struct", "shape", "strides", "pointer", "read_only")
 
     def __init__(self, source: Any) -> None:
         if not hasattr(source, "__dlpack__"):
             raise make(Status.INVALID_ARGUMENT, "tensor", f"{type(source).__name__}; a tensor that speaks DLPack is needed")
         if getattr(source, "requires_grad", False):
             raise make(Status.UNSUPPORTED, "tensor", "requires a gradient, which libattn does not compute; pass its detach()")
-        device_type = source.__dlpack_device__()[0]
-        keywords = {} if device_type == DeviceType.CPU else {"stream": -1}
-        try:
-            self._capsule = source.__dlpack__(max_version=(1, 0), **keywords)
-        except TypeError:
-            self._capsule = source.__dlpack__(**keywords)
-        if _is_valid(self._capsule, b"dltensor_versioned"):
-            address = _get_pointer(self._capsule, b"dltensor_versioned")
-            managed = ctypes.cast(address, POINTER(_ManagedVersioned)).contents
-            self._struct, self.read_only = managed.dl_tensor, bool(managed.flags & _READ_ONLY)
-        elif _is_valid(self._capsule, b"dltensor"):
-            address = _get_pointer(self._capsule, b"dltensor")
-            self._struct, self.read_only = ctypes.cast(address, POINTER(_Managed)).contents.dl_tensor, False
+        kind = type(source)
+        table = exchange(kind)
+        managed: _Managed | _ManagedVersioned
+        if table is not None:
+            self._owner = _Taken(table[0], source)
+            managed = _ManagedVersioned.from_address(self._owner.address)
         else:
-            raise make(Status.INVALID_ARGUMENT, "tensor", f"{type(source).__name__}.__dlpack__ gave no DLPack capsule")
+            keywords = {} if source.__dlpack_device__()[0] == DeviceType.CPU else {"stream": -1}
+            try:
+                self._owner = source.__dlpack__(max_version=(1, 0), **keywords)
+            except TypeError:
+                self._owner = source.__dlpack__(**keywords)
+            if _is_valid(self._owner, b"dltensor_versioned"):
+                managed = _ManagedVersioned.from_address(_get_pointer(self._owner, b"dltensor_versioned"))
+            elif _is_valid(self._owner, b"dltensor"):
+                managed = _Managed.from_address(_get_pointer(self._owner, b"dltensor"))
+            else:
+                raise make(Status.INVALID_ARGUMENT, "tensor", f"{kind.__name__}.__dlpack__ gave no DLPack capsule")
+        self._struct = managed.dl_tensor
+        self.read_only = isinstance(managed, _ManagedVersioned) and bool(managed.flags & _READ_ONLY)
         self._describe()
 
     def _describe(self) -> None:
         struct = self._struct
-        self.pointer = ctypes.addressof(struct)
-        array = ctypes.cast(struct.shape, POINTER(c_int64))
-        self.shape = tuple(array[i] for i in range(struct.ndim))
+        sizes = c_int64 * struct.ndim
+        self.shape = tuple(sizes.from_address(struct.shape)) if struct.ndim else ()
         if struct.strides and 0 in self.shape:  # NumPy's strides of an empty array are 0
             self._struct = struct = type(struct).from_buffer_copy(struct)
             struct.strides = None
-            self.pointer = ctypes.addressof(struct)
-        if struct.strides:
-            array = ctypes.cast(struct.strides, POINTER(c_int64))
-            self.strides = tuple(array[i] for i in range(struct.ndim))
+        self.pointer = ctypes.addressof(struct)
+        if struct.strides and struct.ndim:
+            self.strides = tuple(sizes.from_address(struct.strides))
         else:
             strides, step = [], 1
             for size in reversed(self.shape):
@@ -160,25 +210,30 @@ def as_writable(name: str, source: Any) -> Tensor:
     return t
 
 
+@cache
+def _described(dtype: str, device_type: int, device: int, rank: int) -> attn_tensor:
+    return attn_tensor(device=attn_device(device_type, device), ndim=rank, dtype=attn_dtype(*DTYPES[dtype], 1))
+
+
 class Rows:
     """A descriptor that is made once and refilled every step: rank 3, or 2 with `rank`.
 
     Filling it costs a fraction of what a new DLPack capsule costs; engines that know their addresses use it.
     """
 
-    __slots__ = ("struct", "pointer", "_data", "_sizes")
+    __slots__ = ("struct", "pointer", "data", "_sizes")
 
     def __init__(self, dtype: str, device: tuple[int, int] = (DeviceType.CPU, 0), rank: int = 3) -> None:
-        code, bits = DTYPES[dtype]
         self._sizes = (c_int64 * (2 * rank))()  # the shape, then the strides
         shape = ctypes.addressof(self._sizes)
-        self.struct = attn_tensor(device=attn_device(*device), ndim=rank, dtype=attn_dtype(code, bits, 1),
-                                  shape=shape, strides=shape + rank * ctypes.sizeof(c_int64))
+        self.struct = attn_tensor.from_buffer_copy(_described(dtype, *device, rank))
+        (c_uint64 * 2).from_buffer(self.struct, attn_tensor.shape.offset)[:] = shape, shape + rank * ctypes.sizeof(c_int64)
         self.pointer = ctypes.addressof(self.struct)
-        self._data = c_uint64.from_buffer(self.struct, attn_tensor.data.offset)  # without the checks of a field
+        #: The address, to be set where all else stays.
+        self.data = c_uint64.from_buffer(self.struct, attn_tensor.data.offset)  # without the checks of a field
 
     def fill(self, data: int, shape: Sequence[int], strides: Sequence[int]) -> int:
         """Set address, shape and strides (in elements); returns the ``struct attn_tensor *``."""
-        self._data.value = data
+        self.data.value = data
         self._sizes[:] = (*shape, *strides)
         return self.pointer

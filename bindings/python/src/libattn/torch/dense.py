@@ -7,7 +7,8 @@ through a block table, which also drops padding. Pages are scratch and shared by
 """
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from .._declarations import Status
 from ..errors import make
 from ..layers import EncoderQuant, LayerDesc
 from ..step import Batch
+from ..tensors import Rows
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window, of_mask, whole
-from .store import DTYPES, Bound, Params, store, stream_of
+from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, identity, store, stream_of
 
 _MASKS_KEPT = 16
+_CALLS_KEPT = 64
+_BATCHES_KEPT = 8
 _SHAPES = {"q": "[B, Hq, S, D]", "k": "[B, Hk, L, D]", "v": "[B, Hk, L, Dv]"}
 _wholes: dict[tuple[Any, ...], Segments] = {}
 
@@ -129,8 +133,10 @@ def _host(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def _clusters(requests: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Groups of requests whose keys overlap: the group of each, and (batch index, first key, end key) of a group."""
+def _clusters(requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of requests whose keys overlap: the group of each, and [groups, 3]: batch index, first key, end key."""
+    if (requests[1:, 0] > requests[:-1, 0]).all():  # one of each batch entry
+        return np.arange(len(requests)), requests[:, (0, 3, 4)]
     order = np.lexsort((requests[:, 3], requests[:, 0]))
     member = np.zeros(len(requests), dtype=np.int64)
     groups: list[list[int]] = []
@@ -141,15 +147,15 @@ def _clusters(requests: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, in
         else:
             groups.append([b, key, key_end])
         member[r] = len(groups) - 1
-    return member, [(b, first, end) for b, first, end in groups]
+    return member, np.array(groups, dtype=np.int64).reshape(-1, 3)
 
 
 def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int,
-                 cross: bool) -> Batch | None:
-    """Keys in pages: each group of overlapping requests in blocks of its own. None: one begins inside a block."""
+                 cross: bool) -> tuple[Batch, int] | None:
+    """Keys in pages: each group of overlapping requests in blocks of its own, and how many blocks. None: one begins inside a
+    block."""
     size, requests = bound.block_size, segments.requests
-    member, groups = _clusters(requests)
-    bounds = np.array(groups, dtype=np.int64).reshape(-1, 3)
+    member, bounds = _clusters(requests)
     offset = requests[:, 3] - bounds[member, 1]
     if (offset % size).any():
         return None
@@ -157,24 +163,21 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
     base = np.concatenate([[0], np.cumsum(blocks)])
     batch = int(requests[:, 0].max()) + 1
     slots = np.full((batch - 1) * step + keys, -1, dtype=np.int64)
-    for (b, first, end), block in zip(groups, base.tolist()):
+    for (b, first, end), block in zip(bounds.tolist(), base.tolist()):
         slots[b * step + first:b * step + end] = np.arange(block * size, block * size + end - first)
     lengths = requests[:, 4] - requests[:, 3]
     widest = int(-(-lengths.max() // size))
     table = (base[member] + offset // size)[:, None] + np.arange(widest)
     table = np.minimum(table, base[-1] - 1).astype(np.int32)
     # Rows between requests are padding: a request of length 0 holds them.
-    starts, order = [0], []
-    for r, (b, row, row_end, _, _) in enumerate(requests.tolist()):
-        if row + b * queries > starts[-1]:
-            starts.append(row + b * queries)
-            order.append(-1)
-        starts.append(row_end + b * queries)
-        order.append(r)
-    index = np.array(order)
+    rows, end_rows = (requests[:, i] + requests[:, 0] * queries for i in (1, 2))
+    gaps = np.flatnonzero(rows > np.concatenate([[0], end_rows[:-1]]))
+    index = np.arange(len(requests))
+    if len(gaps):
+        index, end_rows = np.insert(index, gaps, -1), np.insert(end_rows, gaps, rows[gaps])
+    starts = np.concatenate([[0], end_rows])
     seq_lens = np.where(index >= 0, lengths[index], 0).astype(np.int32)
-    bound.reserve(int(base[-1]))
-    device, host = bound.device, np.array(starts, np.int32)
+    device, host = bound.device, starts.astype(np.int32)
     names = ("encoder_seq_lens", "encoder_seq_lens_host") if cross else ("seq_lens", "seq_lens_host")
     given = dict(zip(names, (_on(device, seq_lens), _host(seq_lens))))
     made = Batch(_on(device, host), block_table=_on(device, table[index]), slot_mapping=_on(device, slots),
@@ -182,7 +185,7 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
                  max_seq_len=0 if cross else int(lengths.max()), **given)
     if cross:
         made.struct.max_encoder_seq_len = int(lengths.max())
-    return made
+    return made, int(base[-1])
 
 
 def dtype_of(dtype: torch.dtype) -> str:
@@ -192,6 +195,7 @@ def dtype_of(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
+@lru_cache(maxsize=256)
 def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, head_size_v: int, dtype: torch.dtype,
              scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int,
              history: int | None = None) -> LayerDesc:
@@ -245,18 +249,24 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     UnsupportedError
         With the reasons of every backend.
     """
-    check_inputs(q=q, k=k, v=v, sinks=sinks)
-    batch, _, queries, _ = q.shape
-    segments = segments_of(mask, batch, queries, k.shape[2], causal, window, kind != "cross")
-    return attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
-                           index=index, fp8=fp8, out=out)
+    if torch.is_grad_enabled():
+        check_inputs(q=q, k=k, v=v, sinks=sinks)
+    segments = None
+    if mask is not None:
+        if q.dim() != 4 or k.dim() != 4:
+            check_inputs(q=q, k=k)
+        segments = segments_of(mask, q.shape[0], q.shape[2], k.shape[2], causal, window, kind != "cross")
+    return attend_segments(q, k, v, segments, scale, causal, window, soft_cap, sinks, kind, index, fp8, out)
 
 
-def check_output(out: torch.Tensor, q: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Refuse a caller's output that kernels do not write where it lies."""
+def output(out: torch.Tensor | None, q: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new tensor like `q`, or the caller's; one that kernels do not write where it lies is refused."""
+    if out is None:
+        return q.new_empty(shape)
     if out.shape != shape or out.dtype != q.dtype or out.device != q.device or not out.is_contiguous():
         raise make(Status.INVALID_ARGUMENT, "out", f"{out.dtype} {list(out.shape)} of strides {list(out.stride())} on "
                    f"{out.device}; {q.dtype} {list(shape)}, contiguous, on {q.device} is needed")
+    return out
 
 
 def _query_rows(q: torch.Tensor) -> torch.Tensor:
@@ -266,27 +276,72 @@ def _query_rows(q: torch.Tensor) -> torch.Tensor:
     return rows if even and rows.stride(3) == 1 else rows.contiguous()
 
 
-def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, *, scale: float,
-                    causal: bool, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
+class _Call:
+    """A call that was made, for those after it that differ in addresses alone."""
+
+    __slots__ = ("bound", "planned", "stream", "device", "complete", "shape", "kept", "data", "run", "error_ref")
+
+    def __init__(self, bound: Bound, stream: int | None, complete: bool, shape: tuple[int, ...], rows: Sequence[Rows]) -> None:
+        assert bound.plan is not None
+        self.bound, self.planned, self.stream, self.complete, self.shape = bound, bound.planned, stream, complete, shape
+        self.device = None if stream is None else bound.device  # whose stream may be another one next time
+        self.kept, self.data = rows, [row.data for row in rows]
+        self.run = bound.plan.prepare(bound.layer.handle, [row.pointer for row in rows], stream)
+        self.error_ref = bound.plan.api.error_ref
+
+    def again(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None,
+              index: int) -> torch.Tensor | None:
+        """The same on other addresses; None where this batch is no longer the one that is planned."""
+        bound = self.bound
+        if (bound.planned is not self.planned or bound.workspace.planned is not bound or index not in bound.indices
+                or self.device is not None and stream_of(self.device) != self.stream):
+            return None
+        if bound.converted[0]:
+            bound.refresh()
+        out = q.new_empty(self.shape) if out is None else output(out, q, self.shape)
+        if not self.complete:
+            out.zero_()
+        data = self.data
+        data[0].value, data[1].value, data[2].value, data[3].value = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        status = self.run(self.error_ref())
+        if status:
+            raise bound.model.api.error(status)
+        return out
+
+
+def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments | None, scale: float,
+                    causal: bool, window: Window, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
                     fp8: EncoderScales | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """`attend` for requests that are known."""
+    """`attend` for requests that are known; None: every row of the batch sees its keys, as `causal` and `window` say."""
+    key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+           segments, scale, causal, window, soft_cap, kind, None if sinks is None else identity((("sinks", sinks),)))
+    calls = store.here().calls
+    call = calls.get(key) if fp8 is None else None
+    if call is not None:
+        found = call.again(q, k, v, out, index)
+        if found is not None:
+            return found
+    check_inputs(q=q, k=k, v=v)
     batch, heads, queries, head_size = q.shape
     keys = k.shape[2]
     if k.shape[::3] != q.shape[::3] or v.shape[:3] != k.shape[:3]:
         raise make(Status.INVALID_ARGUMENT, "k", f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; [B, Hq, S, D], "
                    "[B, Hk, L, D] and [B, Hk, L, Dv] are needed")
+    if k.device != q.device or v.device != q.device:
+        raise make(Status.INVALID_ARGUMENT, "k", f"q on {q.device}, k on {k.device}, v on {v.device}; one device is needed")
+    if segments is None:
+        segments = segments_of(None, batch, queries, keys, causal, window, True)
     # Rows of an encoder and of a cross layer see one run of keys in both directions; what else a mask shows goes through pages.
     if kind != "decoder" and segments.causal and queries > 1:
         kind = "decoder"
     q_rows = _query_rows(q)
     shape = (batch, queries, heads, v.shape[3])
-    if out is None:
-        out = torch.empty(shape, dtype=q.dtype, device=q.device)
-    check_output(out, q, shape)
+    out = output(out, q, shape)
     if not segments.complete:
         out.zero_()
     if len(segments.requests) == 0:
         return out
+    given = (q.data_ptr(), k.data_ptr(), v.data_ptr())
     k, step = _rows(k)
     v, step_v = _rows(v)
     if step != step_v:
@@ -302,11 +357,19 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     bound = _planned(described, history, segments, queries, keys, step, kind, index, q.device, params)
     row = (batch - 1) * step + keys
     q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
-    bound.run(stream_of(q.device), (
-        ("q", q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
-        ("k", k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
-        ("v", v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
-        ("out", out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1))))
+    tensors = ((q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
+               (k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
+               (v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
+               (out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1)))
+    rows = [Rows(ELEMENTS[t.dtype], device_pair(t.device)) for t, _, _ in tensors]
+    for filled, (t, sizes, strides) in zip(rows, tensors):
+        filled.fill(t.data_ptr(), sizes, strides)
+    call = _Call(bound, stream_of(q.device), segments.complete, shape, rows)
+    bound.model.api.check(call.run(call.error_ref()))
+    if fp8 is None and given == (q_rows.data_ptr(), k.data_ptr(), v.data_ptr()):  # none of them is a copy
+        if len(calls) >= _CALLS_KEPT:
+            calls.clear()
+        calls[key] = call
     return out
 
 
@@ -323,14 +386,22 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
                             partial(describe, candidate, *described, block_size, history), index, device, params)
         if bound.holds(key):
             return bound
-        made = _make_batch(bound, segments, queries, keys, step, candidate)
+        batches, described_as = store.here().batches, (key, bound.block_size, candidate == "cross", device)
+        if described_as not in batches:  # layers that differ in a window, a soft cap or sinks share it
+            if len(batches) >= _BATCHES_KEPT:
+                batches.clear()
+            batches[described_as] = _make_batch(bound, segments, queries, keys, step, candidate)
+        made = batches[described_as]
         if made is not None:
-            bound.update(made, key, stream_of(device))
+            bound.reserve(made[1])
+            bound.update(made[0], key, stream_of(device))
             return bound
     raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")
 
 
-def _make_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int, kind: str) -> Batch | None:
+def _make_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int, kind: str) -> tuple[Batch, int] | None:
+    """A batch and the blocks that it needs."""
     if bound.block_size == 0:
-        return _contiguous_batch(bound, segments, queries, step)
+        made = _contiguous_batch(bound, segments, queries, step)
+        return None if made is None else (made, 0)
     return _paged_batch(bound, segments, queries, keys, step, kind == "cross")

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import library
+from torch.autograd.graph import increment_version
 
 from .._declarations import ExtId, Status, attn_io_mla, attn_io_recurrent
 from ..errors import make
@@ -32,31 +33,39 @@ from . import dense
 from .paged import Step, bind_pages
 from .store import Bound, Params, store, stream_of
 
+_library = library.Library("libattn", "FRAGMENT")
 
-def _operator(name: str, arguments: str, mutated: Sequence[str], shape_of: Callable[..., tuple[int, ...]],
-              run: Callable[..., None]) -> None:
-    """`name`, whose output is like its first tensor, and `name`_out, whose first argument it is."""
+
+def _operator(name: str, arguments: str, shape_of: Callable[..., tuple[int, ...]], run: Callable[..., torch.Tensor],
+              written: int | None = None) -> None:
+    """`name`, whose output is like its first tensor, and `name`_out, whose first argument it is; `written` is the place of the
+    tensor that both write. By torch's dispatcher alone: `torch.library.custom_op` costs 6 to 25 us a call more."""
     def functional(*args: Any) -> torch.Tensor:
-        out = args[0].new_empty(shape_of(*args))
+        if written is not None:
+            increment_version(args[written])
+        return run(None, *args)
+
+    def into(out: torch.Tensor, *args: Any) -> None:
+        increment_version(out if written is None else (out, args[written]))
         run(out, *args)
-        return out
 
-    plain = library.custom_op(f"libattn::{name}", functional, mutates_args=mutated, schema=f"({arguments}) -> Tensor")
-    plain.register_fake(lambda *args: args[0].new_empty(shape_of(*args)))
-    into = library.custom_op(f"libattn::{name}_out", run, mutates_args=("out", *mutated),
-                             schema=f"(Tensor(z!) out, {arguments}) -> ()")
-    into.register_fake(lambda *_: None)
+    for full, schema, function, fake in (
+            (name, f"({arguments}) -> Tensor", functional, lambda *args: args[0].new_empty(shape_of(*args))),
+            (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, lambda *_: None)):
+        _library.define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(full, function, "CompositeExplicitAutograd")
+        library.register_fake(f"libattn::{full}", fake, lib=_library)
 
 
-def _attend(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+def _attend(out: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
             sinks: torch.Tensor | None, scale: float, causal: bool, window: Sequence[int] | None, soft_cap: float,
-            kind: str, index: int) -> None:
-    dense.attend(q, k, v, mask, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
-                 window=None if window is None else (window[0], window[1]), index=index, out=out)
+            kind: str, index: int) -> torch.Tensor:
+    return dense.attend(q, k, v, mask, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
+                        window=None if window is None else (window[0], window[1]), index=index, out=out)
 
 
 _operator("attend", "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, float scale, bool causal, int[]? window, "
-          "float soft_cap, str kind, int index", (),
+          "float soft_cap, str kind, int index",
           lambda q, k, v, *_: (q.shape[0], q.shape[2], q.shape[1], v.shape[3]), _attend)
 
 
@@ -90,12 +99,12 @@ def _mla_shape(q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, *rest: A
     return (q.shape[0], q.shape[1], _mla_sizes(q, k_pe, rest[5])[2])
 
 
-def _attend_mla(out: torch.Tensor, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, pages: torch.Tensor,
+def _attend_mla(out: torch.Tensor | None, q: torch.Tensor, kv_c: torch.Tensor, k_pe: torch.Tensor, pages: torch.Tensor,
                 block_table: torch.Tensor, slot_mapping: torch.Tensor, query_start_loc: torch.Tensor,
-                seq_lens: torch.Tensor, kv_b_proj: torch.Tensor, scale: float, index: int) -> None:
+                seq_lens: torch.Tensor, kv_b_proj: torch.Tensor, scale: float, index: int) -> torch.Tensor:
     dense.check_inputs(rows=q, kv_c=kv_c, k_pe=k_pe)
     nope, rope, width = _mla_sizes(q, k_pe, kv_b_proj)
-    dense.check_output(out, q, (q.shape[0], q.shape[1], width))
+    out = dense.output(out, q, (q.shape[0], q.shape[1], width))
     if pages.dtype != q.dtype:
         raise make(Status.UNSUPPORTED, "pages", f"{pages.dtype}; supported: {q.dtype}, that of q")
     rank = kv_c.shape[1]
@@ -106,18 +115,18 @@ def _attend_mla(out: torch.Tensor, q: torch.Tensor, kv_c: torch.Tensor, k_pe: to
     stream = _plan(bound, query_start_loc, seq_lens, block_table=block_table, slot_mapping=slot_mapping)
     io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
     bound.run_rows(stream, None, None, None, out, extension=io)
+    return out
 
 
 _operator("attend_mla", "Tensor q, Tensor kv_c, Tensor k_pe, Tensor(a!) pages, Tensor block_table, Tensor slot_mapping, "
-          "Tensor query_start_loc, Tensor seq_lens, Tensor kv_b_proj, float scale, int index", ("pages",), _mla_shape,
-          _attend_mla)
+          "Tensor query_start_loc, Tensor seq_lens, Tensor kv_b_proj, float scale, int index", _mla_shape, _attend_mla, 3)
 
 
-def _recurrent(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+def _recurrent(out: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
                state: torch.Tensor, slots: torch.Tensor, query_start_loc: torch.Tensor, seq_lens: torch.Tensor,
-               scale: float, qk_l2norm: bool, index: int) -> None:
+               scale: float, qk_l2norm: bool, index: int) -> torch.Tensor:
     dense.check_inputs(rows=q, keys=k, values=v, a=a, b=b)
-    dense.check_output(out, q, v.shape)
+    out = dense.output(out, q, v.shape)
     gdn = GdnDesc(q.shape[1], v.shape[1], q.shape[2], v.shape[2], qk_l2norm=qk_l2norm)
     desc = LayerDesc("layers.0", q.shape[1], q.shape[1], q.shape[2], scale, "recurrent", dense.dtype_of(q.dtype),
                      head_size_v=v.shape[2], gdn=gdn, rule=RecurrentRule(gate="given"))
@@ -129,8 +138,9 @@ def _recurrent(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     bound = _bound(desc, index, state, (), bind)
     stream = _plan(bound, query_start_loc, seq_lens, extensions=[gdn_batch(slots)])
     bound.run_rows(stream, q, k, v, out, extension=bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, a=a, b=b))
+    return out
 
 
 _operator("recurrent", "Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) state, Tensor slots, "
-          "Tensor query_start_loc, Tensor seq_lens, float scale, bool qk_l2norm, int index", ("state",),
-          lambda q, k, v, *_: v.shape, _recurrent)
+          "Tensor query_start_loc, Tensor seq_lens, float scale, bool qk_l2norm, int index",
+          lambda q, k, v, *_: v.shape, _recurrent, 5)

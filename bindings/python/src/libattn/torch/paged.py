@@ -67,8 +67,7 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
     """
     dense.check_inputs(q=q, k=k, v=v, sinks=sinks)
     segments = _packed_segments(query_start_loc, key_start_loc, q.shape[2], causal, window)
-    return dense.attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks,
-                                 kind=kind, index=index, fp8=fp8)
+    return dense.attend_segments(q, k, v, segments, scale, causal, window, soft_cap, sinks, kind, index, fp8)
 
 
 def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor | KvView, v_pages: torch.Tensor | KvView | None) -> None:

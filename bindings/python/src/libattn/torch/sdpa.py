@@ -55,8 +55,8 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
         return torch.empty_like(q).copy_(torch.cat(parts, 2)), q.new_empty(q.shape[:3], dtype=torch.float32)
     kind = "decoder" if causal else "cross" if mask is not None and queries > keys else "mm_encoder"
     with torch.no_grad():
-        out = attend_segments(q, k, v, _segments(q, k.shape[2], mask, causal), causal=causal, soft_cap=0.0, sinks=None,
-                              scale=q.shape[3] ** -0.5 if scale is None else scale, kind=kind, index=0).transpose(1, 2)
+        out = attend_segments(q, k, v, _segments(q, k.shape[2], mask, causal), q.shape[3] ** -0.5 if scale is None else scale,
+                              causal, None, 0.0, None, kind, 0).transpose(1, 2)
         like = torch.empty_like(q, device="meta")
         if out.shape == like.shape and out.stride() != like.stride():
             out = torch.empty_like(q).copy_(out)

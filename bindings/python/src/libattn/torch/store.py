@@ -8,29 +8,29 @@ they say. The bound layer is shared by all modules of the same description and c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from ctypes import Structure, sizeof
+from collections.abc import Callable, Hashable, Sequence
+from ctypes import Structure, addressof, sizeof
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .. import memory
-from .._declarations import ExtId, Phase, Status, attn_ext
+from .._declarations import ExtId, Phase, Status, attn_ext, attn_tensor
 from ..errors import make
 from ..extensions import gdn_weights, kv_quant_params, mla_weights, mm_encoder_state
 from ..layers import LayerDesc
 from ..model import Layer, Model
 from ..runtime import Runtime
 from ..step import Batch, Plan
-from ..tensors import Rows
+from ..tensors import Rows, exchange
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 ELEMENTS = DTYPES | {torch.float8_e4m3fn: "fp8_e4m3", torch.uint8: "uint8"}
 PHASES = ("prefill", "decode")
 
-#: A name, a tensor, and the shape and strides to read it with.
-Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
+#: Writes a tensor's ``DLTensor`` to an address, where torch can.
+_view = (exchange(torch.Tensor) or (None, None))[1]
 
 _KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
 _GDN_WEIGHTS = ("a_log", "dt_bias", "conv_weight")
@@ -78,7 +78,8 @@ class Bound:
     stream: int | None = None  # whose scratch the plan has
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
-    rows: dict[Any, Rows] = field(default_factory=dict)
+    rows: dict[Any, Any] = field(default_factory=dict)  # descriptors
+    indices: set[int] = field(default_factory=set)  # the layers that `Store.bound` gave this for
     captured: dict[Any, Plan] = field(default_factory=dict)  # by shape, see `libattn.torch.steps`
 
     @property
@@ -86,18 +87,23 @@ class Bound:
         """The first layer."""
         return self.model.layers[0]
 
-    def descriptor(self, name: str, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
+    def descriptor(self, name: str, tensor: torch.Tensor) -> int:
         """``struct attn_tensor *`` over a torch tensor's memory; one per name, refilled every step."""
-        key = (name, tensor.dtype, len(shape))
+        if _view is not None:
+            struct = self.rows.get(name)
+            if struct is None:
+                struct = self.rows[name] = attn_tensor()
+            _view(tensor, address := addressof(struct))
+            return address
+        key = (name, tensor.dtype, tensor.dim())
         rows = self.rows.get(key)
         if rows is None:
-            rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), len(shape))
-        return rows.fill(tensor.data_ptr(), shape, strides)
+            rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), tensor.dim())
+        return rows.fill(tensor.data_ptr(), tensor.shape, tensor.stride())
 
     def io(self, kind: Any, id: ExtId, **rows: torch.Tensor) -> Any:
         """An extension of a step's tensors."""
-        return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)),
-                    **{name: self.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
+        return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)), **{name: self.descriptor(name, t) for name, t in rows.items()})
 
     def refresh(self) -> None:
         """Copy parameters again that libattn needs as contiguous float32; all others are read where they lie. Once a step:
@@ -121,9 +127,10 @@ class Bound:
             self.plan.close()
         self.plan = self.planned = None
 
-    def run(self, stream: int | None, tensors: Iterable[Rowed | None], flags: int = 0, at: int = 0,
-            plan: Plan | None = None, extension: Structure | None = None) -> None:
-        """Run the planned step on q, k, v and out: each a name, a tensor, and the shape and strides to read it with.
+    def run_rows(self, stream: int | None, q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None,
+                 out: torch.Tensor | None, flags: int = 0, at: int = 0, plan: Plan | None = None,
+                 extension: Structure | None = None) -> None:
+        """Run the planned step on q, k, v and out.
 
         Parameters
         ----------
@@ -134,24 +141,11 @@ class Bound:
         extension : ctypes structure, optional
             Of `libattn.extensions`, for `Plan.run`.
         """
-        q, k, v, out = (None if t is None else self.descriptor(*t) for t in tensors)
-        self._run(stream, q, k, v, out, flags, at, plan, extension)
-
-    def run_rows(self, stream: int | None, q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None,
-                 out: torch.Tensor | None, flags: int = 0, at: int = 0, plan: Plan | None = None,
-                 extension: Structure | None = None) -> None:
-        """`run` on tensors as they are."""
-        of = self.descriptor
-        self._run(stream, None if q is None else of("q", q, q.shape, q.stride()),
-                  None if k is None else of("k", k, k.shape, k.stride()), None if v is None else of("v", v, v.shape, v.stride()),
-                  None if out is None else of("out", out, out.shape, out.stride()), flags, at, plan, extension)
-
-    def _run(self, stream: int | None, q: int | None, k: int | None, v: int | None, out: int | None, flags: int, at: int,
-             plan: Plan | None, extension: Structure | None) -> None:
-        plan = plan or self.plan
+        of, plan = self.descriptor, plan or self.plan
         if plan is None:
             raise make(Status.ORDER, "plan", "no batch is planned")
-        plan.run_pointers(self.model.layers[at].handle, q, k, v, out, stream, flags, extension)
+        plan.run_pointers(self.model.layers[at].handle, None if q is None else of("q", q), None if k is None else of("k", k),
+                          None if v is None else of("v", v), None if out is None else of("out", out), stream, flags, extension)
 
     def holds(self, key: Any) -> bool:
         """Whether the batch of `key` is what was planned last, here and in the workspace."""
@@ -202,11 +196,17 @@ def device_pair(device: torch.device) -> tuple[int, int]:
     return int(DEVICE_TYPES[name]), device.index or 0
 
 
+#: The address of a CUDA device's current stream, without an object of Python for it.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
 def stream_of(device: torch.device) -> int | None:
     """Torch's current stream on a device."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
+        if _raw_stream is not None and device.index is not None:
+            return _raw_stream(device.index)
         return torch.cuda.current_stream(device).cuda_stream
     return torch.xpu.current_stream(device).sycl_queue if device.type == "xpu" else None
 
@@ -292,7 +292,7 @@ class Store:
         params : pairs
             A name of `Layer.bind_params` and its value.
         """
-        local = self._here()
+        local = self.here()
         near_key = (key, index, device, purpose, identity(params) if params else ())
         found = local.near.get(near_key)
         if found is not None:
@@ -305,6 +305,7 @@ class Store:
         if bound is None:
             bound = local.layers[far_key] = self._bind([desc], prefill, decode, device, [params])
         local.near[near_key] = bound
+        bound.indices.add(index)
         return bound
 
     def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device,
@@ -339,22 +340,22 @@ class Store:
                 found.update({at: (part, place) for place, at in enumerate(group)})
         return [found[at] for at in range(len(members))]
 
-    def _here(self) -> Any:
+    def here(self) -> Any:
         """This thread's own layers."""
         local = self._local
         if getattr(local, "generation", None) != self._generation:
             local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
-            local.scratch, local.reserved = {}, {}
+            local.scratch, local.reserved, local.calls, local.batches = {}, {}, {}, {}
         return local
 
     def scratch(self, device: torch.device, stream: int | None) -> Workspace:
         """This thread's scratch for steps on a device's stream."""
-        return self._here().scratch.setdefault((device, stream), Workspace())
+        return self.here().scratch.setdefault((device, stream), Workspace())
 
     def reserve(self, desc: LayerDesc, index: int, device: torch.device, params: Params, limits: Limits) -> None:
         """Take the scratch of plans within `limits` (requests, tokens, length) on the current stream, on which graphs that are
         captured later are replayed: an engine that asks while it measures its memory counts it."""
-        local, key = self._here(), (desc, device, limits)
+        local, key = self.here(), (desc, device, limits)
         if key in local.reserved:
             return
         prefill, decode, _ = self._choose(desc, index, device)
@@ -369,7 +370,7 @@ class Store:
 
     def replays(self, device: torch.device) -> int | None:
         """The stream on which this thread's captured graphs are replayed: that of `reserve`, or the current one."""
-        return self._here().reserved.get(device, stream_of(device))
+        return self.here().reserved.get(device, stream_of(device))
 
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
               params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
@@ -400,7 +401,7 @@ class Store:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec
         if workspace is None:
-            workspace = self._here().workspaces.setdefault(device, Workspace())
+            workspace = self.here().workspaces.setdefault(device, Workspace())
         return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept),
                      converted=converted)
 
