@@ -95,9 +95,12 @@ if [ $mode = quick ]; then
     finish
 fi
 
-# build/venv, in the background: only the last tests wait for it.
+# build/venv, and for --all ONNX Runtime's header, in the background: only the last tests wait for them.
 start_venv() {
-    ensure_venv >build/venv.log 2>&1 &
+    {
+        ensure_venv
+        [ $mode != all ] || sh integrations/onnxruntime/header.sh build/onnxruntime fetch >/dev/null || true
+    } >build/venv.log 2>&1 &
     venv=$!
 }
 
