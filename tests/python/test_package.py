@@ -7,7 +7,9 @@ import gc
 import os
 import threading
 import time
+import types
 import unittest
+import unittest.mock
 
 import numpy as np
 import torch
@@ -66,6 +68,13 @@ class Describing(unittest.TestCase):
         self.assertEqual(caught.exception.status, libattn.Status.REFUSED)
         self.assertIn("layers.0", str(caught.exception))
         self.assertIn("q_dtype", str(caught.exception))
+
+    def test_a_device_that_no_plugin_found_has_their_reasons(self) -> None:
+        plugins = [types.SimpleNamespace(file=f"attn_{name}.so", reason=reason)
+                   for name, reason in (("cpu_ref", ""), ("cuda_flash", "driver 525.60 is older than CUDA 13.0"))]
+        with unittest.mock.patch.object(libattn.Runtime, "plugins", plugins), self.assertRaisesRegex(
+                libattn.InvalidArgumentError, "there is no cuda:7 here; .*\n  attn_cuda_flash.so: driver 525.60 is older than CUDA 13.0$"):
+            self.runtime.select([libattn.LayerDesc("layers.0", HQ, HK, D)], device=("cuda", 7))
 
     def test_a_vendors_code_is_refused_by_its_number(self) -> None:
         layer = libattn.LayerDesc("a", 2, 1, 64, block_size=16, kv_dtype=0x10007, kv_row_bytes=80, kv_row_bytes_v=72,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Transformers can ask of an attention implementation, one by one, held against eager."""
+import importlib
 import logging
 import os
+import sys
+import types
 import unittest
 from typing import Any
 from unittest import mock
@@ -14,6 +17,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 import families
 import libattn
 import libattn.integrations.transformers as integration
+import libattn.torch
 from common import BACKENDS
 
 torch.set_num_threads(1)
@@ -66,8 +70,17 @@ class Selection(unittest.TestCase):
         integration.register()
         model = model_of("llama", head_dim=520)
         model.set_attn_implementation("libattn")
-        with torch.no_grad(), self.assertRaisesRegex(libattn.AttnError, "head_size.*520.*512"):
+        with torch.no_grad(), self.assertRaisesRegex(
+                libattn.AttnError, "head_size.*520.*512.*\n  layer 0, a LlamaAttention; set attn_implementation to .*'sdpa'"):
             model(ids(1, 4))
+
+    def test_releases_that_are_too_old(self) -> None:
+        with mock.patch.object(torch, "__version__", "2.7.1+cu126"), \
+                self.assertRaisesRegex(ImportError, "torch 2.7.1.cu126; 2.8 or later is needed"):
+            importlib.reload(libattn.torch)
+        with mock.patch.dict(sys.modules, {"transformers": types.SimpleNamespace(__version__="4.40.2")}), \
+                self.assertRaisesRegex(ImportError, "Transformers 4.40.2 has no .*4.53 or later is needed"):
+            integration.register()
 
 
 class Masks(unittest.TestCase):

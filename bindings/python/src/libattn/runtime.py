@@ -13,7 +13,7 @@ from ._declarations import (ATTN_SELECT_KEEP_UNSERVED, DeviceType, LogLevel, Sta
                             attn_recurrent_rule_caps, attn_refused_combination, attn_runtime_options, attn_select_options)
 from ._library import Library, open_library
 from .device import Device
-from .errors import make
+from .errors import InvalidArgumentError, make
 from .handles import Handle, Owned
 from .layers import code_of
 from .model import Model
@@ -242,7 +242,14 @@ class Runtime(Owned):
             device=device_of(device), backend=backend, import_text=import_text, block_sizes=block_sizes or None,
             device_namespace=device_namespace,
             flags=ATTN_SELECT_KEEP_UNSERVED if keep_unserved else 0)
-        owner = self.make("assignment", "select", "assignment_destroy", byref(options), pointers, len(kept))
+        try:
+            owner = self.make("assignment", "select", "assignment_destroy", byref(options), pointers, len(kept))
+        except InvalidArgumentError as error:
+            if error.status != Status.NOT_FOUND or error.field != "device":
+                raise
+            # No plugin has found it: a driver that does not fit, a build without GPUs.
+            reasons = [f"{plugin.file}: {plugin.reason}" for plugin in self.plugins if plugin.reason]
+            raise make(error.status, error.field, "\n  ".join([error.message, *reasons])) from None
         return Assignment(self, owner, layers)
 
     def bind(self, assignment: Assignment, **options: Any) -> Model:

@@ -12,6 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.torch_version import TorchVersion
+
+if TorchVersion(torch.__version__) < (2, 8):
+    raise ImportError(f"libattn.torch: torch {torch.__version__}; 2.8 or later is needed")
+
 from .dense import attend
 from . import op as _op  # noqa: F401  registers torch.ops.libattn
 from .paged import attend_packed, attend_pages, run_pages

@@ -32,7 +32,12 @@ def register(**options: Any) -> None:
     **options
         Of `libattn.Runtime`, in place of the environment: ``backend="cpu_simd"``, ``num_threads=4``, …
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
+    import transformers
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError:
+        raise ImportError(f"libattn: Transformers {transformers.__version__} has no AttentionInterface or no "
+                          "AttentionMaskInterface; 4.53 or later is needed") from None
 
     configure(**options)
     AttentionInterface.register(NAME, attention)

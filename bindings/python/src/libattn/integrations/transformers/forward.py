@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..._declarations import Status
-from ...errors import make
+from ...errors import AttnError, make
 from ...torch import attend, attend_packed, attend_pages
 from ...torch.segments import Window
 
@@ -78,12 +78,21 @@ class _Forward(torch.autograd.Function):
         raise make(Status.UNSUPPORTED, "backward", "libattn serves inference: there is no backward")
 
 
-def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """One call of a model's layer; a refusal says which layer, and what else there is."""
+    try:
+        return _attention(module, *args, **kwargs)
+    except AttnError as error:
+        raise make(error.status, error.field, f"{error.message}\n  layer {_index(module)}, a {type(module).__name__}; "
+                   "set attn_implementation to another one than libattn, such as 'sdpa'") from None
+
+
+def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
               is_causal: bool | None = None, sliding_window: int | None = None, softcap: float | None = None,
               s_aux: torch.Tensor | None = None, cache: Any | None = None,
               **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """One call of a model's layer.
+    """One call.
 
     Parameters
     ----------

@@ -240,8 +240,8 @@ def reasons(desc: LayerDesc) -> list[str]:
     """Why no backend serves a layer, one line per backend and phase; empty if one does."""
     try:
         found = store.runtime.select([desc], device=device(), keep_unserved=True)
-    except AttnError as error:  # no plugin has found this device: a driver that does not fit, a build without GPUs
-        return [str(error), *(f"{plugin.file}: {plugin.reason}" for plugin in store.runtime.plugins if plugin.reason)]
+    except AttnError as error:
+        return str(error).split("\n  ")
     lines = []
     for phase in ("prefill", "decode"):
         if found.choice(0, phase).status:
