@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import libattn
+import libattn.torch
 from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
 
 HQ, HK, D, BLOCK = 8, 2, 64, 16
@@ -279,19 +280,25 @@ class Steps(unittest.TestCase):
         self.assertGreater(during, 20)
 
     def test_overhead_of_a_step(self) -> None:
-        """What Python adds to plan and run with descriptors made once; docs/engines.md states it."""
+        """Plan and run with descriptors made once, and torch's calls of a step that is planned; docs/engines.md states them."""
         model, layer = bound_layer(libattn.LayerDesc("a", 1, 1, 8, block_size=BLOCK), "cpu_simd", 2)
         batch, _ = paged_batch([(1, 1)], 2)
         plan = planned(model, batch)
         q, out = libattn.Tensor(torch.zeros(1, 1, 8)), libattn.Tensor(torch.zeros(1, 1, 8))
-        times = {"plan": float("inf"), "run": float("inf")}
-        for _ in range(5):
-            for name, call in (("plan", lambda: plan.update(batch)), ("run", lambda: plan.run(layer, q, q, q, out))):
+        libattn.torch.configure(ignore_environment=True, backend="cpu_simd")
+        t = torch.zeros(1, 1, 1, 8)
+        calls = {"plan": lambda: plan.update(batch), "run": lambda: plan.run(layer, q, q, q, out),
+                 "attend": lambda: libattn.torch.attend(t, t, t, scale=1.0, causal=True),
+                 "operator": lambda: torch.ops.libattn.attend(t, t, t, None, None, 1.0, True, None, 0.0, "decoder", 0),
+                 "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(t, t, t)}
+        times = dict.fromkeys(calls, float("inf"))
+        for _ in range(50):
+            for name, call in calls.items():
                 begin = time.perf_counter()
-                for _ in range(500):
+                for _ in range(50):
                     call()
-                times[name] = min(times[name], (time.perf_counter() - begin) / 500)
-        print(f"a plan {times['plan'] * 1e6:.1f} us, a run {times['run'] * 1e6:.1f} us", end=" ")
+                times[name] = min(times[name], (time.perf_counter() - begin) / 50)
+        print(", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times.items()), end=" ")
         self.assertLess(times["run"], 200e-6)
 
 
