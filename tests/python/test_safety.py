@@ -21,7 +21,7 @@ import libattn
 import libattn.torch
 import random_layers
 from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
-from libattn import abi, check, extensions
+from libattn import abi, check, extensions, tensors
 
 HQ, HK, D, BLOCK = 4, 2, 32, 16
 Invalid = libattn.InvalidArgumentError
@@ -59,6 +59,23 @@ class Lifetimes(unittest.TestCase):
         plans[1].update(libattn.Batch([0, 1], [1], [[0]], [0]))
         gc.collect()
         self.assertTrue(all(ref() is None for ref in alive))
+
+    def test_a_descriptor_keeps_the_memory_of_its_tensor(self) -> None:
+        """By the exchange table or a capsule; the tensor itself may get other memory, as a loader's parameters do."""
+        for table in (tensors.exchange(torch.Tensor), None):
+            with unittest.mock.patch.dict(tensors._exchanges, {torch.Tensor: table}):
+                array = np.full(6, 7, np.int32)
+                source, alive = torch.from_numpy(array).view(2, 3).mT, weakref.ref(array)
+                found = libattn.Tensor(source)
+                source.data = torch.zeros(5, dtype=torch.int32)
+                del array
+                gc.collect()
+                self.assertIsNotNone(alive())
+                self.assertEqual((found.shape, found.strides, found.dtype, found.read_only), ((3, 2), (1, 3), "int32", False))
+                self.assertEqual(ctypes.c_int32.from_address(found.data + 20).value, 7)
+                del found, source  # a view holds its base
+                gc.collect()
+                self.assertIsNone(alive())
 
     def test_owners_are_not_copied(self) -> None:
         model, layer = bound_layer(desc(), "cpu_ref", 2)
