@@ -228,6 +228,7 @@ class Plan(Owned):
         self._io_ref = byref(self._io)
         self._tensors = (c_void_p * 5).from_buffer(self._io, attn_step_io.q.offset)  # q, k, v, out, lse
         self._workspace: Any = None
+        self._stream: Any = None
         self._batch: Batch | None = None
         self._tables: Batch | None = None
 
@@ -355,8 +356,8 @@ class Plan(Owned):
     def _run(self, layer: int, tensors: list[int | None], stream: Any, flags: int, chain: int | None) -> None:
         io, api = self._io, self.api
         self._tensors[:] = tensors
-        if stream is not io.stream:
-            io.stream = stream_handle(stream)
+        if stream != self._stream:
+            io.stream, self._stream = stream_handle(stream), stream
         if flags != io.flags:
             io.flags = flags
         if chain != io.next:
