@@ -698,12 +698,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
         tile_place<S::tile> boxes, keys;
         place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
+            if (p.problem.units != nullptr && a.mapped) { /* the stage is waited for anyway */
+                resolve_place<1>(p.problem, boxes);
+            }
             barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
             if (until_draw-- == 0) {
                 draw();
-            }
-            if (p.problem.units != nullptr && a.mapped) {
-                resolve_place<1>(p.problem, boxes);
             }
             if (p.problem.units != nullptr && by_keys()) {
                 resolve_place<S::tile / 32>(p.problem, keys);
