@@ -49,9 +49,9 @@ static const struct {
     [SHAPE_SPARSE] =
         {"sparse",
          "s queries over the keys of topk entries of grain keys each, of l; lists=1 or "
-         "hkv for a token",
+         "hkv for a token, and the same for share tokens",
          "r=8 l=16384 s=1 hq=64 hkv=4 d=128 dv=0 " PLACE
-         "topk=16 grain=128 lists=4 rotate=1 seed=1"},
+         "topk=16 grain=128 lists=4 share=1 rotate=1 seed=1"},
     [SHAPE_INDEX] =
         {"index",
          "an indexer: s queries of hq heads over rows of ratio tokens each, of l; the "

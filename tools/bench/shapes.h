@@ -41,7 +41,8 @@ enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, B
     X(NOPE, "nope", 8, 1024)                                                                       \
     X(ABSORB, "absorb", 0, 1) /* 1: the core absorbs W_UK and projects with W_UV */                \
     X(TOPK, "topk", 1, 65536)                                                                      \
-    X(GRAIN, "grain", 1, 128) /* keys of an entry of a list */                                     \
+    X(GRAIN, "grain", 1, 128)  /* keys of an entry of a list */                                    \
+    X(SHARE, "share", 1, 4096) /* neighbouring tokens with the same lists */                       \
     X(LISTS, "lists", 1,                                                                           \
       1024)             /* lists of a token: sparse: 1 or hkv; index: hq / lists heads each */     \
     X(ALL, "all", 0, 1) /* 1: all rows in place of topk */                                         \

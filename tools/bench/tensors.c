@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The batch of a shape, and the tensors that each layer's run reads and writes. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "support/client.h"
 #include "support/number.h"
@@ -46,6 +47,7 @@ static void step_tensors(struct measured *measured, struct layer_io *io, bool wr
  * where the request has fewer. */
 static int32_t *draw_lists(struct measured *measured, int32_t topk, int32_t grain, int32_t lists)
 {
+    const int32_t share = shape_int(&measured->shape, PARAMETER_SHARE);
     const struct requests *requests = &measured->requests;
     int32_t *indices =
         malloc((size_t)requests->num_tokens * (size_t)lists * (size_t)topk * sizeof *indices);
@@ -58,6 +60,10 @@ static int32_t *draw_lists(struct measured *measured, int32_t topk, int32_t grai
         }
         for (int32_t n = 0; n < requests->query_lens[r] * lists; n++, at += topk) {
             /* Only what the token may see is moved, so that is what stands in front. */
+            if (share > 1 && n / lists % share != 0) {
+                memcpy(at, at - (ptrdiff_t)topk * lists, (size_t)topk * sizeof *at);
+                continue;
+            }
             int32_t seen = (keys - requests->query_lens[r] + n / lists) / grain + 1;
             for (int32_t i = 0; i < topk; i++) {
                 int32_t other = i < seen ? i + random_below(&measured->random, seen - i) : -1;

@@ -335,6 +335,26 @@ static bool serves_lists(struct run *run, const struct attend_case *c)
            trial_supports(&run->trial, run->trial.tested, &layer, case_phase(v));
 }
 
+/* Prompts over lists of large blocks, of 2 KV heads of 128 dims without further terms. */
+static void try_prompts(struct run *run, const struct case_lists *lists, int32_t dtype)
+{
+    struct attend_case c;
+    if (case_of_cache(&run->space, dtype, dtype, &c) &&
+        case_set(&run->space, &c, FACTOR_SHAPE, SHAPE_PREFILL) &&
+        case_set(&run->space, &c, FACTOR_HEAD_SIZE, 128) &&
+        case_set(&run->space, &c, FACTOR_HEADS, 8) &&
+        case_set(&run->space, &c, FACTOR_BLOCK_SIZE, lists->has_lengths ? 16 : 64)) {
+        case_set(&run->space, &c, FACTOR_NAN, lists->has_lengths);
+        case_set(&run->space, &c, FACTOR_SINKS, lists->groups);
+        case_set(&run->space, &c, FACTOR_LSE, 1);
+        c.lists = *lists;
+        c.lists.prompts = 1;
+        if (serves_lists(run, &c)) {
+            try_attend(run, &c, TRIAL_PLAIN);
+        }
+    }
+}
+
 /* Attends over lists of keys: random cases of each form that is declared. */
 static bool run_lists(struct run *run)
 {
@@ -363,6 +383,10 @@ static bool run_lists(struct run *run)
             }
         }
         free(cases);
+        if (options->full && lists.granularity >= 64) {
+            try_prompts(run, &lists, ATTN_DTYPE_BF16);
+            try_prompts(run, &lists, ATTN_DTYPE_F16);
+        }
     }
     return ok;
 }

@@ -121,6 +121,7 @@ struct case_lists {
     int32_t granularity; /* 0: no lists */
     int32_t groups;      /* enum attn_list_groups */
     int32_t physical_slots, has_lengths;
+    int32_t prompts; /* 1: requests of some hundred queries, whose neighbours share blocks */
 };
 
 struct attend_case {

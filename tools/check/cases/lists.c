@@ -24,8 +24,9 @@ void case_lists_name(const struct case_lists *lists, char *name, size_t size)
     if (lists->granularity == 0) {
         return;
     }
-    snprintf(name, size, "lists.g%d.%s%s%s", lists->granularity, groups[lists->groups],
-             lists->physical_slots ? ".slots" : "", lists->has_lengths ? ".lengths" : "");
+    snprintf(name, size, "lists.g%d.%s%s%s%s", lists->granularity, groups[lists->groups],
+             lists->physical_slots ? ".slots" : "", lists->has_lengths ? ".lengths" : "",
+             lists->prompts ? ".prompts" : "");
 }
 
 static const struct attn_index_lists_caps *caps_of(const struct attn_backend_caps *caps)

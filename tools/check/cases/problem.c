@@ -35,6 +35,9 @@ static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *rand
     case SHAPE_PREFILL:
     case SHAPE_CONTIGUOUS:
     case SHAPE_CROSS_KEYS:
+        if (p->lists.prompts) {
+            return MAX_SEQ_LEN + random_below(random, 2 * MAX_SEQ_LEN);
+        }
         return draw_length(random, p->block_size, 1) / 2 + 1;
     case SHAPE_EXTEND:
         return 1 + random_below(random, 37);
