@@ -11,6 +11,7 @@
 #include "gpu/host/schedule.h"
 #include "gpu/index.h"
 #include "gpu/latent.h"
+#include "gpu/lists.h"
 
 #define NAME "cuda_flash"
 
@@ -21,6 +22,7 @@ extern const struct gpu_gemm sm80_gemm;                 /* sm80_gemm.cu */
 extern const struct gpu_prefill sm90_prefill;           /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent;      /* sm90_latent.c */
 extern const struct gpu_index_scores sm90_index_scores; /* sm90_index.cu */
+extern const struct gpu_list_kernel sm90_lists;         /* sm90_lists.cu */
 #endif
 
 /* Output forms that the kernels write, and those that a separate kernel quantizes. */
@@ -56,6 +58,7 @@ static const char *add_kernels(struct attn_instance *instance)
         instance->prefill = &sm90_prefill;
         instance->latent = &sm90_latent;
         instance->index_scores = &sm90_index_scores;
+        instance->lists = &sm90_lists;
     }
 #endif
     return sm80_gemm.load(&instance->device); /* a service, which no layer asks for */
@@ -78,6 +81,9 @@ static const char *load_kernels(const struct attn_instance *instance,
         return instance->index_scores != NULL ? instance->index_scores->load(device) : NULL;
     case GPU_WAY_ATTEND:
         cause = sm80_load(device, layer);
+        cause = cause == NULL && instance->lists != NULL && prepared->listed > 0
+                    ? instance->lists->load(device)
+                    : cause;
         return cause == NULL && instance->prefill != NULL
                    ? instance->prefill->load(device, layer, prepared)
                    : cause;

@@ -186,6 +186,9 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     set_tensors(&p, args);
     bool planned = args->prepared->way != GPU_WAY_WITHOUT_PLAN;
     const char *cause = NULL;
+    if (args->prepared->listed > 0 && gpu_attend_lists(args, &p, &cause)) {
+        return device_status(cause, "attend", error);
+    }
     if (args->prepared->listed > 0) {
         cause = gpu_make_lists(args, list_memory(args), &p.problem);
         /* other lists and keys are the plain kernel's */

@@ -14,6 +14,7 @@ struct gpu_latent_kernel;
 struct gpu_delta_chunks;
 struct gpu_gemm;
 struct gpu_index_scores;
+struct gpu_list_kernel;
 
 struct attn_instance {
     const struct attn_host *host;
@@ -25,6 +26,7 @@ struct attn_instance {
     const struct gpu_delta_chunks *chunks;       /* NULL: no kernels of its own for gated delta */
     const struct gpu_gemm *gemm;                 /* NULL: the FMA kernels serve everything */
     const struct gpu_index_scores *index_scores; /* NULL: the same */
+    const struct gpu_list_kernel *lists;         /* NULL: lists are always made units of slots */
     void *vendor;                                /* the plugin's own */
 };
 

@@ -4,6 +4,7 @@
 #include <attn/draft/index_lists.h>
 
 #include "gpu/host/schedule.h"
+#include "gpu/lists.h"
 
 /* Neighbouring keys of an entry whose slots are neighbours, too: a power of two. Where a window or
  * chunk may hide the first of them it is one. */
@@ -82,4 +83,29 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, st
     return gpu_device_launch(device, GPU_KERNEL_list_keys,
                              gpu_groups(count, 1, (int64_t)device->num_sms * 32), &make,
                              args->stream);
+}
+
+bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_params *p,
+                      const char **cause)
+{
+    const struct attn_index_lists *lists = lists_of(args->layer);
+    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    /* other kernels' bits differ, so that in a batch-invariant layer a batch may not decide */
+    if (args->instance->lists == NULL || args->prepared->invariant || args->k_cache == NULL ||
+        args->layer->output_form != ATTN_OUTPUT_PLAIN) {
+        return false;
+    }
+    struct gpu_list_attend attend = {
+        .attend = *p,
+        .entries = io->indices,
+        .lengths = lists->has_lengths ? io->lengths : NULL,
+        .entry_token = io->token_stride,
+        .entry_list = io->group_stride,
+        .length_token = io->length_stride,
+        .max_entries = lists->max_entries,
+        .granularity = lists->granularity,
+        .blocks = args->k_cache->num_blocks,
+    };
+    gpu_count_lists(args, &attend.attend.problem);
+    return args->instance->lists->attend(&args->instance->device, &attend, args->stream, cause);
 }

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A faster attend over lists of keys (attn/draft/index_lists.h) that reads the lists themselves. */
+#ifndef GPU_LISTS_H
+#define GPU_LISTS_H
+
+#include "gpu/params.h"
+
+struct gpu_list_attend {
+    struct gpu_params attend;         /* without units and schedule; its terms are the layer's */
+    const int32_t *entries, *lengths; /* as in gpu_list_params */
+    int64_t entry_token, entry_list, length_token; /* elements */
+    int32_t max_entries, granularity;
+    int64_t blocks; /* the cache's */
+};
+
+struct gpu_list_kernel {
+    /* Returns NULL or the cause of a failure. */
+    const char *(*load)(const struct gpu_device *device);
+    /* Returns false, without a launch, if it does not take these arguments. */
+    bool (*attend)(const struct gpu_device *device, const struct gpu_list_attend *list,
+                   void *stream, const char **cause);
+};
+
+#endif
