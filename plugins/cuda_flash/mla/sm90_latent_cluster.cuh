@@ -112,8 +112,88 @@ GPU_INLINE uint32_t merge_in_cluster(latent_shared &smem, int turn, int half, RO
             }
         }
     }
-    arrive_warp(smem.parts_read);
     return rank * each;
+}
+
+/* Writes 16 bytes to an address that is a multiple of 4 or of 2. */
+static __device__ __noinline__ void write_narrow(char *to, uint4 x, bool by_words)
+{
+    const uint32_t w[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (by_words) {
+            ((uint32_t *)to)[i] = w[i];
+        } else {
+            ((uint16_t *)to)[2 * i] = (uint16_t)w[i];
+            ((uint16_t *)to)[2 * i + 1] = (uint16_t)(w[i] >> 16);
+        }
+    }
+}
+
+/* Writes an item's rows, or this CTA's dims of them, through the buffers, where no part of another
+ * CTA lies: a warp has 16 rows in its half of the dims. Both warp groups have ended their tiles. */
+template <class ROWS>
+GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
+                           const gpu_row_tile &item, int turn, int half, ROWS &r,
+                           float (&acc_o)[128])
+{
+    const gpu_params &p = a.p.attend;
+    const uint32_t size = cluster_size(), each = 8 / size;
+    const int lane = threadIdx.x & 31, row = threadIdx.x & 7, first_row = r.row & ~15;
+    const int32_t index = item.first_row / p.problem.group;
+    const int64_t token = item.query_start + index, head = item.first_row - index * p.problem.group;
+    float sink[2], factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const bool has = p.problem.sinks != nullptr && r.row + 8 * h < item.num_rows;
+        sink[h] = has ? p.problem.sinks[head + r.row + 8 * h] * LOG2E : -INFINITY;
+    }
+    const uint32_t first = size > 1 ? merge_in_cluster(smem, turn, half, r, acc_o) : 0;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const bool writes_lse = half == 0 && (lane & 3) == 0 && first == 0 &&
+                                p.lse.data != nullptr && r.row + 8 * h < item.num_rows;
+        float *lse = &p.lse.data[(head + r.row + 8 * h) * p.lse.head + token * p.lse.row];
+        factor[h] =
+            softmax_close_base2(sink[h], r.row_max[h], r.row_sum[h], writes_lse ? lse : nullptr) *
+            value_scale(p.k);
+    }
+    /* Chunk c of row i lies at c ^ (i & 7), so that neither stores nor loads conflict. */
+    const uint32_t row_bytes = size > 1 ? 1024 / size : 512;
+    const uint32_t stage = shared_address(smem.k) + cluster_rank() * (LATENT_PART_BYTES / size) +
+                           (half * 64 + first_row) * row_bytes;
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        if (k / each != cluster_rank()) {
+            continue;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const float *x = &acc_o[16 * k + 8 * i];
+            uint32_t two[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                two[n] = pack2<KIND_BF16>(x[2 * n] * factor[n & 1], x[2 * n + 1] * factor[n & 1]);
+            }
+            const uint32_t chunk = 4 * (k - first) + 2 * i + (lane >> 4);
+            store4(stage + (lane & 15) * row_bytes + (chunk ^ row) * 16, two);
+        }
+    }
+    __syncwarp(); /* the warp's rows are written */
+    const uint32_t chunks = 4 * each, chunk = lane & (chunks - 1);
+    const int rows = min(16, item.num_rows - first_row);
+    char *to = p.out.data + token * p.out.row + (head + first_row) * p.out.head + half * 512 +
+               (4 * first + chunk) * 16;
+#pragma unroll 4
+    for (int i = lane / chunks; i < rows; i += 32 / chunks) {
+        const uint4 x = load16(stage + i * row_bytes + (chunk ^ (i & 7)) * 16);
+        if (a.wide_out == 8) {
+            *(uint4 *)(to + i * p.out.head) = x;
+        } else {
+            write_narrow(to + i * p.out.head, x, a.wide_out == 2);
+        }
+    }
+    arrive_warp(smem.parts_read);
 }
 
 #endif

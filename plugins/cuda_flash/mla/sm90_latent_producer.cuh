@@ -113,15 +113,14 @@ GPU_INLINE void copy_queries(const sm90_latent_params &a, const gpu_row_tile &it
 
 /* The consumers copy an item's queries for converting warps, unless TMA copies them. Both have read
  * the previous run's. */
-template <bool ROPE, bool BOTH>
-GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
-                                 int phase)
+template <bool ROPE>
+GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &smem,
+                                 const gpu_row_tile &item, int phase)
 {
     if (a.q_mapped) {
         return;
     }
     barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
-    const auto &item = item_of<BOTH>(a, segment);
     if (a.p.attend.q.dtype == ATTN_DTYPE_BF16) {
         copy_query_rows<256, true, ROPE>(a, item, smem);
     } else {
@@ -227,8 +226,8 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
         key = key_of_lane<WARPS, BOTH>(smem, lookup, AT_ONCE);
         /* Both consumers are in the previous run, so the terms of the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
+        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, item_of<BOTH>(a, smem, s), smem);
         publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, 0, first, block);
-        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, item_of<BOTH>(a, s), smem);
         __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
             begin_convert<FORM>(smem, narrow);
@@ -243,9 +242,13 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
                 return at < lookup.count ? key_of_lane<WARPS, BOTH>(smem, lookup, at) : -1;
             };
             const bool publishes = AT_ONCE == 2 || (t & 2) != 0;
-            if (AT_ONCE == 2 || !publishes) {
-                block = block_of_lane<BOTH>(a, smem, lookup, key);
-            }
+            /* With both caches after the copies, which need not wait for the first list. */
+            auto find_block = [&](bool here) {
+                if (here && (AT_ONCE == 2 || !publishes)) {
+                    block = block_of_lane<BOTH>(a, smem, lookup, key);
+                }
+            };
+            find_block(!BOTH);
             const int32_t later = NARROW ? 0 : key_ahead();
             copy_tile(0, t);
             if (NARROW && publishes) { /* before the next tile, since rows are read ahead */
@@ -256,6 +259,7 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
             if (t + 1 < lookup.count) {
                 copy_tile(1, t + 1);
             }
+            find_block(BOTH);
             if (!NARROW) { /* now, since no buffer becomes free for a while */
                 publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, t + 2, key, block);
                 key = later;

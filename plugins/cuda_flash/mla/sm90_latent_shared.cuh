@@ -43,7 +43,8 @@ struct key_lookup {
  * list or of all finished rows. */
 struct second_lookup {
     const int32_t *blocks;
-    int32_t own_tiles, rows; /* tiles of the window; finished rows */
+    int32_t own_tiles, rows;                  /* tiles of the window; finished rows */
+    int32_t query_start, first_row, num_rows; /* the item's, as in gpu_row_tile */
 };
 
 struct latent_shared {
@@ -135,6 +136,52 @@ GPU_INLINE int32_t request_of_token(const gpu_problem &p, int32_t token, uint32_
                : find_last(p.query_start, p.num_reqs, token);
 }
 
+/* A warp reads the parameters' lines at once: where each is used first a warp would wait for it. */
+GPU_INLINE uint32_t touch_params(const sm90_latent_params &a)
+{
+    const uint32_t at = (threadIdx.x & 31) * 64;
+    return at < sizeof a ? *(const uint32_t *)((const char *)&a + at) : 0;
+}
+
+/* A warp fetches into the L2 what will be looked up one after another, while earlier kernels run.
+ * With more than 1024 requests it fetches a part. */
+GPU_INLINE void fetch_lookups(const sm90_latent_params &a)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    const int32_t at = (int32_t)(threadIdx.x & 31) * 32, request = min(at, p.num_reqs - 1);
+    fetch_line(p.query_start + request + 1);
+    fetch_line(p.seq_lens + request);
+    if (p.block_table_row != nullptr) {
+        fetch_line(p.block_table_row + request);
+    }
+    if (a.second.block_table_row != nullptr) {
+        fetch_line(a.second.block_table_row + request);
+    }
+    if (p.sinks != nullptr) {
+        fetch_line(p.sinks + min(at, p.group - 1));
+    }
+    if (a.p.topk != nullptr && at < a.p.num_topk) { /* the first item's list */
+        const int32_t parts = p.group / a.p.attend.schedule.tile_rows;
+        const int32_t token = (int32_t)(blockIdx.x / cluster_size()) / parts;
+        fetch_line(a.p.topk + token * a.p.topk_stride + at);
+    }
+}
+
+/* Reads some of it into the L1, all at once. */
+GPU_INLINE uint32_t touch_lookups(const sm90_latent_params &a)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    const int32_t at = (int32_t)(threadIdx.x & 31) * 32, request = min(at, p.num_reqs - 1);
+    int32_t sum = p.query_start[request + 1] + p.seq_lens[request];
+    if (p.block_table_row != nullptr) {
+        sum += p.block_table_row[request];
+    }
+    if (p.sinks != nullptr) {
+        sum += __float_as_int(p.sinks[min(at, p.group - 1)]);
+    }
+    return (uint32_t)sum;
+}
+
 /* A CTA's equal part of an item: tiles of the window and then of the second cache. */
 GPU_INLINE latent_run load_item(const sm90_latent_params &a, int32_t n)
 {
@@ -184,10 +231,18 @@ template <bool BOTH> GPU_INLINE latent_run run_of(const sm90_latent_params &a, i
     }
 }
 
-template <bool BOTH> GPU_INLINE decltype(auto) item_of(const sm90_latent_params &a, int32_t segment)
+/* The item of a producer warp's run, for the copy of its queries. */
+template <bool BOTH>
+GPU_INLINE decltype(auto) item_of(const sm90_latent_params &a, const latent_shared &smem,
+                                  int32_t segment)
 {
     if constexpr (BOTH) {
-        return gpu_row_tile(load_item(a, segment).item);
+        const second_lookup &second = smem.second[threadIdx.x >> 5];
+        gpu_row_tile item = {};
+        item.query_start = second.query_start;
+        item.first_row = second.first_row;
+        item.num_rows = second.num_rows;
+        return item;
     } else {
         return (a.p.attend.schedule.segments[segment].row_tile);
     }
@@ -294,8 +349,9 @@ GPU_INLINE key_lookup lookup_of(const sm90_latent_params &a, const latent_run &r
     lookup.segment = segment;
     lookup.count = run.count;
     const bool fetches =
-        a.wide_keys && (a.form != LATENT_FORM_OWN || item.query_len <= FETCHING_QUERIES);
-    lookup.fetches = !fetches ? 0 : a.p.attend.schedule.concurrent < 2 ? 3 : 1 << (blockIdx.x & 1);
+        a.wide_keys && (a.form != LATENT_FORM_OWN || (!BOTH && item.query_len <= FETCHING_QUERIES));
+    const uint32_t part = BOTH ? blockIdx.x / cluster_size() : blockIdx.x;
+    lookup.fetches = !fetches ? 0 : a.p.attend.schedule.concurrent < 2 ? 3 : 1 << (part & 1);
     if constexpr (BOTH) {
         lookup.end = a.p.topk != nullptr ? a.p.num_topk : run.rows;
     }
@@ -307,7 +363,12 @@ GPU_INLINE second_lookup lookup_of_second(const sm90_latent_params &a, const lat
     const sm90_second_cache &s = a.second;
     const int32_t r = run.item.request;
     const int64_t row = s.block_table_row != nullptr ? s.block_table_row[r] : r;
-    return {s.block_table + row * s.block_table_stride, run.own_tiles, run.rows};
+    return {s.block_table + row * s.block_table_stride,
+            run.own_tiles,
+            run.rows,
+            run.item.query_start,
+            run.item.first_row,
+            run.item.num_rows};
 }
 
 /* The term of key j where spans or a tree decide. */
