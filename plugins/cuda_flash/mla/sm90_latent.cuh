@@ -355,6 +355,9 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
                             int turn, int half, latent_rows &r, float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
+    if (BOTH && cluster_size() > 1) {
+        end_tiles(smem);
+    }
     latent_run run = run_of<BOTH>(a, segment); /* loaded again to save registers */
     const int lane = threadIdx.x & 31;
     const bool writes_lse = half == 0 && (lane & 3) == 0;

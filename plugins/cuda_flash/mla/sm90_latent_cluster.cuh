@@ -12,7 +12,7 @@
 #define LATENT_PART_BYTES (SM90_LATENT_ROWS * LATENT_MAX_RANK * 4)
 
 /* row_max and row_sum of each CTA's part: the queries' rope column, after the places of scales. */
-GPU_INLINE float2 *stats_of_parts(latent_shared &smem)
+GPU_INLINE float2 *stats_of_parts(const latent_shared &smem)
 {
     static_assert(LATENT_CLUSTER * SM90_LATENT_ROWS * sizeof(float2) <= LATENT_COLUMN_BYTES / 2,
                   "half a column");
@@ -21,15 +21,23 @@ GPU_INLINE float2 *stats_of_parts(latent_shared &smem)
 
 GPU_INLINE void init_cluster_barriers(latent_shared &smem)
 {
-    const int warps = 8 * (int)cluster_size();
-    barrier_init(shared_address(&smem.tiles_done), warps);
-    barrier_init(shared_address(&smem.parts_full), warps);
+    barrier_init(shared_address(&smem.tiles_done), 8 * (int)cluster_size());
+    barrier_init(shared_address(&smem.parts_full), 1);
     barrier_init(shared_address(&smem.parts_read), 8);
+}
+
+/* A consumer warp has ended its tiles: other CTAs may send their parts. */
+GPU_INLINE void end_tiles(latent_shared &smem)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) < cluster_size()) {
+        barrier_arrive_remote(remote_address(shared_address(&smem.tiles_done), threadIdx.x & 31));
+    }
 }
 
 /* Where 32 dims of a warp group's part from CTA `from` lie in the CTA that gets them, its number
  * `at` of those; a thread has each 16 bytes of 128. */
-GPU_INLINE uint32_t place_of_part(latent_shared &smem, uint32_t from, int half, uint32_t at)
+GPU_INLINE uint32_t place_of_part(const latent_shared &smem, uint32_t from, int half, uint32_t at)
 {
     static_assert(LATENT_PART_BYTES <= sizeof smem.k, "the buffers hold the parts");
     const uint32_t each = LATENT_PART_BYTES / cluster_size();
@@ -37,82 +45,104 @@ GPU_INLINE uint32_t place_of_part(latent_shared &smem, uint32_t from, int half, 
            (threadIdx.x & 127) * 16;
 }
 
-/* Merges the parts; acc_o, row_max and row_sum become the item's. Of its warp group's half a CTA
- * gets the 32-dim pieces from the returned number on, 8 / cluster_size() of them. */
+/* Sends all CTAs of the cluster, and this one, their dims of this CTA's part. */
 template <class ROWS>
-GPU_INLINE uint32_t merge_in_cluster(latent_shared &smem, int turn, int half, ROWS &r,
-                                     float (&acc_o)[128])
+GPU_INLINE void send_parts(latent_shared &smem, int half, const ROWS &r, const float (&acc_o)[128])
 {
     const uint32_t rank = cluster_rank(), size = cluster_size(), each = 8 / size;
-    const int lane = threadIdx.x & 31;
-    const float2 *stats = stats_of_parts(smem);
-    if (half == 0 && (lane & 3) == 0) {
+    const uint32_t full = shared_address(&smem.parts_full);
+    if (half == 0 && (threadIdx.x & 127) == 0) {
+        const int stats = (int)size * SM90_LATENT_ROWS * (int)sizeof(float2);
+        barrier_arrive_expect(full, LATENT_PART_BYTES + stats);
+    }
+    if (half == 0 && (threadIdx.x & 3) == 0) {
 #pragma unroll 1
         for (uint32_t to = 0; to < size; to++) {
-            const uint32_t at = shared_address(stats + rank * SM90_LATENT_ROWS + r.row);
-            const uint32_t remote = remote_address(at, to);
-            store_remote8(remote, r.row_max[0], r.row_sum[0]);
-            store_remote8(remote + 8 * (uint32_t)sizeof(float2), r.row_max[1], r.row_sum[1]);
+            const uint32_t at = remote_address(
+                shared_address(stats_of_parts(smem) + rank * SM90_LATENT_ROWS + r.row), to);
+            const uint32_t barrier = remote_address(full, to);
+            store_remote8(at, r.row_max[0], r.row_sum[0], barrier);
+            store_remote8(at + 8 * (uint32_t)sizeof(float2), r.row_max[1], r.row_sum[1], barrier);
         }
     }
-    arrive_warp_at_all(smem.tiles_done);
-    barrier_wait_cluster(shared_address(&smem.tiles_done), turn);
-    float scores_scale[2];
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        const uint32_t to = k / each, barrier = remote_address(full, to);
+        const uint32_t at = remote_address(place_of_part(smem, rank, half, k - to * each), to);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = &acc_o[16 * k + 4 * i];
+            store_remote16(at + i * 2048, x[0], x[1], x[2], x[3], barrier);
+        }
+    }
+}
+
+/* The item's row_max and row_sum, of all parts. */
+template <class ROWS> GPU_INLINE void merge_stats(const latent_shared &smem, ROWS &r)
+{
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        const float2 *stats = stats_of_parts(smem) + r.row + 8 * h;
         float row_max = -INFINITY, row_sum = 0.0f;
 #pragma unroll 1
-        for (uint32_t from = 0; from < size; from++) {
-            row_max = fmaxf(row_max, stats[from * SM90_LATENT_ROWS + r.row + 8 * h].x);
+        for (uint32_t from = 0; from < cluster_size(); from++) {
+            row_max = fmaxf(row_max, stats[from * SM90_LATENT_ROWS].x);
         }
         const float base = softmax_base(row_max);
 #pragma unroll 1
-        for (uint32_t from = 0; from < size; from++) {
-            const float2 part = stats[from * SM90_LATENT_ROWS + r.row + 8 * h];
+        for (uint32_t from = 0; from < cluster_size(); from++) {
+            const float2 part = stats[from * SM90_LATENT_ROWS];
             row_sum = fmaf(exp2f(part.x - base), part.y, row_sum);
         }
-        scores_scale[h] = exp2f(r.row_max[h] - base);
         r.row_max[h] = row_max;
         r.row_sum[h] = row_sum;
     }
+}
+
+/* Adds the parts in 32 dims, number `at` of this CTA's. */
+template <class ROWS>
+GPU_INLINE void merge_piece(const latent_shared &smem, int half, uint32_t at, const ROWS &r,
+                            float (&acc_o)[16])
+{
+    const float2 *stats = stats_of_parts(smem) + r.row;
 #pragma unroll
-    for (int i = 0; i < 128; i++) {
-        acc_o[i] *= scores_scale[(i >> 1) & 1];
+    for (int i = 0; i < 16; i++) {
+        acc_o[i] = 0.0f;
     }
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        const uint32_t to = k / each;
-        if (to != rank) {
-            const uint32_t remote =
-                remote_address(place_of_part(smem, rank, half, k - to * each), to);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *x = &acc_o[16 * k + 4 * i];
-                store_remote16(remote + i * 2048, x[0], x[1], x[2], x[3]);
-            }
-        }
-    }
-    arrive_warp_at_all(smem.parts_full);
-    barrier_wait_cluster(shared_address(&smem.parts_full), turn);
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        if (k / each != rank) {
-            continue;
-        }
 #pragma unroll 1
-        for (uint32_t n = 1; n < size; n++) {
-            const uint32_t from = place_of_part(smem, (rank + n) % size, half, k - rank * each);
+    for (uint32_t from = 0; from < cluster_size(); from++) {
+        const uint32_t place = place_of_part(smem, from, half, at);
+        const float2 *part = stats + from * SM90_LATENT_ROWS;
+        const float scales[2] = {exp2f(part[0].x - softmax_base(r.row_max[0])),
+                                 exp2f(part[8].x - softmax_base(r.row_max[1]))};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint4 x = load16(from + i * 2048);
-                acc_o[16 * k + 4 * i] += __uint_as_float(x.x);
-                acc_o[16 * k + 4 * i + 1] += __uint_as_float(x.y);
-                acc_o[16 * k + 4 * i + 2] += __uint_as_float(x.z);
-                acc_o[16 * k + 4 * i + 3] += __uint_as_float(x.w);
-            }
+        for (int i = 0; i < 4; i++) {
+            const uint4 x = load16(place + i * 2048);
+            acc_o[4 * i] = fmaf(scales[0], __uint_as_float(x.x), acc_o[4 * i]);
+            acc_o[4 * i + 1] = fmaf(scales[0], __uint_as_float(x.y), acc_o[4 * i + 1]);
+            acc_o[4 * i + 2] = fmaf(scales[1], __uint_as_float(x.z), acc_o[4 * i + 2]);
+            acc_o[4 * i + 3] = fmaf(scales[1], __uint_as_float(x.w), acc_o[4 * i + 3]);
         }
     }
-    return rank * each;
+}
+
+/* Stages 32 dims of a warp's 16 rows, in bf16: chunk c of row i lies at c ^ (i & 7), so that
+ * neither stores nor loads conflict. */
+GPU_INLINE void stage_piece(uint32_t stage, uint32_t row_bytes, uint32_t at, const float *acc_o,
+                            const float (&factor)[2])
+{
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t two[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float *x = &acc_o[8 * i + 2 * n];
+            two[n] = pack2<KIND_BF16>(x[0] * factor[n & 1], x[1] * factor[n & 1]);
+        }
+        const uint32_t chunk = 4 * at + 2 * i + (lane >> 4);
+        store4(stage + (lane & 15) * row_bytes + (chunk ^ (lane & 7)) * 16, two);
+    }
 }
 
 /* Writes 16 bytes to an address that is a multiple of 4 or of 2. */
@@ -130,16 +160,17 @@ static __device__ __noinline__ void write_narrow(char *to, uint4 x, bool by_word
     }
 }
 
-/* Writes an item's rows, or this CTA's dims of them, through the buffers, where no part of another
- * CTA lies: a warp has 16 rows in its half of the dims. Both warp groups have ended their tiles. */
+/* Writes an item's rows, or this CTA's dims of them, through shared memory that is free: a warp has
+ * 16 rows in its half of the dims. Both warp groups have ended their tiles; a cluster's CTA has one
+ * run, so that it needs its queries no more. */
 template <class ROWS>
 GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
                            const gpu_row_tile &item, int turn, int half, ROWS &r,
-                           float (&acc_o)[128])
+                           const float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
-    const uint32_t size = cluster_size(), each = 8 / size;
-    const int lane = threadIdx.x & 31, row = threadIdx.x & 7, first_row = r.row & ~15;
+    const uint32_t size = cluster_size(), each = 8 / size, first = cluster_rank() * each;
+    const int lane = threadIdx.x & 31, first_row = r.row & ~15;
     const int32_t index = item.first_row / p.problem.group;
     const int64_t token = item.query_start + index, head = item.first_row - index * p.problem.group;
     float sink[2], factor[2];
@@ -148,7 +179,12 @@ GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
         const bool has = p.problem.sinks != nullptr && r.row + 8 * h < item.num_rows;
         sink[h] = has ? p.problem.sinks[head + r.row + 8 * h] * LOG2E : -INFINITY;
     }
-    const uint32_t first = size > 1 ? merge_in_cluster(smem, turn, half, r, acc_o) : 0;
+    if (size > 1) {
+        barrier_wait_cluster(shared_address(&smem.tiles_done), turn);
+        send_parts(smem, half, r, acc_o);
+        barrier_wait_cluster(shared_address(&smem.parts_full), turn);
+        merge_stats(smem, r);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const bool writes_lse = half == 0 && (lane & 3) == 0 && first == 0 &&
@@ -158,25 +194,20 @@ GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
             softmax_close_base2(sink[h], r.row_max[h], r.row_sum[h], writes_lse ? lse : nullptr) *
             value_scale(p.k);
     }
-    /* Chunk c of row i lies at c ^ (i & 7), so that neither stores nor loads conflict. */
     const uint32_t row_bytes = size > 1 ? 1024 / size : 512;
-    const uint32_t stage = shared_address(smem.k) + cluster_rank() * (LATENT_PART_BYTES / size) +
-                           (half * 64 + first_row) * row_bytes;
-#pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        if (k / each != cluster_rank()) {
-            continue;
+    const uint32_t stage =
+        shared_address(size > 1 ? smem.q[0] : smem.k[0][0]) + (half * 64 + first_row) * row_bytes;
+    if (size > 1) {
+#pragma unroll 1
+        for (uint32_t at = 0; at < each; at++) {
+            float piece[16];
+            merge_piece(smem, half, at, r, piece);
+            stage_piece(stage, row_bytes, at, piece, factor);
         }
+    } else {
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const float *x = &acc_o[16 * k + 8 * i];
-            uint32_t two[4];
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                two[n] = pack2<KIND_BF16>(x[2 * n] * factor[n & 1], x[2 * n + 1] * factor[n & 1]);
-            }
-            const uint32_t chunk = 4 * (k - first) + 2 * i + (lane >> 4);
-            store4(stage + (lane & 15) * row_bytes + (chunk ^ row) * 16, two);
+        for (uint32_t at = 0; at < 8; at++) {
+            stage_piece(stage, row_bytes, at, &acc_o[16 * at], factor);
         }
     }
     __syncwarp(); /* the warp's rows are written */

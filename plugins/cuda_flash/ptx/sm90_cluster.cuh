@@ -5,29 +5,22 @@
 
 #include "sm90_copy.cuh"
 
-GPU_INLINE void store_remote8(uint32_t remote, float x, float y)
+/* Stores to a CTA of the cluster, whose barrier counts the bytes when they are there. */
+GPU_INLINE void store_remote8(uint32_t remote, float x, float y, uint32_t remote_barrier)
 {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(x), "f"(y)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(remote),
+                 "f"(x), "f"(y), "r"(remote_barrier)
                  : "memory");
 }
 
-GPU_INLINE void store_remote16(uint32_t remote, float x, float y, float z, float w)
+GPU_INLINE void store_remote16(uint32_t remote, float x, float y, float z, float w,
+                               uint32_t remote_barrier)
 {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(x), "f"(y),
-                 "f"(z), "f"(w)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+                 "f"(x), "f"(y), "f"(z), "f"(w), "r"(remote_barrier)
                  : "memory");
-}
-
-/* Arrives at the same barrier of each CTA of the cluster, for the warp's writes so far; all lanes
- * call. */
-GPU_INLINE void arrive_warp_at_all(uint64_t &barrier)
-{
-    __syncwarp();
-    if ((threadIdx.x & 31) < cluster_size()) {
-        const uint32_t remote = remote_address(shared_address(&barrier), threadIdx.x & 31);
-        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote)
-                     : "memory");
-    }
 }
 
 #endif
