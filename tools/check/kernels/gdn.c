@@ -98,9 +98,9 @@ static attn_status call_gdn(struct kernel_call *call, const void *context, struc
 /* The mean square of all requests' outputs. A row o = S q may cancel, where k and q are nearly
  * orthogonal (a request's first token has no other term), and a kernel that multiplies in 16 bits
  * is as good as that of products of usual size: some 3e-4 of them in the mean, ten times as much in
- * the worst of a million elements. CANCELLED of the usual bound allows 5e-3.
- */
-#define CANCELLED 0.25
+ * the worst of a million elements. CANCELLED of the usual bound allows 5e-3. With a ring twice as
+ * much: other backends than the reference may take k and u of a token before they are rounded. */
+#define CANCELLED(c) ((c)->v.replay > 0 ? 0.5 : 0.25)
 static double mean_square(const uint8_t *out, const struct gdn_case *c, const uint8_t *rows)
 {
     int64_t row = (int64_t)c->v.num_v_heads * c->v.head_size_v, count = 0;
@@ -172,7 +172,7 @@ static enum trial_result verify_out(struct kernel_test *test, const struct gdn_c
     }
     forgive_outputs(test, c);
     struct bound bound = bound_of(c);
-    bound.least = CANCELLED * bound.absolute * sqrt(mean);
+    bound.least = CANCELLED(c) * bound.absolute * sqrt(mean);
     return kernel_test_compare(test, GDN_OUT, rows, bound);
 }
 
@@ -196,6 +196,21 @@ static void find_owners(const struct gdn_case *c, bool all_states, int32_t *owne
             owner[kept[i]] = r;
         }
     }
+}
+
+/* A unit of the largest element of these slots. Where a step rounds states of 16 bits at several
+ * tokens, an element may be rounded to the other side at one, and become small at a later one. */
+static double largest_unit(const uint8_t *states, const struct gdn_case *c, const uint8_t *slots)
+{
+    const int64_t count = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
+    const int32_t dtype = c->v.state_dtype;
+    double largest = 0;
+    for (int64_t i = 0; i < c->num_slots * count && dtype != ATTN_DTYPE_F32; i++) {
+        const int64_t at = i / count * c->state_stride + i % count;
+        const double x = slots[i / count] ? number_load(states, at, dtype) : 0;
+        largest = isfinite(x) ? fmax(largest, fabs(x)) : largest;
+    }
+    return largest * (dtype == ATTN_DTYPE_BF16 ? 0x1p-7 : 0x1p-10);
 }
 
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
@@ -225,8 +240,10 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
             slot);
     }
     forgive_states(test, c);
-    return compare_rows(test->trial, &state, test_expected(test, GDN_STATE),
-                        test_found(test, GDN_STATE), bound_of(c));
+    const uint8_t *expected = test_expected(test, GDN_STATE);
+    struct bound bound = bound_of(c);
+    bound.least = c->v.shape != GDN_STEPS ? largest_unit(expected, c, left) : 0;
+    return compare_rows(test->trial, &state, expected, test_found(test, GDN_STATE), bound);
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
