@@ -13,10 +13,10 @@
 #define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
 
 /* Gates of a value head. The decay between tokens of different blocks is a product of two factors
- * below 1; within a block it is the exponential of a difference of high + low. */
+ * below 1; within a block it is the exponential of a difference of sums. */
 struct prepare_gates {
-    float high[CHUNK], low[CHUNK]; /* prefix sums of log2 of the decays */
-    float to_block_end[CHUNK];     /* decay after the token up to its block's end */
+    float sums[CHUNK];         /* sums of log2 of the decays from the block's start */
+    float to_block_end[CHUNK]; /* decay after the token up to its block's end */
     /* decay from a block's end up to a token of a later block */
     float from_block[BLOCKS - 1][CHUNK];
     float beta[CHUNK];

@@ -10,8 +10,9 @@
 
 #include "sm80_delta_keys.cuh"
 
-#define LOG2_OF_E 1.4426950408889634
-#define LEAST_LOG_DECAY -1e4f /* e^ of it is 0, and sums of it stay finite */
+#define LOG2_OF_E 1.4426950408889634f
+/* e^ of it is 0, and sums of BLOCK of it have errors below those of f16. */
+#define LEAST_LOG_DECAY -150.0f
 
 /* Finds request and first token of chunk `index`; false if there is no such chunk. All lanes of a
  * warp call. */
@@ -125,60 +126,73 @@ struct gate_inputs {
     }
 };
 
-/* Stores prefix sums of log decays and what is made of them; a lane has two tokens. */
-GPU_INLINE void store_gates(const double (&log_decay)[2], const float (&beta)[2],
+/* The gates of a value head are made by two warps, which share what is made of the sums. */
+#define GATE_WARPS 2
+
+/* Stores sums of log decays and what is made of them; a lane has two tokens. */
+GPU_INLINE void store_gates(const float (&log_decay)[2], const float (&beta)[2],
                             prepare_gates &gates, chunk_head &to)
 {
-    int32_t lane = lane_index();
-    double sum = log_decay[0] + log_decay[1];
-#pragma unroll
-    for (int distance = 1; distance < GPU_LANES; distance *= 2) {
-        double before = lane_up(sum, distance);
-        sum += lane >= distance ? before : 0.0;
-    }
     constexpr int lanes = BLOCK / 2; /* lanes of a block */
-    double ends[BLOCKS], own_end = lane_read(sum, lane | (lanes - 1));
+    int32_t lane = lane_index(), of_block = lane % lanes, own = lane / lanes;
+    float sum = log_decay[0] + log_decay[1];
 #pragma unroll
-    for (int block = 0; block < BLOCKS; block++) {
-        ends[block] = lane_read(sum, block * lanes + lanes - 1);
+    for (int distance = 1; distance < lanes; distance *= 2) {
+        float before = lane_up(sum, distance);
+        sum += of_block >= distance ? before : 0.0f;
     }
-    double sums[2] = {sum - log_decay[1], sum};
+    float before = lane_up(sum, 1), sums[2] = {log_decay[0], 0.0f};
+    sums[0] += of_block > 0 ? before : 0.0f;
+    sums[1] = sums[0] + log_decay[1];
+    /* the sums of the blocks between a block and the lane's, and of those after the lane's */
+    float past[BLOCKS], after = 0.0f, own_end = lane_read(sums[1], lane | (lanes - 1));
+    past[BLOCKS - 1] = 0.0f;
+#pragma unroll
+    for (int block = BLOCKS - 1; block >= 0; block--) {
+        float end = lane_read(sums[1], block * lanes + lanes - 1);
+        if (block > 0) {
+            past[block - 1] = past[block] + (block < own ? end : 0.0f);
+        } else {
+            past[BLOCKS - 1] = past[0] + (own > 0 ? end : 0.0f);
+        }
+        after += block > own ? end : 0.0f;
+    }
+    bool is_first = prepare_warp() < GATE_WARPS;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t row = 2 * lane + i;
-        float high = (float)sums[i];
-        gates.high[row] = high;
-        gates.low[row] = (float)(sums[i] - (double)high);
-        gates.beta[row] = beta[i];
-        gates.to_block_end[row] = fast_exp2((float)(own_end - sums[i]));
-#pragma unroll
-        for (int block = 0; block < BLOCKS - 1; block++) {
-            gates.from_block[block][row] = fast_exp2((float)fmin(sums[i] - ends[block], 0.0));
+        if (is_first) {
+            gates.sums[row] = sums[i];
+            gates.beta[row] = beta[i];
+            gates.to_block_end[row] = fast_exp2(own_end - sums[i]);
+            gates.from_block[0][row] = fast_exp2(sums[i] + past[0]);
+        } else {
+            gates.from_block[1][row] = fast_exp2(sums[i] + past[1]);
+            gates.from_block[2][row] = fast_exp2(sums[i] + past[2]);
+            to.from_start[row] = fast_exp2(sums[i] + past[BLOCKS - 1]);
+            to.to_end[row] = fast_exp2((own_end - sums[i]) + after);
         }
-        to.from_start[row] = fast_exp2(high);
-        to.to_end[row] = fast_exp2((float)(ends[BLOCKS - 1] - sums[i]));
     }
 }
 
-/* One warp makes the gates of a value head and their prefix sums; a lane has two tokens. */
+/* Makes the gates of a value head and their sums; a lane has two tokens. */
 static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_inputs from,
                                                int32_t num_tokens, prepare_gates &gates,
                                                chunk_head &to)
 {
     int32_t lane = lane_index(), shift = gate_inputs::are_narrow(p) ? 16 : 0;
-    float beta[2], inputs[2][2], factor = -expf(from.a_log), bias = from.bias;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        inputs[i][0] = bits_float(from.bits[i][0] << shift);
-        inputs[i][1] = bits_float(from.bits[i][1] << shift);
-    }
-    double log_decay[2];
+    float beta[2], log_decay[2], factor = -expf(from.a_log);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         bool is_there = 2 * lane + i < num_tokens;
-        float g = factor * softplus(inputs[i][0] + bias);
-        log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
-        beta[i] = is_there ? 1.0f / (1.0f + expf(-inputs[i][1])) : 0.0f;
+        /* softplus, see there */
+        float x = bits_float(from.bits[i][0] << shift) + from.bias;
+        float e = fast_exp2(fminf(x, SOFTPLUS_LINEAR) * LOG2_OF_E), u = 1.0f + e;
+        float small = u == 1.0f ? e : logf(u) * (e * fast_reciprocal(u - 1.0f));
+        float g = factor * (x > SOFTPLUS_LINEAR ? x : small);
+        log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0f;
+        float b = bits_float(from.bits[i][1] << shift);
+        beta[i] = is_there ? fast_reciprocal(1.0f + fast_exp2(b * -LOG2_OF_E)) : 0.0f;
     }
     store_gates(log_decay, beta, gates, to);
 }
@@ -192,14 +206,14 @@ static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
 {
     int32_t num_tokens = item.request.num_tokens - item.first;
     float beta[2];
-    double sums[2];
+    float sums[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t t = 2 * lane_index() + i;
         int64_t row = item.request.first_row + item.first + min(t, num_tokens - 1);
         float step = 0.0f, g = log_decay(p, row, head, head, &step);
         bool is_there = t < num_tokens;
-        sums[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0;
+        sums[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0f;
         beta[i] = is_there ? write_gate(p, row, head, step) : 0.0f;
         if (p.rule.additive) {
             to.factors.value[t] = beta[i] * (p.l2norm ? 1.0f : m.scales[0][t]);
@@ -216,16 +230,14 @@ GPU_INLINE void decay_diagonal(const prepare_gates &gates, int32_t block, int32_
                                float (&out)[2][4])
 {
     int32_t i = block * BLOCK + of_block, first = block * BLOCK + j;
-    float high[2] = {gates.high[i], gates.high[i + 8]};
-    float low[2] = {gates.low[i], gates.low[i + 8]};
+    float rows[2] = {gates.sums[i], gates.sums[i + 8]};
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        float2 highs = *(const float2 *)&gates.high[first + n * 8];
-        float2 lows = *(const float2 *)&gates.low[first + n * 8];
+        float2 columns = *(const float2 *)&gates.sums[first + n * 8];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float x = fast_exp2((high[half] - highs.x) + (low[half] - lows.x));
-            float y = fast_exp2((high[half] - highs.y) + (low[half] - lows.y));
+            float x = fast_exp2(rows[half] - columns.x);
+            float y = fast_exp2(rows[half] - columns.y);
             int32_t between = of_block + half * 8 - (j + n * 8);
             out[n][2 * half] = between >= least ? sums[n][2 * half] * x : 0.0f;
             out[n][2 * half + 1] = between > least ? sums[n][2 * half + 1] * y : 0.0f;
@@ -424,13 +436,18 @@ GPU_INLINE void enter_next(const sm80_delta_params &a, prepare_memory &m)
     sync_preparers();
 }
 
-/* The gates of value heads `pair` and pair + 1 of a group, one warp for each. */
+/* The gates of value heads `pair` and pair + 1 of a group. */
 struct pair_gates {
     gate_inputs inputs;
 
+    GPU_INLINE int32_t of_pair()
+    {
+        return prepare_warp() % GATE_WARPS;
+    }
+
     GPU_INLINE bool are_made(const sm80_delta_params &a, int32_t pair)
     {
-        return pair + prepare_warp() < min(pair + 2, a.group);
+        return pair + of_pair() < a.group;
     }
 
     template <int GATES>
@@ -439,7 +456,7 @@ struct pair_gates {
     {
         if (GATES == GATES_USUAL && are_made(a, pair)) {
             inputs.load(a.p, m.item.request, m.item.first + 2 * lane_index(),
-                        m.item.key_head * a.group + pair + prepare_warp());
+                        m.item.key_head * a.group + pair + of_pair());
         }
     }
 
@@ -447,13 +464,13 @@ struct pair_gates {
     __device__ __forceinline__ void make(const sm80_delta_params &a, int32_t pair,
                                          prepare_memory &m) const
     {
-        int32_t of_pair = prepare_warp();
+        int32_t i = of_pair();
         if (GATES == GATES_OF_HEADS && are_made(a, pair)) {
-            make_any_gates(a.p, m.item, m.item.key_head * a.group + pair + of_pair,
-                           (rule_memory &)m, m.gates[of_pair], m.item.heads[pair + of_pair]);
+            make_any_gates(a.p, m.item, m.item.key_head * a.group + pair + i, (rule_memory &)m,
+                           m.gates[i], m.item.heads[pair + i]);
         } else if (are_made(a, pair)) {
-            make_gates(a.p, inputs, m.item.request.num_tokens - m.item.first, m.gates[of_pair],
-                       m.item.heads[pair + of_pair]);
+            make_gates(a.p, inputs, m.item.request.num_tokens - m.item.first, m.gates[i],
+                       m.item.heads[pair + i]);
         }
     }
 };
@@ -477,10 +494,10 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
     pair_gates gates;
     gates.load<GATES>(a, 0, m);
     fetch_keys(a, m);
-    find_next(a, next, m);
     if constexpr (GATES == GATES_USUAL) {
         gates.make<GATES>(a, 0, m);
     }
+    find_next(a, next, m);
     wait_for_copies();
     sync_preparers(); /* all inputs are written */
     make_keys<GATES>(a, m);

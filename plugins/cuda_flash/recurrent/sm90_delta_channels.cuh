@@ -94,7 +94,7 @@ GPU_INLINE void make_decays(const gpu_delta_params &p, const prepare_item &item,
                             int32_t half, char *factors, block_decays &x)
 {
     const gpu_delta_rule &rule = p.rule;
-    constexpr float log2_of_e = (float)LOG2_OF_E;
+    constexpr float log2_of_e = LOG2_OF_E;
     int32_t d = half * (CHUNK_DIMS / 2) + lane_again() * 2, real = min(max(rule.gates - d, 0), 2);
     int64_t at = (int64_t)head * rule.gates + (real > 0 ? d : 0);
     int32_t tokens = item.request.num_tokens - item.first - prepare_warp() * BLOCK;
