@@ -88,7 +88,7 @@ class Bound:
         return self.model.layers[0]
 
     def descriptor(self, name: str, tensor: torch.Tensor) -> int:
-        """``struct attn_tensor *`` over a torch tensor's memory; one per name, refilled every step."""
+        """``struct attn_tensor *`` over a torch tensor, as long as that lives; one per name, refilled every step."""
         if _view is not None:
             struct = self.rows.get(name)
             if struct is None:
@@ -102,8 +102,10 @@ class Bound:
         return rows.fill(tensor.data_ptr(), tensor.shape, tensor.stride())
 
     def io(self, kind: Any, id: ExtId, **rows: torch.Tensor) -> Any:
-        """An extension of a step's tensors."""
-        return kind(ext=attn_ext(id=id, struct_size=sizeof(kind)), **{name: self.descriptor(name, t) for name, t in rows.items()})
+        """An extension of a step's tensors, which it keeps: descriptors point to their shapes."""
+        made = kind(ext=attn_ext(id=id, struct_size=sizeof(kind)), **{name: self.descriptor(name, t) for name, t in rows.items()})
+        made._rows = rows
+        return made
 
     def refresh(self) -> None:
         """Copy parameters again that libattn needs as contiguous float32; all others are read where they lie. Once a step:
