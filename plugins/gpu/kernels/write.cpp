@@ -79,7 +79,7 @@ template <int WAY> GPU_INLINE void write_row(const gpu_write_params &p)
         const gpu_tensor &rows = p.from[side];
         const uint4 *from = (const uint4 *)(rows.data + row * rows.row + head * rows.head) +
                             place * (WAY == WRITE_COPY ? 1 : 2);
-        uint4 x[2];
+        uint4 x[2] = {};
         if (i < all) {
             x[0] = load_once(from);
             if (WAY == WRITE_FP8) {
