@@ -19,32 +19,37 @@ INLINE void tiles_and_memory(void)
     __asm__ volatile("" : : : "memory");
 }
 
-/* c += a b of 32 x 32 x 32 in two pairs of products; a's rows are `stride` elements apart, b's two
- * tiles adjacent. Vector instructions may come between the pairs. */
-INLINE void chain_upper(const uint16_t *a, int64_t stride, const uint16_t *b)
+/* Product i, a constant, of the four of c += a b of 32 x 32 x 32; a's rows are `stride` elements
+ * apart, b's two tiles adjacent. Vector instructions may come between the products. */
+INLINE void chain_product(const int i, const uint16_t *a, int64_t stride, const uint16_t *b)
 {
     tiles_and_memory();
-    _tile_loadd(4, a, stride * 2);
-    _tile_stream_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + 16 * stride, stride * 2);
-    tiles_and_memory();
-}
-
-INLINE void chain_lower(void)
-{
-    tiles_and_memory();
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    switch (i) {
+    case 0:
+        _tile_loadd(4, a, stride * 2);
+        _tile_stream_loadd(6, b, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        break;
+    case 1:
+        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        break;
+    case 2:
+        _tile_loadd(5, a + 16 * stride, stride * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        break;
+    default:
+        _tile_dpbf16ps(3, 5, 7);
+    }
     tiles_and_memory();
 }
 
 INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
-    chain_upper(a, stride, b);
-    chain_lower();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        chain_product(i, a, stride, b);
+    }
 }
 
 /* Stores registers 0 .. 3 at their destination and zeroes them. */

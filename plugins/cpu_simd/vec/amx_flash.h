@@ -16,8 +16,7 @@
 
 enum {
     UNIT_STEPS = FLASH_KEYS / UNIT, /* units of a tile */
-    FLASH_GROUP = 4,                /* rows whose instructions are interleaved */
-    FLASH_EARLY = 20                /* rows whose instructions come between products */
+    FLASH_GROUP = 2                 /* rows whose instructions are interleaved */
 };
 
 /* row_max is raised where an exponent passes this. Probabilities of 2^16 lose nothing, in bf16 or
@@ -273,9 +272,7 @@ static int flash_next(const struct flash_args *args, struct flash_unit *at)
     return 0;
 }
 
-/* Softmax of a unit, interleaved with the products of the next unit's scores: few vector
- * instructions come between pairs of products, and the scores are stored when FLASH_EARLY rows are
- * done, so that nothing waits for them. */
+/* Softmax of a unit, a few rows after each product of the next unit's scores. */
 INLINE void flash_softmax_and_next_scores(struct flash_state *state, int32_t step,
                                           const struct flash_unit *next, const int masked)
 {
@@ -288,17 +285,17 @@ INLINE void flash_softmax_and_next_scores(struct flash_state *state, int32_t ste
     }
     chain_end(&state->chain); /* stores the values' products: a new row_max may rescale them */
     if (next != NULL) {
-        const int32_t pairs = 2 * (args->depth / UNIT);
-        const uint16_t *q =
-            (const uint16_t *)args->q + (int64_t)next->block * FLASH_ROWS * args->depth;
-        const uint16_t *keys =
-            (const uint16_t *)args->keys + (int64_t)next->step * args->depth * UNIT;
+        const int64_t depth = args->depth;
+        const int32_t products = 4 * (args->depth / UNIT);
+        const uint16_t *q = (const uint16_t *)args->q + next->block * FLASH_ROWS * depth;
+        const uint16_t *keys = (const uint16_t *)args->keys + next->step * depth * UNIT;
         chain_zero(&state->chain, state->scores[1 - state->turn], UNIT);
-        for (int32_t pair = 0; pair < pairs; pair += 2) {
-            chain_upper(q + pair / 2 * UNIT, args->depth, keys + pair * TILE_ELEMENTS);
-            ROWS_TO((pair + 1) * FLASH_EARLY / pairs)
-            chain_lower();
-            ROWS_TO((pair + 2) * FLASH_EARLY / pairs)
+        for (int32_t at = 0; at < products; at += 4, q += UNIT, keys += 2 * TILE_ELEMENTS) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                chain_product(i, q, depth, keys);
+                ROWS_TO((at + i + 1) * FLASH_ROWS / products)
+            }
         }
         chain_end(&state->chain);
     }
