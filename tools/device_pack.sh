@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Packs what stands in a build folder for a machine that has a GPU but no compiler: tools/device.sh BACKEND FOLDER takes
 # FOLDER there as its build folder, and does all of its checks. With it a copy of the JSON library that attn-run needs, and
-# the programs that check cuda_flash by itself.
+# the program that checks cuda_flash's contexts.
 # usage: tools/device_pack.sh BUILD_DIR FOLDER      FOLDER must not exist
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -32,6 +32,6 @@ json=$(ldd "$build/tools/attn-run" 2>/dev/null | sed -n 's/.*libcjson.so.1 => \(
 [ -z "$json" ] || cp "$json" "$folder/lib"
 find "$folder" -type f \( -name '*.so*' -o -path '*/tools/*' -o -path '*/examples/*' \) -exec strip {} +
 if [ -d "$folder/plugins/cuda_flash" ]; then
-    cuda_programs "$here" "$folder"
+    cuda_program "$here" "$folder"
 fi
 du -sh "$folder"

@@ -1,116 +1,100 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill of cuda_flash, checked against float64 on the GPU: longer batches than a CPU's reference has time for.
 
-usage: prefill.py CELL.so PLUGIN.so [--check] [--alone] [--seed N]        CELL.so is prefill_cell.c
+usage: PYTHONPATH=bindings/python/src prefill.py [--check] [--alone] [--seed N] [--backend NAME] [--device NAME]
 """
 import argparse
-import ctypes
 import math
 import random
 import sys
 
 import torch
 
-INT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+import libattn
+
 BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # largest error of an element over its row's RMS
-
-
-class Cell(ctypes.Structure):
-    _fields_ = [(name, INT) for name in (
-        "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys scratch_percent").split()]
-    _fields_ += [("scale", REAL), ("soft_cap", REAL)]
-    _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
-    _fields_ += [("table_stride", INT)]
-    _fields_ += [(name, POINTER) for name in "q k v out lse".split()]
-    _fields_ += [("bytes", INT), ("made", POINTER)]
-
-
-def ints(values):
-    return torch.tensor(values, dtype=torch.int32, device="cuda")
+ALIBI = ("none", "linear", "sqrt")
+BACKEND, DEVICE = "cuda_flash", "cuda"
+RUNTIME = libattn.Runtime()
 
 
 class Problem:
-    """queries[r] queries of requests with keys[r] keys, the queries last."""
+    """queries[r] queries of requests with keys[r] keys, the queries last. Without pages a layer of an encoder, whose batch may be
+    causal. `given`: q, keys, values, sinks and slopes in place of random ones."""
 
-    def __init__(self, library, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
-                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
-                 scratch_percent=100, slopes=(0.0, 0.1)):
+    def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
+                 window=None, chunk=0, cap=0.0, alibi=0, sinks=False, invariant=0, lse=False, spread=1.0, fp8=0, slopes=(0.0, 0.1),
+                 given=None):
         keys = keys or queries
-        self.calls = library
-        self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
-        self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
-        tokens, total = sum(queries), sum(keys)
-        new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
-        self.q = (new(tokens, heads[0], size[0]) * spread).to(dtype)
-        self.narrow_q = self.q.to(torch.float8_e4m3fn) if fp8 == 2 else self.q
-        self.q = self.narrow_q.to(dtype)
-        self.out = torch.full((tokens, heads[0], size[1]), float("nan"), device="cuda", dtype=dtype)
-        self.lse = torch.full((heads[0], tokens), float("nan"), device="cuda") if lse else None
-        self.rows_k, self.rows_v = new(total, heads[1], size[0]), new(total, heads[1], size[1])
-        self.sinks = torch.randn(heads[0], device="cuda") if sinks else None
-        low, high = slopes
-        self.slopes = low + torch.rand(heads[0], device="cuda") * (high - low) if alibi else None
+        self.queries, self.keys, self.heads, self.dtype, self.causal = queries, keys, heads, dtype, causal
+        self.window, self.chunk, self.cap, self.alibi, self.scale = window or (-1, -1), chunk, cap, alibi, 1 / math.sqrt(size[0])
+        tokens, total, low, high = sum(queries), sum(keys), *slopes
+        new = lambda *shape: torch.randn(*shape, device=DEVICE, dtype=torch.float32).to(dtype)
+        self.q, self.rows_k, self.rows_v, self.sinks, self.slopes = given or (
+            (new(tokens, heads[0], size[0]) * spread).to(dtype), new(total, heads[1], size[0]), new(total, heads[1], size[1]),
+            torch.randn(heads[0], device=DEVICE) if sinks else None,
+            low + torch.rand(heads[0], device=DEVICE) * (high - low) if alibi else None)
+        narrow_q = self.q.to(torch.float8_e4m3fn) if fp8 == 2 else self.q
+        self.q = narrow_q.to(dtype)
+        self.out = torch.full((tokens, heads[0], size[1]), float("nan"), device=DEVICE, dtype=dtype)
+        self.lse = torch.full((heads[0], tokens), float("nan"), device=DEVICE) if lse else None
         self.key_starts = [sum(keys[:r]) for r in range(len(keys) + 1)]
         self.query_starts = [sum(queries[:r]) for r in range(len(queries) + 1)]
-        c = self.cell = Cell()
-        c.bf16, c.reqs, c.q_heads, c.kv_heads, c.size, c.size_v = dtype == torch.bfloat16, len(queries), *heads, *size
-        c.page, c.nhd, c.causal, c.window_left, c.window_right, c.chunk = page, nhd, causal, *window, chunk
-        c.alibi, c.invariant, c.max_query, c.max_keys, c.keys = alibi, invariant, max(queries), max(keys), total
-        c.scale, c.soft_cap = 1 / math.sqrt(size[0]), cap
-        self.kept = [torch.tensor(self.query_starts, dtype=torch.int64), torch.tensor(keys, dtype=torch.int32),
-                     ints(self.query_starts), ints(self.key_starts), ints(keys)]
-        c.query_start_host, c.seq_lens_host, c.query_start, c.key_start, c.seq_lens = (x.data_ptr() for x in self.kept)
-        self.k, self.v = self.rows_k, self.rows_v
+        desc = libattn.LayerDesc(
+            "prefill", *heads, size[0], scale=self.scale, kind="decoder" if page else "encoder_only", dtype=str(dtype)[6:].replace("float", "f"),
+            kv_dtype="fp8_e4m3" if fp8 else "auto", head_size_v=size[1], causal=causal if page else None, window=window, soft_cap=cap,
+            has_sinks=sinks, alibi=ALIBI[alibi], chunk_size=chunk, block_size=page, batch_invariant=invariant,
+            **({"q_scale_form": "per_tensor", "q_dtype": "fp8_e4m3"} if fp8 == 2 else {}))
+        self.model = RUNTIME.bind(RUNTIME.select([desc], backend=BACKEND, device=None if DEVICE == "cpu" else DEVICE))
+        layer, self.tensors = self.model.layers[0], [narrow_q, self.rows_k, self.rows_v, self.out, self.lse]
+        host, lengths, starts = (torch.tensor(x, dtype=torch.int32) for x in (self.query_starts, keys, self.key_starts))
+        at = {"query_start_loc_host": host, "causal": causal}
         if page:
-            self.fill_pages(page, nhd, fp8)
-        c.fp8, c.scratch_percent = fp8, scratch_percent
-        c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
-        c.lse = self.lse.data_ptr() if lse else None
-        c.sinks = self.sinks.data_ptr() if sinks else None
-        c.slopes = self.slopes.data_ptr() if alibi else None
-        assert library.cell_size(ctypes.byref(c)) == 0
-        self.workspace = torch.empty(max(c.bytes, 1), dtype=torch.uint8, device="cuda")
-        assert library.cell_plan(ctypes.byref(c), POINTER(self.workspace.data_ptr()), stream()) == 0
-        torch.cuda.synchronize()
+            table, views = self.pages(page, nhd, fp8)
+            layer.bind_kv_views(*views)
+            self.tensors[1:3] = None, None
+            at.update(seq_lens=lengths.to(DEVICE), seq_lens_host=lengths, block_table=table)
+        else:
+            at.update(key_start_loc=starts.to(DEVICE), key_start_loc_host=starts)
+        scales = {"q_scale": 1.0} if fp8 == 2 else {}
+        layer.bind_params(sinks=self.sinks, alibi_slopes=self.slopes, **scales)
+        self.plan = self.model.plan(0, max_num_reqs=len(keys), max_num_tokens=tokens, max_query_len=max(queries), max_seq_len=max(keys))
+        if self.plan.workspace_bytes:
+            self.plan.bind_workspace(libattn.allocate(self.plan.workspace_bytes, device=DEVICE))
+        self.plan.update(libattn.Batch(host.to(DEVICE), **at), stream())
 
-    def fill_pages(self, page, nhd, fp8):
+    def pages(self, page, nhd, fp8):
+        """A block table, and the keys and values in pages; what is in none is NaN."""
         counts = [-(-k // page) for k in self.keys]
-        order = torch.randperm(sum(counts))
-        stride = max(counts)
-        table = torch.full((len(counts), stride), 2**30, dtype=torch.int32)
+        order, at = torch.randperm(sum(counts)), 0
+        table = torch.full((len(counts), max(counts)), 2**30, dtype=torch.int32)
         where = torch.empty(sum(self.keys), dtype=torch.int64)
-        at = 0
         for r, count in enumerate(counts):
             table[r, :count] = order[at:at + count].int()
             j = torch.arange(self.keys[r])
             where[self.key_starts[r]:self.key_starts[r + 1]] = table[r, j // page].long() * page + j % page
             at += count
-        where = where.cuda()
-        blocks = sum(counts)
-        made = []
+        views = []
         for rows in (self.rows_k, self.rows_v):
             stored = rows.to(torch.float8_e4m3fn) if fp8 else rows
-            flat = torch.full((blocks * page, *rows.shape[1:]), float("nan"), device="cuda", dtype=self.dtype)
-            flat = flat.to(stored.dtype)
-            flat.view(torch.uint8 if fp8 else torch.int16)[where] = stored.view(torch.uint8 if fp8 else torch.int16)
-            pages = flat.view(blocks, page, *rows.shape[1:])
-            made.append(pages if nhd else pages.transpose(1, 2).contiguous())
+            flat = torch.full((sum(counts) * page, *rows.shape[1:]), float("nan"), device=DEVICE, dtype=self.dtype).to(stored.dtype)
+            flat.view(torch.uint8 if fp8 else torch.int16)[where.to(DEVICE)] = stored.view(torch.uint8 if fp8 else torch.int16)
+            pages = flat.view(sum(counts), page, *rows.shape[1:])
+            views.append(pages if nhd else pages.transpose(1, 2).contiguous().transpose(1, 2))
             if fp8:
                 rows.copy_(stored.to(self.dtype))
-        self.k, self.v = made
-        self.table = table.cuda()
-        self.cell.table, self.cell.table_stride, self.cell.blocks = self.table.data_ptr(), stride, blocks
+        return table.to(DEVICE), views
 
     def run(self):
-        assert self.calls.cell_run(ctypes.byref(self.cell), stream()) == 0
+        self.plan.run(self.model.layers[0], *self.tensors, stream(), libattn.NO_WRITE if self.tensors[1] is None else 0)
 
     def close(self):
-        self.calls.cell_close(ctypes.byref(self.cell))
+        self.plan.close()
+        self.model.close()
 
     def visible(self, r, rows):
         p = rows[:, None] + self.keys[r] - self.queries[r]
-        j = torch.arange(self.keys[r], device="cuda")[None, :]
+        j = torch.arange(self.keys[r], device=DEVICE)[None, :]
         sees = (j <= p) if self.causal else torch.ones_like(p * j, dtype=torch.bool)
         if self.window[0] >= 0:
             sees &= j >= p - self.window[0]
@@ -127,12 +111,12 @@ class Problem:
         for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
             n = self.queries[r]
             picked = set(random.sample(range(n), min(samples, n))) | {0, n - 1} | {x for x in (31, 32, 127, 128) if x < n}
-            rows = torch.tensor(sorted(picked), device="cuda")
+            rows = torch.tensor(sorted(picked), device=DEVICE)
             for h in random.sample(range(self.heads[0]), min(3, self.heads[0])):
                 q = self.q[self.query_starts[r] + rows, h].double()
                 k = self.rows_k[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
                 v = self.rows_v[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
-                s = q @ k.T * self.cell.scale
+                s = q @ k.T * self.scale
                 if self.cap:
                     s = self.cap * torch.tanh(s / self.cap)
                 sees, p, j = self.visible(r, rows)
@@ -157,7 +141,12 @@ class Problem:
 
 
 def stream():
-    return POINTER(torch.cuda.current_stream().cuda_stream)
+    return torch.cuda.current_stream() if DEVICE == "cuda" else None
+
+
+def wait():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def checks():
@@ -176,16 +165,15 @@ def checks():
     for page in (0, 16):
         for size in ((128, 128), (256, 256), (512, 512)):
             for term in (dict(window=(100, 0)), dict(window=(190, 0)), dict(window=(33, 33), causal=False), dict(chunk=96), dict(cap=20.0),
-                         dict(alibi=1), dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
+                         dict(alibi=1), dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=1),
                          dict(window=(130, 0), cap=30.0, sinks=True, alibi=1)):
-                yield dict(base, page=page, size=size, **term)
+                yield dict(base, page=page, size=size, **term) | ({"page": 64} if "chunk" in term else {})
     for size in ((64, 64), (96, 96), (128, 128), (256, 256)):
         for page in (16, 64, 24):
             for term in (dict(), dict(causal=False), dict(window=(300, 0)), dict(cap=20.0), dict(alibi=1), dict(sinks=True)):
                 yield dict(base, fp8=random.randint(1, 2), page=page, size=size, nhd=page == 64, **term)
-    for percent in (40, 20, 8):  # copies of some heads at a time
-        yield dict(queries=[1500, 700, 9], keys=[3000, 700, 2500], lse=True, page=16, fp8=random.randint(1, 2),
-                   scratch_percent=percent)
+    # copies of some heads at a time: all have more than 256 MiB
+    yield dict(queries=[1500, 700, 9], keys=[60000, 30000, 25000], lse=True, page=16, fp8=random.randint(1, 2))
     for dtype in (torch.bfloat16, torch.float16):
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
             for term in (dict(), dict(causal=False), dict(alibi=1), dict(sinks=True, size=(64, 64)), dict(size=(512, 512))):
@@ -194,7 +182,7 @@ def checks():
         for heads in ((32, 8), (8, 8), (8, 1), (14, 2), (40, 8)):
             for term in (dict(), dict(causal=False), dict(window=(100, 0)), dict(sinks=True, spread=12.0)):
                 yield dict(base | term, dtype=dtype, size=random.choice([(64, 64), (40, 40)]), heads=heads, page=random.choice([0, 16, 64]),
-                           invariant=True)
+                           invariant=1)
     few = dict(queries=[random.randint(33, 200)], keys=[random.randint(3000, 6000)], lse=True, spread=2.0)  # items are cut into parts
     for term in (dict(), dict(causal=False), dict(sinks=True), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(2500, 0)),
                  dict(dtype=torch.float16), dict(size=(64, 64)), dict(size=(192, 128), heads=(16, 16)), dict(size=(80, 80)),
@@ -216,34 +204,34 @@ def checks():
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
 
 
-def used_memory(library):
+def used_memory():
     """Bytes of the device in use after 100 plans of one batch."""
     for _ in range(100):
-        problem = Problem(library, queries=[100, 1], page=16)
+        problem = Problem(queries=[100, 1], page=16)
         problem.run()
         problem.close()
-    torch.cuda.synchronize()
+    wait()
     del problem
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
-def check(library):
-    used = used_memory(library)
-    more = used_memory(library) - used
+def check():
+    used = used_memory()
+    more = used_memory() - used
     if more > 0:
         print(f"FAILED 100 plans leave {more} bytes of the device in use", flush=True)
     failed = done = int(more > 0)
     for settings in checks():
-        problem = Problem(library, **settings)
+        problem = Problem(**settings)
         problem.run()
-        torch.cuda.synchronize()
+        wait()
         worst = problem.error()
         once = problem.out.clone()
         problem.out.fill_(float("nan"))
         problem.run()
-        torch.cuda.synchronize()
+        wait()
         moved = not torch.equal(once.view(torch.int16), problem.out.view(torch.int16))
         done += 1
         if worst > BOUND[problem.dtype] or moved:
@@ -255,91 +243,76 @@ def check(library):
     return failed
 
 
-def part_of(library, whole, r, first, end, settings):
-    """Queries first .. end - 1 of a request of `whole`, alone, over the keys up to theirs."""
+def part_of(whole, r, first, end, settings):
+    """Whether queries first .. end - 1 of a request of `whole`, alone, over the keys up to theirs, give its bits."""
     end_key = end + whole.keys[r] - whole.queries[r]
-    one = Problem(library, queries=[end - first], keys=[end_key], **settings)
     rows = slice(whole.query_starts[r] + first, whole.query_starts[r] + end)
     own = slice(whole.key_starts[r], whole.key_starts[r] + end_key)
-    one.q.copy_(whole.q[rows])
-    one.rows_k.copy_(whole.rows_k[own])
-    one.rows_v.copy_(whole.rows_v[own])
-    for mine, theirs in ((one.sinks, whole.sinks), (one.slopes, whole.slopes)):
-        if mine is not None:
-            mine.copy_(theirs)
+    one = Problem(queries=[end - first], keys=[end_key], **settings,
+                  given=(whole.q[rows], whole.rows_k[own], whole.rows_v[own], whole.sinks, whole.slopes))
     one.run()
-    torch.cuda.synchronize()
+    wait()
     same = torch.equal(one.out.view(torch.int16), whole.out[rows].view(torch.int16)) and torch.equal(
         one.lse.view(torch.int32), whole.lse[:, rows].contiguous().view(torch.int32))
     one.close()
     return same
 
 
-def check_parts(library):
-    """Layers of batch_invariant 2: prompts in steps of any number of tokens give the bits that they have at once."""
+def check_bits(what, layers, lengths, requests, cuts):
+    """Parts of requests give the bits that they have in a batch of all; `cuts` of a number of queries."""
     failed = done = 0
-    for settings in (dict(), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(chunk=96), dict(sinks=True),
-                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
-                     dict(spread=12.0), dict(size=(80, 80), sinks=True, cap=8.0), dict(size=(512, 512), heads=(16, 4)),
-                     dict(dtype=torch.float16, spread=12.0, heads=(8, 8)), dict(dtype=torch.float16, size=(64, 64), window=(100, 0))):
-        queries = [random.randint(1, 1500) for _ in range(4)] + [5, 1]
+    for settings in layers:
+        queries = lengths()
         keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
-        settings = dict(settings, lse=True, invariant=2)
-        whole = Problem(library, queries=queries, keys=keys, **settings)
+        whole = Problem(queries=queries, keys=keys, **settings)
         whole.run()
-        torch.cuda.synchronize()
-        for r, n in enumerate(queries):
-            cuts = sorted({0, n, n - 1, *(random.randint(0, n) for _ in range(4))})
-            for first, end in zip(cuts, cuts[1:]):
-                same = part_of(library, whole, r, first, end, settings)
+        wait()
+        for r in requests(queries):
+            ends = cuts(queries[r])
+            for first, end in zip(ends, ends[1:]):
+                same = part_of(whole, r, first, end, settings)
                 done += 1
                 failed += not same
                 if not same:
-                    print(f"FAILED parts: queries {first} to {end} of {n} over {keys[r]} keys, {settings}", flush=True)
+                    print(f"FAILED {what}: queries {first} to {end} of {queries[r]} over {keys[r]} keys, {settings}", flush=True)
         whole.close()
-    print(f"checked {done} parts, failed {failed}", flush=True)
+    print(f"checked {done} {what}, failed {failed}", flush=True)
     return failed
 
 
-def check_alone(library):
-    """Batch-invariant layers: requests alone give the bits that they have in a batch of more items than multiprocessors."""
-    failed = done = 0
-    for settings in (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(sinks=True),
-                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
-                     dict(size=(64, 64), cap=8.0, causal=False), dict(size=(256, 256), alibi=1, window=(12, 1), causal=False),
-                     dict(size=(224, 224), cap=8.0, alibi=2, window=(20, 0), dtype=torch.float16)):
-        queries = [random.randint(1, 1500) for _ in range(20)] + [1, 2, 9, 33]
-        keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
-        settings = dict(settings, lse=True, invariant=True)
-        whole = Problem(library, queries=queries, keys=keys, **settings)
-        whole.run()
-        torch.cuda.synchronize()
-        for r in random.sample(range(20), 5) + [20, 21, 22, 23]:
-            same = part_of(library, whole, r, 0, queries[r], settings)
-            done += 1
-            failed += not same
-            if not same:
-                print(f"FAILED alone: {queries[r]} queries over {keys[r]} keys, {settings}", flush=True)
-        whole.close()
-    print(f"checked {done} alone, failed {failed}", flush=True)
-    return failed
+def check_alone():
+    """Batch-invariant layers: requests alone, in a batch of more items than multiprocessors. Of level 2: prompts in steps of any number
+    of tokens."""
+    some = lambda most: random.randint(1, most)
+    alone = (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0), page=16), dict(sinks=True),
+             dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
+             dict(size=(64, 64), cap=8.0, causal=False), dict(size=(256, 256), alibi=1, window=(12, 1), causal=False),
+             dict(size=(224, 224), cap=8.0, alibi=2, window=(20, 0), dtype=torch.float16, page=64))
+    steps = (dict(), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(chunk=96), dict(sinks=True),
+             dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
+             dict(spread=12.0), dict(size=(80, 80), sinks=True, cap=8.0), dict(size=(512, 512), heads=(16, 4)),
+             dict(dtype=torch.float16, spread=12.0, heads=(8, 8)), dict(dtype=torch.float16, size=(64, 64), window=(100, 0)))
+    return check_bits("alone", [dict(x, lse=True, invariant=1) for x in alone], lambda: [some(1500) for _ in range(20)] + [1, 2, 9, 33],
+                      lambda queries: random.sample(range(20), 5) + [20, 21, 22, 23], lambda n: [0, n]) + check_bits(
+        "parts", [dict(dict(page=16) | x, lse=True, invariant=2) for x in steps], lambda: [some(1500) for _ in range(4)] + [5, 1],
+        lambda queries: range(len(queries)), lambda n: sorted({0, n, n - 1, *(random.randint(0, n) for _ in range(4))}))
 
 
 def main():
+    global BACKEND, DEVICE
     parser = argparse.ArgumentParser()
-    parser.add_argument("cell")
-    parser.add_argument("plugin")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--backend", default=BACKEND)
+    parser.add_argument("--device", default=DEVICE)
     args = parser.parse_args()
+    BACKEND, DEVICE = args.backend, args.device
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
     print(f"seed {seed}", flush=True)
     random.seed(seed)
     torch.manual_seed(seed)
-    library = ctypes.CDLL(args.cell)
-    assert library.cell_open(args.plugin.encode()) == 0
-    sys.exit(((check(library) if args.check else 0) + (check_alone(library) + check_parts(library) if args.alone else 0)) != 0)
+    sys.exit(((check() if args.check else 0) + (check_alone() if args.alone else 0)) != 0)
 
 
 if __name__ == "__main__":
