@@ -24,7 +24,8 @@ enum { WIDE_WINDOW = 70, WIDE_TOPK = 512 }; /* several tiles of a kernel for bot
 
 struct compressed_variant {
     struct core *core;
-    int32_t ratio, topk, size, heads, dtype, kv_dtype, window;
+    int32_t ratio, topk, size, heads, dtype, kv_dtype, window; /* window 0: all own rows are seen */
+    float soft_cap;
     bool rotates;  /* the output's last ROTARY dims */
     bool captured; /* the step of decodes runs as a graph */
 };
@@ -77,7 +78,7 @@ static void add_needles(const struct compressed_case *c, struct kernel_test *tes
             add_needle(c, test, POOLED, steps_token(&c->steps, r, rows / 2 * c->v->ratio - 1), last,
                        1, 24);
         }
-        if (end > c->v->window) {
+        if (c->v->window > 0 && end > c->v->window) {
             const int32_t first = end - c->v->window;
             add_needle(c, test, OWN, steps_token(&c->steps, r, first), last, 2, 12);
             add_needle(c, test, OWN, steps_token(&c->steps, r, first - 1), last, 3, 24);
@@ -178,8 +179,10 @@ static void describe(const struct compressed_variant *v, struct described *x)
                                         .dtype = v->dtype,
                                         .kv_dtype = v->kv_dtype,
                                         .num_q_heads = v->heads,
-                                        .has_window = 1,
+                                        .has_window = v->window > 0,
                                         .window_left = v->window - 1,
+                                        .window_right = v->window > 0 ? 0 : -1,
+                                        .soft_cap = v->soft_cap,
                                         .has_sinks = 1,
                                         .block_size = BLOCK,
                                         .needs_lse = 1};
@@ -347,7 +350,8 @@ static int32_t visible_rows(const struct compressed_case *c, const struct kernel
     const int32_t rows = (p + 1) / c->v->ratio, topk = c->v->topk;
     const int32_t *list = (const int32_t *)test_input(test, TOPK) + (int64_t)token * topk;
     int32_t count = 0;
-    for (int32_t j = p >= c->v->window ? p - c->v->window + 1 : 0; j <= p; j++) {
+    for (int32_t j = c->v->window > 0 && p >= c->v->window ? p - c->v->window + 1 : 0; j <= p;
+         j++) {
         visible[count++] = j;
     }
     for (int32_t i = 0; i < (topk > 0 ? topk : rows); i++) {
@@ -364,15 +368,17 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
                    const double *keys)
 {
     const int32_t size = c->v->size, heads = c->v->heads;
-    double q[MAX_SIZE] = {0}, out[MAX_SIZE], scores[LONGEST];
-    int32_t visible[LONGEST];
+    double q[MAX_SIZE] = {0}, out[MAX_SIZE], scores[2 * LONGEST];
+    int32_t visible[2 * LONGEST];
     for (int32_t t = 0; t < TOKENS; t++) {
         const int32_t count = c->steps.request[t] == r ? visible_rows(c, test, t, visible) : 0;
         for (int32_t h = 0; h < heads && c->steps.request[t] == r; h++) {
             const int64_t at = ((int64_t)t * heads + h) * size;
             const double sink = (double)((const float *)test_input(test, SINKS))[h];
-            const struct oracle_mla head = {
-                .rank = size, .scale = (double)(float)c->scale, .sink = &sink};
+            const struct oracle_mla head = {.rank = size,
+                                            .scale = (double)(float)c->scale,
+                                            .sink = &sink,
+                                            .soft_cap = (double)c->v->soft_cap};
             values_of(test, Q, c->v->dtype, at, size, q);
             const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
             if (c->v->rotates) {
@@ -508,7 +514,8 @@ void compressed_cases(const struct kernel_sink *sink)
     const struct attn_compressed_caps *whole =
         backend_extension(sink->caps, ATTN_EXT_DRAFT_COMPRESSED_CAPS, sizeof *whole);
     const int32_t multiple = mla != NULL ? mla->num_q_heads_multiple : 1;
-    for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype */
+    for (int32_t i = 0; i < 3 * 4;
+         i++) { /* each form in each dtype, the third time with a soft cap */
         const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;
         const bool codes = i % 4 == 3;
         const struct compressed_variant v = {.core = sink->core,
@@ -518,7 +525,8 @@ void compressed_cases(const struct kernel_sink *sink)
                                              .heads = (4 + multiple - 1) / multiple * multiple,
                                              .dtype = dtype,
                                              .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype,
-                                             .window = WINDOW,
+                                             .window = i == 6 ? 0 : WINDOW,
+                                             .soft_cap = i % 4 == 2 ? 6 : 0,
                                              .rotates = i % 2 == 1};
         try_variant(sink, &v, forms[form].name);
     }
