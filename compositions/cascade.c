@@ -60,7 +60,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     }
     merged_limit(&limits[PART_PREFIX], CASCADE_MAX_TOKENS);
     const int32_t rows = limits[PART_REST].max_num_tokens = limits[PART_PREFIX].max_num_tokens;
-    plan->num_integers +=
+    plan->num_host_ints +=
         3 + (int64_t)plan->limits.max_num_reqs; /* the prefix's, lengths of the suffixes */
     FOR_SERVED(step, plan, COMPOSITION_CASCADE) {
         if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_CASCADE)) {

@@ -39,7 +39,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     const int32_t most = view_pieces(plan, plan->steps[0].layer->desc->chunk_size);
-    plan->num_integers += 3 * (int64_t)most + 1;
+    plan->num_host_ints += 3 * (int64_t)most + 1;
     for (int32_t part = 0; part < PART_COUNT; part++) { /* a static sink's, too */
         plan->part_limits[part].max_num_reqs = most;
     }

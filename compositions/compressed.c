@@ -186,7 +186,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
         }
         plan_area_of_merge(plan, step, plan->limits.max_num_tokens, ALWAYS);
     }
-    plan->num_integers += made->splits ? 3 * (int64_t)limits->max_num_reqs + 1 : 0;
+    plan->num_host_ints += made->splits ? 3 * (int64_t)limits->max_num_reqs + 1 : 0;
     return ATTN_OK;
 }
 

@@ -84,7 +84,7 @@ static attn_status make_room_for_chunks(attn_plan *plan, struct attn_error *erro
                              : NO_MEMORY("plan", "%lld chunks of context", (long long)chunks);
 }
 
-static int32_t identity_integers(const attn_plan *plan)
+static int32_t identity_ints(const attn_plan *plan)
 {
     struct mla_plan *p = mla_plan(plan);
     return p->identity_size * p->identity_size;
@@ -92,7 +92,7 @@ static int32_t identity_integers(const attn_plan *plan)
 
 /* Two arrays for each chunk's requests, of which consecutive chunks share one at most;
  * query_start_loc; identity. */
-static int64_t integers(const attn_plan *plan)
+static int64_t host_ints(const attn_plan *plan)
 {
     struct mla_plan *p = mla_plan(plan);
     if (p->chunks == NULL) {
@@ -104,7 +104,7 @@ static int64_t integers(const attn_plan *plan)
         ranks > 1 ? (ranks + 1) * requests + p->max_chunks + 2 * (int64_t)plan->limits.max_num_reqs
                   : 0;
     return spread + 2 * requests + p->max_chunks + plan->limits.max_num_reqs + 1 +
-           identity_integers(plan);
+           identity_ints(plan);
 }
 
 /* Tokens that go the latent way. */
@@ -154,7 +154,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
         plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
     }
     TRY(make_room_for_chunks(plan, error));
-    plan->num_integers += integers(plan);
+    plan->num_host_ints += host_ints(plan);
     FOR_SERVED(step, plan, COMPOSITION_MLA) {
         if (step->layer->selected->mla->absorb_in_core) {
             add_areas(plan, step);
@@ -170,8 +170,8 @@ static void make_identity(attn_plan *plan)
     static const uint32_t ones[] = {
         [ATTN_DTYPE_F16] = 0x3c00, [ATTN_DTYPE_BF16] = 0x3f80, [ATTN_DTYPE_F32] = 0x3f800000};
     int32_t dtype = plan->steps[0].layer->desc->dtype, size = p->identity_size;
-    int32_t *memory = plan_take(plan, identity_integers(plan));
-    memset(memory, 0, (size_t)identity_integers(plan) * sizeof *memory);
+    int32_t *memory = plan_take(plan, identity_ints(plan));
+    memset(memory, 0, (size_t)identity_ints(plan) * sizeof *memory);
     for (int32_t i = 0; i < size * size; i += size + 1) {
         if (dtype == ATTN_DTYPE_F32) {
             ((uint32_t *)memory)[i] = ones[dtype];

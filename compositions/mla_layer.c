@@ -75,7 +75,7 @@ static bool can_prefill_per_head(struct check *check, const char *field)
 
 /* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any
  * number of queries. */
-static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
+static void check_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
 {
     if (check->whole->mla->topk > 0) {
         return; /* sparse: all tokens go one way */
@@ -95,7 +95,7 @@ static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *ca
 }
 
 /* Latent caches that ranks share. */
-static void hold_spread(struct check *check, int32_t phase)
+static void check_spread(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_mla_desc *mla = check->whole->mla;
@@ -123,9 +123,9 @@ void mla_match(struct check *check, int32_t phase)
                      "mxfp4", "no batched_gemm of it"});
     }
     if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
-        hold_mla_prefill(check, caps);
+        check_mla_prefill(check, caps);
     }
-    hold_spread(check, phase);
+    check_spread(check, phase);
     if (caps == NULL) {
         if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {
             reasons_add(check->reasons, "attn_mla_caps", "limits of MLA", "not declared");

@@ -39,7 +39,7 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
     merged_limit(&plan->part_limits[PART_SINK], plan->limits.max_num_tokens);
-    plan->num_integers += 4 + 2 * (int64_t)plan->limits.max_num_reqs; /* 2 a run of rows */
+    plan->num_host_ints += 4 + 2 * (int64_t)plan->limits.max_num_reqs; /* 2 a run of rows */
     FOR_SERVED(step, plan, COMPOSITION_SINK) {
         struct attn_attend_args *args = &step->launches[ATTN_PHASE_PREFILL][PART_SINK].args;
         if (!(step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK)) {

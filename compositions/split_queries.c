@@ -36,7 +36,7 @@ int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank)
 /* Counts starts, lengths, rows and key starts of the slices; and, for the context that is attended
  * for all ranks, starts, lengths and rows of every request and of the padding after each rank's
  * rows. */
-int64_t queries_max_integers(const attn_plan *plan)
+int64_t queries_max_ints(const attn_plan *plan)
 {
     const attn_layer *layer = plan->steps[0].layer;
     if (!layer_splits_queries(layer)) {

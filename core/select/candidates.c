@@ -377,9 +377,10 @@ static int32_t common_layout(const struct selection *selection, const int32_t *c
     return d->preferred_layout;
 }
 
-void settle_layer(struct selection *selection, struct assignment_layer *out,
-                  const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],
-                  struct verdict *const verdicts[NUM_PHASES])
+void choose_for_layer(struct selection *selection, struct assignment_layer *out,
+                      const struct rule *const *rules,
+                      struct candidate *const candidates[NUM_PHASES],
+                      struct verdict *const verdicts[NUM_PHASES])
 {
     struct layer *layer = &out->layer;
     int32_t chosen[NUM_PHASES], best[NUM_PHASES];

@@ -34,8 +34,9 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
                       struct candidate *candidates);
 
 /* Chooses for both phases of the layer and fills its choices. */
-void settle_layer(struct selection *selection, struct assignment_layer *out,
-                  const struct rule *const *rules, struct candidate *const candidates[NUM_PHASES],
-                  struct verdict *const verdicts[NUM_PHASES]);
+void choose_for_layer(struct selection *selection, struct assignment_layer *out,
+                      const struct rule *const *rules,
+                      struct candidate *const candidates[NUM_PHASES],
+                      struct verdict *const verdicts[NUM_PHASES]);
 
 #endif

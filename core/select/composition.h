@@ -52,7 +52,7 @@ struct composition {
     size_t plan_bytes; /* size of attn_plan.data[id], zeroed */
     /* Says how the steps of the layers that it serves differ from a plain attend: step->parts, what
      * a run must bring, the calls' kernels and keys; plan->part_limits; and what the plan needs for
-     * it: plan->num_integers, areas (plan_area), memory of plan->arena. */
+     * it: plan->num_host_ints, areas (plan_area), memory of plan->arena. */
     attn_status (*build)(attn_plan *plan, struct attn_error *error);
 
     /* plan_batch. */

@@ -134,7 +134,7 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
 #define MAX_WINDOW (1 << 30)
 
 /* YES or NO in place of what the kind says. */
-static attn_status settle_causal(struct attn_layer_desc *l, struct attn_error *error)
+static attn_status set_causal(struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool can = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_CROSS;
     const bool can_not = l->kind != ATTN_LAYER_RECURRENT && l->kind != ATTN_LAYER_DRAFT_INDEXER &&
@@ -312,7 +312,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     l->kv_sharing_target = shares ? arena_string(arena, l->kv_sharing_target) : NULL;
     NO_MEMORY_IF(l->name == NULL || (shares && l->kv_sharing_target == NULL), "layers", "a layer");
     TRY(layer_check_fields(l, error));
-    TRY(settle_causal(l, error));
+    TRY(set_causal(l, error));
     TRY(check_values(l, error));
     TRY(layer_copy_extensions(arena, layer, l->next, error));
     TRY(layer_check_extensions(layer, error));

@@ -10,7 +10,7 @@
 #include "util/structs.h"
 
 /* A kind is served because it is declared, or because the core can compose it of parts that are. */
-static void hold_kind(struct check *check)
+static void check_kind(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t kind = check->layer->kind;
@@ -69,7 +69,7 @@ static uint64_t terms_of(const struct check *check, bool tell)
     return terms;
 }
 
-static void hold_kernels(struct check *check)
+static void check_kernels(struct check *check)
 {
     check_need_kernel(check, check->whole->kernel, "");
     if (check->whole->has_states) {
@@ -87,7 +87,7 @@ static void hold_kernels(struct check *check)
 }
 
 /* The layout that an engine has, where it says so. */
-static void hold_view_forms(struct check *check)
+static void check_view_forms(struct check *check)
 {
     for (int32_t i = 0; i < NUM_VIEW_FORMS; i++) {
         if (check->layer->needed_view_forms >> i & 1) {
@@ -97,7 +97,7 @@ static void hold_view_forms(struct check *check)
     }
 }
 
-static void hold_quantization(struct check *check)
+static void check_quantization(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
@@ -133,7 +133,7 @@ static void hold_quantization(struct check *check)
 }
 
 /* The features that the layer takes. With `tell` those that the backend lacks become reasons, but
- * for the first three, of which hold_kernels and hold_quantization say it. */
+ * for the first three, of which check_kernels and check_quantization say it. */
 static uint64_t features_of(const struct check *check, bool tell)
 {
     const struct attn_layer_desc *l = check->layer;
@@ -165,7 +165,7 @@ static uint64_t features_of(const struct check *check, bool tell)
     return features | l->needed_features;
 }
 
-static void hold_features(struct check *check, int32_t phase)
+static void check_features(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
@@ -225,18 +225,18 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
 {
     struct check check = {caps, &layer->desc, layer, reasons, match};
     *match = (struct match){0, caps->graph_level, 0};
-    hold_kind(&check);
+    check_kind(&check);
     check_code(&check, "phase", ATTN_NAMES_PHASE, phase, caps->phases);
     check_code(&check, "dtype", ATTN_NAMES_DTYPE, layer->desc.dtype, caps->dtypes);
-    hold_kernels(&check);
+    check_kernels(&check);
     check_heads(&check);
     if (!layer->has_states && !layer->is_latent) {
         check_head_size(&check);
     }
     check_block_size(&check, block_sizes, num_block_sizes);
-    hold_quantization(&check);
+    check_quantization(&check);
     if (layer_has_cache(&layer->desc) && !layer->has_states) {
-        hold_view_forms(&check);
+        check_view_forms(&check);
     }
     if (!layer->has_states) {
         (void)terms_of(&check, true);
@@ -247,7 +247,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
         }
     }
     check_caches(&check);
-    hold_features(&check, phase);
+    check_features(&check, phase);
     check_extensions(&check);
     check_combinations(&check, phase);
 }

@@ -198,7 +198,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         candidates_judge(selection, &out->layer, rules[phase], asked, verdicts[phase],
                          candidates[phase]);
     }
-    settle_layer(selection, out, rules, candidates, verdicts);
+    choose_for_layer(selection, out, rules, candidates, verdicts);
     return selection->failed ? NO_MEMORY("assignment", "the assignment") : ATTN_OK;
 }
 

@@ -21,10 +21,10 @@ attn_status plan_check_area(const attn_plan *plan, const struct step *step, doub
 
 static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
 {
-    ERROR_IF(plan->num_integers > MAX_INTEGERS, ATTN_ERROR_LIMIT, "max_num_reqs",
+    ERROR_IF(plan->num_host_ints > MAX_HOST_INTS, ATTN_ERROR_LIMIT, "max_num_reqs",
              "%d requests of %d tokens take %lld integers in a plan; at most %d",
-             plan->limits.max_num_reqs, plan->limits.max_num_tokens, (long long)plan->num_integers,
-             MAX_INTEGERS);
+             plan->limits.max_num_reqs, plan->limits.max_num_tokens, (long long)plan->num_host_ints,
+             MAX_HOST_INTS);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         TRY(plan_check_area(plan, &plan->steps[i], 1, 1, error));
     }
@@ -79,8 +79,8 @@ static size_t place_areas(attn_plan *plan)
 static void lay_out(attn_plan *plan)
 {
     size_t own = 0, most_scratch = 0;
-    plan->layout.integers = own;
-    own += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
+    plan->layout.host_ints = own;
+    own += (size_t)plan_aligned(plan->num_host_ints * (int64_t)sizeof(int32_t));
     own = block_table_lay_out(plan, own);
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         const struct schedule *s = &plan->schedules[i];
@@ -179,7 +179,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     }
     plan->table = plan->steps[0].layer->table;
     plan->max_reqs = plan->limits.max_num_reqs;
-    plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
+    plan->num_host_ints = 1; /* engines allocate a workspace unasked: none is empty */
     plan->decode_threshold = threshold_of(plan->steps[0].layer);
     for (int32_t part = 0; part < PART_COUNT; part++) {
         plan->part_limits[part] = plan->limits;
@@ -197,7 +197,8 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     TRY(block_table_init(plan, error));
     count_in(plan, 1);
     lay_out(plan);
-    plan->integers = arena_array(&plan->arena, (size_t)plan->num_integers, sizeof *plan->integers);
+    plan->host_ints =
+        arena_array(&plan->arena, (size_t)plan->num_host_ints, sizeof *plan->host_ints);
     return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 

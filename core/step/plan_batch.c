@@ -141,24 +141,24 @@ void view_sees_all(struct attn_batch *view)
     view->num_slots = 0;
 }
 
-static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
+static attn_status send_host_ints(attn_plan *plan, void *stream, struct attn_error *error)
 {
     const struct instance *instance = plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance;
-    size_t bytes = (size_t)plan->used_integers * sizeof *plan->integers;
+    size_t bytes = (size_t)plan->used_host_ints * sizeof *plan->host_ints;
     if (bytes == 0) {
         return ATTN_OK;
     }
     ERROR_IF(instance->kernels.copy == NULL, ATTN_ERROR_UNSUPPORTED, "copy",
              "%s has no copy kernel, which a composed step needs", instance->caps->name);
     const struct attn_copy_args args =
-        KERNEL_ARGS(instance, stream, .destination = plan->workspace + plan->layout.integers,
-                    .source = plan->integers, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE);
+        KERNEL_ARGS(instance, stream, .destination = plan->workspace + plan->layout.host_ints,
+                    .source = plan->host_ints, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE);
     return instance->kernels.copy(&args, error);
 }
 
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
 {
-    plan->used_integers = 0;
+    plan->used_host_ints = 0;
     TRY(block_tables_make(plan, stream, error));
     plan->whole = plan->given;
     FOR_COMPOSED(c, plan->composed_by) {
@@ -168,7 +168,7 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     FOR_COMPOSED(c, plan->composed_by) {
         TRY_IF((*c)->view_split != NULL, (*c)->view_split(plan, error));
     }
-    return send_integers(plan, stream, error);
+    return send_host_ints(plan, stream, error);
 }
 
 /* `tables_only`: the vendors' last plans hold but for the tables. */
@@ -244,7 +244,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, i
         step_choose_entry(plan, &plan->steps[i]);
     }
     attn_status status = call_vendors(plan, mode, tables_only, stream, error);
-    status = plan->validate ? settle_device_errors(plan, stream, status, error) : status;
+    status = plan->validate ? wait_for_device_errors(plan, stream, status, error) : status;
     plan->ready = status == ATTN_OK ? plan->table : NULL;
     return status;
 }

@@ -112,8 +112,8 @@ struct step {
 
 /* Places in the workspace for what the core itself needs. */
 struct workspace_layout {
-    size_t own_bytes;     /* the plan's own part, which integers lies in */
-    size_t integers;      /* lengths and rows of views that the core makes */
+    size_t own_bytes;     /* the plan's own part, which host_ints lies in */
+    size_t host_ints;     /* lengths and rows of views that the core makes */
     size_t scratch_bytes; /* the scratch, which all of the following lies in */
     size_t out;           /* one side of a merge: [T, Hq, Dv] */
     size_t lse[2];        /* [Hq, T] float32 */
@@ -202,9 +202,9 @@ struct attn_plan {
     uint8_t *scratch;   /* attn_workspace.scratch, or after the own part */
     struct workspace_layout layout;
     struct area *areas;
-    int32_t *integers;    /* host copy of layout.integers */
-    int64_t num_integers; /* up to MAX_INTEGERS */
-    int64_t used_integers;
+    int32_t *host_ints;    /* host copy of layout.host_ints */
+    int64_t num_host_ints; /* up to MAX_HOST_INTS */
+    int64_t used_host_ints;
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate, looks; /* ATTN_VALIDATE=1; and the host can read what it validates */
@@ -357,7 +357,7 @@ const int32_t *table_entries(const attn_plan *plan, int32_t number,
 attn_status block_tables_make(attn_plan *plan, void *stream, struct attn_error *error);
 
 /* Most of a plan's own integers: places among them and counts of them are int32_t. */
-#define MAX_INTEGERS INT32_MAX
+#define MAX_HOST_INTS INT32_MAX
 
 /* The device of the plan and the dtype of rows, for tensors that the core makes. */
 static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct tensor_form *rows)
@@ -371,15 +371,15 @@ static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct
 /* `count` integers for arrays of a view; the plan has room for the worst case. */
 static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 {
-    int32_t *taken = plan->integers + plan->used_integers;
-    plan->used_integers += count;
+    int32_t *taken = plan->host_ints + plan->used_host_ints;
+    plan->used_host_ints += count;
     return taken;
 }
 
 /* Where an array of plan_take will lie on the device. */
 static inline const int32_t *plan_on_device(const attn_plan *plan, const int32_t *host)
 {
-    return (const int32_t *)(plan->workspace + plan->layout.integers) + (host - plan->integers);
+    return (const int32_t *)(plan->workspace + plan->layout.host_ints) + (host - plan->host_ints);
 }
 
 /* Requests of a view begin in rows `start`, an array of plan_take. */
@@ -485,8 +485,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
 /* validate.c */
 /* Under validation: waits for what was enqueued, so that its error is reported by the call that
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
-attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
-                                 struct attn_error *error);
+attn_status wait_for_device_errors(const attn_plan *plan, void *stream, attn_status status,
+                                   struct attn_error *error);
 /* The host's copy of an array, against the device's, which it can read; `bound`: no less. */
 attn_status validate_copy(const char *field, const int32_t *device, const int32_t *host,
                           int32_t count, bool bound, struct attn_error *error);

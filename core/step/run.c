@@ -96,7 +96,7 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
             "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
             "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     attn_status status = run_step(plan, step, io, error);
-    return plan->validate ? settle_device_errors(plan, io->stream, status, error) : status;
+    return plan->validate ? wait_for_device_errors(plan, io->stream, status, error) : status;
 }
 
 /* Apart, since other runs need no room on the stack. */

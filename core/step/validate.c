@@ -378,8 +378,8 @@ attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
     return ATTN_OK;
 }
 
-attn_status settle_device_errors(const attn_plan *plan, void *stream, attn_status status,
-                                 struct attn_error *error)
+attn_status wait_for_device_errors(const attn_plan *plan, void *stream, attn_status status,
+                                   struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT, clean = ATTN_ERROR_INIT;
     const struct instance *instance = NULL;

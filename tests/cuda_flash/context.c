@@ -161,7 +161,7 @@ static void step(const struct attn_kernels *kernels, attn_instance *instance, vo
     hold(current() == mine, "a refused call leaves the context");
 }
 
-static void hold_result(void *primary, void *mine, unsigned long long memory)
+static void check_result(void *primary, void *mine, unsigned long long memory)
 {
     float found = 0;
     cuda.set(primary);
@@ -205,10 +205,10 @@ static void use(const struct attn_plugin *plugin)
     hold(cuda.allocate(&memory, sizeof(float) * (COUNT + 1)) == 0, "memory");
     cuda.set(mine);
     step(kernels, instance, mine, memory);
-    hold_result(primary, mine, memory);
+    check_result(primary, mine, memory);
     cuda.set(NULL);
     step(kernels, instance, NULL, memory);
-    hold_result(primary, NULL, memory);
+    check_result(primary, NULL, memory);
     plugin->destroy(instance);
     hold(current() == NULL, "destroy leaves the context");
     cuda.destroy(mine);

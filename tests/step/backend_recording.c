@@ -125,7 +125,7 @@ static bool is_whole(const struct attn_batch *b, const struct attn_layer_desc *l
 }
 
 /* plan and attend get the limits that schedule_size was asked with, and what it answered. */
-static attn_status hold_limits(const struct attn_attend_args *args, struct attn_error *error)
+static attn_status check_limits(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct attn_schedule_size size = {.struct_size = sizeof size};
     if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs ||
@@ -157,13 +157,13 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     recorded.other_streams += args->stream != recorded.stream;
     recorded.planned = value_of(args->layer->next);
     recorded.planned_batch = value_of(args->batch->next);
-    return hold_limits(args, error);
+    return check_limits(args, error);
 }
 
 static attn_status update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
     recorded.table_updates++;
-    return hold_limits(args, error);
+    return check_limits(args, error);
 }
 
 /* Numbers, which are quantized after it. */
@@ -200,7 +200,7 @@ static attn_status attend_codes(const struct attn_attend_args *args, struct attn
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = hold_limits(args, error);
+    attn_status status = check_limits(args, error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef STEP_SPY_H
-#define STEP_SPY_H
+#ifndef STEP_BACKEND_RECORDING_H
+#define STEP_BACKEND_RECORDING_H
 
 #include <attn/version.h>
 #include <dlfcn.h>

@@ -47,7 +47,7 @@ static void same_outputs(const struct fixture *a, const struct fixture *b)
 }
 
 /* What the engine sees of the blocks is its own; what kernels see is theirs. */
-static void hold_spec(const struct fixture *f, int32_t kernel)
+static void check_spec(const struct fixture *f, int32_t kernel)
 {
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     assert_ok(f->api->layer_cache_spec(f->bound, 0, &spec, NULL));
@@ -128,9 +128,9 @@ TEST(test_entries_of_several_blocks)
         init(&plain, "recording", &shapes[i], false);
         init(&split, "recording_narrow", &shapes[i], false);
         fixture_step(&plain);
-        hold_spec(&plain, BLOCK);
+        check_spec(&plain, BLOCK);
         fixture_step(&split);
-        hold_spec(&split, NARROW);
+        check_spec(&split, NARROW);
         same_outputs(&plain, &split);
         move_a_block(&split);
         struct attn_batch tables = {.struct_size = sizeof tables,
@@ -208,7 +208,7 @@ static void forget_calls(void)
 }
 
 /* Schedules and table updates that the recording backend has seen since the last call. */
-static void hold_calls(int32_t schedules, int32_t table_updates)
+static void check_calls(int32_t schedules, int32_t table_updates)
 {
     assert_int_equal(recorded_by_core()->schedules, schedules);
     assert_int_equal(recorded_by_core()->table_updates, table_updates);
@@ -228,15 +228,15 @@ TEST(test_lists_bring_lengths)
     l->last[3]--;
     f.slots[f.batch.num_tokens - 1] = -1;
     update(&f, f.plan, &f.batch);
-    hold_calls(1, 0);
+    check_calls(1, 0);
     as_lists(&f, l, false); /* the same lists next to lengths that stay */
     f.batch.seq_lens = table.seq_lens;
     f.batch.seq_lens_host = table.seq_lens_host;
     f.batch.last_page_len = NULL;
     fixture_step(&f);
-    hold_calls(1, 0);
+    check_calls(1, 0);
     update(&f, f.plan, &f.batch);
-    hold_calls(0, 1);
+    check_calls(0, 1);
 }
 
 /* An allocator that gives the memory that was released last, if its size is asked for. */
@@ -287,16 +287,16 @@ TEST(test_source_at_the_same_address)
     const uintptr_t address = (uintptr_t)source;
     forget_calls();
     update(&f, source, &f.batch);
-    hold_calls(1, 0);
+    check_calls(1, 0);
     update(&f, source, &f.batch);
-    hold_calls(0, 1);
+    check_calls(0, 1);
     f.api->plan_destroy(source);
     free(workspace);
     source = source_of(&f, &workspace);
     assert_true((uintptr_t)source == address);
-    hold_calls(1, 0);
+    check_calls(1, 0);
     update(&f, source, &f.batch);
-    hold_calls(1, 0);
+    check_calls(1, 0);
     f.api->plan_destroy(source);
     free(workspace);
     fixture_finish(&f);

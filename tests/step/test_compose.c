@@ -83,7 +83,7 @@ struct shared {
 };
 
 /* Requests over one prefix of 272 keys: with the cascade and without it. */
-static void hold_cascade(const struct shared *s)
+static void check_cascade(const struct shared *s)
 {
     struct fixture plain, cascade;
     fixture_init(&plain, s->backend, s->layer, prefix_queries, prefix_lens, s->num_reqs, 272, NULL,
@@ -136,6 +136,6 @@ TEST(test_cascade)
         {&plain, "cpu_ref", 8, 272, 0, ATTN_BATCH_NO_CASCADE, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        hold_cascade(&cases[i]);
+        check_cascade(&cases[i]);
     }
 }

@@ -19,7 +19,7 @@ static struct recorded_extension extension(uint32_t id, uint32_t flags, int32_t 
 
 /* To prepare, plan and attend, on the layer, the batch and the run, and no longer once the engine
  * leaves it out. The layer's is copied when the layer is selected; a run's is read by the run. */
-static void hold_handed_through(uint32_t id)
+static void check_handed_through(uint32_t id)
 {
     struct recorded_extension of_layer = extension(id, 0, 7), of_run = extension(id, 0, 9),
                               of_batch = extension(id, 0, 11),
@@ -56,9 +56,9 @@ static void hold_handed_through(uint32_t id)
 /* A vendor's, and drafts that this ABI has no struct, slot or bit for. */
 TEST(test_handed_through)
 {
-    hold_handed_through(RECORDED_EXTENSION);
-    hold_handed_through(ATTN_EXT_DRAFT_KERNELS);
-    hold_handed_through(ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS - 1);
+    check_handed_through(RECORDED_EXTENSION);
+    check_handed_through(ATTN_EXT_DRAFT_KERNELS);
+    check_handed_through(ATTN_EXT_DRAFT_KERNELS + RECORDED_DRAFTS - 1);
 }
 
 /* A batch is every layer's of its group: it brings what all of them have. */

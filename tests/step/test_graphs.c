@@ -38,7 +38,7 @@ static void shorten(struct fixture *f)
     }
 }
 
-static void hold_replay(const char *backend)
+static void check_replay(const char *backend)
 {
     OWNED(fixture_finish) struct fixture f;
     void *workspace;
@@ -82,7 +82,7 @@ static void hold_replay(const char *backend)
 
 TEST(test_replay)
 {
-    hold_replay("cpu_ref");
+    check_replay("cpu_ref");
 }
 
 TEST(test_two_parts)

@@ -82,8 +82,8 @@ TEST(test_context_parallel_refusals)
     assert_true(slot == 77 && local == 88);
 }
 
-static void hold_order(const int32_t *queries, const int32_t *lens, int32_t count,
-                       const int32_t *wanted, int32_t moves)
+static void check_order(const int32_t *queries, const int32_t *lens, int32_t count,
+                        const int32_t *wanted, int32_t moves)
 {
     int32_t order[16], moved = -1;
     const struct attn_batch_order requests = {sizeof requests, NULL, queries, lens, NULL,
@@ -102,9 +102,9 @@ TEST(test_batch_order)
     static const int32_t in_order[] = {1, 2, 5, 7}, their_lens[] = {9, 9, 9, 7};
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t order[4], moved;
-    hold_order(queries, lens, 7, sorted, 1);
-    hold_order(in_order, their_lens, 4, same, 0);
-    hold_order(in_order, their_lens, 0, same, 0);
+    check_order(queries, lens, 7, sorted, 1);
+    check_order(in_order, their_lens, 4, same, 0);
+    check_order(in_order, their_lens, 0, same, 0);
     static const char *const fields[] = {"attn_batch_order", "num_reqs", "reserved"};
     struct attn_batch_order bad[] = {{sizeof *bad, NULL, queries, NULL, NULL, 4, 1, 8},
                                      {sizeof *bad, NULL, queries, lens, NULL, -1, 1, 8},

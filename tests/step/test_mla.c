@@ -330,7 +330,7 @@ static void only_request(struct mla *m, int32_t r)
 }
 
 /* Every request again alone, bit for bit, whatever its neighbours made of the chunks. */
-static void hold_invariant(const struct setting *s)
+static void check_invariant(const struct setting *s)
 {
     int32_t size = V;
     OWNED(mla_end) struct mla *m = mla_create(s);
@@ -357,25 +357,26 @@ TEST(test_invariant)
     static const int32_t rows[] = {0, 7, 16, 1, 30};
     for (int32_t b = 0; b <= CPU_SIMD; b++) {
         for (int32_t chunk = 0; chunk < 5; chunk++) {
-            hold_invariant(&(struct setting){
+            check_invariant(&(struct setting){
                 backends[b], .heads = 6, .chunk = rows[chunk], .invariant = 1, .num_reqs = 5,
                 .queries = {1, 1, 4, 3, 20}, .lens = {30, 1, 41, 33, 60}});
-            hold_invariant(&(struct setting){backends[b], .heads = 6, .chunk = rows[chunk],
-                                             .invariant = 1, .num_reqs = 4, .queries = {2, 5, 0, 9},
-                                             .lens = {20, 17, 30, 47}});
+            check_invariant(&(struct setting){backends[b], .heads = 6, .chunk = rows[chunk],
+                                              .invariant = 1, .num_reqs = 4,
+                                              .queries = {2, 5, 0, 9}, .lens = {20, 17, 30, 47}});
         }
-        hold_invariant(&(struct setting){backends[b], .heads = 4, .invariant = 1, .drafted = 3,
-                                         .num_reqs = 3, .queries = {3, 1, 4}, .lens = {17, 9, 24}});
+        check_invariant(&(struct setting){backends[b], .heads = 4, .invariant = 1, .drafted = 3,
+                                          .num_reqs = 3, .queries = {3, 1, 4},
+                                          .lens = {17, 9, 24}});
     }
 }
 
 /* A prompt in two steps, whatever its first part was computed with: all goes the latent way. */
-static void hold_prefix(const char *backend)
+static void check_prefix(const char *backend)
 {
     const struct setting whole = {backend,       .heads = 6,         .invariant = 2,
                                   .num_reqs = 2, .queries = {30, 9}, .lens = {30, 9}};
     struct setting rest = whole;
-    hold_invariant(&whole);
+    check_invariant(&whole);
     rest.queries[0] = 12;
     OWNED(mla_end) struct mla *m = mla_create(&whole), *second = mla_create(&rest);
     memcpy(second->rows, m->rows, sizeof m->rows);
@@ -390,9 +391,9 @@ static void hold_prefix(const char *backend)
 
 TEST(test_invariant_prefix)
 {
-    hold_prefix("cpu_ref");
+    check_prefix("cpu_ref");
     if (CPU_SIMD) {
-        hold_prefix("cpu_simd");
+        check_prefix("cpu_simd");
     }
 }
 

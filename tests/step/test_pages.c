@@ -155,8 +155,8 @@ static void mark_view(const struct attn_kv_view *view, const uint8_t *base, uint
     }
 }
 
-static void hold_views(attn_model *model, const struct attn_cache_spec *spec,
-                       const struct row_bytes *rows, bool latent)
+static void check_views(attn_model *model, const struct attn_cache_spec *spec,
+                        const struct row_bytes *rows, bool latent)
 {
     int64_t size = BLOCKS * spec->padded_page_bytes, used = 0;
     OWNED(memory_end) uint8_t *base = aligned_alloc(256, (size_t)(size + 255) / 256 * 256);
@@ -194,7 +194,7 @@ TEST(test_every_dtype)
                 assert_true(!padded || (spec.ndim == 2 && spec.shape[1] == page + PADDING));
                 CHECK(&last, api->layer_cache_spec(api->model_layer(model, 0), 1, &of_v, NULL));
                 assert_int_equal(of_v.head_size, shapes[s].head_size_v);
-                hold_views(model, &spec, &rows, false);
+                check_views(model, &spec, &rows, false);
                 api->model_destroy(model);
             }
         }
@@ -216,7 +216,7 @@ TEST(test_two_dtypes)
         rows.v = v.v, rows.v_scale = v.v_scale;
         attn_model *model = bind(&layer, &spec);
         assert_int_equal(spec.page_bytes, 16 * 2 * (rows.k + rows.v + rows.k_scale + rows.v_scale));
-        hold_views(model, &spec, &rows, false);
+        check_views(model, &spec, &rows, false);
         api->model_destroy(model);
     }
 }
@@ -236,7 +236,7 @@ TEST(test_every_kind)
             assert_int_equal(spec.page_bytes,
                              none ? 0 : 16 * 2 * (rows.k + rows.v + rows.k_scale + rows.v_scale));
             if (!none) {
-                hold_views(model, &spec, &rows, false);
+                check_views(model, &spec, &rows, false);
             }
             api->model_destroy(model);
         }
@@ -274,7 +274,7 @@ TEST(test_latent_rows)
             assert_int_equal(spec.kind,
                              sliding ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
             assert_int_equal(spec.page_bytes, 32 * rows[i].row);
-            hold_views(model, &spec, &row, true);
+            check_views(model, &spec, &row, true);
             api->model_destroy(model);
         }
     }

@@ -21,7 +21,7 @@ static attn_status run(struct fixture *f, const struct attn_step_io *io)
 }
 
 /* With an lse a run goes the general way, without one the plain way. */
-static void hold_ways_equal(const char *backend)
+static void check_ways_equal(const char *backend)
 {
     OWNED(fixture_finish) struct fixture f;
     OWNED(memory_end) float *general = malloc(out_bytes);
@@ -54,8 +54,8 @@ static void hold_ways_equal(const char *backend)
 
 TEST(test_ways_are_equal)
 {
-    hold_ways_equal("cpu_ref");
-    hold_ways_equal("example");
+    check_ways_equal("cpu_ref");
+    check_ways_equal("example");
 }
 
 static void refuse(struct fixture *f, const struct attn_step_io *io, const char *field)

@@ -9,7 +9,7 @@
 #include "cases/verify.h"
 #include "cases/output.h"
 #include "cases/problem_copy.h"
-#include "harness/places.h"
+#include "harness/buffers.h"
 #include "harness/watch.h"
 #include "support/number.h"
 
@@ -92,7 +92,7 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
     const size_t first = codes ? problem->at.codes : problem->at.out;
     const int64_t row = codes ? output_row_bytes(problem) : out->strides[0] * bytes;
     size_t at = 0, used = problem->image.used, num_other = 0;
-    char place[PLACE_TEXT];
+    char place[BUFFER_TEXT];
     int32_t r = 0;
     while (at + 1 < used && together[at] == alone[at]) {
         at++;
@@ -102,7 +102,7 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
     }
     const int64_t token = at < first ? problem->num_actual_tokens : (int64_t)(at - first) / row;
     TRIAL_FAIL_IF(trial, token >= problem->num_actual_tokens, "%s, from %s on, %zu bytes", what,
-                  place_of_offset(&problem->image, (int64_t)at, place), num_other);
+                  buffer_at_offset(&problem->image, (int64_t)at, place), num_other);
     int64_t end = problem->first_row + problem->requests[0].query_len;
     while (r + 1 < problem->num_reqs && token >= end) {
         end += problem->requests[++r].query_len;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/places.h"
+#include "harness/buffers.h"
 #include "support/number.h"
 
 struct operand operand_rows(const char *name, int32_t dtype, int64_t rows, int64_t stride_row,
@@ -69,7 +69,7 @@ bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struc
 
 void kernel_test_finish(struct kernel_test *test)
 {
-    place_forget(test->memory);
+    buffers_forget(test->memory);
     device_free(test->trial->device, test->memory);
     free(test->expected);
     free(test->found);
@@ -89,18 +89,18 @@ static bool take_memory(struct kernel_test *test)
     if (test->expected == NULL || test->found == NULL || test->memory == NULL) {
         return false;
     }
-    place_image(test->memory, &test->image);
+    buffers_add_image(test->memory, &test->image);
     memcpy(test->expected, test->image.bytes, bytes);
     return device_write(device, test->memory, test->image.bytes, bytes);
 }
 
 enum trial_result verify_image(struct trial *trial, const struct image *image, const uint8_t *after)
 {
-    char place[PLACE_TEXT];
+    char place[BUFFER_TEXT];
     int64_t stray = image_stray_write(image, after);
     return stray < 0 ? TRIAL_PASSED
                      : trial_say(trial, TRIAL_FAILED, "a byte that is no output was written: %s",
-                                 place_of_offset(image, stray, place));
+                                 buffer_at_offset(image, stray, place));
 }
 
 void call_bind(struct kernel_call *call, const struct kernel_test *test, struct backend *backend,
@@ -183,7 +183,7 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
     struct attn_error error = ATTN_ERROR_INIT;
     const struct image *image = &test->image;
     enum trial_result result = TRIAL_PASSED;
-    char place[PLACE_TEXT];
+    char place[BUFFER_TEXT];
     size_t at = 0;
     uint8_t *found = NULL;
     TRIAL_FAIL_IF(trial, !device_write(trial->device, test->memory, image->bytes, image->size),
@@ -208,7 +208,7 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
     if (result == TRIAL_PASSED && at < image->used) {
         result = trial_say(trial, TRIAL_FAILED,
                            "batch_invariant: in parts it gives other bits than at once, from %s on",
-                           place_of_offset(image, (int64_t)at, place));
+                           buffer_at_offset(image, (int64_t)at, place));
     }
     device_stream_destroy(trial->device, stream);
     free(found);

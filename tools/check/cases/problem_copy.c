@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/places.h"
+#include "harness/buffers.h"
 
 void problem_copy_finish(struct problem_copy *copy)
 {
@@ -15,7 +15,7 @@ void problem_copy_finish(struct problem_copy *copy)
                                               .plan_state = copy->plan_state};
         planned_release(&copy->backend->kernels, &made);
     }
-    place_forget(copy->memory);
+    buffers_forget(copy->memory);
     device_free(copy->device, copy->memory);
     plan_memory_finish(&copy->plan, copy->device);
     device_stream_destroy(copy->device, copy->stream);
@@ -33,7 +33,7 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
         !device_write(device, copy->memory, problem->image.bytes, problem->image.size)) {
         return false;
     }
-    place_image(copy->memory, &problem->image);
+    buffers_add_image(copy->memory, &problem->image);
     copy->stream = device_stream_create(device);
     problem_bind(problem, &copy->binding, copy->memory, problem->image.bytes, device->device);
     copy->binding.attend.instance = backend->instance;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/places.h"
+#include "harness/buffers.h"
 #include "support/number.h"
 #include "cases/verify.h"
 #include "cases/views.h"
@@ -330,11 +330,11 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
         i++;
     }
     if (result == TRIAL_PASSED && i < bytes) {
-        char place[PLACE_TEXT];
+        char place[BUFFER_TEXT];
         result = trial_say(trial, TRIAL_FAILED,
                            "the cache's bytes differ from the reference's, from %s on: 0x%02x, not "
                            "0x%02x",
-                           place_of_offset(&p->image, (int64_t)(first + i), place),
+                           buffer_at_offset(&p->image, (int64_t)(first + i), place),
                            patched[first + i], expected[first + i]);
     }
     free(patched);

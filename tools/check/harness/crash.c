@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/crash.h"
-#include "harness/places.h"
+#include "harness/buffers.h"
 
 #include <signal.h>
 #include <stdbool.h>
@@ -51,11 +51,11 @@ static void append(char *text, size_t size, const char *more)
 /* Calls only functions that are safe in a signal handler. */
 static void on_crash(int number, siginfo_t *info, void *context)
 {
-    char text[PLACE_TEXT + 64] = "crashed with ", place[PLACE_TEXT];
+    char text[BUFFER_TEXT + 64] = "crashed with ", place[BUFFER_TEXT];
     append(text, sizeof text, name_of(number));
     if (number == SIGSEGV || number == SIGBUS) {
         append(text, sizeof text, " at ");
-        append(text, sizeof text, place_of_address(info->si_addr, place));
+        append(text, sizeof text, buffer_at_address(info->si_addr, place));
     }
     if (report_to != NULL) {
         report_to(text);

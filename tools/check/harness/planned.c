@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/places.h"
+#include "harness/buffers.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
 
@@ -19,7 +19,7 @@ uint8_t *guarded_alloc(const struct device *device, size_t bytes, const char *na
     if (memory == NULL || poison == NULL) {
         *status = ATTN_ERROR_OUT_OF_MEMORY;
     } else {
-        place_buffer(memory, bytes, name);
+        buffers_add(memory, bytes, name);
         memset(poison, IMAGE_POISON, bytes + PLAN_GUARD);
         *status =
             device_write(device, memory, poison, bytes + PLAN_GUARD) ? *status : ATTN_ERROR_DEVICE;
@@ -41,14 +41,14 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
     if (memory->host == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    place_buffer(memory->host, size->host_bytes, "schedule_host");
+    buffers_add(memory->host, size->host_bytes, "schedule_host");
     memset(memory->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
     return status;
 }
 
 void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 {
-    place_forget(memory->host);
+    buffers_forget(memory->host);
     guarded_free(device, memory->device);
     guarded_free(device, memory->scratch);
     free(memory->host);
@@ -66,7 +66,7 @@ void plan_memory_bind(const struct plan_memory *memory, struct attn_attend_args 
 
 void guarded_free(const struct device *device, uint8_t *memory)
 {
-    place_forget(memory);
+    buffers_forget(memory);
     device_free(device, memory);
 }
 

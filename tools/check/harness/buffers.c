@@ -1,50 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "harness/places.h"
+#include "harness/buffers.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-#define MAX_PLACES 32
+#define MAX_BUFFERS 32
 #define NEAR ((uint64_t)1 << 32) /* bytes; what is further away is no neighbour */
 #define NULL_PAGE 65536
 
-static struct place {
+static struct known_buffer {
     _Atomic(const void *) memory; /* NULL: free */
     const struct image *image;    /* NULL: one buffer */
     const char *what;
     size_t size;
-} places[MAX_PLACES];
+} known[MAX_BUFFERS];
 
 static void enter(const void *memory, const struct image *image, size_t size, const char *what)
 {
-    for (int32_t i = 0; i < MAX_PLACES && memory != NULL; i++) {
+    for (int32_t i = 0; i < MAX_BUFFERS && memory != NULL; i++) {
         const void *none = NULL;
-        if (atomic_load(&places[i].memory) == NULL) {
-            places[i].image = image;
-            places[i].what = what;
-            places[i].size = size;
-            if (atomic_compare_exchange_strong(&places[i].memory, &none, memory)) {
+        if (atomic_load(&known[i].memory) == NULL) {
+            known[i].image = image;
+            known[i].what = what;
+            known[i].size = size;
+            if (atomic_compare_exchange_strong(&known[i].memory, &none, memory)) {
                 return;
             }
         }
     }
 }
 
-void place_image(const void *memory, const struct image *image)
+void buffers_add_image(const void *memory, const struct image *image)
 {
     enter(memory, image, 0, NULL);
 }
 
-void place_buffer(const void *memory, size_t size, const char *what)
+void buffers_add(const void *memory, size_t size, const char *what)
 {
     enter(memory, NULL, size, what);
 }
 
-void place_forget(const void *memory)
+void buffers_forget(const void *memory)
 {
-    for (int32_t i = 0; i < MAX_PLACES && memory != NULL; i++) {
-        if (atomic_load(&places[i].memory) == memory) {
-            atomic_store(&places[i].memory, NULL);
+    for (int32_t i = 0; i < MAX_BUFFERS && memory != NULL; i++) {
+        if (atomic_load(&known[i].memory) == memory) {
+            atomic_store(&known[i].memory, NULL);
             return;
         }
     }
@@ -117,34 +117,34 @@ static char *add_neighbour(char *at, const char *end, const struct neighbour *n)
     return add_text(at, end, n->what);
 }
 
-const char *place_of_offset(const struct image *image, int64_t offset, char *text)
+const char *buffer_at_offset(const struct image *image, int64_t offset, char *text)
 {
     struct neighbour nearest = {NULL, 0, INSIDE};
     consider_image(&nearest, image, offset);
     text[0] = '\0';
     if (nearest.what != NULL) {
-        add_neighbour(text, text + PLACE_TEXT - 1, &nearest);
+        add_neighbour(text, text + BUFFER_TEXT - 1, &nearest);
     }
     return text;
 }
 
-const char *place_of_address(const void *address, char *text)
+const char *buffer_at_address(const void *address, char *text)
 {
     struct neighbour nearest = {NULL, 0, INSIDE};
-    const char *end = text + PLACE_TEXT - 1;
+    const char *end = text + BUFFER_TEXT - 1;
     char *at = add_text(text, end, "address 0x");
     at = add_number(at, end, (uint64_t)(uintptr_t)address, 16);
     if ((uintptr_t)address < NULL_PAGE) {
         add_text(at, end, ", a NULL pointer or one close to it");
         return text;
     }
-    for (int32_t i = 0; i < MAX_PLACES; i++) {
-        const void *memory = atomic_load(&places[i].memory);
+    for (int32_t i = 0; i < MAX_BUFFERS; i++) {
+        const void *memory = atomic_load(&known[i].memory);
         int64_t offset = (int64_t)((uintptr_t)address - (uintptr_t)memory);
-        if (memory != NULL && places[i].image != NULL) {
-            consider_image(&nearest, places[i].image, offset);
+        if (memory != NULL && known[i].image != NULL) {
+            consider_image(&nearest, known[i].image, offset);
         } else if (memory != NULL) {
-            consider(&nearest, places[i].what, offset, places[i].size);
+            consider(&nearest, known[i].what, offset, known[i].size);
         }
     }
     if (nearest.what != NULL) {
