@@ -7,6 +7,7 @@
 
 #include "bind/bound.h"
 #include "bind_case.h"
+#include "support/layer.h"
 #include "util/counts.h"
 
 #define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
@@ -26,11 +27,7 @@ CASE(spec_of_further_caches)
                                                      .tokens_per_row = 4}};
     static const int64_t pages[] = {FAKE_BLOCK_SIZE * 2 * (32 + 4),
                                     FAKE_BLOCK_SIZE / 4 * (32 / 2 + 32 / 16)};
-    const struct attn_layer_caches described = {
-        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof described, NULL},
-        .caches = caches,
-        .num_caches = 2,
-        .cache_stride = sizeof *caches};
+    const struct attn_layer_caches described = layer_caches(caches, 2, NULL);
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     fake_init(&fixture)->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     layers[0].next = layers[1].next = &described.ext;

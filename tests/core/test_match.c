@@ -6,6 +6,7 @@
 
 #include "match_setting.h"
 #include "runtime/probe.h"
+#include "support/layer.h"
 
 /* What every CASE begins with. */
 static struct setting s;
@@ -341,10 +342,7 @@ CASE(test_further_caches)
                                                  .num_heads = 1,
                                                  .head_size = 64,
                                                  .tokens_per_row = 1};
-    const struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
-                                             .caches = &cache,
-                                             .num_caches = 1,
-                                             .cache_stride = sizeof cache};
+    const struct attn_layer_caches caches = layer_caches(&cache, 1, NULL);
     s.layer.next = &caches.ext;
     s.caps->cache_roles = 1u << ATTN_CACHE_INDEX_K;
     s.caps->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
@@ -443,10 +441,7 @@ CASE(test_gdn)
                                          .num_heads = 8,
                                          .head_size = 128 + 2 * 128 + 8,
                                          .block_size = 22};
-    const struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
-                                             .caches = &ring,
-                                             .num_caches = 1,
-                                             .cache_stride = sizeof ring};
+    const struct attn_layer_caches caches = layer_caches(&ring, 1, NULL);
     gdn.ext.next = &caches.ext;
     expect_fields(&s, 3, "caches");
     s.caps->cache_roles = 1u << ATTN_CACHE_REPLAY;

@@ -12,6 +12,7 @@
 
 #include "backend.h"
 #include "bind/bound.h"
+#include "support/client.h"
 
 #define MOST_REQUESTS 8
 #define MOST_TOKENS 64
@@ -160,10 +161,7 @@ static struct step *find_model(int32_t sample, int32_t text)
  * smaller than its batches. */
 static struct attn_limits draw_limits(struct input *input)
 {
-    struct attn_limits limits = {.struct_size = sizeof limits,
-                                 .max_num_reqs = MOST_REQUESTS,
-                                 .max_num_tokens = MOST_TOKENS,
-                                 .max_seq_len = MOST_KEYS};
+    struct attn_limits limits = client_limits(MOST_REQUESTS, MOST_TOKENS, 0, MOST_KEYS, 0);
     const uint8_t tag = input_byte(input);
     if (tag > 240) {
         limits.max_num_reqs = input_int(input);

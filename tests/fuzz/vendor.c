@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "bind/bound.h"
 #include "runtime/probe.h"
+#include "support/client.h"
 
 #define LARGEST_MEMORY ((size_t)16 << 20)
 #define MAX_TOKENS 8
@@ -184,12 +185,7 @@ static void step(attn_model *model, struct attn_error *error)
 {
     static float data[MAX_TOKENS * 64];
     static uint8_t cache[1 << 16] __attribute__((aligned(256)));
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 2,
-                                              .max_num_tokens = MAX_TOKENS,
-                                              .max_seq_len = 16}};
+    const struct attn_plan_options *options = CLIENT_LIMITS(2, MAX_TOKENS, 16);
     const int32_t start[] = {0, 2}, lens[] = {2}, table[] = {0};
     const int64_t slots[] = {0, 1};
     const struct attn_batch batch = {.struct_size = sizeof batch,
@@ -215,7 +211,7 @@ static void step(attn_model *model, struct attn_error *error)
     attn_status status = layer_kv_views(layer, cache, 1, &k, &v, error);
     const struct attn_kv_view *const views[] = {&k, &v};
     status = status ? status : layer_bind_caches(layer, views, 2, error);
-    status = status ? status : plan_create(model, 0, &options, &made, error);
+    status = status ? status : plan_create(model, 0, options, &made, error);
     fuzz_check_error(status, error);
     FUZZ_CHECK((status == ATTN_OK) == (made != NULL));
     struct attn_workspace room = {.struct_size = sizeof room};

@@ -30,9 +30,7 @@ struct compressed {
     const struct setting *s;
     void *own, *rows;
     struct attn_mla_desc mla;
-    struct attn_cache_desc cache;
-    struct attn_layer_caches caches;
-    struct attn_compressed_rows compressed;
+    struct layer_compressed more;
     struct attn_layer_desc described;
     float sinks[HEADS], q[TOKENS][HEADS][D], k[TOKENS][D], pooled[TOKENS][D];
     float out[TOKENS][HEADS][D], lse[HEADS][TOKENS];
@@ -52,34 +50,15 @@ struct compressed {
 static void describe(struct compressed *c)
 {
     const struct setting *s = c->s;
-    c->mla = (struct attn_mla_desc){
-        .kv_lora_rank = D, .qk_nope_head_dim = D, .v_head_dim = D, .topk = s->topk};
-    c->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
-                                        .table = 1,
-                                        .kv_dtype = ATTN_KV_F32,
-                                        .num_heads = 1,
-                                        .head_size = D,
-                                        .block_size = ROW_BLOCK,
-                                        .tokens_per_row = s->ratio};
     c->described = (struct attn_layer_desc){.struct_size = sizeof c->described,
                                             .name = "two",
                                             .dtype = ATTN_DTYPE_F32,
                                             .num_q_heads = HEADS,
-                                            .has_window = s->window > 0,
-                                            .window_left = s->window - 1,
-                                            .window_right = s->window > 0 ? 0 : -1,
                                             .soft_cap = s->soft_cap,
                                             .has_sinks = s->sinks,
                                             .block_size = BLOCK};
-    c->compressed = (struct attn_compressed_rows){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof c->compressed, NULL}};
-    c->caches = (struct attn_layer_caches){
-        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof c->caches, &c->compressed.ext},
-        .caches = &c->cache,
-        .num_caches = 1,
-        .cache_stride = sizeof c->cache};
-    layer_set_mla(&c->described, &c->mla);
-    c->mla.ext.next = &c->caches.ext;
+    layer_set_window(&c->described, s->window);
+    layer_set_compressed(&c->described, &c->mla, &c->more, D, s->topk, s->ratio, ROW_BLOCK);
     c->described.scale = 1.0f / 6;
 }
 
@@ -338,23 +317,23 @@ TEST(test_descriptions)
     OWNED(close_all) struct compressed *c = open_runtime(&plain);
     struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
                                      .max_entries = 8};
-    LAYER_REFUSED(c, "reserved", "reserved is 1", c->compressed.reserved = 1);
+    LAYER_REFUSED(c, "reserved", "reserved is 1", c->more.rows.reserved = 1);
     LAYER_REFUSED(c, "absorb_in_core", "0: queries and output in latent space",
                   c->mla.absorb_in_core = 1);
     LAYER_REFUSED(c, "caches", "0 further caches with attn_compressed_rows; 1",
-                  c->mla.ext.next = &c->compressed.ext);
+                  c->mla.ext.next = &c->more.rows.ext);
     LAYER_REFUSED(c, "attn_index_lists", "takes no attn_index_lists",
-                  c->compressed.ext.next = &lists.ext);
+                  c->more.rows.ext.next = &lists.ext);
     LAYER_REFUSED(c, "attn_compressed_rows", "takes no attn_compressed_rows",
                   (c->described.kind = ATTN_LAYER_DECODER, c->described.num_kv_heads = 1,
-                   c->described.next = &c->caches.ext));
+                   c->described.next = &c->more.caches.ext));
     static const char needed[] =
         "role compressed (9), table 1 or above, 1 head of head_size 32, kv_dtype f32";
-    LAYER_REFUSED(c, "caches", needed, c->cache.role = ATTN_CACHE_EXTRA);
-    LAYER_REFUSED(c, "caches", needed, c->cache.table = 0);
-    LAYER_REFUSED(c, "caches", needed, c->cache.num_heads = 2);
-    LAYER_REFUSED(c, "caches", needed, c->cache.head_size = D - 8);
-    LAYER_REFUSED(c, "caches", needed, c->cache.kv_dtype = ATTN_KV_BF16);
+    LAYER_REFUSED(c, "caches", needed, c->more.cache.role = ATTN_CACHE_EXTRA);
+    LAYER_REFUSED(c, "caches", needed, c->more.cache.table = 0);
+    LAYER_REFUSED(c, "caches", needed, c->more.cache.num_heads = 2);
+    LAYER_REFUSED(c, "caches", needed, c->more.cache.head_size = D - 8);
+    LAYER_REFUSED(c, "caches", needed, c->more.cache.kv_dtype = ATTN_KV_BF16);
 }
 
 /* Is the layer refused, with a reason of that text? */
@@ -382,7 +361,7 @@ TEST(test_terms)
     unserved(c, "with lengths on the device only");
     c->described.batch_invariant = 1;
     unserved(c, "fast_prefill or batch_invariant");
-    c->cache.block_size = 5000;
+    c->more.cache.block_size = 5000;
     unserved(c, "blocks of so many rows");
 }
 

@@ -87,11 +87,7 @@ static void describe(struct gdn *g)
                                             .window_right = -1,
                                             .num_speculative_tokens = g->drafted};
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
-    g->caches =
-        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof g->caches, NULL},
-                                   .caches = &g->cache,
-                                   .num_caches = 1,
-                                   .cache_stride = sizeof g->cache};
+    g->caches = layer_caches(&g->cache, 1, NULL);
     g->desc.ext.next = g->replays ? &g->caches.ext : NULL;
     layer_set_recurrent(&g->described, &g->desc);
 }

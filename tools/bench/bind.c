@@ -163,7 +163,7 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
     }
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
-    if (measured->layer.further.tokens_per_row > 0) {
+    if (measured->layer.compressed.cache.tokens_per_row > 0) {
         const struct attn_cache_memory memory = {.struct_size = sizeof memory,
                                                  .base = base,
                                                  .num_blocks = measured->num_blocks,
@@ -283,13 +283,9 @@ attn_status measured_plan(struct measured *measured, struct memory *memory,
                           struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = batch->num_reqs,
-                                              .max_num_tokens = batch->num_tokens,
-                                              .max_query_len = batch->max_query_len,
-                                              .max_seq_len = batch->max_seq_len}};
+    const struct attn_limits limits = client_limits(batch->num_reqs, batch->num_tokens,
+                                                    batch->max_query_len, batch->max_seq_len, 0);
+    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     attn_status status = memory_plan(memory, api, measured->model, 0, &options, plan, error);
     return status ? status : api->plan_batch(*plan, batch, measured->session->stream, error);
 }

@@ -65,7 +65,7 @@ static struct visible compressed_keys(const struct measured *measured)
         int32_t rows = 0;
         for (int32_t i = 1; i <= requests->query_lens[r]; i++) {
             rows = (requests->seq_lens[r] - requests->query_lens[r] + i) /
-                   measured->layer.further.tokens_per_row;
+                   measured->layer.compressed.cache.tokens_per_row;
             rows = mla->topk > 0 && mla->topk < rows ? mla->topk : rows;
             seen.pairs += rows;
         }
@@ -116,7 +116,7 @@ static void count_decoder(const struct measured *measured, struct work *work)
 static void count_mla(const struct measured *measured, struct work *work)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
-    const struct visible listed = measured->layer.further.tokens_per_row > 0
+    const struct visible listed = measured->layer.compressed.cache.tokens_per_row > 0
                                       ? compressed_keys(measured)
                                       : listed_keys(measured, mla->topk);
     double heads = measured->layer.desc.num_q_heads, tokens = (double)measured->requests.num_tokens;

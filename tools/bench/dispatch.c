@@ -14,6 +14,7 @@
 
 #include "common/command.h"
 #include "common/names.h"
+#include "support/client.h"
 #include "support/planned.h"
 
 #define COUNTED_CALLS 1000
@@ -66,12 +67,8 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
                                               .k = io->k,
                                               .v = io->v,
                                               .out = io->out};
-    calls->limits = (struct attn_limits){.struct_size = sizeof calls->limits,
-                                         .max_num_reqs = batch->num_reqs,
-                                         .max_num_tokens = batch->num_tokens,
-                                         .max_query_len = batch->max_query_len,
-                                         .max_seq_len = batch->max_seq_len,
-                                         .max_blocks_per_req = (int32_t)measured->table_stride};
+    calls->limits = client_limits(batch->num_reqs, batch->num_tokens, batch->max_query_len,
+                                  batch->max_seq_len, (int32_t)measured->table_stride);
     if (measured->shape.value[PARAMETER_WRITE] != 0) {
         calls->write = (struct attn_write_kv_args){.struct_size = sizeof calls->write,
                                                    .instance = calls->direct.instance,

@@ -32,34 +32,13 @@ static void describe_compressed(struct measured *measured)
 {
     const struct shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
-    struct attn_mla_desc *mla = &measured->layer.mla;
     const int32_t rank = shape_int(shape, PARAMETER_LORA), all = shape_int(shape, PARAMETER_ALL);
-    *mla = (struct attn_mla_desc){.kv_lora_rank = rank,
-                                  .qk_nope_head_dim = rank,
-                                  .v_head_dim = rank,
-                                  .topk = all ? 0 : shape_int(shape, PARAMETER_TOPK)};
-    layer_set_mla(desc, mla);
+    layer_set_compressed(desc, &measured->layer.mla, &measured->layer.compressed, rank,
+                         all ? 0 : shape_int(shape, PARAMETER_TOPK),
+                         shape_int(shape, PARAMETER_RATIO), desc->block_size);
     desc->scale = 1 / sqrtf((float)rank);
-    desc->has_window = 1;
-    desc->window_left = shape_int(shape, PARAMETER_WINDOW) - 1;
+    layer_set_window(desc, shape_int(shape, PARAMETER_WINDOW));
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
-    measured->layer.further = (struct attn_cache_desc){
-        .role = ATTN_CACHE_COMPRESSED,
-        .table = 1,
-        .kv_dtype = desc->kv_dtype == ATTN_KV_AUTO ? desc->dtype : desc->kv_dtype,
-        .num_heads = 1,
-        .head_size = rank,
-        .block_size = desc->block_size,
-        .tokens_per_row = shape_int(shape, PARAMETER_RATIO)};
-    measured->layer.compressed = (struct attn_compressed_rows){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof measured->layer.compressed, NULL}};
-    measured->layer.caches =
-        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof measured->layer.caches,
-                                           &measured->layer.compressed.ext},
-                                   .caches = &measured->layer.further,
-                                   .num_caches = 1,
-                                   .cache_stride = sizeof measured->layer.further};
-    mla->ext.next = &measured->layer.caches.ext;
     measured->layer.has_cache = true;
 }
 
@@ -97,11 +76,7 @@ static void describe_gdn(struct measured *measured)
     if (shape_int(shape, PARAMETER_REPLAY) > 0) {
         measured->layer.ring =
             layer_ring(gdn, desc->dtype, layer_gates(desc), shape_int(shape, PARAMETER_REPLAY));
-        measured->layer.caches = (struct attn_layer_caches){
-            .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof measured->layer.caches, gdn->ext.next},
-            .caches = &measured->layer.ring,
-            .num_caches = 1,
-            .cache_stride = sizeof measured->layer.ring};
+        measured->layer.caches = layer_caches(&measured->layer.ring, 1, gdn->ext.next);
         gdn->ext.next = &measured->layer.caches.ext;
     }
     desc->block_size = 0; /* states are in slots */
@@ -113,7 +88,6 @@ static void describe_decoder(struct measured *measured)
 {
     const struct shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
-    int32_t window = shape_int(shape, PARAMETER_WINDOW);
     bool writes_only = shape->kind == SHAPE_WRITE;
     desc->kind = ATTN_LAYER_DECODER;
     desc->num_kv_heads = shape_int(shape, PARAMETER_HKV);
@@ -124,9 +98,7 @@ static void describe_decoder(struct measured *measured)
     desc->causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0
                        ? ATTN_CAUSAL_YES
                        : ATTN_CAUSAL_NO;
-    desc->has_window = window > 0;
-    desc->window_left = window > 0 ? window - 1 : -1;
-    desc->window_right = window > 0 ? 0 : -1;
+    layer_set_window(desc, shape_int(shape, PARAMETER_WINDOW));
     desc->chunk_size = shape_int(shape, PARAMETER_CHUNK);
     desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);

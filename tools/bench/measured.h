@@ -5,12 +5,12 @@
 #ifndef BENCH_MEASURED_H
 #define BENCH_MEASURED_H
 
-#include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
 #include "common/json.h"
+#include "support/layer.h"
 #include "support/layer_io.h"
 
 #include "common/memory.h"
@@ -56,9 +56,8 @@ struct measured_layer {
     struct attn_indexer_desc indexer; /* topk 0: another layer */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule;
-    struct attn_cache_desc ring;    /* block_size 0: none */
-    struct attn_cache_desc further; /* that of compressed rows; tokens_per_row 0: none */
-    struct attn_compressed_rows compressed;
+    struct attn_cache_desc ring;        /* block_size 0: none */
+    struct layer_compressed compressed; /* its cache's tokens_per_row 0: none */
     struct attn_layer_caches caches;
     struct attn_cache_spec spec; /* after bind */
     bool has_cache;

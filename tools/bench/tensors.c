@@ -105,7 +105,7 @@ static void shuffle_slots(struct measured *measured, int64_t *slots)
 
 void measured_rows_table(struct measured *measured, struct attn_batch *batch)
 {
-    if (measured->layer.further.tokens_per_row > 0) {
+    if (measured->layer.compressed.cache.tokens_per_row > 0) {
         measured->rows = (struct attn_batch_table){.block_table = batch->block_table,
                                                    .block_table_stride = batch->block_table_stride,
                                                    .seq_lens = batch->seq_lens,
@@ -205,8 +205,8 @@ attn_status measured_tensors(struct measured *measured, struct attn_error *error
     if (entries > 0) {
         int32_t *host = draw_lists(measured, entries,
                                    lists ? measured->layer.lists.granularity
-                                   : measured->layer.further.tokens_per_row > 0
-                                       ? measured->layer.further.tokens_per_row
+                                   : measured->layer.compressed.cache.tokens_per_row > 0
+                                       ? measured->layer.compressed.cache.tokens_per_row
                                        : 1,
                                    per_token);
         indices = memory_upload(&measured->memory, host,

@@ -192,14 +192,10 @@ static int32_t most_tokens(const struct run_engine *engine)
 static attn_status make_plan(struct run_engine *engine, int32_t index)
 {
     struct run_group *group = &engine->groups[index];
-    struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = MAX_REQUESTS,
-                                              .max_num_tokens = most_tokens(engine),
-                                              .max_seq_len = engine->longest}};
-    attn_status status = memory_plan(&engine->kept, engine->api, engine->model, index, &options,
-                                     &group->plan, &engine->error);
+    attn_status status =
+        memory_plan(&engine->kept, engine->api, engine->model, index,
+                    CLIENT_LIMITS(MAX_REQUESTS, most_tokens(engine), engine->longest), &group->plan,
+                    &engine->error);
     return engine->kept.failed ? engine_refused(engine, &engine->kept, "workspace") : status;
 }
 

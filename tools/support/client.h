@@ -77,16 +77,22 @@ attn_status client_views(const struct attn_api *api, attn_layer *layer, void *ba
 attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t num_blocks,
                          struct attn_cache_spec *spec, void **cache, struct attn_error *error);
 
-/* Limits of a plan: requests, tokens of a step, keys of a request. */
+/* Limits of a plan: requests, tokens of a step, queries, keys and blocks of a request (0: unknown).
+ */
+static inline struct attn_limits client_limits(int32_t reqs, int32_t tokens, int32_t queries,
+                                               int32_t keys, int32_t blocks)
+{
+    return (struct attn_limits){
+        sizeof(struct attn_limits), NULL, reqs, tokens, queries, keys, blocks, 0};
+}
+/* A plan's options with limits of requests, tokens of a step and keys of a request. */
 #define CLIENT_LIMITS(reqs, tokens, keys) CLIENT_PLAN(0, reqs, tokens, keys)
 /* The same of a plan that may be captured where `captured` is 1. */
 #define CLIENT_PLAN(captured, reqs, tokens, keys)                                                  \
     (&(const struct attn_plan_options){                                                            \
         .struct_size = sizeof(struct attn_plan_options),                                           \
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),           \
-                                              .max_num_reqs = (reqs),                              \
-                                              .max_num_tokens = (tokens),                          \
-                                              .max_seq_len = (keys)},                              \
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, (reqs), (tokens),  \
+                                              0, (keys), 0, 0},                                    \
         .graph = (captured)})
 /* Requests whose rows begin at `starts`, with so many keys each (NULL: keys are inputs), which the
  * host knows. */

@@ -18,6 +18,27 @@ void layer_set_mla(struct attn_layer_desc *layer, struct attn_mla_desc *mla)
     layer->scale = (float)(1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
 }
 
+void layer_set_compressed(struct attn_layer_desc *layer, struct attn_mla_desc *mla,
+                          struct layer_compressed *compressed, int32_t size, int32_t topk,
+                          int32_t ratio, int32_t rows_in_block)
+{
+    *mla = (struct attn_mla_desc){
+        .kv_lora_rank = size, .qk_nope_head_dim = size, .v_head_dim = size, .topk = topk};
+    layer_set_mla(layer, mla);
+    compressed->cache = (struct attn_cache_desc){
+        .role = ATTN_CACHE_COMPRESSED,
+        .table = 1,
+        .kv_dtype = layer->kv_dtype != ATTN_KV_AUTO ? layer->kv_dtype : layer->dtype,
+        .num_heads = 1,
+        .head_size = size,
+        .block_size = rows_in_block,
+        .tokens_per_row = ratio};
+    compressed->rows = (struct attn_compressed_rows){
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof compressed->rows, NULL}};
+    compressed->caches = layer_caches(&compressed->cache, 1, &compressed->rows.ext);
+    mla->ext.next = &compressed->caches.ext;
+}
+
 void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_desc *recurrent)
 {
     recurrent->ext.id = ATTN_EXT_RECURRENT_DESC;

@@ -4,6 +4,7 @@
 #define SUPPORT_LAYER_H
 
 #include <attn/api.h>
+#include <attn/draft/compressed.h>
 #include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/kv_cache.h>
@@ -35,6 +36,35 @@ static inline struct attn_layer_desc layer_decoder(const char *name, int32_t q_h
  * for MLA, its query heads. */
 void layer_set_mla(struct attn_layer_desc *layer, struct attn_mla_desc *mla);
 void layer_set_recurrent(struct attn_layer_desc *layer, struct attn_recurrent_desc *recurrent);
+/* The further caches of a layer: linked to the layer's extension, and followed by `next`. */
+static inline struct attn_layer_caches layer_caches(const struct attn_cache_desc *caches,
+                                                    int32_t count, const struct attn_ext *next)
+{
+    return (struct attn_layer_caches){
+        {ATTN_EXT_LAYER_CACHES, 0, sizeof(struct attn_layer_caches), next},
+        .caches = caches,
+        .num_caches = count,
+        .cache_stride = sizeof *caches};
+}
+/* A window of that many keys, the query's own included; 0: none. */
+static inline void layer_set_window(struct attn_layer_desc *layer, int32_t window)
+{
+    layer->has_window = window > 0;
+    layer->window_left = window - 1;
+    layer->window_right = window > 0 ? 0 : -1;
+}
+/* What MLA with compressed rows has more than MLA. */
+struct layer_compressed {
+    struct attn_cache_desc cache;
+    struct attn_layer_caches caches;
+    struct attn_compressed_rows rows;
+};
+/* Makes `layer` MLA over own rows and compressed ones, all of `size` elements without a rope part,
+ * in blocks of `rows_in_block` compressed rows of `ratio` tokens each; lists of `topk` choose among
+ * them (0: all are seen). */
+void layer_set_compressed(struct attn_layer_desc *layer, struct attn_mla_desc *mla,
+                          struct layer_compressed *compressed, int32_t size, int32_t topk,
+                          int32_t ratio, int32_t rows_in_block);
 /* Makes `layer` an indexer in the same way; `layer` has its dtype, query heads and
  * head_size, and zeros in the extension that are read as 1 become 1. */
 void layer_set_indexer(struct attn_layer_desc *layer, struct attn_indexer_desc *indexer);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "harness/buffers.h"
+#include "support/client.h"
 
 void problem_copy_finish(struct problem_copy *copy)
 {
@@ -93,14 +94,10 @@ attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
                                  struct attn_error *error)
 {
     const struct problem *problem = copy->problem;
-    copy->limits = (struct attn_limits){sizeof copy->limits,
-                                        NULL,
-                                        problem->num_reqs * factor,
-                                        problem->num_tokens * factor,
-                                        copy->binding.batch.max_query_len * factor,
-                                        copy->binding.batch.max_seq_len * factor,
-                                        (int32_t)problem->table_stride * factor,
-                                        0};
+    copy->limits = client_limits(problem->num_reqs * factor, problem->num_tokens * factor,
+                                 copy->binding.batch.max_query_len * factor,
+                                 copy->binding.batch.max_seq_len * factor,
+                                 (int32_t)problem->table_stride * factor);
     struct attn_schedule_size size = {.struct_size = sizeof size};
     attn_status status = planned_prepare(&copy->backend->kernels, &copy->binding.attend,
                                          &copy->limits, &size, error);

@@ -56,13 +56,11 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
 {
     const struct problem *problem = copy->problem;
     const struct attn_batch *batch = &copy->binding.batch;
+    const struct attn_limits limits =
+        client_limits(problem->num_reqs, problem->num_tokens, batch->max_query_len,
+                      batch->max_seq_len + SPARE_LIMITS, (int32_t)problem->table_stride);
     const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, problem->num_reqs,
-                                              problem->num_tokens, batch->max_query_len,
-                                              batch->max_seq_len + SPARE_LIMITS,
-                                              (int32_t)problem->table_stride, 0},
-        .graph = graph};
+        .struct_size = sizeof options, .limits = &limits, .graph = graph};
     return engine_make_plan(engine, index, &options, error);
 }
 

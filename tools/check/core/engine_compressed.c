@@ -143,52 +143,29 @@ static void fill(const struct compressed_case *c, struct kernel_test *test, uint
 struct described {
     struct attn_layer_desc layer;
     struct attn_mla_desc mla;
-    struct attn_cache_desc cache;
-    struct attn_layer_caches caches;
-    struct attn_compressed_rows compressed;
+    struct layer_compressed compressed;
     struct attn_output_rope rope;
 };
 
 static void describe(const struct compressed_variant *v, struct described *x)
 {
-    x->mla = (struct attn_mla_desc){.kv_lora_rank = v->size,
-                                    .qk_nope_head_dim = v->size,
-                                    .v_head_dim = v->size,
-                                    .topk = v->topk};
-    x->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
-                                        .table = 1,
-                                        .kv_dtype = v->kv_dtype,
-                                        .num_heads = 1,
-                                        .head_size = v->size,
-                                        .block_size = BLOCK,
-                                        .tokens_per_row = v->ratio};
-    x->compressed = (struct attn_compressed_rows){.ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0,
-                                                          sizeof x->compressed,
-                                                          v->rotates ? &x->rope.ext : NULL}};
     x->rope =
         (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof x->rope, NULL},
                                   .form = v->ratio == 4 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
                                   .rotary_dim = ROTARY};
-    x->caches = (struct attn_layer_caches){
-        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof x->caches, &x->compressed.ext},
-        .caches = &x->cache,
-        .num_caches = 1,
-        .cache_stride = sizeof x->cache};
     x->layer = (struct attn_layer_desc){.struct_size = sizeof x->layer,
                                         .name = "compressed",
                                         .dtype = v->dtype,
                                         .kv_dtype = v->kv_dtype,
                                         .num_q_heads = v->heads,
-                                        .has_window = v->window > 0,
-                                        .window_left = v->window - 1,
-                                        .window_right = v->window > 0 ? 0 : -1,
                                         .soft_cap = v->soft_cap,
                                         .has_sinks = 1,
                                         .block_size = BLOCK,
                                         .needs_lse = 1};
-    layer_set_mla(&x->layer, &x->mla);
+    layer_set_window(&x->layer, v->window);
+    layer_set_compressed(&x->layer, &x->mla, &x->compressed, v->size, v->topk, v->ratio, BLOCK);
+    x->compressed.rows.ext.next = v->rotates ? &x->rope.ext : NULL;
     x->layer.scale = (float)(2 / sqrt(v->size));
-    x->mla.ext.next = &x->caches.ext;
 }
 
 /* Captured, and run by its graph alone. */

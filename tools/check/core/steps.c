@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "support/client.h"
 #include "support/random.h"
 
 static const int32_t queries[STEPS][STEPS_REQS] = {
@@ -94,12 +95,8 @@ attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call
                        const void *context, struct attn_error *error)
 {
     const struct attn_api *api = layer->core->api;
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = STEPS_REQS,
-                                       .max_num_tokens = layer->steps->first[1],
-                                       .max_query_len = STEPS_PROMPT,
-                                       .max_seq_len = STEPS_LONGEST,
-                                       .max_blocks_per_req = STEPS_COLUMNS};
+    const struct attn_limits limits = client_limits(STEPS_REQS, layer->steps->first[1],
+                                                    STEPS_PROMPT, STEPS_LONGEST, STEPS_COLUMNS);
     const struct attn_plan_options plan = {
         .struct_size = sizeof plan, .limits = &limits, .graph = layer->graph};
     struct engine e;

@@ -5,6 +5,7 @@
 #include "common/names.h"
 #include "harness/planned.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 
 enum { REQS = 3, TOKENS = 29, HEADS = 4, KV_HEADS = 2 };
 static const int32_t starts[REQS + 1] = {0, 11, 12, TOKENS};
@@ -53,11 +54,7 @@ static attn_status call_attend(struct kernel_call *call, const void *context,
                                      .max_query_len = TOKENS,
                                      .query_start_loc = call_array(call, STARTS),
                                      .query_start_loc_host = starts};
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = REQS,
-                                       .max_num_tokens = TOKENS,
-                                       .max_query_len = TOKENS,
-                                       .max_seq_len = TOKENS};
+    const struct attn_limits limits = client_limits(REQS, TOKENS, TOKENS, TOKENS, 0);
     struct attn_attend_args args = {.struct_size = sizeof args,
                                     .flags = ATTN_RUN_NO_WRITE,
                                     .layer = &layer,

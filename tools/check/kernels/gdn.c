@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/names.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "cases/compare.h"
 #include "cases/problem_copy.h"
@@ -82,9 +83,8 @@ static attn_status call_gdn(struct kernel_call *call, const void *context, struc
     const struct gdn_case *c = context;
     struct gdn_step s;
     gdn_case_bind(c, &s, call);
-    const struct attn_limits limits = {
-        sizeof limits,       NULL, GDN_REQS, c->num_rows, s.batch.max_query_len,
-        s.batch.max_seq_len, 0,    0};
+    const struct attn_limits limits =
+        client_limits(GDN_REQS, c->num_rows, s.batch.max_query_len, s.batch.max_seq_len, 0);
     if (call->part >= 0 && c->v.invariant >= 2) {
         return call_half(&s, c, call, &limits, error);
     }

@@ -403,11 +403,7 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     s->norm.ext = (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof s->norm, NULL};
     s->rule.ext.next = v->norm > 0 ? &s->norm.ext : NULL;
     s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : s->rule.ext.next;
-    s->caches = (struct attn_layer_caches){
-        .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof s->caches, s->desc.ext.next},
-        .caches = &c->ring,
-        .num_caches = 1,
-        .cache_stride = sizeof c->ring};
+    s->caches = layer_caches(&c->ring, 1, s->desc.ext.next);
     s->desc.ext.next = v->replay > 0 ? &s->caches.ext : s->desc.ext.next;
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .name = "gdn",

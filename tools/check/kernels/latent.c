@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/latent.h"
 
+#include "support/client.h"
 #include "support/random.h"
 
 void latent_init(struct latent_batch *b)
@@ -121,12 +122,8 @@ void latent_bind(const struct latent_batch *b, struct kernel_call *call, struct 
 attn_status latent_call(const struct latent_batch *b, struct kernel_call *call,
                         struct latent_step *s, planned_kernel *kernel, struct attn_error *error)
 {
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = b->num_reqs,
-                                       .max_num_tokens = b->num_rows,
-                                       .max_query_len = s->batch.max_query_len,
-                                       .max_seq_len = b->longest,
-                                       .max_blocks_per_req = b->columns};
+    const struct attn_limits limits =
+        client_limits(b->num_reqs, b->num_rows, s->batch.max_query_len, b->longest, b->columns);
     attn_status status = call->backend->kernels.write_kv(&s->write, error);
     return status == ATTN_OK
                ? planned_call(call->backend, call->device, &limits, &s->attend, kernel, error)
