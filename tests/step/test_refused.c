@@ -41,84 +41,70 @@ static void refuse_run(struct fixture *f, const char *field, const char *text)
     refuse(f, fixture_run(f), field, text);
 }
 
+/* With a change of the fixture `f`, which is taken back: its batch, arrays, io and tensors. */
+#define PLAN_REFUSED(field, text, change) WITH(f, change, refuse_plan(&f, field, text))
+#define RUN_REFUSED(field, text, change) WITH(f, change, refuse_run(&f, field, text))
+#define RUNS(change) WITH(f, change, assert_ok(fixture_run(&f)))
+
 TEST(test_values)
 {
     OWNED(fixture_finish) struct fixture f;
     int64_t shape[] = {31, 3, 32}, strides[] = {128, 32, 2}, few[] = {30, 2, 32};
     init(&f, NULL, false);
-    struct attn_tensor bad = f.tensors[0];
-    f.io.q = &bad;
-    bad.shape = shape;
-    refuse_run(&f, "q",
-               "q is [31, 3, 32] float32; [31 or more, 4, 32] float32, the last dimension "
-               "contiguous, is needed");
-    bad = f.tensors[0];
-    bad.strides = strides;
-    refuse_run(&f, "q", "q is [31, 4, 32] float32 with a last stride of 2");
-    bad = f.tensors[0];
-    bad.dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
-    refuse_run(&f, "q", "q is [31, 4, 32] bfloat16; [31 or more, 4, 32] float32");
-    bad.dtype = (struct attn_dtype){ATTN_CODE_FLOAT, 32, 2};
-    refuse_run(&f, "q", "q is [31, 4, 32] float32 in 2 lanes; [31 or more, 4, 32] float32,");
-    f.io.q = NULL;
-    refuse_run(&f, "q", "q is NULL");
-    f.io.q = &f.tensors[0];
-    bad = f.tensors[1];
-    bad.shape = few;
-    f.io.k = &bad;
-    refuse_run(&f, "k", "k is [30, 2, 32] float32; [31 or more, 2, 32] float32");
-    bad.shape = shape;
-    refuse_run(&f, "k", "k is [31, 3, 32] float32; [31 or more, 2, 32] float32");
+    RUN_REFUSED("q",
+                "q is [31, 3, 32] float32; [31 or more, 4, 32] float32, the last dimension "
+                "contiguous, is needed",
+                f.tensors[0].shape = shape);
+    RUN_REFUSED("q", "q is [31, 4, 32] float32 with a last stride of 2",
+                f.tensors[0].strides = strides);
+    RUN_REFUSED("q", "q is [31, 4, 32] bfloat16; [31 or more, 4, 32] float32",
+                f.tensors[0].dtype = ((struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1}));
+    RUN_REFUSED("q", "q is [31, 4, 32] float32 in 2 lanes; [31 or more, 4, 32] float32,",
+                f.tensors[0].dtype.lanes = 2);
+    RUN_REFUSED("q", "q is NULL", f.io.q = NULL);
+    RUN_REFUSED("k", "k is [30, 2, 32] float32; [31 or more, 2, 32] float32",
+                f.tensors[1].shape = few);
+    RUN_REFUSED("k", "k is [31, 3, 32] float32; [31 or more, 2, 32] float32",
+                f.tensors[1].shape = shape);
 }
 
 /* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
 TEST(test_keys_without_slots)
 {
+    static const char text[] = "brings k and the batch has no slots (num_slots 0)";
     OWNED(fixture_finish) struct fixture f;
     int64_t other_heads[] = {31, 3, 32};
     init(&f, NULL, false);
     f.batch.num_slots = 0;
     f.batch.slot_mapping = NULL;
     plan(&f);
-    refuse_run(&f, "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
-    struct attn_tensor bad = f.tensors[1];
-    bad.shape = other_heads;
-    f.io.k = &bad;
-    refuse_run(&f, "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
-    f.io.flags = ATTN_RUN_NO_WRITE;
-    assert_ok(fixture_run(&f));
-    f.io.flags = 0;
-    f.io.k = f.io.v = NULL;
-    assert_ok(fixture_run(&f));
+    RUN_REFUSED("slot_mapping", text, );
+    RUN_REFUSED("slot_mapping", text, f.tensors[1].shape = other_heads);
+    RUNS(f.io.flags = ATTN_RUN_NO_WRITE);
+    RUNS(f.io.k = f.io.v = NULL);
 }
 
 /* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
 TEST(test_flags)
 {
     OWNED(fixture_finish) struct fixture f;
-    float of_layer[31][4][32];
+    uint8_t of_layer[31 * 4 * 32 * sizeof(float)]; /* of which every bit counts */
     init(&f, NULL, false);
-    f.io.flags = 4;
-    refuse_run(&f, "flags", "a bit of the run's flags is not known");
-    f.io.flags = 1u << 31;
-    assert_ok(fixture_run(&f));
-    f.io.flags = 0;
-    f.batch.flags = 8;
-    refuse_plan(&f, "flags", "flags is 0x8; 0x8 is not");
+    RUN_REFUSED("flags", "a bit of the run's flags is not known", f.io.flags = 4);
+    RUNS(f.io.flags = 1u << 31);
+    PLAN_REFUSED("flags", "flags is 0x8; 0x8 is not", f.batch.flags = 8);
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
-    plan(&f);
-    assert_ok(fixture_run(&f));
-    memcpy(of_layer, f.io.out->data, sizeof of_layer);
-    f.batch.causal = ATTN_CAUSAL_YES;
-    plan(&f);
-    assert_ok(fixture_run(&f));
-    assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
-    f.batch.causal = ATTN_CAUSAL_NO;
-    plan(&f);
-    assert_ok(fixture_run(&f));
-    assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
-    f.batch.causal = -1;
-    refuse_plan(&f, "causal", "causal is -1; allowed are 0 to 2");
+    for (int32_t causal = 0; causal <= ATTN_CAUSAL_NO; causal++) {
+        f.batch.causal = causal; /* left at 0: the layer's, which is causal */
+        plan(&f);
+        RUNS();
+        if (causal == 0) {
+            memcpy(of_layer, f.io.out->data, sizeof of_layer);
+        }
+        assert_int_equal(memcmp(of_layer, f.io.out->data, sizeof of_layer) == 0,
+                         causal != ATTN_CAUSAL_NO);
+    }
+    PLAN_REFUSED("causal", "causal is -1; allowed are 0 to 2", f.batch.causal = -1);
 }
 
 /* Under validation every way of a run looks for NaN, in each row and head that it reads. */
@@ -219,11 +205,10 @@ TEST(test_spans)
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
-    refuse_plan(&f, "spans", "span_start_loc (nil)");
-    f.batch.span_start_loc = starts;
-    f.batch.num_spans = 3;
-    refuse_plan(&f, "span_start_loc", "ends at num_spans, 3");
     f.batch.num_spans = 4;
+    PLAN_REFUSED("spans", "span_start_loc (nil)", );
+    f.batch.span_start_loc = starts;
+    PLAN_REFUSED("span_start_loc", "ends at num_spans, 3", f.batch.num_spans = 3);
     plan(&f);
 }
 
@@ -271,10 +256,10 @@ TEST(test_wanted_rows)
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.num_logits_indices = 2;
-    f.batch.logits_indices = (const int32_t[]){0, 31};
-    refuse_plan(&f, "logits_indices", "logits_indices[1] is 31; the step has rows 0 to 30");
     f.batch.logits_indices = (const int32_t[]){0, 30};
     plan(&f);
+    PLAN_REFUSED("logits_indices", "logits_indices[1] is 31; the step has rows 0 to 30",
+                 f.batch.logits_indices = ((const int32_t[]){0, 31}));
 }
 
 #define ROPE_REFUSED(field, change)                                                                \
@@ -349,11 +334,10 @@ TEST(test_stream)
 {
     OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
-    plan(&f);
     f.io.stream = &f;
-    refuse_run(&f, "stream", "is not the stream that plan_batch was given");
+    RUN_REFUSED("stream", "is not the stream that plan_batch was given", );
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &f, &f.error));
-    CHECK(&f, fixture_run(&f));
+    RUNS();
 }
 
 /* Reserved fields that no other test sets, with keys and without (the fast path). */
@@ -422,15 +406,10 @@ TEST(test_shared_places)
     int64_t rows_on_rows[] = {64, 32, 1}, one_row[] = {0, 32, 1}, turned[] = {1, 4},
             one_head[] = {0, 1};
     init(&f, NULL, true);
-    f.tensors[3].strides = rows_on_rows;
-    refuse_run(&f, "out", "stride 64 of dimension 0");
-    f.tensors[3].strides = one_row;
-    refuse_run(&f, "out", "stride 0 of dimension 0");
-    f.tensors[3].strides = NULL;
-    f.tensors[4].strides = one_head;
-    refuse_run(&f, "lse", "stride 0 of dimension 0");
-    f.tensors[4].strides = turned;
-    assert_ok(fixture_run(&f));
+    RUN_REFUSED("out", "stride 64 of dimension 0", f.tensors[3].strides = rows_on_rows);
+    RUN_REFUSED("out", "stride 0 of dimension 0", f.tensors[3].strides = one_row);
+    RUN_REFUSED("lse", "stride 0 of dimension 0", f.tensors[4].strides = one_head);
+    RUNS(f.tensors[4].strides = turned);
 }
 
 /* Slots: two tokens in one, wherever the slots lie, and more of them than a cache and a step can
@@ -439,16 +418,10 @@ TEST(test_slots)
 {
     OWNED(fixture_finish) struct fixture f;
     init(&f, NULL, true);
-    const int64_t slot = f.slots[5];
-    f.slots[5] = f.slots[30];
-    refuse_plan(&f, "slot_mapping",
-                "request 3, token 30: slot 147 is that of an earlier token, too");
-    f.slots[5] = -1; /* skipped, any number of times */
-    f.slots[6] = -1;
-    plan(&f);
-    f.slots[5] = slot;
-    f.batch.num_slots = INT64_MAX;
-    refuse_plan(&f, "slot_mapping", "at most");
+    PLAN_REFUSED("slot_mapping", "request 3, token 30: slot 147 is that of an earlier token, too",
+                 f.slots[5] = f.slots[30]);
+    WITH(f, f.slots[5] = f.slots[6] = -1, plan(&f)); /* skipped, any number of times */
+    PLAN_REFUSED("slot_mapping", "at most", f.batch.num_slots = INT64_MAX);
 }
 
 /* Layers of one table whose caches have other numbers of blocks: the fewest count. */
@@ -484,11 +457,9 @@ TEST(test_encoder_lengths)
     const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &cross, true);
-    f.batch.max_encoder_seq_len = 39;
-    refuse_plan(&f, "max_encoder_seq_len", "a request has 40 keys");
-    f.batch.encoder_seq_lens_host = NULL;
-    refuse_plan(&f, "seq_lens", "request 0 has 40 keys on the device");
-    f.batch.encoder_seq_lens_host = f.seq_lens;
+    PLAN_REFUSED("max_encoder_seq_len", "a request has 40 keys", f.batch.max_encoder_seq_len = 39);
+    PLAN_REFUSED("seq_lens", "request 0 has 40 keys on the device",
+                 (f.batch.max_encoder_seq_len = 39, f.batch.encoder_seq_lens_host = NULL));
     for (int32_t i = 0; i < 2; i++) { /* by its bound, by a length */
         f.batch.max_encoder_seq_len = i == 0 ? MAX_BLOCKS * 16 + 1 : 0;
         f.seq_lens[2] = i == 0 ? 33 : MAX_BLOCKS * 16 + 1;
@@ -516,11 +487,10 @@ TEST(test_device_lengths)
     f.batch.seq_lens_host = NULL;
     f.batch.max_seq_len = 40;
     plan(&f);
-    f.batch.max_seq_len = 39;
-    refuse_plan(&f, "seq_lens", "request 0 has 40 keys on the device and 1 queries");
-    f.batch.max_seq_len = 40;
-    f.seq_lens[3] = 19;
-    refuse_plan(&f, "seq_lens", "request 3 has 19 keys on the device and 20 queries");
+    PLAN_REFUSED("seq_lens", "request 0 has 40 keys on the device and 1 queries",
+                 f.batch.max_seq_len = 39);
+    PLAN_REFUSED("seq_lens", "request 3 has 19 keys on the device and 20 queries",
+                 f.seq_lens[3] = 19);
 }
 
 TEST(test_odd_address)
