@@ -308,7 +308,7 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     for (int32_t r = 0; r < prefill->num_reqs; r++) {
         int32_t queries = num_queries(prefill, r);
         BAD_IF(queries > 0 && queries <= plan->decode_threshold, "query_start_loc",
-               "request %d has %d queries, a decode, behind request %d, a prefill; MLA with "
+               "request %d has %d queries, a decode, after request %d, a prefill; MLA with "
                "batch_invariant needs decodes first (batch_order)",
                plan->split.num_decodes + r, queries, plan->split.num_decodes);
     }

@@ -19,7 +19,7 @@ static void match(struct check *check, int32_t phase)
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
         check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
-        check_need_kernel(check, ATTN_KERNEL_QUANTIZE, " (behind a merge or an up-projection)");
+        check_need_kernel(check, ATTN_KERNEL_QUANTIZE, " (after a merge or an up-projection)");
     } else {
         check_code(check, "output_form", ATTN_NAMES_OUTPUT_FORM, form, caps->output_forms);
     }

@@ -10,7 +10,6 @@
  * FAKE_DEVICE_BLOCK=SLOTS: the one block size that it takes. */
 #include "fake_device.h"
 
-#include <attn/mla.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>

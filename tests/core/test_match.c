@@ -2,7 +2,6 @@
 /* Every reason against a backend, one change at a time: field, asked, supported. */
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/output_rope.h>
-#include <string.h>
 
 #include "match_setting.h"
 #include "runtime/probe.h"

@@ -4,9 +4,6 @@
 #include "support/client.h"
 #include "bind_case.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "bind/bound.h"
 #include "bind/address_check.h"
 

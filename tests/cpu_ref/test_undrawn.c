@@ -3,7 +3,6 @@
  * (checked/), which make a wrong result a failed call. Usage: test_undrawn FILE.so */
 #include <attn/mla.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 

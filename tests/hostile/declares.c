@@ -3,7 +3,6 @@
  * says. */
 #include "common.h"
 
-#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <stdlib.h>
 #include <string.h>

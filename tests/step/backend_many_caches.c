@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend of layers that no shipped backend has, in float32: attends that add up the rows of five
  * caches in two tables. */
-#include <math.h>
 
 #include "cpu_ref_backend.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A batch that is cut into its decodes and prefills, each part for a backend of its own, gives what
  * one backend gives of the whole: each part reads the arrays of its own requests. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"

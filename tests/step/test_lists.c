@@ -4,7 +4,6 @@
 #include <attn/draft/index_lists.h>
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "fixture.h"
 #include "support/client.h"

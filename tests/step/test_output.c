@@ -2,7 +2,6 @@
 /* Quantized outputs, composed by the core of an attend and the backend's quantize: which runs are
  * refused. What is written holds attn-check (engine_output). */
 #include <stdlib.h>
-#include <string.h>
 
 #include "fixture.h"
 #include "support/client.h"

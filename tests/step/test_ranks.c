@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer whose cache is spread over two ranks, of which this is one, and whose collectives are the
  * test's: which of them a step calls, that their errors are a run's, and what is refused. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"

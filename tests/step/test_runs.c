@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run() by each way in: the plain one, the general one, and what both refuse alike. */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "common/command.h"
-#include "common/find.h"
 #include "common/names.h"
 #include "baseline.h"
 #include "direct.h"

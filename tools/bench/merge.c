@@ -3,7 +3,6 @@
  */
 #include "direct.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -13,7 +13,6 @@
 #include "common/command.h"
 #include "common/conduct.h"
 #include "common/declared.h"
-#include "common/names.h"
 #include "core/core_cases.h"
 #include "harness/crash.h"
 #include "harness/declared.h"

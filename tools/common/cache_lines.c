@@ -74,7 +74,7 @@ attn_status cache_lines_write(const char *tool, const char *path, const char *li
         return cache_lines_fail(error, path, strerror(errno));
     }
     if (why != NULL) {
-        fprintf(stderr, "%s: %s %s; it is written anew\n", tool, path, why);
+        fprintf(stderr, "%s: %s %s; it is written again\n", tool, path, why);
     }
     for (char *line = content, *next; line != NULL && *line != '\0'; line = next) {
         next = line + strcspn(line, "\n");

@@ -72,7 +72,7 @@ static attn_status read_requests(struct run_engine *engine, struct recording *re
         if (rows < 1 || recording->query_start_loc[r + 1] > recording->q_shape[0] ||
             (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
             return refuse(engine, decoder ? "prompt_lens" : "query_start_loc",
-                          "a request has no row, or no prompt with a token behind it");
+                          "a request has no row, or no prompt with a token after it");
         }
     }
     return ATTN_OK;

@@ -2,7 +2,6 @@
 #include "tensors_file.h"
 
 #include <cjson/cJSON.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

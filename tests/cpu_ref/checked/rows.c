@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of every cache from their formats' definitions: the bytes that a row of numbers becomes, and
  * the numbers that bytes read as. */
-#include <attn/mla.h>
 #include <float.h>
 #include <math.h>
 #include <string.h>

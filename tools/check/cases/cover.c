@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The covering array. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "cases/cases.h"
 #include "support/random.h"

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "cases/compare.h"
-#include "cases/verify.h"
 #include "common/names.h"
 #include "support/number.h"
 

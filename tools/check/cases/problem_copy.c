@@ -2,7 +2,6 @@
 #include "cases/problem_copy.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "harness/buffers.h"

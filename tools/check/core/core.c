@@ -2,7 +2,6 @@
 #include "core/core.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/library.h"

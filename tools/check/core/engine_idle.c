@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps without work: idle ones, those whose batch holds no query, and the one by which an engine
  * measures its memory. Each leaves the same bytes as cpu_ref, and the next step is right. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

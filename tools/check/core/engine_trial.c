@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One case run through the core and held to the reference, which runs it directly. */
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "cases/attend.h"
 #include "common/names.h"

@@ -2,7 +2,6 @@
 #include "harness/buffers.h"
 
 #include <stdatomic.h>
-#include <string.h>
 
 #define MAX_BUFFERS 32
 #define NEAR ((uint64_t)1 << 32) /* bytes; what is further away is no neighbour */

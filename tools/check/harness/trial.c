@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum trial_result trial_say(struct trial *trial, enum trial_result result, const char *format, ...)
 {

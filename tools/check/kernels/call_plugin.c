@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plugin's own functions: versions that it does not speak, hosts of other sizes, hosts without
  * memory, and what accepts NULL. */
-#include <string.h>
 
 #include "kernels/calls.h"
 #include "cases/problem_copy.h"

@@ -283,8 +283,8 @@ static enum trial_result verify_windows(struct kernel_test *test, const struct g
                 test->trial,
                 !same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
                     memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0,
-                r >= 0 ? "the window of channel %lld in slot %d is not the inputs "
-                         "behind which the step ends"
+                r >= 0 ? "the window of channel %lld in slot %d does not hold the "
+                         "step's last inputs"
                        : "the window of channel %lld in slot %d is not the "
                          "step's and was written",
                 (long long)i, slot);
