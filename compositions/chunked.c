@@ -2,7 +2,6 @@
 /* Chunked local attention as virtual requests, for backends without the term. */
 #include <stdio.h>
 
-#include "compositions.h"
 #include "step/plan_state.h"
 
 static void match(struct check *check, int32_t phase)

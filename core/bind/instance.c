@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "bind/bound.h"
-#include "select/names.h"
 
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,

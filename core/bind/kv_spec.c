@@ -3,7 +3,6 @@
  * backend would like. */
 #include "bind/bound.h"
 #include "select/match.h"
-#include "select/names.h"
 
 #define ALIGNMENT 256
 #define MAX_PAGE ((int64_t)1 << 48) /* as of padded_page_bytes */

@@ -5,7 +5,6 @@
 
 #include "bind/address_check.h"
 #include "bind/bound.h"
-#include "select/names.h"
 
 /* Replaces the tensor of a field by a copy with strides of its own. NULL stays NULL. */
 static attn_status keep_tensor(struct layer_params_copy *own, void *ours,

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/probe.h"
 
-#include <attn/draft/index_lists.h>
-#include <attn/draft/recurrent.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -2,12 +2,10 @@
 #include "select/match.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "select/composition.h"
 #include "select/layer.h"
 #include "select/names.h"
-#include "util/structs.h"
 
 /* A kind is served because it is declared, or because the core can compose it of parts that are. */
 static void check_kind(struct check *check)

@@ -2,7 +2,6 @@
 #include "select/names.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "util/structs.h"
 #include "util/counts.h"

@@ -6,7 +6,6 @@
 #include "select/candidates.h"
 #include "select/layer.h"
 #include "select/names.h"
-#include "util/device.h"
 #include "util/structs.h"
 
 #define MAX_LAYERS 100000
