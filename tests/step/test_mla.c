@@ -633,6 +633,7 @@ TEST(test_bad_mxfp4_weights)
     m->weight[1].tensor.dtype = m->weight[0].tensor.dtype;
     WEIGHTS_REFUSED("kv_b_proj", weights.kv_b_proj =
                                      tensor(m, 4, m->weights, 2, 4 * (NOPE + V), RANK, 0, RANK, 1));
+    SAYS(m, "mxfp4");
 }
 
 int main(void)
