@@ -111,18 +111,10 @@ static void make_arrays(void)
     f.lse = tensor(f.device->lse, 2, of_lse);
     f.io = (struct attn_step_io){
         .struct_size = sizeof f.io, .q = &f.q, .k = &f.k, .v = &f.v, .out = &f.out, .lse = &f.lse};
-    f.batch = (struct attn_batch){.struct_size = sizeof f.batch,
-                                  .num_reqs = 1,
-                                  .num_tokens = TOKENS,
-                                  .num_actual_tokens = TOKENS,
-                                  .query_start_loc = f.device->query_start_loc,
-                                  .query_start_loc_host = f.host.query_start_loc,
-                                  .seq_lens = f.device->seq_lens,
-                                  .seq_lens_host = f.host.seq_lens,
-                                  .block_table = f.device->block_table,
-                                  .block_table_stride = 2,
-                                  .slot_mapping = f.device->slots,
-                                  .num_slots = TOKENS};
+    f.batch = client_batch(1, f.host.query_start_loc, f.host.seq_lens);
+    f.batch.query_start_loc = f.device->query_start_loc;
+    f.batch.seq_lens = f.device->seq_lens;
+    client_blocks(&f.batch, f.device->block_table, 2, f.device->slots);
 }
 
 static int set_up(bool validates)

@@ -188,18 +188,8 @@ static void step(attn_model *model, struct attn_error *error)
     const struct attn_plan_options *options = CLIENT_LIMITS(2, MAX_TOKENS, 16);
     const int32_t start[] = {0, 2}, lens[] = {2}, table[] = {0};
     const int64_t slots[] = {0, 1};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = 2,
-                                     .num_actual_tokens = 2,
-                                     .query_start_loc = start,
-                                     .query_start_loc_host = start,
-                                     .seq_lens = lens,
-                                     .seq_lens_host = lens,
-                                     .block_table = table,
-                                     .block_table_stride = 1,
-                                     .slot_mapping = slots,
-                                     .num_slots = 2};
+    struct attn_batch batch = client_batch(1, start, lens);
+    client_blocks(&batch, table, 1, slots);
     int64_t shape[] = {MAX_TOKENS, 1, 64};
     const struct attn_tensor rows = {
         data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};

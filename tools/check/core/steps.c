@@ -58,20 +58,12 @@ int32_t steps_token(const struct steps *steps, int32_t r, int32_t position)
 
 struct attn_batch steps_batch(const struct steps *steps, const struct kernel_call *call, int32_t s)
 {
-    const int32_t tokens = steps->first[s + 1] - steps->first[s];
-    return (struct attn_batch){
-        .struct_size = sizeof(struct attn_batch),
-        .num_reqs = STEPS_REQS,
-        .num_tokens = tokens,
-        .num_actual_tokens = tokens,
-        .query_start_loc = (int32_t *)call_array(call, STEPS_STARTS) + s * (STEPS_REQS + 1),
-        .query_start_loc_host = steps->starts[s],
-        .seq_lens = (int32_t *)call_array(call, STEPS_LENS) + s * STEPS_REQS,
-        .seq_lens_host = steps->lens[s],
-        .block_table = call_array(call, STEPS_TABLE),
-        .block_table_stride = STEPS_COLUMNS,
-        .slot_mapping = (int64_t *)call_array(call, STEPS_SLOTS) + steps->first[s],
-        .num_slots = tokens};
+    struct attn_batch batch = client_batch(STEPS_REQS, steps->starts[s], steps->lens[s]);
+    batch.query_start_loc = (int32_t *)call_array(call, STEPS_STARTS) + s * (STEPS_REQS + 1);
+    batch.seq_lens = (int32_t *)call_array(call, STEPS_LENS) + s * STEPS_REQS;
+    client_blocks(&batch, call_array(call, STEPS_TABLE), STEPS_COLUMNS,
+                  (int64_t *)call_array(call, STEPS_SLOTS) + steps->first[s]);
+    return batch;
 }
 
 attn_status steps_run(struct engine *e, struct kernel_call *call, int32_t s,

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "support/client.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
@@ -435,17 +436,13 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s,
         .initial_slots_stride = GDN_MAX_STATES,
         .checkpoint_slots = c->v.kept > 0 ? call_array(call, GDN_KEPT) : NULL,
         .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0};
-    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
-                                   .next = &s->states.ext,
-                                   .num_reqs = GDN_REQS,
-                                   .num_tokens = c->num_rows,
-                                   .num_actual_tokens = c->num_actual_rows,
-                                   .max_query_len = longest,
-                                   .max_seq_len = longest_seq,
-                                   .query_start_loc = call_array(call, GDN_STARTS),
-                                   .query_start_loc_host = c->starts,
-                                   .seq_lens = call_array(call, GDN_LENGTHS),
-                                   .seq_lens_host = c->lengths};
+    s->batch = client_batch(GDN_REQS, c->starts, c->lengths);
+    s->batch.next = &s->states.ext;
+    s->batch.num_tokens = c->num_rows;
+    s->batch.max_query_len = longest;
+    s->batch.max_seq_len = longest_seq;
+    s->batch.query_start_loc = call_array(call, GDN_STARTS);
+    s->batch.seq_lens = call_array(call, GDN_LENGTHS);
 }
 
 static void describe_memory(const struct gdn_case *c, struct gdn_step *s,
