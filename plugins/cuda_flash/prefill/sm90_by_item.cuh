@@ -88,7 +88,7 @@ GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &sme
             if (!inner) {
                 row_bounds rows;
                 load_row_bounds<S>(a, item, row, rows);
-                apply_mask(rows, base, base + (lane & 3) * 2, x.acc_s);
+                apply_mask(rows, base + (lane & 3) * 2, x.acc_s);
             }
             x.rescales =
                 S::lazy_rescale && lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
@@ -112,7 +112,7 @@ GPU_INLINE void consumer_by_item(const prefill_params &a, prefill_shared<S> &sme
                 rescale_o<S>(x);
             }
             barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
-            clear_values<S>(a, item, base + S::keys, smem.v[before.at], 1 + group);
+            clear_values<S>(item, base + S::keys, smem.v[before.at], 1 + group);
             start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, 1, x.acc_o);
         };
         if (S::k_parts == 1) {

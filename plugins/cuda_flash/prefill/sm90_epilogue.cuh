@@ -170,7 +170,7 @@ GPU_INLINE void recompute_row(const prefill_params &a, const prefill_item &item,
     const int lane = threadIdx.x & 31;
     prefill_row at = split_row(a, row);
     int32_t index = item.first_query + at.query, head = item.head * p.problem.group + at.head;
-    gpu_interval v = visible_to<S>(p, request_of_row_tile(item.row_tile), index);
+    gpu_interval v = visible_to<S>(p, item, index);
     v.first = max(v.first, item.row_tile.k0);
     v.last = min(v.last, item.row_tile.k1 - 1);
     const char *q =

@@ -145,7 +145,7 @@ GPU_INLINE void consumer_head64(const prefill_params &a, prefill_shared<S> &smem
             arrive_once<S>(smem.q_empty[at.query()]);
         }
         if (!inner) {
-            apply_mask(rows, base, base + (thread_again() & 3) * 2, x.acc_s);
+            apply_mask(rows, base + (thread_again() & 3) * 2, x.acc_s);
         }
         if (S::lazy_rescale) {
             lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
@@ -179,8 +179,14 @@ GPU_INLINE void consumer_head64(const prefill_params &a, prefill_shared<S> &smem
         const ring_place<PREFILL_STAGES> before = at.stage(1);
         const prefill_item &item = smem.items[at.slot(starts_item)];
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
-        clear_values<S>(a, item, tile_base(item, starts_item ? 0 : at.left, S::keys),
-                        smem.v[before.at], thread_again() >> 7);
+        const int32_t base = tile_base(item, starts_item ? 0 : at.left, S::keys);
+        const int32_t first =
+            a.p.problem.paged ? (item.row_tile.k0 & ~(a.v.box_rows - 1)) - base : 0;
+        if (first > 0) { /* the rows of boxes before k0 are not copied */
+            clear_value_rows<S>(smem.v[before.at], 0, first, threadIdx.x & 127, 128);
+            barrier_group(thread_again() >> 7);
+        }
+        clear_values<S>(item, base, smem.v[before.at], thread_again() >> 7);
         start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, !prev_starts_item,
                     x.acc_o);
     };

@@ -111,42 +111,16 @@ GPU_INLINE void pack_p(const float (&acc_s)[S::keys / 2], uint32_t (&p)[S::keys 
     }
 }
 
-/* The keys of an item whose values are in shared memory: those of whole boxes from its first key
- * on, up to the request's end. */
-GPU_INLINE prefill_range valued_keys(const prefill_params &a, const prefill_item &item)
-{
-    return {a.p.problem.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0, item.row_tile.length};
-}
-
-/* Whether a tile has keys without values. */
+/* Clears values past the request's end, because 0 x NaN is NaN. Each warp group does so on its own;
+ * both write the same. */
 template <class S>
-GPU_INLINE bool lacks_values(const prefill_params &a, const prefill_item &item, int32_t base)
+GPU_INLINE void clear_values(const prefill_item &item, int32_t base, char *values, int barrier)
 {
-    prefill_range keys = valued_keys(a, item);
-    return base < keys.first || base + S::keys > keys.end;
-}
-
-/* Clears values that were not copied or lie past the request's end, because 0 x NaN is NaN. Each
- * warp group does so on its own; both write the same. */
-template <class S>
-GPU_INLINE void clear_values(const prefill_params &a, const prefill_item &item, int32_t base,
-                             char *values, int barrier)
-{
-    prefill_range keys = valued_keys(a, item);
-    if (!lacks_values<S>(a, item, base)) {
-        return;
+    const int32_t rows = item.row_tile.length - base;
+    if (rows < S::keys) {
+        clear_value_rows<S>(values, max(rows, 0), S::keys, threadIdx.x & 127, 128);
+        barrier_group(barrier); /* all threads' zeros are written */
     }
-    constexpr int chunks = S::dv / 8;
-#pragma unroll 1
-    for (int i = threadIdx.x & 127; i < S::keys * chunks; i += 128) {
-        int row = i / chunks, chunk = i % chunks;
-        if (base + row < keys.first || base + row >= keys.end) {
-            *(uint4 *)(values + (row >> 3) * S::v_group + (chunk >> 3) * S::column +
-                       (row & 7) * 128 + (chunk & 7) * 16) = make_uint4(0, 0, 0, 0);
-        }
-    }
-    fence_async_proxy();
-    barrier_group(barrier); /* all threads' zeros are written */
 }
 
 template <int N> GPU_INLINE void clear(float (&x)[N])
@@ -293,15 +267,15 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         }
         start_qk<S>(queries(), descriptor_again(k, stage.at * (S::k_bytes / 16)), x.acc_s);
     };
+    auto is_inner = [&](const prefill_item &item) {
+        return left > item.inner_first && left <= item.inner_end;
+    };
     /* Loads what the rows see, if the tile needs it; no registers are left to keep it from tile to
-     * tile. Returns whether it is an inner tile. */
-    auto load_bounds = [&](const prefill_item &item, row_bounds &rows) {
-        int32_t tile = left - 1;
-        bool inner = tile >= item.inner_first && tile < item.inner_end;
+     * tile. */
+    auto load_bounds = [&](const prefill_item &item, bool inner, row_bounds &rows) {
         if (!inner || (S::terms == PREFILL_ANY ? a.terms != 0 : S::terms == PREFILL_LINEAR)) {
             load_row_bounds<S>(a, item, row, rows);
         }
-        return inner;
     };
     /* Turns acc_s of the tile at `base` into P and moves to the tile after it. */
     auto softmax_tile = [&](const row_bounds &rows, bool inner) {
@@ -326,8 +300,8 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
             if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
                 add_terms<S>(a, item, rows, row, first, inner, acc_s, shift);
             }
-            if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
-                apply_mask(rows, first - (lane & 3) * 2, first, acc_s);
+            if (!inner) {
+                apply_mask(rows, first, acc_s);
             }
             x.rescales =
                 S::lazy_rescale && lazy_update_row_max(x.row_max, x.row_sum, x.scores_scale);
@@ -368,7 +342,8 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
     barrier_wait(shared_address(&smem.first_scores), 1 - group);
     begin_qk();
     row_bounds rows;
-    bool inner = load_bounds(smem.items[0], rows);
+    bool inner = is_inner(smem.items[0]);
+    load_bounds(smem.items[0], inner, rows);
     wgmma_wait<0>();
     arrive_once<S>(smem.first_scores);
     int accumulates = 0; /* the previous tile, whose P is ready, is not its item's first */
@@ -404,7 +379,7 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         barrier_wait(shared_address(&smem.v_full[before.at]), before.parity);
         if (!S::has_inner_loop || !before_inner) { /* all keys of an inner tile have values */
             const prefill_item &item = smem.items[slot_before(starts_item)];
-            clear_values<S>(a, item, starts_item ? tile_base(item, 0, S::keys) : base + S::keys,
+            clear_values<S>(item, starts_item ? tile_base(item, 0, S::keys) : base + S::keys,
                             smem.v[before.at], 1 + group);
         }
         start_pv<S>(descriptor_again(v, before.at * (S::v_bytes / 16)), x.p, accumulates, x.acc_o);
@@ -452,10 +427,14 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         }
         begin_qk();
         if (S::epilogue_after_qk) {
+            inner = is_inner(smem.items[slot.at]);
             rescale_or_finish(ended_row_max, ended_row_sum);
         }
         begin_pv();
-        inner = load_bounds(smem.items[slot.at], rows);
+        if (!S::epilogue_after_qk) {
+            inner = is_inner(smem.items[slot.at]);
+        }
+        load_bounds(smem.items[slot.at], inner, rows);
         wgmma_wait<1>();
         ends = starts_item;
         ended_row_max[0] = prev_row_max[0], ended_row_max[1] = prev_row_max[1],

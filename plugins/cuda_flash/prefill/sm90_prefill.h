@@ -72,6 +72,8 @@ struct prefill_item {
     /* The tiles that need no mask. */
     int32_t inner_first, inner_end;
     float scale; /* factor of Q K^T, for PREFILL_BY_HEAD */
+    /* The first key that the rows see by their chunk; -1: each row has its own. */
+    int32_t chunk_first;
     /* The parts of a cut item are consecutive in the schedule. `part` is 0 for a whole item, else
      * one more than the part's index in the schedule. `parts` has their number in its lower half
      * and the part's, from 0 on, in its upper half. Kernels for heads over 256 cut no items; there

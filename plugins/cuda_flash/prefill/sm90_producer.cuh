@@ -170,6 +170,20 @@ GPU_INLINE void copy_parts(const prefill_params &a, prefill_shared<S> &smem,
     }
 }
 
+/* Writes zeros to rows first .. end - 1 of a tile's values, as one of `threads` threads. */
+template <class S>
+GPU_INLINE void clear_value_rows(char *values, int first, int end, int thread, int threads)
+{
+    constexpr int chunks = S::dv / 8;
+#pragma unroll 1
+    for (int i = first * chunks + thread; i < end * chunks; i += threads) {
+        const int row = i / chunks, chunk = i % chunks;
+        *(uint4 *)(values + (row >> 3) * S::v_group + (chunk >> 3) * S::column + (row & 7) * 128 +
+                   (chunk & 7) * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+}
+
 /* Copies all tiles of the CTA's items, each item from its last tile to its first: values, or
  * queries and keys. Each lane has one box of a tile. Every instruction here takes an issue slot
  * from the consumer warps of the same scheduler, so invariants are computed once an item and
@@ -253,6 +267,12 @@ GPU_INLINE void producer(const prefill_params &a, prefill_shared<S> &smem)
             uint64_t &full = VALUES ? smem.v_full[stage.at] : smem.k_full[stage.at];
             const int count = __popc(__ballot_sync(0xffffffffu, there));
             barrier_wait(shared_address(&empty), stage.parity ^ 1);
+            /* Boxes before k0 are not copied. Three groups have no registers left for it. */
+            if (VALUES && !S::three_groups && paged && left == 1) {
+                const int32_t rows = item.row_tile.k0 & (S::keys - 1) & ~(walk.box_rows - 1);
+                clear_value_rows<S>(smem.v[stage.at], 0, rows, lane, 32);
+                __syncwarp(); /* all lanes' zeros are written */
+            }
             if (lane == 0) {
                 barrier_arrive_expect(shared_address(&full), count * walk.box_bytes + scale_bytes);
             }

@@ -77,6 +77,13 @@ GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
     gpu_interval to =
         interval_of(p, request, (row_tile.first_row + row_tile.num_rows - 1) / p.group);
     int32_t low = max(to.first, 0), high = from.last; /* both grow with the position */
+    item.chunk_first = 0;
+    if (p.chunk_size > 0) {
+        const int32_t chunk = from.position / p.chunk_size;
+        item.chunk_first = to.position / p.chunk_size > chunk
+                               ? -1
+                               : max(chunk - p.chunk_lookback, 0) * p.chunk_size;
+    }
     if (p.tree != nullptr) {
         high = min(high, row_tile.length - row_tile.query_len - 1);
     }

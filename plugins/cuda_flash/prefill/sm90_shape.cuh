@@ -101,11 +101,6 @@ template <class S> GPU_INLINE bool has_term(const prefill_params &a, int term)
     return ((S::terms == PREFILL_ANY ? a.terms : S::terms) & term) != 0;
 }
 
-/* Keys or tiles first .. end - 1. */
-struct prefill_range {
-    int32_t first, end;
-};
-
 /* A row's query, counted from its item's first, and its head in the group. */
 struct prefill_row {
     int32_t query, head;

@@ -19,9 +19,13 @@ struct row_bounds {
 /* The visible interval of a query. A span that contains the query's position extends the interval.
  */
 template <class S>
-GPU_INLINE gpu_interval visible_to(const gpu_params &p, const gpu_request &request, int32_t index)
+GPU_INLINE gpu_interval visible_to(const gpu_params &p, const prefill_item &item, int32_t index)
 {
-    gpu_interval v = interval_of(p.problem, request, index);
+    const gpu_request request = request_of_row_tile(item.row_tile);
+    gpu_problem problem = p.problem;
+    problem.chunk_size = item.chunk_first < 0 ? problem.chunk_size : 0; /* spares a division */
+    gpu_interval v = interval_of(problem, request, index);
+    v.first = max(v.first, item.chunk_first);
     if (S::terms == PREFILL_ANY && p.problem.spans != nullptr) {
 #pragma unroll 1
         for (int32_t s = p.problem.span_start[request.r]; s < p.problem.span_start[request.r + 1];
@@ -47,16 +51,15 @@ GPU_INLINE void load_row_bounds(const prefill_params &a, const prefill_item &ite
                                 row_bounds &rows)
 {
     const gpu_params &p = a.p;
-    gpu_request request = request_of_row_tile(item.row_tile);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         rows.first[i] = 0;
-        rows.last[i] = INT32_MAX;
+        rows.last[i] = INT32_MAX - 1;
         rows.position[i] = 0;
         rows.slope[i] = 0.0f;
         if (row + 8 * i < item.row_tile.num_rows) {
             prefill_row at = split_row(a, row + 8 * i);
-            gpu_interval v = visible_to<S>(p, request, item.first_query + at.query);
+            gpu_interval v = visible_to<S>(p, item, item.first_query + at.query);
             rows.first[i] = v.first;
             rows.last[i] = v.last;
             rows.position[i] = v.position;
@@ -238,24 +241,26 @@ GPU_INLINE void add_terms(const prefill_params &a, const prefill_item &item, con
     }
 }
 
-/* Sets keys that a row does not see to -inf, NaN too. `key` is the lane's first, `base` the tile's.
- */
-template <int N>
-GPU_INLINE void apply_mask(const row_bounds &rows, int32_t base, int32_t key, float (&acc_s)[N])
+/* A bit for each of a lane's keys of one row: those before `end`, which counts from its first. */
+GPU_INLINE uint32_t keys_before(int32_t end)
 {
-    int32_t end = base + 2 * N - 1;
-    const int32_t last[2] = {rows.last[0] - key, rows.last[1] - key};
-    if (__any_sync(0xffffffffu, min(rows.last[0], rows.last[1]) < end)) {
+    end = max(end, 0);
+    return __funnelshift_lc(0xffffffffu, 0, 2 * (end >> 3) + min(end & 7, 2)); /* 32 ones at most */
+}
+
+/* Sets keys that a row does not see to -inf, NaN too. `key` is the lane's first. Tests of constant
+ * bits become seven predicates by one instruction. */
+template <int N> GPU_INLINE void apply_mask(const row_bounds &rows, int32_t key, float (&acc_s)[N])
+{
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            acc_s[i] = (i >> 2) * 8 + (i & 1) <= last[(i >> 1) & 1] ? acc_s[i] : -INFINITY;
-        }
-    }
-    if (__any_sync(0xffffffffu, max(rows.first[0], rows.first[1]) > base)) {
-        const int32_t first[2] = {rows.first[0] - key, rows.first[1] - key};
+    for (int r = 0; r < 2; r++) {
+        const uint32_t sees =
+            keys_before(rows.last[r] - key + 1) & ~keys_before(rows.first[r] - key);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            acc_s[i] = (i >> 2) * 8 + (i & 1) >= first[(i >> 1) & 1] ? acc_s[i] : -INFINITY;
+        for (int i = 0; i < N / 4; i++) {
+            const int at = 4 * i + 2 * r;
+            acc_s[at] = sees & 1u << 2 * i ? acc_s[at] : -INFINITY;
+            acc_s[at + 1] = sees & 2u << 2 * i ? acc_s[at + 1] : -INFINITY;
         }
     }
 }
