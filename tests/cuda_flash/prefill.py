@@ -172,6 +172,10 @@ def checks():
         for page in (16, 64, 24):
             for term in (dict(), dict(causal=False), dict(window=(300, 0)), dict(cap=20.0), dict(alibi=1), dict(sinks=True)):
                 yield dict(base, fp8=random.randint(1, 2), page=page, size=size, nhd=page == 64, **term)
+    for cap, spread in ((20.0, 4.0), (20.0, 40.0), (50.0, 10.0), (1.0, 1.0), (5000.0, 1.0)):  # tanh's two ways, by warp and tile
+        for size in ((64, 64), (128, 128), (256, 256)):
+            for page in (0, 16):
+                yield dict(queries=[700, 129, 1, 300], keys=[1500, 129, 900, 2300], lse=True, cap=cap, spread=spread, page=page, size=size)
     # copies of some heads at a time: all have more than 256 MiB
     yield dict(queries=[1500, 700, 9], keys=[60000, 30000, 25000], lse=True, page=16, fp8=random.randint(1, 2))
     for dtype in (torch.bfloat16, torch.float16):
@@ -284,9 +288,10 @@ def check_alone():
     """Batch-invariant layers: requests alone, in a batch of more items than multiprocessors. Of level 2: prompts in steps of any number
     of tokens."""
     some = lambda most: random.randint(1, most)
-    alone = (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0), page=16), dict(sinks=True),
-             dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
-             dict(size=(64, 64), cap=8.0, causal=False), dict(size=(256, 256), alibi=1, window=(12, 1), causal=False),
+    alone = (dict(), dict(causal=False), dict(cap=20.0), dict(cap=20.0, spread=4.0), dict(alibi=1), dict(alibi=2),
+             dict(window=(300, 0), page=16), dict(chunk=96, page=64), dict(sinks=True), dict(size=(64, 64)), dict(size=(192, 128)),
+             dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)), dict(size=(64, 64), cap=8.0, causal=False),
+             dict(size=(256, 256), alibi=1, window=(12, 1), causal=False),
              dict(size=(224, 224), cap=8.0, alibi=2, window=(20, 0), dtype=torch.float16, page=64))
     steps = (dict(), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(chunk=96), dict(sinks=True),
              dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),

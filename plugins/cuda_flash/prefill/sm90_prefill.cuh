@@ -175,6 +175,10 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
 {
     row_bounds rows;
     prefill_ramp ramp;
+    capped_softmax capped;
+    if (S::terms == PREFILL_CAPPED) {
+        capped = capped_softmax_of(item, row, pre_scale_of<S>(a, item), scale_log2_of<S>(a, item));
+    }
     if (S::terms == PREFILL_LINEAR) {
         load_row_bounds<S>(a, item, row, rows);
     }
@@ -202,9 +206,7 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
         }
         arrive_once<S>(smem.k_empty[S::k_parts > 1 ? S::k_parts - 1 : stage.at]);
         float shift[2] = {0.0f, 0.0f};
-        if constexpr (S::terms == PREFILL_CAPPED) {
-            apply_softcap(pre_scale_of<S>(a, item), x.acc_s);
-        } else if constexpr (S::ramps) {
+        if constexpr (S::ramps) {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 shift[r] = __fmul_rn(ramp.fall[r], ramp.before[r]);
@@ -217,7 +219,12 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
             update_row_max<S>(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum,
                               x.scores_scale);
         }
-        scale_apply_exp2(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum);
+        if constexpr (S::terms == PREFILL_CAPPED) {
+            capped_apply_exp2(capped, pre_scale_of<S>(a, item), scale_log2_of<S>(a, item), x.acc_s,
+                              x.row_max, x.row_sum);
+        } else {
+            scale_apply_exp2(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum);
+        }
         finish_pv<S, S::pv_waits_late>(x, smem.v_empty[before.at]);
         before = stage;
         stage.step();
@@ -318,7 +325,7 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         constexpr int n = S::keys / 4;
         float(&low)[n] = (float(&)[n])x.acc_s, (&high)[n] = (float(&)[n])x.acc_s[n];
         const int32_t middle = key - (lane & 3) * 2 + S::keys / 2;
-        if (S::lazy_rescale && inner && left + 1 < item.tiles) {
+        if (S::lazy_rescale && S::terms != PREFILL_CAPPED && inner && left + 1 < item.tiles) {
             init_row_max(x.row_max);
             softmax_keys(key, x.acc_s, true);
         } else if (S::half_tiles && !inner && __any_sync(0xffffffffu, item.row_tile.k1 <= middle)) {

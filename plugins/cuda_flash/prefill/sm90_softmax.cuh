@@ -364,4 +364,89 @@ GPU_INLINE void scale_apply_exp2(float scale_log2, const float (&shift)[2], floa
     }
 }
 
+/* tanh(u) is u (c0 + c1 u^2) for |u| <= 0.35 and u (c0 + c1 u^2 + c2 u^4) for |u| <= 0.75, with a
+ * relative error of 2^-12, where tanh.approx has 2^-11: multiply-adds in place of half of the
+ * exponential unit's work. The factors are those of a product x = u / pre_scale, times scale_log2.
+ */
+#define PREFILL_SMALL_CAP 0.35f
+#define PREFILL_MEDIUM_CAP 0.75f
+struct capped_softmax {
+    float small[2], medium[3];
+    float most[2]; /* each row's largest |x| of `medium`; rows out of range have no say */
+};
+
+GPU_INLINE capped_softmax capped_softmax_of(const prefill_item &item, int32_t row, float pre_scale,
+                                            float scale_log2)
+{
+    const float square = pre_scale * pre_scale, scale = scale_log2 * pre_scale;
+    /* Outside of these bounds the factors may leave float32's range. */
+    const bool fits = pre_scale > 1e-5f && pre_scale < 1e4f;
+    capped_softmax softmax = {{0.9997628f * scale}, {0.9997852f * scale}};
+    softmax.small[1] = -0.31777117f * square * softmax.small[0];
+    softmax.medium[1] = -0.32636619f * square * softmax.medium[0];
+    softmax.medium[2] = -0.29836079f * square * softmax.medium[1];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        softmax.most[r] = row + 8 * r >= item.row_tile.num_rows ? INFINITY
+                          : fits                                ? PREFILL_MEDIUM_CAP / pre_scale
+                                                                : -1.0f;
+    }
+    return softmax;
+}
+
+/* acc_s becomes P = exp2(the polynomial of acc_s - row_max), and row_sum grows by it. */
+template <int FACTORS, int N>
+GPU_INLINE void polynomial_apply_exp2(const float (&factors)[FACTORS], float (&acc_s)[N],
+                                      const float (&row_max)[2], float (&row_sum)[2])
+{
+    auto probability = [&](float x, float base) {
+        const float square = __fmul_rn(x, x);
+        float factor = factors[FACTORS - 1];
+#pragma unroll
+        for (int i = FACTORS - 2; i >= 0; i--) {
+            factor = fmaf(factor, square, factors[i]);
+        }
+        return fast_exp2(fmaf(x, factor, -base));
+    };
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 2 * r; i < N; i += 4) {
+            acc_s[i] = probability(acc_s[i], row_max[r]);
+            acc_s[i + 1] = probability(acc_s[i + 1], row_max[r]);
+            sum += acc_s[i] + acc_s[i + 1];
+        }
+        row_sum[r] += sum;
+    }
+}
+
+/* The same of capped scores, in the cheapest of three ways that all of a warp's products allow.
+ * row_max is finite. */
+template <int N>
+GPU_INLINE void capped_apply_exp2(const capped_softmax &softmax, float pre_scale, float scale_log2,
+                                  float (&acc_s)[N], const float (&row_max)[2], float (&row_sum)[2])
+{
+    float high[2][2];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int r = (i >> 1) & 1, chain = i & 1;
+        high[r][chain] = i < 4 ? fabsf(acc_s[i]) : fmaxf(high[r][chain], fabsf(acc_s[i]));
+    }
+    auto exceed = [&](float part) {
+        return __any_sync(0xffffffffu,
+                          fmaxf(high[0][0], high[0][1]) > part * softmax.most[0] ||
+                              fmaxf(high[1][0], high[1][1]) > part * softmax.most[1]) != 0;
+    };
+    if (!exceed(PREFILL_SMALL_CAP / PREFILL_MEDIUM_CAP)) {
+        polynomial_apply_exp2(softmax.small, acc_s, row_max, row_sum);
+    } else if (!exceed(1.0f)) {
+        polynomial_apply_exp2(softmax.medium, acc_s, row_max, row_sum);
+    } else {
+        const float shift[2] = {0.0f, 0.0f};
+        apply_softcap(pre_scale, acc_s);
+        scale_apply_exp2(scale_log2, shift, acc_s, row_max, row_sum);
+    }
+}
+
 #endif
