@@ -34,7 +34,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$here" || exit 1
 . tools/lib/demo.sh
-. tools/lib/device.sh
 . tools/lib/gpus.sh
 passed=0 failed=0 skipped=0
 
@@ -89,16 +88,15 @@ prepare_cuda_flash() {
 }
 
 kernels_cuda_flash() {
-    cuda_program "$here" "$build" || exit 1
-    check "contexts" "$build/cuda_flash_context" "$plugin"
+    python3 bindings/python/generate.py # a prebuilt folder brings none of the checkout's files
+    set -- env "PYTHONPATH=bindings/python/src:tests/python" "LD_LIBRARY_PATH=$build/core" "ATTN_PLUGIN_PATH=$plugin" python3
+    check "contexts" "$@" tests/cuda_flash/context.py
     if python3 -c 'import torch' 2>/dev/null; then
-        python3 bindings/python/generate.py # a prebuilt folder brings none of the checkout's files
         for what in alone check; do
-            check "prefill.py --$what" env "PYTHONPATH=bindings/python/src" "LD_LIBRARY_PATH=$build/core" "ATTN_PLUGIN_PATH=$plugin" \
-                python3 tests/cuda_flash/prefill.py --seed "$seed" "--$what"
+            check "prefill.py --$what" "$@" tests/cuda_flash/prefill.py --seed "$seed" "--$what"
         done
     else
-        count skip "prefill against float32: PyTorch computes it"
+        count skip "prefill against float64: PyTorch computes it"
     fi
 }
 

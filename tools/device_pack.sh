@@ -1,17 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Packs what stands in a build folder for a machine that has a GPU but no compiler: tools/device.sh BACKEND FOLDER takes
-# FOLDER there as its build folder, and does all of its checks. With it a copy of the JSON library that attn-run needs, and
-# the program that checks cuda_flash's contexts.
+# FOLDER there as its build folder, and does all of its checks. With it a copy of the JSON library that attn-run needs.
 # usage: tools/device_pack.sh BUILD_DIR FOLDER      FOLDER must not exist
 set -eu
-here=$(cd "$(dirname "$0")/.." && pwd)
 if [ $# -ne 2 ] || [ ! -f "$1/core/libattn.so.1" ] || [ -e "$2" ]; then
     sed -n 's/^# usage: /usage: /p' "$0" >&2
     exit 2
 fi
 build=$1 folder=$2
-. "$here/tools/lib/device.sh"
 
 mkdir -p "$folder/core" "$folder/tools" "$folder/examples" "$folder/lib" "$folder/meson-private"
 : >"$folder/build.ninja"                   # empty: there is nothing to build
@@ -31,7 +28,4 @@ done
 json=$(ldd "$build/tools/attn-run" 2>/dev/null | sed -n 's/.*libcjson.so.1 => \([^ ]*\) .*/\1/p')
 [ -z "$json" ] || cp "$json" "$folder/lib"
 find "$folder" -type f \( -name '*.so*' -o -path '*/tools/*' -o -path '*/examples/*' \) -exec strip {} +
-if [ -d "$folder/plugins/cuda_flash" ]; then
-    cuda_program "$here" "$folder"
-fi
 du -sh "$folder"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill of cuda_flash, checked against float64 on the GPU: longer batches than a CPU's reference has time for.
 
-usage: PYTHONPATH=bindings/python/src prefill.py [--check] [--alone] [--seed N] [--backend NAME] [--device NAME]
+usage: PYTHONPATH=bindings/python/src:tests/python prefill.py [--check] [--alone] [--seed N] [--backend NAME] [--device NAME]
 """
 import argparse
 import math
@@ -11,6 +11,7 @@ import sys
 import torch
 
 import libattn
+from common import attention
 
 BOUND = {torch.bfloat16: 0.06, torch.float16: 0.02}  # largest error of an element over its row's RMS
 ALIBI = ("none", "linear", "sqrt")
@@ -102,42 +103,28 @@ class Problem:
             sees &= j <= p + self.window[1]
         if self.chunk:
             sees &= j // self.chunk == torch.div(p, self.chunk, rounding_mode="floor")
-        return sees, p, j
+        return sees, (p - j).abs() if self.alibi == 1 else (p - j).clamp(min=0).double().sqrt()
 
     def error(self, samples=96):
         """Largest error of an element over its row's RMS, on some rows of each request and some heads."""
-        worst, group, out = 0.0, self.heads[0] // self.heads[1], self.out
+        errors, group = [torch.zeros(1, device=DEVICE)], self.heads[0] // self.heads[1]
         step = 2.0 ** -25 if self.dtype == torch.float16 else 0.0  # half of what lies between f16's smallest numbers
         for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
-            n = self.queries[r]
+            n, own = self.queries[r], slice(self.key_starts[r], self.key_starts[r + 1])
             picked = set(random.sample(range(n), min(samples, n))) | {0, n - 1} | {x for x in (31, 32, 127, 128) if x < n}
             rows = torch.tensor(sorted(picked), device=DEVICE)
+            sees, distance = self.visible(r, rows)
+            at = self.query_starts[r] + rows
             for h in random.sample(range(self.heads[0]), min(3, self.heads[0])):
-                q = self.q[self.query_starts[r] + rows, h].double()
-                k = self.rows_k[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
-                v = self.rows_v[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
-                s = q @ k.T * self.scale
-                if self.cap:
-                    s = self.cap * torch.tanh(s / self.cap)
-                sees, p, j = self.visible(r, rows)
-                if self.alibi == 1:
-                    s = s - self.slopes[h].double() * (p - j).abs()
-                if self.alibi == 2:
-                    s = s - self.slopes[h].double() * (p - j).clamp(min=0).double().sqrt()
-                s = s.masked_fill(~sees, -math.inf)
-                if self.sinks is not None:
-                    s = torch.cat([s, self.sinks[h].double().expand(len(rows), 1)], 1)
-                lse = torch.logsumexp(s, 1)
-                w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[:, None])[:, :v.shape[0]]
-                want = w @ v
-                got = out[self.query_starts[r] + rows, h].double()
-                rms = want.square().mean(1, keepdim=True).sqrt() + 1e-6
-                e = (((got - want).abs() - step).clamp(min=0) / rms).max().item()
-                worst = max(worst, e if e == e else 1e9)
+                of_k = slice(h // group, h // group + 1)
+                want, lse = attention(self.q[at, h:h + 1], self.rows_k[own, of_k], self.rows_v[own, of_k], self.scale, sees, self.cap,
+                                      None if self.sinks is None else self.sinks[h:h + 1],
+                                      -self.slopes[h].double() * distance if self.alibi else None)
+                rms = want.square().mean(-1, keepdim=True).sqrt() + 1e-6
+                errors.append((((self.out[at, h:h + 1].double() - want).abs() - step).clamp(min=0) / rms).flatten())
                 if self.lse is not None:
-                    e = (self.lse[h, self.query_starts[r] + rows].double() - lse).abs().max().item()
-                    worst = max(worst, e if e == e else 1e9)
-        return worst
+                    errors.append((self.lse[h, at].double() - lse[0]).abs())
+        return torch.cat([e.float() for e in errors]).nan_to_num(1e9).max().item()
 
 
 def stream():
