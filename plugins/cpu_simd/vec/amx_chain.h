@@ -19,40 +19,8 @@ INLINE void tiles_and_memory(void)
     __asm__ volatile("" : : : "memory");
 }
 
-/* Product i, a constant, of the four of c += a b of 32 x 32 x 32; a's rows are `stride` elements
- * apart, b's two tiles adjacent. Vector instructions may come between the products. */
-INLINE void chain_product(const int i, const uint16_t *a, int64_t stride, const uint16_t *b)
-{
-    tiles_and_memory();
-    switch (i) {
-    case 0:
-        _tile_loadd(4, a, stride * 2);
-        _tile_stream_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        break;
-    case 1:
-        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        break;
-    case 2:
-        _tile_loadd(5, a + 16 * stride, stride * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        break;
-    default:
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    tiles_and_memory();
-}
-
-INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
-{
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        chain_product(i, a, stride, b);
-    }
-}
-
-/* Stores registers 0 .. 3 at their destination and zeroes them. */
+/* Stores register i at the chain's destination and loads what the next chain adds to, or zeroes it.
+ */
 #define CHAIN_TURN(i)                                                                              \
     if (chain->to != NULL) {                                                                       \
         _tile_stored(i, chain->to + (i) / 2 * 16 * chain->stride + (i) % 2 * 16,                   \
@@ -63,37 +31,60 @@ INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
     } else {                                                                                       \
         _tile_zero(i);                                                                             \
     }
+#define CHAIN_PRODUCT(i, a, b)                                                                     \
+    if (begins) {                                                                                  \
+        CHAIN_TURN(i)                                                                              \
+    }                                                                                              \
+    _tile_dpbf16ps(i, a, b);
 
-/* The first product of a chain. The sums of the chain before are stored one register at a time,
- * between products: four tile stores in a row would stall all that follows. */
-INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, const uint16_t *b,
-                        const float *from, int64_t from_stride)
+/* Product i of the four of c += a b of 32 x 32 x 32; a's rows are `stride` elements apart, b's two
+ * tiles adjacent. Vector instructions may come between the products. `begins`, a constant: these
+ * are the first of a chain, and the sums of the chain before are stored one register at a time,
+ * since four tile stores in a row would stall all that follows. */
+INLINE void chain_product(const int i, const uint16_t *a, int64_t stride, const uint16_t *b,
+                          const int begins, const struct chain *chain, const float *from,
+                          int64_t from_stride)
 {
     tiles_and_memory();
-    _tile_loadd(4, a, stride * 2);
-    _tile_stream_loadd(6, b, 64);
-    CHAIN_TURN(0)
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
-    CHAIN_TURN(1)
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + 16 * stride, stride * 2);
-    CHAIN_TURN(2)
-    _tile_dpbf16ps(2, 5, 6);
-    CHAIN_TURN(3)
-    _tile_dpbf16ps(3, 5, 7);
+    switch (i) {
+    case 0:
+        _tile_loadd(4, a, stride * 2);
+        _tile_stream_loadd(6, b, 64);
+        CHAIN_PRODUCT(0, 4, 6)
+        break;
+    case 1:
+        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
+        CHAIN_PRODUCT(1, 4, 7)
+        break;
+    case 2:
+        _tile_loadd(5, a + 16 * stride, stride * 2);
+        CHAIN_PRODUCT(2, 5, 6)
+        break;
+    default:
+        CHAIN_PRODUCT(3, 5, 7)
+    }
     tiles_and_memory();
 }
 #undef CHAIN_TURN
+#undef CHAIN_PRODUCT
 
-/* A chain from zero, to be stored at `to`; the one before has ended. */
-INLINE void chain_zero(struct chain *chain, float *to, int64_t stride)
+INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
-    *chain = (struct chain){to, stride};
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        chain_product(i, a, stride, b, 0, NULL, NULL, 0);
+    }
+}
+
+/* The first products of a chain, whose sums go to `to` when the next one begins. */
+INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, const uint16_t *b,
+                        const float *from, float *to, int64_t to_stride)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        chain_product(i, a, stride, b, 1, chain, from, to_stride);
+    }
+    *chain = (struct chain){to, to_stride};
 }
 
 INLINE void chain_end(struct chain *chain)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiles of keys for all rows of an item on AMX, 32 rows by 32 keys (a unit) at a time. While vector
  * instructions turn the scores of a unit into probabilities, the tile unit computes the scores of
- * the next. The values follow once a tile, since acc_o goes from L1 to L2 and back: a tile store
- * there costs three times as much as a load.
+ * the unit after the next. The values follow once a tile, since acc_o goes from L1 to L2 and back:
+ * a tile store there costs three times as much as a load.
  *
  * 32 x 128 at head size 128: 128 tdpbf16ps (2048 cycles), under which vectors have a port and a
  * half, 256 vectors of 9 instructions (1150 on two ports), 128 tile loads and 32 stores (2600).
@@ -229,8 +229,7 @@ INLINE void flash_values(struct flash_state *state)
         float *out = args->acc_o + (int64_t)state->row * args->width + j * UNIT;
         int32_t k = block->begin / UNIT;
         chain_begin(&state->chain, state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS,
-                    block->first_tile ? NULL : out, args->width);
-        state->chain = (struct chain){out, args->width};
+                    block->first_tile ? NULL : out, out, args->width);
         for (k++; k < block->end / UNIT; k++) {
             chain_continue(state->p[k], UNIT, values + k * 2 * TILE_ELEMENTS);
         }
@@ -272,51 +271,63 @@ static int flash_next(const struct flash_args *args, struct flash_unit *at)
     return 0;
 }
 
-/* Softmax of a unit, a few rows after each product of the next unit's scores. */
-INLINE void flash_softmax_and_next_scores(struct flash_state *state, int32_t step,
-                                          const struct flash_unit *next, const int masked)
+/* Rows of a unit's softmax that are due before row `end`. */
+INLINE void flash_rows_to(struct flash_state *state, int32_t step, const int masked, int32_t *row,
+                          int32_t end, __m512i *most)
+{
+    for (; *row + FLASH_GROUP <= end; *row += FLASH_GROUP) {
+        flash_rows(state, step, masked, *row, most);
+    }
+}
+
+/* Softmax of a unit, a few rows after each product of the scores of `later`, the unit after the
+ * next. The first of these products store the scores of the next unit, whose softmax comes a unit
+ * later: nothing waits for them. */
+INLINE void flash_softmax_and_later_scores(struct flash_state *state, int32_t step,
+                                           const struct flash_unit *later, const int masked)
 {
     const struct flash_args *args = state->args;
     __m512i most = _mm512_setzero_si512();
     int32_t row = 0;
-#define ROWS_TO(due)                                                                               \
-    for (; row + FLASH_GROUP <= (due); row += FLASH_GROUP) {                                       \
-        flash_rows(state, step, masked, row, &most);                                               \
-    }
-    chain_end(&state->chain); /* stores the values' products: a new row_max may rescale them */
-    if (next != NULL) {
+    if (later != NULL) {
         const int64_t depth = args->depth;
-        const int32_t products = 4 * (args->depth / UNIT);
-        const uint16_t *q = (const uint16_t *)args->q + next->block * FLASH_ROWS * depth;
-        const uint16_t *keys = (const uint16_t *)args->keys + next->step * depth * UNIT;
-        chain_zero(&state->chain, state->scores[1 - state->turn], UNIT);
-        for (int32_t at = 0; at < products; at += 4, q += UNIT, keys += 2 * TILE_ELEMENTS) {
+        const int32_t products = 4 * (int32_t)(depth / UNIT);
+        const uint16_t *q = (const uint16_t *)args->q + later->block * FLASH_ROWS * depth;
+        const uint16_t *keys = (const uint16_t *)args->keys + later->step * depth * UNIT;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            chain_product(i, q, depth, keys, 1, &state->chain, NULL, 0);
+            flash_rows_to(state, step, masked, &row, (i + 1) * FLASH_ROWS / products, &most);
+        }
+        state->chain = (struct chain){state->scores[state->turn], UNIT};
+        for (int32_t at = 4; at < products; at += 4) {
+            q += UNIT;
+            keys += 2 * TILE_ELEMENTS;
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                chain_product(i, q, depth, keys);
-                ROWS_TO((at + i + 1) * FLASH_ROWS / products)
+                chain_product(i, q, depth, keys, 0, NULL, NULL, 0);
+                flash_rows_to(state, step, masked, &row, (at + i + 1) * FLASH_ROWS / products,
+                              &most);
             }
         }
-        chain_end(&state->chain);
     }
-    ROWS_TO(FLASH_ROWS)
-#undef ROWS_TO
+    flash_rows_to(state, step, masked, &row, FLASH_ROWS, &most);
     if (_mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(FLASH_THRESHOLD_BITS)) != 0) {
         flash_repeat_softmax(state, step);
     }
 }
 
-/* Scores of the first unit, without a softmax to interleave. */
-static void flash_first_scores(struct flash_state *state, const struct flash_unit *unit)
+/* Scores of one of the first two units, without a softmax to interleave. */
+static void flash_first_scores(struct flash_state *state, const struct flash_unit *unit,
+                               float *scores)
 {
     const struct flash_args *args = state->args;
     const uint16_t *q = (const uint16_t *)args->q + (int64_t)unit->block * FLASH_ROWS * args->depth;
     const uint16_t *keys = (const uint16_t *)args->keys + (int64_t)unit->step * args->depth * UNIT;
-    chain_zero(&state->chain, state->scores[0], UNIT);
-    for (int32_t d = 0; d < args->depth / UNIT; d++) {
+    chain_begin(&state->chain, q, args->depth, keys, NULL, scores, UNIT);
+    for (int32_t d = 1; d < args->depth / UNIT; d++) {
         chain_continue(q + d * UNIT, args->depth, keys + d * 2 * TILE_ELEMENTS);
     }
-    chain_end(&state->chain);
 }
 
 static void amx_flash_attend(const struct flash_args *args)
@@ -329,10 +340,18 @@ static void amx_flash_attend(const struct flash_args *args)
     if (!flash_next(args, &unit)) {
         return;
     }
-    flash_first_scores(&state, &unit);
-    for (int more = 1; more; state.turn = 1 - state.turn) {
-        struct flash_unit next = unit;
-        more = flash_next(args, &next);
+    flash_first_scores(&state, &unit, state.scores[0]);
+    struct flash_unit next = unit;
+    int more = flash_next(args, &next);
+    if (more) {
+        flash_first_scores(&state, &next, state.scores[1]);
+    } else {
+        chain_end(&state.chain);
+    }
+    for (;; state.turn = 1 - state.turn) {
+        struct flash_unit later = next;
+        int more_later = more && flash_next(args, &later);
+        const struct flash_unit *scores = more_later ? &later : NULL;
         state.block = &args->blocks[unit.block];
         state.row = unit.block * FLASH_ROWS;
         if (unit.step == state.block->begin / UNIT) {
@@ -342,17 +361,24 @@ static void amx_flash_attend(const struct flash_args *args)
             }
         }
         if (state.block->masked) {
-            flash_softmax_and_next_scores(&state, unit.step, more ? &next : NULL, 1);
+            flash_softmax_and_later_scores(&state, unit.step, scores, 1);
         } else {
-            flash_softmax_and_next_scores(&state, unit.step, more ? &next : NULL, 0);
+            flash_softmax_and_later_scores(&state, unit.step, scores, 0);
         }
         if ((unit.step + 1) * UNIT == state.block->end) {
             flash_values(&state);
             flash_end_block(&state);
         }
+        if (!more_later) {
+            chain_end(&state.chain);
+        }
+        if (!more) {
+            return;
+        }
         unit = next;
+        next = later;
+        more = more_later;
     }
-    chain_end(&state.chain);
 }
 
 static const struct flash_kernels amx_flash = {
