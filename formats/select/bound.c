@@ -69,12 +69,19 @@ struct bound bound_of_attend(const struct attend_form *f)
     return bound;
 }
 
-/* The logarithm of a sum of probabilities that are good to half a unit of the format. */
+/* The logarithm of a sum of probabilities that are good to half a unit of the format. Levels of
+ * TurboQuant that are rounded to f16 are off by up to 2^-11 of themselves, a key's score by up to
+ * half of that where few of them decide it. */
 struct bound bound_of_attend_lse(const struct attend_form *f)
 {
-    double least = lse_bounds[least_precise(f)];
+    const bool levels =
+        f->kv_dtype >= ATTN_KV_TURBOQUANT_4BIT_NC && f->kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
+    const int32_t dtype = least_precise(f);
+    double least = lse_bounds[dtype];
     least += quantizes_queries(f->kv_dtype) ? INT8_QUERY_BOUND : 0;
-    return (struct bound){.relative = lost_of_score(f), .least = least};
+    return (struct bound){.relative =
+                              lost_of_score(f) + (levels && dtype == ATTN_DTYPE_F16 ? 0x1p-12 : 0),
+                          .least = least};
 }
 
 void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
