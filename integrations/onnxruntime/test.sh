@@ -19,8 +19,12 @@ fetch=''
 include=$(sh "$here/header.sh" "$work" $fetch) || exit
 cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -shared -fPIC -I "$source/abi" -isystem "$include" "$source/examples/onnxruntime.c" -ldl -lm \
     -o "$work/gqa.so"
+tried=0
 for backend in cpu_simd cpu_ref; do
+    [ -f "$(dirname "$core")/../plugins/$backend/attn_$backend.so" ] || continue
     ATTN_BACKEND=$backend ATTN_VALIDATE=1 ATTN_LIBRARY=$core "$python" "$here/compare.py" "$work/gqa.so" ||
         { echo "FAILED on $backend"; exit 1; }
+    tried=$((tried + 1))
 done
-echo "onnxruntime: 2 passed"
+[ $tried -gt 0 ]
+echo "onnxruntime: $tried passed"

@@ -65,8 +65,8 @@ generate() {
 }
 generate theirs multi-query torch_native || { tail -5 "$work/theirs.log"; echo "FAILED multi-query with torch_native"; exit 1; }
 grep -q 'loading shards' "$work/theirs.log" || { echo "FAILED: SGLang's line for weights, 'loading shards', is another one now"; exit 1; }
-for drafts in '' ngram; do
-for backend in cpu_simd cpu_ref; do
+for run in cpu_simd cpu_ref 'cpu_simd ngram' 'cpu_ref ngram'; do
+    backend=${run% *} drafts=$(expr "$run" : '.* \(.*\)') || true
     ATTN_BACKEND=$backend generate ours multi-query libattn $drafts || { tail -5 "$work/ours.log"; echo "FAILED on $backend"; exit 1; }
     "$python" - "$work/theirs.json" "$work/ours.json" $drafts <<'PYTHON' || { echo "FAILED on $backend"; exit 1; }
 import json, sys
@@ -79,7 +79,6 @@ print(f"sglang: log-probabilities from Transformers' {ours['apart']:.1e}, torch_
 PYTHON
     passed=$((passed + 1))
     echo "sglang: multi-query in float32 on $backend${drafts:+, drafts of n-grams}: equal"
-done
 done
 # refused NAME MODEL TEXT: no engine, and the reason with its values before weights are loaded.
 refused() {

@@ -80,7 +80,7 @@ TEST(test_keys_without_slots)
     plan(&f);
     RUN_REFUSED("slot_mapping", text, );
     RUN_REFUSED("slot_mapping", text, f.tensors[1].shape = other_heads);
-    RUNS(f.io.flags = ATTN_RUN_NO_WRITE);
+    RUNS((f.io.flags = ATTN_RUN_NO_WRITE, f.tensors[1].shape = other_heads));
     RUNS(f.io.k = f.io.v = NULL);
 }
 
@@ -88,7 +88,7 @@ TEST(test_keys_without_slots)
 TEST(test_flags)
 {
     OWNED(fixture_finish) struct fixture f;
-    uint8_t of_layer[31 * 4 * 32 * sizeof(float)]; /* of which every bit counts */
+    uint8_t of_layer[31 * 4 * 32 * sizeof(float)]; /* compared byte by byte */
     init(&f, NULL, false);
     RUN_REFUSED("flags", "a bit of the run's flags is not known", f.io.flags = 4);
     RUNS(f.io.flags = 1u << 31);

@@ -11,7 +11,7 @@
 #include "sm80_delta_keys.cuh"
 
 #define LOG2_OF_E 1.4426950408889634f
-/* e^ of it is 0, and sums of BLOCK of it have errors below those of f16. */
+/* exp of it is 0 in float32, and errors of sums of BLOCK such values are below those of f16. */
 #define LEAST_LOG_DECAY -150.0f
 
 /* Finds request and first token of chunk `index`; false if there is no such chunk. All lanes of a
@@ -185,7 +185,7 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         bool is_there = 2 * lane + i < num_tokens;
-        /* softplus, see there */
+        /* softplus, as in gpu/kernels/delta_rows.h */
         float x = bits_float(from.bits[i][0] << shift) + from.bias;
         float e = fast_exp2(fminf(x, SOFTPLUS_LINEAR) * LOG2_OF_E), u = 1.0f + e;
         float small = u == 1.0f ? e : logf(u) * (e * fast_reciprocal(u - 1.0f));

@@ -178,8 +178,8 @@ void gpu_count_lists(const struct attn_attend_args *args, struct gpu_problem *p)
 size_t gpu_list_bytes(const struct attn_prepared *prepared, int64_t tokens);
 const char *gpu_make_lists(const struct attn_attend_args *args, char *memory,
                            struct gpu_problem *p);
-/* The same for a plugin's kernel that reads the lists themselves; false if it does not take them,
- * without a launch. */
+/* Attends by the plugin's own kernel, which reads the lists themselves; returns false, without a
+ * launch, if it does not serve the batch. */
 bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_params *p,
                       const char **cause);
 /* What layer, parameters and batch say. */

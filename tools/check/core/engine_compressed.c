@@ -28,6 +28,7 @@ struct compressed_variant {
     float soft_cap;
     bool rotates;  /* the output's last ROTARY dims */
     bool captured; /* the step of decodes runs as a graph */
+    bool no_sinks;
 };
 
 enum { Q = STEPS_OPERANDS, OWN, POOLED, CACHE, ROW_CACHE, OUT, LSE, SINKS, ROW_LENS };
@@ -159,7 +160,7 @@ static void describe(const struct compressed_variant *v, struct described *x)
                                         .kv_dtype = v->kv_dtype,
                                         .num_q_heads = v->heads,
                                         .soft_cap = v->soft_cap,
-                                        .has_sinks = 1,
+                                        .has_sinks = !v->no_sinks,
                                         .block_size = BLOCK,
                                         .needs_lse = 1};
     layer_set_window(&x->layer, v->window);
@@ -248,8 +249,8 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     void *rows = call_array(call, ROW_CACHE);
     struct described x;
     describe(c->v, &x);
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = call_array(call, SINKS)};
+    const struct attn_layer_params params = {
+        .struct_size = sizeof params, .sinks = c->v->no_sinks ? NULL : call_array(call, SINKS)};
     const struct attn_cache_memory memory = {.struct_size = sizeof memory,
                                              .base = call_array(call, CACHE),
                                              .num_blocks = STEPS_BLOCKS,
@@ -354,7 +355,7 @@ static void expect(const struct compressed_case *c, struct kernel_test *test, in
             const double sink = (double)((const float *)test_input(test, SINKS))[h];
             const struct oracle_mla head = {.rank = size,
                                             .scale = (double)(float)c->scale,
-                                            .sink = &sink,
+                                            .sink = c->v->no_sinks ? NULL : &sink,
                                             .soft_cap = (double)c->v->soft_cap};
             values_of(test, Q, c->v->dtype, at, size, q);
             const double lse = oracle_mla(&head, q, keys, visible, count, scores, out);
@@ -491,9 +492,8 @@ void compressed_cases(const struct kernel_sink *sink)
     const struct attn_compressed_caps *whole =
         backend_extension(sink->caps, ATTN_EXT_DRAFT_COMPRESSED_CAPS, sizeof *whole);
     const int32_t multiple = mla != NULL ? mla->num_q_heads_multiple : 1;
-    for (int32_t i = 0; i < 3 * 4;
-         i++) { /* each form in each dtype, the third time with a soft cap */
-        const int32_t dtype = ATTN_DTYPE_F16 + (i / 3 + i) % 3, form = i / 4;
+    for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype; the third has a soft cap */
+        const int32_t form = i / 4, dtype = ATTN_DTYPE_F16 + (i + form) % 3;
         const bool codes = i % 4 == 3;
         const struct compressed_variant v = {.core = sink->core,
                                              .ratio = forms[form].ratio,
@@ -504,7 +504,8 @@ void compressed_cases(const struct kernel_sink *sink)
                                              .kv_dtype = codes ? ATTN_KV_FP8_DS_V4 : dtype,
                                              .window = i == 6 ? 0 : WINDOW,
                                              .soft_cap = i % 4 == 2 ? 6 : 0,
-                                             .rotates = i % 2 == 1};
+                                             .rotates = i % 2 == 1,
+                                             .no_sinks = i == 5};
         try_variant(sink, &v, forms[form].name);
     }
     if (whole != NULL) {

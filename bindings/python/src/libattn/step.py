@@ -347,7 +347,7 @@ class Plan(Owned):
 
     def prepare(self, layer: int, tensors: Sequence[int | None], stream: Any = None) -> Callable[[Any], int]:
         """A run with these descriptors (q, k, v, out), to be called again and again: takes ``api.error_ref()``, gives the status.
-        The caller keeps the plan open, and plans."""
+        The caller keeps the plan open and calls `update` before each new batch."""
         io = attn_step_io.from_buffer_copy(self._io)
         (c_void_p * 5).from_buffer(io, attn_step_io.q.offset)[:] = (*tensors, None)
         io.stream, io.flags, io.next = stream_handle(stream), 0, None

@@ -34,7 +34,7 @@ class Step:
 
 @dataclass
 class Arrays:
-    """Arrays of captured decodes: a replay reads them at the addresses of the capture."""
+    """Arrays of captured decodes or verifications: a replay reads them at the addresses of the capture."""
 
     query_start_loc: torch.Tensor  #: equally many queries each
     seq_lens: torch.Tensor
@@ -113,7 +113,7 @@ class LibattnBackend(AttentionBackend):
         self.steps.clear()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Bring a decode's arrays, and outside of a capture its plans, to the batch that replays the graph."""
+        """Bring the arrays of decodes or verifications, and outside of a capture its plans, to the batch that replays the graph."""
         mode, arrays = forward_batch.forward_mode, self.arrays
         verify = self.drafts > 0
         if not (mode.is_target_verify() if verify else mode.is_decode()):

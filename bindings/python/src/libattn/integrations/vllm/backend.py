@@ -245,7 +245,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     @staticmethod
     def _arrays(m: Any, table: torch.Tensor) -> Any:
-        """By what vLLM's arrays of a captured shape are known."""
+        """What identifies the arrays of a captured shape."""
         host = m.query_start_loc_cpu
         return (m.query_start_loc.data_ptr(), None if host is None else host.data_ptr(), m.seq_lens.data_ptr(), table.data_ptr(),
                 table.stride(), m.slot_mapping.data_ptr(), m.causal if isinstance(m.causal, bool) else None)
