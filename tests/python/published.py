@@ -121,7 +121,13 @@ def install(name: str, extra: dict[str, dict[str, Any]]) -> dict[str, Any]:
             made[item] = None if isinstance(content, str) else _class(item, content, made)
         extra.setdefault(path, {})
         extra[path] = {**{k: v for k, v in made.items() if v is not None}, **extra[path]}
-    for path, items in extra.items():
+    put(extra)
+    return recorded
+
+
+def put(stand_ins: dict[str, dict[str, Any]]) -> None:
+    """Make modules, or add to them."""
+    for path, items in stand_ins.items():
         parts = path.split(".")
         for end in range(1, len(parts) + 1):
             package = ".".join(parts[:end])
@@ -130,7 +136,6 @@ def install(name: str, extra: dict[str, dict[str, Any]]) -> dict[str, Any]:
             if end > 1:
                 setattr(sys.modules[".".join(parts[:end - 1])], parts[end - 1], module)
         sys.modules[path].__dict__.update(items)
-    return recorded
 
 
 def mismatches(ours: type, recorded: dict[str, Any]) -> list[str]:

@@ -446,11 +446,11 @@ class Releases(Settings):
     def test_steps_of_older_releases(self) -> None:
         """The same source over the classes of another release, in a process of its own."""
         for release, form in (("0.26.0", "CacheShape"), ("0.32.0", "CacheLayout")):
-            code = f"import test_vllm, test_vllm_gdn, unittest; assert test_vllm.versions.CacheForm.__name__ == '{form}'; " \
+            code = f"import test_vllm, test_vllm_gdn, test_vllm_index, unittest; assert test_vllm.versions.CacheForm.__name__ == '{form}'; " \
                 "unittest.main(None, argv=['', 'test_vllm.Interface.test_selector_configuration_is_taken_whole', " \
                 "'test_vllm.Interface.test_entry_point', 'test_vllm.Interface.test_sparse_latent_layers', " \
                 "'test_vllm.Steps.test_orders_of_the_cache', " \
-                "'test_vllm.Steps.test_latent_layers', 'test_vllm_gdn'])"
+                "'test_vllm.Steps.test_latent_layers', 'test_vllm_gdn', 'test_vllm_index'])"
             ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"VLLM_RELEASE": release},
                                  capture_output=True, text=True, timeout=100)
             self.assertEqual(ran.returncode, 0, ran.stderr)

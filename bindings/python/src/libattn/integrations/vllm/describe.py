@@ -9,7 +9,7 @@ import torch
 
 from ..._declarations import Status
 from ...errors import AttnError, make
-from ...layers import GdnDesc, LayerDesc, MlaDesc
+from ...layers import GdnDesc, IndexerDesc, LayerDesc, MlaDesc
 from ...torch.segments import Window
 from ...torch.store import DTYPES, store
 
@@ -28,7 +28,7 @@ SCALED = ("fp8_e4m3", "fp8_e5m2", "nvfp4")
 _TURBOQUANT_BITS = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}
 
 #: What ``--additional-config '{"libattn": {...}}'`` may say.
-OPTIONS = ("any_version", "fp8_query", "gdn")
+OPTIONS = ("any_version", "fp8_query", "gdn", "indexer")
 
 #: The last line of a refusal.
 ADVICE = ("to serve this model without libattn, leave out --attention-backend CUSTOM or name another one, such as FLASH_ATTN, "
@@ -190,6 +190,16 @@ def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, 
                     num_speculative_tokens=num_speculative_tokens, state_dtype=DTYPES[state_dtype])
     return LayerDesc("layers.0", num_k_heads, num_k_heads, head_size_k, head_size_k**-0.5, "recurrent", DTYPES[dtype],
                      head_size_v=head_size_v, gdn=sizes, **terms)
+
+
+def index(num_heads: int, head_size: int, topk: int, dtype: torch.dtype, block_size: int, **terms: Any) -> LayerDesc:
+    """Describe the indexer of a sparse MLA layer: its queries are e4m3, whose scales are in the heads' weights. Whatever the rest of
+    a batch, it gives the same lists."""
+    if dtype not in DTYPES:
+        raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
+    return LayerDesc("layers.0", num_heads, 1, head_size, 1.0, "indexer", DTYPES[dtype], "fp8_per_token_head", block_size=block_size,
+                     q_dtype="fp8_e4m3", q_scale_form="per_tensor",
+                     indexer=IndexerDesc(topk, activation="relu", has_weights=True), **terms)
 
 
 def window_of(sliding_window: int | None, attn_type: str) -> Window:

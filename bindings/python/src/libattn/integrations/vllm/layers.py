@@ -254,6 +254,10 @@ class LatentImpl(MLAAttentionImpl):
                  q_pad_num_heads: int | None = None, index_group_builder: Any = None, **unknown: Any) -> None:
         _known({**unknown, "alibi_slopes": alibi_slopes, "kv_sharing_target_layer_name": kv_sharing_target_layer_name})
         self._indexer, self._topk_indices = indexer, topk_indices_buffer
+        if indexer is not None and describe.options().get("indexer"):
+            from .indexer import serve
+
+            serve(indexer)
         self.absorbs = describe.absorbs(int(indexer is not None or topk_indices_buffer is not None))
         self.is_sparse, self.supports_dense_mha_prefill = not self.absorbs, self.absorbs
         self.num_heads, self.num_kv_heads, self.head_size, self.scale = num_heads, 1, head_size, float(scale)
