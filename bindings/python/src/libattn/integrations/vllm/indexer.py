@@ -80,8 +80,12 @@ class Index:
     """One indexer for `libattn.torch.steps.Steps`."""
 
     def __init__(self, indexer: Any) -> None:
-        self.indexer, self.impl = indexer, self
+        self.indexer, self.impl, self.theirs = indexer, self, indexer.k_cache.get_attn_backend()
         self.limits = describe.limits()
+
+    def get_attn_backend(self) -> type:
+        """That of the cache, in place of vLLM's."""
+        return backend_over(self.theirs)
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -174,12 +178,11 @@ def serve(indexer: Any) -> None:
     from vllm.model_executor.layers import sparse_attn_indexer as module
 
     _refuse(indexer)
-    index, theirs = Index(indexer), indexer.k_cache.get_attn_backend()
+    index = Index(indexer)
     desc = index.describe(describe.dtype(), 64, describe.device()[0] != "cpu")
     describe.refuse_unserved(desc)
     reserve(index, desc, PARAMS)
-    indexer.k_cache.states = index
-    indexer.k_cache.get_attn_backend = lambda: backend_over(theirs)
+    indexer.k_cache.states, indexer.k_cache.get_attn_backend = index, index.get_attn_backend
     _replace(getattr(module, NAME))
 
 
