@@ -91,6 +91,6 @@ refused() {
     passed=$((passed + 1))
     echo "sglang: $1: refused before weights"
 }
-refused 'heads of 60' refused 'head_size is 60; allowed'
+refused 'heads of 60' refused 'head_size is 60; multiples of 8'
 refused 'multi-head latent attention' deepseek-v3 'multi-head latent attention'
 echo "sglang: $passed passed"
