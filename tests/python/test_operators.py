@@ -147,6 +147,20 @@ class Operators(unittest.TestCase):
                 with self.assertRaisesRegex(libattn.InvalidArgumentError, "out: .* is needed"):
                     run(wrong, *make())
 
+    def test_gradients(self) -> None:
+        """Refused, eager and in a compiled graph, which would drop them: of any tensor, the written ones too."""
+        for name, make, expect, written in CASES:
+            given, out = make(), torch.zeros(expect(*make()).shape)
+            for run, tensors in ((getattr(torch.ops.libattn, name), given), (getattr(torch.ops.libattn, f"{name}_out"), (out, *given))):
+                for i, t in enumerate(tensors):
+                    if isinstance(t, torch.Tensor) and t.is_floating_point():
+                        asked = [*tensors[:i], t.clone().requires_grad_(), *tensors[i + 1:]]
+                        with self.assertRaisesRegex(libattn.UnsupportedError, "requires a gradient"):
+                            run(*asked)
+        q, *rest = attend_arguments()
+        with self.assertRaisesRegex(Exception, "requires a gradient"):
+            torch.compile(lambda x: torch.ops.libattn.attend(x * 2, *rest).sum())(q.requires_grad_())
+
     def test_rules_of_torch(self) -> None:
         """Schemas, fake outputs and functionalization, by torch's own check."""
         for name, make, expect, _ in CASES:

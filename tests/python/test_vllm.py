@@ -10,6 +10,7 @@ import tempfile
 import types
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -564,9 +565,13 @@ class Steps(unittest.TestCase):
                     for r, n in enumerate(lengths):
                         expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
                         self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
-            self.assertIs(builder.build(0, given), m, "arrays of the same addresses")
+            kept = builder._kept[3, 3, 1]
+            builder.build(0, given)
+            self.assertIs(builder._kept[3, 3, 1], kept, "arrays of the same addresses")
+            self.assertIsNone(builder._again(replace(m, spans=m.seq_lens), given.block_table_tensor), "an image's span")
             given.block_table_tensor = tables.clone()
-            self.assertIsNot(builder.build(0, given), m)
+            builder.build(0, given)
+            self.assertIsNot(builder._kept[3, 3, 1], kept)
             self.assertIsNone(builder.build(0, metadata([4, 1], [4, 1], tables[:2])).captured)
             spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
             self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "UNIFORM_BATCH")

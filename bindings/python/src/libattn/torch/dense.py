@@ -30,12 +30,17 @@ _SHAPES = {"q": "[B, Hq, S, D]", "k": "[B, Hk, L, D]", "v": "[B, Hk, L, Dv]"}
 _wholes: dict[tuple[Any, ...], Segments] = {}
 
 
+def refuse_gradient(name: str, t: torch.Tensor | None) -> None:
+    """Refuse a tensor whose gradient would be dropped."""
+    if t is not None and t.requires_grad and torch.is_grad_enabled():
+        raise make(Status.UNSUPPORTED, name, "requires a gradient, which libattn does not compute; run under "
+                   "torch.no_grad() or torch.inference_mode()")
+
+
 def check_inputs(**tensors: torch.Tensor | None) -> None:
     """Refuse what would be dropped or misread: gradients, and q, k and v of other than four dimensions."""
     for name, t in tensors.items():
-        if t is not None and t.requires_grad and torch.is_grad_enabled():
-            raise make(Status.UNSUPPORTED, name, "requires a gradient, which libattn does not compute; run under "
-                       "torch.no_grad() or torch.inference_mode()")
+        refuse_gradient(name, t)
         if t is not None and name in _SHAPES and t.dim() != 4:
             raise make(Status.INVALID_ARGUMENT, name, f"{list(t.shape)}; {_SHAPES[name]} is needed")
 
@@ -80,7 +85,7 @@ def segments_of(mask: torch.Tensor | None, batch: int, queries: int, keys: int, 
     if mask.is_inference():
         return of_mask(visible_of(mask, batch, queries, keys), causal, window, own_keys)
     kept = mask.__dict__.setdefault("_libattn_segments", {})
-    key = (mask._version, batch, queries, keys, causal, window, own_keys)
+    key = (mask.data_ptr(), mask._version, batch, queries, keys, causal, window, own_keys)
     if key not in kept:
         if len(kept) > _MASKS_KEPT:
             kept.clear()
@@ -380,7 +385,7 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
     The backend's own block size comes first; blocks of 1 where requests begin inside each other's keys; and an
     encoder whose requests share keys is served as a bidirectional decoder, through pages.
     """
-    key = (segments, queries, keys, step)
+    key = (segments, queries, keys, step, stream_of(device))
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described, history),
                             partial(describe, candidate, *described, block_size, history), index, device, params)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import library
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import increment_version
 
 from .._declarations import ExtId, Status, attn_io_mla, attn_io_recurrent
@@ -40,20 +41,35 @@ def _operator(name: str, arguments: str, shape_of: Callable[..., tuple[int, ...]
               written: int | None = None) -> None:
     """`name`, whose output is like its first tensor, and `name`_out, whose first argument it is; `written` is the place of the
     tensor that both write. By torch's dispatcher alone: `torch.library.custom_op` costs 6 to 25 us a call more."""
+    names = [argument.split()[1] for argument in arguments.split(", ")]
+
+    def refuse_gradients(*args: Any, out: torch.Tensor | None = None) -> None:
+        """Eager and where a graph is traced, which would drop them."""
+        if torch.is_grad_enabled():
+            for name, t in (("out", out), *zip(names, args)):
+                if isinstance(t, torch.Tensor):
+                    dense.refuse_gradient(name, t)
+
     def functional(*args: Any) -> torch.Tensor:
+        refuse_gradients(*args)
         if written is not None:
             increment_version(args[written])
         return run(None, *args)
 
     def into(out: torch.Tensor, *args: Any) -> None:
+        refuse_gradients(*args, out=out)
         increment_version(out if written is None else (out, args[written]))
         run(out, *args)
 
+    def fake(*args: Any) -> torch.Tensor:
+        refuse_gradients(*args)
+        return args[0].new_empty(shape_of(*args))
+
     for full, schema, function, fake in (
-            (name, f"({arguments}) -> Tensor", functional, lambda *args: args[0].new_empty(shape_of(*args))),
-            (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, lambda *_: None)):
+            (name, f"({arguments}) -> Tensor", functional, fake),
+            (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, lambda out, *args: refuse_gradients(*args, out=out))):
         _library.define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(full, function, "CompositeExplicitAutograd")
+        _library.impl(full, _disable_dynamo(function), "CompositeExplicitAutograd")  # else a frame that it gave up is traced
         library.register_fake(f"libattn::{full}", fake, lib=_library)
 
 

@@ -231,14 +231,21 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         read have; bounds and counts are this step's."""
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
         kept = self._kept.get(shape)
-        if kept is None or getattr(m, "mm_req_doc_ranges", None) or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
+        spans = getattr(m, "mm_req_doc_ranges", None) or getattr(m, "spans", None) is not None
+        if kept is None or spans or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
             return None
         _, found, batch = kept
         self._fill(m)
-        found.max_seq_len = m.max_seq_len
+        found = replace(found, max_seq_len=m.max_seq_len, seq_lens_cpu=self._lengths_on_host(m))
         batch.count(m.query_start_loc_cpu[m.num_reqs].item(), m.max_seq_len)
         self.steps.replay(shape, lambda: batch)
         return found
+
+    def _lengths_on_host(self, m: Any) -> torch.Tensor | None:
+        if isinstance(m, LibattnMetadata):
+            return m.seq_lens_cpu
+        return host_copy(m.seq_lens if m.seq_lens.device.type == "cpu" else
+                         getattr(m, "seq_lens_cpu_upper_bound", None) if self.exact else None)
 
     def _fill(self, m: Any) -> None:
         """Bring the builder's own arrays to a batch."""
@@ -248,7 +255,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         """What identifies the arrays of a captured shape."""
         host = m.query_start_loc_cpu
         return (m.query_start_loc.data_ptr(), None if host is None else host.data_ptr(), m.seq_lens.data_ptr(), table.data_ptr(),
-                table.stride(), m.slot_mapping.data_ptr(), m.causal if isinstance(m.causal, bool) else None)
+                table.shape, table.stride(), m.slot_mapping.data_ptr(), m.slot_mapping.shape, m.causal if isinstance(m.causal, bool) else None)
 
     def _replayed(self, m: LibattnMetadata, table: torch.Tensor) -> Batch:
         """The batch of a captured shape, kept for the next one where nothing was converted."""
@@ -269,8 +276,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         return LibattnMetadata(
             steps=self.steps, num_reqs=m.num_reqs, num_prefills=m.num_reqs, num_actual_tokens=m.num_actual_tokens,
             query_start_loc=m.query_start_loc, query_start_loc_cpu=host_copy(m.query_start_loc_cpu), seq_lens=m.seq_lens,
-            seq_lens_cpu=host_copy(m.seq_lens if m.seq_lens.device.type == "cpu" else
-                                   getattr(m, "seq_lens_cpu_upper_bound", None) if self.exact else None),
+            seq_lens_cpu=self._lengths_on_host(m),
             block_table=m.block_table_tensor, slot_mapping=m.slot_mapping, max_query_len=m.max_query_len,
             max_seq_len=m.max_seq_len, causal=m.causal if isinstance(m.causal, torch.Tensor) else bool(m.causal),
             encoder_seq_lens=getattr(m, "encoder_seq_lens", None),
