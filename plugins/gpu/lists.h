@@ -10,6 +10,7 @@ struct gpu_list_attend {
     const int32_t *entries, *lengths; /* as in gpu_list_params */
     int64_t entry_token, entry_list, length_token; /* elements */
     int32_t max_entries, granularity;
+    int32_t tokens; /* the batch's, as far as the host knows; num_tokens may be a row's number */
     int64_t blocks; /* the cache's */
 };
 

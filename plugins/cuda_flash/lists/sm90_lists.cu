@@ -450,19 +450,21 @@ static bool takes(const struct gpu_device *device, const struct gpu_list_attend 
     const bool is_short = p.q.dtype == ATTN_DTYPE_BF16 || p.q.dtype == ATTN_DTYPE_F16;
     const bool plain = problem.window_left < 0 && problem.window_right < 0 &&
                        problem.chunk_size == 0 && problem.alibi == 0 && problem.soft_cap <= 0.0f &&
-                       problem.spans == NULL && problem.tree == NULL && problem.scale >= 0.0f &&
+                       problem.spans == NULL && problem.tree == NULL && problem.scale > 0.0f &&
                        p.p_dtype < 0;
-    const int64_t items = (int64_t)problem.num_tokens * problem.num_kv_heads / LISTS_TOKENS;
+    const int64_t items = (int64_t)l->tokens * problem.num_kv_heads / LISTS_TOKENS;
     return plain && is_short && p.k.dtype == p.q.dtype && p.v.dtype == p.q.dtype &&
            p.out.dtype == p.q.dtype && p.k.form == GPU_ROW_NUMBERS && p.v.form == GPU_ROW_NUMBERS &&
            p.k.pack == 0 && p.v.pack == 0 && p.k.scale == NULL && p.v.scale == NULL &&
            p.k.scale_host == 1.0f && p.v.scale_host == 1.0f && problem.paged &&
            problem.head_size == LISTS_DIMS && problem.head_size_v == LISTS_DIMS &&
            problem.group <= LISTS_ROWS && bits % 16 == 0 && size >= 8 && (size & (size - 1)) == 0 &&
-           l->granularity % LISTS_KEYS == 0 && l->max_entries * LISTS_TOKENS <= LISTS_BLOCKS &&
+           (l->granularity == LISTS_KEYS || l->granularity == 2 * LISTS_KEYS) &&
+           l->max_entries * LISTS_TOKENS <= LISTS_BLOCKS &&
+           problem.block_table_stride > 0 && /* else it does not say how long a request may be */
            problem.block_table_stride * size / l->granularity < LISTS_BLOCKS_OF_REQUEST &&
            problem.lists <= problem.num_kv_heads && items >= device->num_sms &&
-           problem.num_tokens >= problem.num_reqs * LISTS_TOKENS;
+           l->tokens >= problem.num_reqs * LISTS_TOKENS;
 }
 
 static bool attend(const struct gpu_device *device, const struct gpu_list_attend *l, void *stream,

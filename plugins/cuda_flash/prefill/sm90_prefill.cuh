@@ -215,6 +215,7 @@ inner_tiles(const prefill_params &a, prefill_shared<S> &smem, const prefill_item
         } else if constexpr (S::terms == PREFILL_LINEAR) {
             add_linear_alibi(a, rows, base + (threadIdx.x & 3) * 2, x.acc_s, shift);
         }
+        static_assert(S::terms != PREFILL_CAPPED || S::lazy_rescale, "row_max is of capped scores");
         if (!S::lazy_rescale) {
             update_row_max<S>(scale_log2_of<S>(a, item), shift, x.acc_s, x.row_max, x.row_sum,
                               x.scores_scale);

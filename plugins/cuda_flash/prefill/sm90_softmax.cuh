@@ -252,6 +252,7 @@ GPU_INLINE uint32_t keys_before(int32_t end)
  * bits become seven predicates by one instruction. */
 template <int N> GPU_INLINE void apply_mask(const row_bounds &rows, int32_t key, float (&acc_s)[N])
 {
+    static_assert(N <= 64, "a word has the bits of 128 keys");
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint32_t sees =

@@ -185,7 +185,7 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         bool is_there = 2 * lane + i < num_tokens;
-        /* softplus, as in gpu/kernels/delta_rows.h */
+        /* softplus, as in gpu/device/delta.h */
         float x = bits_float(from.bits[i][0] << shift) + from.bias;
         float e = fast_exp2(fminf(x, SOFTPLUS_LINEAR) * LOG2_OF_E), u = 1.0f + e;
         float small = u == 1.0f ? e : logf(u) * (e * fast_reciprocal(u - 1.0f));

@@ -65,7 +65,8 @@ GPU_INLINE uint4 stored(const gpu_write_params &p, int side, int32_t head, const
                                               : shrink16<ATTN_DTYPE_FP8_E4M3>(x, dtype, by);
 }
 
-/* For few rows: a group writes one, and loads the row while it loads its slot. The limit is latency. */
+/* For few rows: a group writes one, and loads the row while it loads its slot. The limit is
+ * latency. */
 template <int WAY> GPU_INLINE void write_row(const gpu_write_params &p)
 {
     let_later_kernels_begin();
