@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import library
 
 import libattn
 import libattn.torch
@@ -46,8 +47,8 @@ def _vllms_own() -> Any:
 
 
 theirs = _vllms_own()
-vllm_lib = torch.library.Library("vllm", "FRAGMENT")
-vllm_lib.define("sparse_attn_indexer" + torch.library.infer_schema(theirs, mutates_args=["topk_indices_buffer"]))
+vllm_lib = library.Library("vllm", "FRAGMENT")
+vllm_lib.define("sparse_attn_indexer" + library.infer_schema(theirs, mutates_args=["topk_indices_buffer"]))
 vllm_lib.impl("sparse_attn_indexer", theirs, dispatch_key="CPU")
 published.put({
     "vllm.model_executor.layers.sparse_attn_indexer": {"sparse_attn_indexer": theirs},

@@ -40,34 +40,37 @@ _library = library.Library("libattn", "FRAGMENT")
 def _operator(name: str, arguments: str, shape_of: Callable[..., tuple[int, ...]], run: Callable[..., torch.Tensor],
               written: int | None = None) -> None:
     """`name`, whose output is like its first tensor, and `name`_out, whose first argument it is; `written` is the place of the
-    tensor that both write. By torch's dispatcher alone: `torch.library.custom_op` costs 6 to 25 us a call more."""
-    names = [argument.split()[1] for argument in arguments.split(", ")]
+    tensor that both write. By torch's dispatcher alone: `custom_op` costs 6 to 25 us a call more."""
+    names = ["out", *(argument.split()[1] for argument in arguments.split(", "))]
 
-    def refuse_gradients(*args: Any, out: torch.Tensor | None = None) -> None:
-        """Eager and where a graph is traced, which would drop them."""
+    def refuse_gradients(*given: Any) -> None:
+        """Out (None: the operator's own) and the arguments: eager and in traced graphs, which would drop their gradients."""
         if torch.is_grad_enabled():
-            for name, t in (("out", out), *zip(names, args)):
-                if isinstance(t, torch.Tensor):
-                    dense.refuse_gradient(name, t)
+            for i, t in enumerate(given):
+                if getattr(t, "requires_grad", False):
+                    dense.refuse_gradient(names[i], t)
 
     def functional(*args: Any) -> torch.Tensor:
-        refuse_gradients(*args)
+        refuse_gradients(None, *args)
         if written is not None:
             increment_version(args[written])
         return run(None, *args)
 
     def into(out: torch.Tensor, *args: Any) -> None:
-        refuse_gradients(*args, out=out)
+        refuse_gradients(out, *args)
         increment_version(out if written is None else (out, args[written]))
         run(out, *args)
 
-    def fake(*args: Any) -> torch.Tensor:
-        refuse_gradients(*args)
+    def fake_functional(*args: Any) -> torch.Tensor:
+        refuse_gradients(None, *args)
         return args[0].new_empty(shape_of(*args))
 
+    def fake_into(out: torch.Tensor, *args: Any) -> None:
+        refuse_gradients(out, *args)
+
     for full, schema, function, fake in (
-            (name, f"({arguments}) -> Tensor", functional, fake),
-            (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, lambda out, *args: refuse_gradients(*args, out=out))):
+            (name, f"({arguments}) -> Tensor", functional, fake_functional),
+            (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, fake_into)):
         _library.define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(full, _disable_dynamo(function), "CompositeExplicitAutograd")  # else a frame that it gave up is traced
         library.register_fake(f"libattn::{full}", fake, lib=_library)
