@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
+import importlib
 import unittest
 import unittest.mock
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import libattn.torch
 from common import BACKENDS, attention, causal, worst
 
+store_module = importlib.import_module("libattn.torch.store")  # its `store` has the module's name
 HEADS = 512  # a parameter of this size gets the address of the one that was freed before
 
 
@@ -117,6 +119,34 @@ class Again(unittest.TestCase):
         for index in (0, 1, 0, 1):
             libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
         self.assertEqual([row.decode.split("@")[0] for row in libattn.torch.table()], ["cpu_ref", "cpu_simd"])
+
+    def test_a_capture_is_refused(self) -> None:
+        """Calls that were made before, in whose plan a replay would find the next batch's, and new ones; a function stands in for the
+        GPU that captures."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k, starts = torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 4, 16), torch.tensor([0, 2]).int()
+        mask, pages, step = torch.ones(1, 1, 2, 4, dtype=torch.bool), torch.zeros(2, 2, 16, 2, 16), object()
+        rows, latent = torch.zeros(2, 2, 16), torch.zeros(2, 16)
+        calls: list[Any] = [
+            lambda: libattn.torch.attend(q, k, k, scale=0.25, causal=True),
+            lambda: libattn.torch.attend(q, k, k, mask, scale=0.25, causal=True),
+            lambda: torch.ops.libattn.attend(q, k, k, None, None, 0.25, True, None, 0.0, "decoder", 0),
+            lambda: libattn.torch.attend_packed(q, k[:, :, :2], k[:, :, :2], starts, starts, scale=0.25),
+            lambda: libattn.torch.attend_pages(rows, rows, rows, *pages, torch.tensor([[0], [1]]), starts.new_tensor([3, 4]), scale=0.25,
+                                               step=step),
+            lambda: torch.ops.libattn.attend_mla(torch.zeros(2, 2, 24), latent, latent[:, :8], torch.zeros(2, 16, 24), starts[None, :1],
+                                                 torch.arange(2), starts, starts[1:], torch.zeros(2 * 32, 16), 0.25, 0)]
+        for call in calls:
+            for turn in range(2):
+                if turn:
+                    call()
+                with unittest.mock.patch.object(store_module, "capturing", lambda device: True), \
+                        unittest.mock.patch.object(torch.Tensor, "is_cuda", True), \
+                        self.assertRaisesRegex(libattn.UnsupportedError, "capture: .*; supported: calls outside of CUDA graphs"):
+                    call()
+            call()
+        tags = {str(tag).split(".")[-1] for tag in torch.ops.libattn.attend.default.tags}
+        self.assertEqual("cudagraph_unsafe" in tags, hasattr(torch.Tag, "cudagraph_unsafe"))
 
     def test_a_gradient_is_refused_after_calls_without(self) -> None:
         libattn.torch.configure(ignore_environment=True)

@@ -21,7 +21,7 @@ from ..step import Batch
 from ..tensors import Rows
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window, of_mask, whole
-from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, identity, store, stream_of
+from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, identity, refuse_capture, store, stream_of
 
 _MASKS_KEPT = 16
 _CALLS_KEPT = 64
@@ -57,6 +57,7 @@ def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.nd
     if mask.shape[1] != 1 and mask.stride(1) != 0:
         raise make(Status.UNSUPPORTED, "attention_mask", f"{list(mask.shape)}: one mask per head; supported: one mask "
                    "for all heads")
+    refuse_capture(mask.device)
     mask = mask[:, 0, :, :keys]
     if mask.dtype == torch.bool:
         seen = mask
@@ -318,6 +319,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
                     causal: bool, window: Window, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
                     fp8: EncoderScales | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """`attend` for requests that are known; None: every row of the batch sees its keys, as `causal` and `window` say."""
+    if q.is_cuda:
+        refuse_capture(q.device)
     key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
            segments, scale, causal, window, soft_cap, kind, None if sinks is None else identity((("sinks", sinks),)))
     calls = store.here().calls

@@ -32,9 +32,11 @@ from ..layers import GdnDesc, LayerDesc, MlaDesc, RecurrentRule
 from ..step import Batch
 from . import dense
 from .paged import Step, bind_pages
-from .store import Bound, Params, store, stream_of
+from .store import Bound, Params, refuse_capture, store, stream_of
 
 _library = library.Library("libattn", "FRAGMENT")
+#: torch.compile with mode='reduce-overhead' leaves operators of the second tag outside of its CUDA graphs, since 2.9.
+_TAGS = tuple(getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagraph_unsafe") if hasattr(torch.Tag, name))
 
 
 def _operator(name: str, arguments: str, shape_of: Callable[..., tuple[int, ...]], run: Callable[..., torch.Tensor],
@@ -71,7 +73,7 @@ def _operator(name: str, arguments: str, shape_of: Callable[..., tuple[int, ...]
     for full, schema, function, fake in (
             (name, f"({arguments}) -> Tensor", functional, fake_functional),
             (f"{name}_out", f"(Tensor(z!) out, {arguments}) -> ()", into, fake_into)):
-        _library.define(full + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.define(full + schema, tags=_TAGS)
         _library.impl(full, _disable_dynamo(function), "CompositeExplicitAutograd")  # else a frame that it gave up is traced
         library.register_fake(f"libattn::{full}", fake, lib=_library)
 
@@ -100,6 +102,7 @@ def _bound(desc: LayerDesc, index: int, memory: torch.Tensor, params: Params, bi
 
 def _plan(bound: Bound, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, **given: Any) -> int | None:
     """Plan a step; the stream it is planned on."""
+    refuse_capture(bound.device)
     starts, lengths = query_start_loc.cpu(), seq_lens.cpu()
     stream = stream_of(bound.device)
     bound.update(Batch(query_start_loc, seq_lens, query_start_loc_host=starts, seq_lens_host=lengths,

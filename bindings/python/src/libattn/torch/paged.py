@@ -17,10 +17,11 @@ from . import dense
 from .dense import _host, _on
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window
-from .store import Bound, Params, store, stream_of
+from .store import Bound, Params, refuse_capture, store, stream_of
 
 
 def _lengths(starts: torch.Tensor) -> np.ndarray:
+    refuse_capture(starts.device)
     return starts.detach().cpu().numpy().astype(np.int64)
 
 
@@ -151,6 +152,7 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
     flags : int
         `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
     """
+    refuse_capture(q.device)
     pages = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0], k_pages.stride(), v_pages.stride())
     bound = store.bound(desc, lambda: desc, index, q.device, params, pages)
     if bound.cache != pages:

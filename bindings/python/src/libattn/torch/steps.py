@@ -14,7 +14,7 @@ from ..layers import ContextParallel, LayerDesc
 from ..model import KvView
 from ..step import Batch, Plan
 from .paged import Step, bind_pages
-from .store import Bound, Params, Workspace, bind_workspace, store, stream_of
+from .store import Bound, Params, Workspace, bind_workspace, capturing, store, stream_of
 
 #: By what a captured batch is known: requests, rows and the longest query.
 Shape = tuple[int, int, int]
@@ -101,7 +101,7 @@ class Steps:
                 bound.refresh()  # a graph records it, so that its replays read the weights of their time
             return bound.captured[metadata.captured]
         if not bound.holds(step):
-            if bound.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if capturing(bound.device):
                 raise make(Status.ORDER, "capture", f"a layer that has no plan of {metadata.captured} (requests, tokens, "
                            "longest query); every layer has to run before a graph is captured")
             bound.refresh()

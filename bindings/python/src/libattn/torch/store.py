@@ -157,6 +157,7 @@ class Bound:
         """Plan a batch, unless it is the one that is planned: layers of one step share it."""
         if self.holds(key):
             return
+        refuse_capture(self.device)
         longest = max(batch.struct.max_seq_len, batch.struct.max_encoder_seq_len)
         needed = (batch.struct.num_reqs, batch.struct.num_tokens, longest, batch.struct.block_table_stride)
         if self.plan is None or any(n > limit for n, limit in zip(needed, self.limits)):
@@ -211,6 +212,20 @@ def stream_of(device: torch.device) -> int | None:
             return _raw_stream(device.index)
         return torch.cuda.current_stream(device).cuda_stream
     return torch.xpu.current_stream(device).sycl_queue if device.type == "xpu" else None
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether torch's current stream is being captured into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Refuse to capture a call whose plan is made on the host, from its own shapes: that of the next batch takes its place, and
+    a replay would read it."""
+    if capturing(device):
+        raise make(Status.UNSUPPORTED, "capture", "a call that plans its batch when it runs; supported: calls outside of CUDA graphs "
+                   "(torch.compile without mode='reduce-overhead'), or steps that are planned for a capture "
+                   "(libattn.torch.steps.Steps.capture, Plan.update with PlanMode.CAPTURE)")
 
 
 @dataclass(frozen=True)

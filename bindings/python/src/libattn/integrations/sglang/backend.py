@@ -18,7 +18,7 @@ from ..._declarations import Status
 from ...errors import make
 from ...step import NO_WRITE, Batch
 from ...torch.steps import Shape, Steps
-from ...torch.store import stream_of
+from ...torch.store import capturing, stream_of
 from .layers import PoolLayer, refuse
 
 
@@ -156,7 +156,7 @@ class LibattnBackend(AttentionBackend):
         """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the
         captured shape are made here; nothing is recorded."""
         step = self.forward_metadata
-        if step is None or step.captured is None or _is_capturing(self.req_to_token_pool.req_to_token.device):
+        if step is None or step.captured is None or capturing(self.req_to_token_pool.req_to_token.device):
             return
         step.ran.clear()
         self._gather()
@@ -244,10 +244,6 @@ class LibattnBackend(AttentionBackend):
         plan = self.steps.plan(place, step, lambda: step.batch)
         place.bound.run_rows(stream_of(q.device), rows, *new, out, 0 if writes else NO_WRITE, place.at, plan)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _numbers(forward_batch: Any, name: str) -> np.ndarray:

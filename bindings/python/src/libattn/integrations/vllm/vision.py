@@ -13,6 +13,7 @@ from ..._declarations import Status
 from ...errors import make
 from ...torch.dense import describe as describe_tower
 from ...torch.encoder_scales import HISTORY, EncoderScales, read_scales, save_scales
+from ...torch.store import capturing
 from .describe import config, is_asked, refuse_unserved, torch_device
 from .layers import index_of
 
@@ -71,7 +72,7 @@ class LibattnTowerAttention(MMEncoderAttention):  # type: ignore[misc]
 
     def _save(self) -> None:
         """Once, after the model's last layer has seen as many steps as scales follow."""
-        if self.save_path is None or (self.fp8.scales.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self.save_path is None or capturing(self.fp8.scales.device):
             return
         self.runs += 1
         layers = self._following.get(self.save_path, {})
