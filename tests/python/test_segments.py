@@ -3,6 +3,7 @@
 import unittest
 
 import numpy as np
+import torch
 
 import libattn
 from libattn.torch.segments import of_mask, rebuild, whole
@@ -20,7 +21,7 @@ def band(queries: int, keys: int, left: int, right: int) -> np.ndarray:
 class OfMask(unittest.TestCase):
     def check(self, mask: np.ndarray, causal: bool, window: tuple[int, int] | None = None, own: bool = True,
               most: int | None = None) -> None:
-        segments = of_mask(mask, causal, window, own)
+        segments = of_mask(torch.from_numpy(mask), causal, window, own)
         batch, queries, keys = mask.shape
         expected = mask.copy()
         if own and queries == keys:
@@ -111,7 +112,7 @@ class OfMask(unittest.TestCase):
         mask = causal_mask(6, 6)[None].copy()
         mask[0, 4, 2] = False
         with self.assertRaisesRegex(libattn.UnsupportedError, "attention_mask: row 4 of batch entry 0 sees 4 keys"):
-            of_mask(mask, True, None, True)
+            of_mask(torch.from_numpy(mask), True, None, True)
 
     def test_whole(self) -> None:
         np.testing.assert_array_equal(rebuild(whole(2, 3, 5, True, None), 2, 3, 5), np.stack([causal_mask(3, 5)] * 2))

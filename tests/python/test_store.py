@@ -120,6 +120,36 @@ class Again(unittest.TestCase):
             libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
         self.assertEqual([row.decode.split("@")[0] for row in libattn.torch.table()], ["cpu_ref", "cpu_simd"])
 
+    def test_single_queries_read_keys_in_place(self) -> None:
+        """No page is written, next to padding neither; a window that leaves keys out, more queries and a backend that refuses have
+        pages. The table says what the layer is."""
+        generator = torch.Generator().manual_seed(9)
+        mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+        mask[1, :, :, :3] = False
+        bind, reserve, blocks = libattn.torch.store._bind, store_module.Bound.reserve, []
+
+        def refusing(descs: Any, *args: Any) -> Any:
+            if descs[0].kind == "encoder_only":
+                raise libattn.UnsupportedError(libattn.abi.Status.UNSUPPORTED, "kind", "refused")
+            return bind(descs, *args)
+
+        for backend in BACKENDS:
+            for queries, window, given, refused, in_place in ((1, 0, None, False, True), (1, 9, mask, False, True), (1, 8, None, False, False),
+                                                              (2, 0, None, False, False), (1, 0, mask, True, False)):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                q, k, v = (torch.randn(2, heads, rows, 16, generator=generator) for heads, rows in ((4, queries), (2, 9), (2, 9)))
+                blocks.clear()
+                with unittest.mock.patch.object(libattn.torch.store, "_bind", refusing if refused else bind), \
+                        unittest.mock.patch.object(store_module.Bound, "reserve", lambda bound, n: (blocks.append(n), reserve(bound, n))):
+                    out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=(window - 1, 0) if window else None)
+                self.assertEqual(blocks == [0], in_place, (backend, queries, window, refused))
+                for b in range(2):
+                    seen = causal(queries, 9, window) if given is None else given[b, 0]
+                    wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen)[0]
+                    self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, window, refused))
+                self.assertEqual([(row.kind, row.decode.split("@")[0]) for row in libattn.torch.table()],
+                                 [("sliding" if window else "full", backend)])
+
     def test_a_capture_is_refused(self) -> None:
         """Calls that were made before, in whose plan a replay would find the next batch's, and new ones; a function stands in for the
         GPU that captures."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of padded batches: q ``[B, Hq, S, D]``, k and v ``[B, Hk, L, D]``, as torch models call it.
 
-Encoders hand their keys to the kernel where they lie. Decoders and cross layers are described as what they are,
-layers with a cache: their keys are written into pages in one call of the backend's own ``write_kv`` and attended
-through a block table, which also drops padding. Pages are scratch and shared by all layers of a description.
+Encoders hand their keys to the kernel where they lie, and decoders too in steps of one query, which sees all its keys. Other steps of
+decoders and cross layers are described as what they are, layers with a cache: their keys are written into pages in one call of the
+backend's own ``write_kv`` and attended through a block table, which also drops padding. Pages are scratch and shared by all layers of
+a description.
 """
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def check_inputs(**tensors: torch.Tensor | None) -> None:
             raise make(Status.INVALID_ARGUMENT, name, f"{list(t.shape)}; {_SHAPES[name]} is needed")
 
 
-def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.ndarray:
-    """A mask ``[B or 1, 1, S, L or more]`` as booleans ``[B, S, L]`` on the host.
+def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> torch.Tensor:
+    """A mask ``[B or 1, 1, S, L or more]`` as booleans ``[B, S, L]``.
 
     Boolean masks are True where a key is seen; additive ones have to hold 0 and minus infinity (or what stands for
     it: the smallest half of the type's range) alone.
@@ -69,7 +70,7 @@ def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.nd
         if not bool((seen | hidden).all()):
             raise make(Status.UNSUPPORTED, "attention_mask", "an additive mask with values other than 0 and minus "
                        "infinity; supported: masks that show or hide a key")
-    return np.broadcast_to(seen.cpu().numpy(), (batch, queries, keys))
+    return seen.expand(batch, queries, keys)
 
 
 def segments_of(mask: torch.Tensor | None, batch: int, queries: int, keys: int, causal: bool, window: Window,
@@ -132,7 +133,7 @@ def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int)
     host = (np.array(starts, np.int32), np.array(key_starts, np.int32))
     device = bound.device
     return Batch(_on(device, host[0]), key_start_loc=_on(device, host[1]), query_start_loc_host=_host(host[0]),
-                 key_start_loc_host=_host(host[1]), causal=segments.causal)
+                 key_start_loc_host=_host(host[1]), causal=False)
 
 
 def _host(values: np.ndarray) -> torch.Tensor:
@@ -375,8 +376,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     call = _Call(bound, stream_of(q.device), segments.complete, shape, rows)
     bound.model.api.check(call.run(call.error_ref()))
     if fp8 is None and given == (q_rows.data_ptr(), k.data_ptr(), v.data_ptr()):  # none of them is a copy
-        if len(calls) >= _CALLS_KEPT:
-            calls.clear()
+        if len(calls) >= _CALLS_KEPT and key not in calls:
+            del calls[next(iter(calls))]
         calls[key] = call
     return out
 
@@ -385,26 +386,40 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
              kind: str, index: int, device: torch.device, params: Params) -> Bound:
     """The bound layer with this batch planned.
 
-    The backend's own block size comes first; blocks of 1 where requests begin inside each other's keys; and an
-    encoder whose requests share keys is served as a bidirectional decoder, through pages.
+    Single queries come first, over keys in place; then the backend's own block size; blocks of 1 where requests begin inside each
+    other's keys; and an encoder whose requests share keys is served as a bidirectional decoder, through pages.
     """
     key = (segments, queries, keys, step, stream_of(device))
+    if kind == "decoder" and queries == 1 and segments.sees_all:
+        encoder = (*described[:6], False, None, *described[8:])
+        found = store.in_place(described, partial(describe, kind, *described, 0), partial(describe, "encoder_only", *encoder, 0), index,
+                               device, params)
+        if found is not None and _prepared(found, key, segments, queries, keys, step, "encoder_only", device):
+            return found
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described, history),
                             partial(describe, candidate, *described, block_size, history), index, device, params)
-        if bound.holds(key):
-            return bound
-        batches, described_as = store.here().batches, (key, bound.block_size, candidate == "cross", device)
-        if described_as not in batches:  # layers that differ in a window, a soft cap or sinks share it
-            if len(batches) >= _BATCHES_KEPT:
-                batches.clear()
-            batches[described_as] = _make_batch(bound, segments, queries, keys, step, candidate)
-        made = batches[described_as]
-        if made is not None:
-            bound.reserve(made[1])
-            bound.update(made[0], key, stream_of(device))
+        if _prepared(bound, key, segments, queries, keys, step, candidate, device):
             return bound
     raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")
+
+
+def _prepared(bound: Bound, key: tuple[Any, ...], segments: Segments, queries: int, keys: int, step: int, kind: str,
+              device: torch.device) -> bool:
+    """Plan the batch of `key`, unless it is the one that is planned; False: the layer's blocks, or no blocks, cannot hold it."""
+    if bound.holds(key):
+        return True
+    batches, described_as = store.here().batches, (key, bound.block_size, kind == "cross", device)
+    if described_as not in batches:  # layers that differ in a window, a soft cap or sinks share it
+        if len(batches) >= _BATCHES_KEPT:
+            del batches[next(iter(batches))]
+        batches[described_as] = _make_batch(bound, segments, queries, keys, step, kind)
+    made = batches[described_as]
+    if made is None:
+        return False
+    bound.reserve(made[1])
+    bound.update(made[0], key, stream_of(device))
+    return True
 
 
 def _make_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int, kind: str) -> tuple[Batch, int] | None:

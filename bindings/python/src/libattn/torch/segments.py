@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from .._declarations import Status
 from ..errors import make
@@ -41,6 +42,11 @@ class Segments:
     window: Window
     complete: bool
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether the window leaves out no key of a request of one query."""
+        return self.window is None or int((self.requests[:, 4] - self.requests[:, 3]).max(initial=0)) <= self.window[0] + 1
+
 
 def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> Segments:
     """Every row of the batch sees all of `keys`, causal or not."""
@@ -49,18 +55,21 @@ def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> 
     return Segments(np.stack([b, zero, zero + queries, zero, zero + keys], axis=1), causal, window, True)
 
 
-def intervals(visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and end visible key of each row of a mask [B, S, L]; (0, 0) where a row sees nothing.
+def intervals(visible: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """First and end visible key of each row of a mask [B, S, L]; (0, 0) where a row sees nothing. They are found where the mask
+    lies: two numbers of a row come to the host, not the row.
 
     Raises
     ------
     UnsupportedError
         A row's visible keys are not one run.
     """
-    length = visible.shape[-1]
-    count = visible.sum(-1)
-    first = np.where(count > 0, visible.argmax(-1), 0)
-    end = np.where(count > 0, length - visible[..., ::-1].argmax(-1), 0)
+    batch, length = visible.shape[0], visible.shape[-1]
+    if batch > 1 and visible.stride(0) == 0:  # one for all entries
+        visible = visible[:1]
+    bits, count = visible.view(torch.uint8), visible.sum(-1)  # argmax is the first of equal ones
+    found = torch.stack([count, bits.argmax(-1), length - bits.flip(-1).argmax(-1)]) * (count > 0)
+    count, first, end = np.broadcast_to(found.cpu().numpy(), (3, batch, visible.shape[1]))
     if not np.array_equal(end - first, count):
         b, row = (int(i) for i in np.argwhere(end - first != count)[0])
         raise make(Status.UNSUPPORTED, "attention_mask",
@@ -137,7 +146,7 @@ def _candidates(first: np.ndarray, end: np.ndarray, causal: bool, window: Window
     return [w for w in result if w is None or min(w) >= 0]
 
 
-def of_mask(visible: np.ndarray, causal: bool, window: Window, own_keys: bool) -> Segments:
+def of_mask(visible: torch.Tensor, causal: bool, window: Window, own_keys: bool) -> Segments:
     """Requests of a mask.
 
     Parameters
@@ -155,7 +164,7 @@ def of_mask(visible: np.ndarray, causal: bool, window: Window, own_keys: bool) -
     first, end = intervals(visible)
     batch, queries, keys = visible.shape
     if own_keys and queries == keys:
-        padding = ~visible.any(axis=1)
+        padding = ~visible.any(1).cpu().numpy()
         first, end = np.where(padding, 0, first), np.where(padding, 0, end)
     if queries == 1:
         rows = np.flatnonzero(end[:, 0] > first[:, 0])

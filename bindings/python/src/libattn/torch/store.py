@@ -17,7 +17,7 @@ import torch
 
 from .. import memory
 from .._declarations import ExtId, Phase, Status, attn_ext, attn_tensor
-from ..errors import make
+from ..errors import UnsupportedError, make
 from ..extensions import gdn_weights, kv_quant_params, mla_weights, mm_encoder_state
 from ..layers import LayerDesc
 from ..model import Layer, Model
@@ -324,6 +324,27 @@ class Store:
         local.near[near_key] = bound
         bound.indices.add(index)
         return bound
+
+    def in_place(self, key: Hashable, describe: Callable[[], LayerDesc], other: Callable[[], LayerDesc], index: int,
+                 device: torch.device, params: Params = ()) -> Bound | None:
+        """A layer of another description, by the backend that `bound` would give the decodes of `describe`; None: it refuses."""
+        local = self.here()
+        near_key = ("in place", key, index, device, identity(params) if params else ())
+        if near_key not in local.near:
+            _, decode, _ = self._choose(describe(), index, device)
+            desc = other()
+            far_key = (desc, decode, *near_key[3:])
+            if far_key not in local.layers:
+                try:
+                    local.layers[far_key] = self._bind([desc], decode, decode, device, [params])
+                except UnsupportedError:
+                    local.layers[far_key] = None
+            local.near[near_key] = local.layers[far_key]
+        found: Bound | None = local.near[near_key]
+        if found is not None:
+            found.refresh()
+            found.indices.add(index)
+        return found
 
     def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device,
               workspace: Workspace | None = None) -> list[tuple[Bound, int]]:
