@@ -42,6 +42,11 @@ class Describing(unittest.TestCase):
                          os.path.realpath(os.path.join(os.environ["ATTN_TEST_BUILD"], "core", "libattn.so.1")))
         self.assertTrue({"cpu_ref", "cpu_simd"} <= {p.name for p in self.runtime.plugins if p.status == 0})
 
+    def test_a_library_that_is_not_there_or_another_one(self) -> None:
+        for path in ("/nowhere/libattn.so.1", "/etc/passwd", "libm.so.6"):
+            with self.assertRaisesRegex(libattn.AttnError, f"libattn.so.1: .*{os.path.basename(path)}.*; install .* or name the file"):
+                libattn.Runtime(library=path)
+
     def test_devices_and_backends(self) -> None:
         self.assertIn((libattn.DeviceType.CPU, 0), [d.device for d in self.runtime.devices])
         names = [b.full_name for b in self.runtime.backends]

@@ -69,10 +69,15 @@ class Selection(unittest.TestCase):
     def test_what_no_backend_can_do_is_an_error_with_reasons(self) -> None:
         integration.register()
         model = model_of("llama", head_dim=520)
+        with self.assertRaisesRegex(libattn.AttnError, "head_size.*520.*512.*\n  layers of LlamaForCausalLM; set attn_impl.*'sdpa'"):
+            model.set_attn_implementation("libattn")
+        model = model_of("llama")
+        with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64.*\n  layers of LlamaForCausalLM; set attn_impl.*'sdpa'"):
+            type(model)._from_config(model.config, attn_implementation="libattn", dtype=torch.float64)
         model.set_attn_implementation("libattn")
         with torch.no_grad(), self.assertRaisesRegex(
-                libattn.AttnError, "head_size.*520.*512.*\n  layer 0, a LlamaAttention; set attn_implementation to .*'sdpa'"):
-            model(ids(1, 4))
+                libattn.AttnError, "dtype: torch.float64.*\n  layer 0, a LlamaAttention; set attn_implementation to .*'sdpa'"):
+            model.double()(ids(1, 4))
 
     def test_releases_that_are_too_old(self) -> None:
         with mock.patch.object(torch, "__version__", "2.7.1+cu126"), \

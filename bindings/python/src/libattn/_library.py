@@ -63,10 +63,11 @@ class Library:
         self.path = path or find()
         try:
             self._dll = ctypes.CDLL(self.path, mode=0)  # RTLD_LOCAL
-        except OSError as error:
-            raise errors.make(Status.NOT_FOUND, SONAME, str(error)) from None
+            get_api = self._dll.attn_get_api
+        except (OSError, AttributeError) as error:  # no file, or one that is something else
+            raise errors.make(Status.NOT_FOUND, SONAME, f"{error}; install libattn where the loader looks, or name the file: "
+                              "Runtime(library=...), libattn.torch.configure(library=...)") from None
         table = ctypes.c_void_p()
-        get_api = self._dll.attn_get_api
         get_api.restype = ctypes.c_int32
         get_api.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
         self.check(get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, byref(table), _storage.ref))

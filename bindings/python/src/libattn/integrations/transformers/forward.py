@@ -11,6 +11,7 @@ from ..._declarations import Status
 from ...errors import AttnError, make
 from ...torch import attend, attend_packed, attend_pages
 from ...torch.segments import Window
+from .hooks import ADVICE
 
 _counters: dict[int, tuple[weakref.ref[Any], int]] = {}
 
@@ -84,7 +85,7 @@ def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch
         return _attention(module, *args, **kwargs)
     except AttnError as error:
         raise make(error.status, error.field, f"{error.message}\n  layer {_index(module)}, a {type(module).__name__}; "
-                   "set attn_implementation to another one than libattn, such as 'sdpa'") from None
+                   f"{ADVICE}") from None
 
 
 def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

@@ -2,7 +2,7 @@
 """Where Transformers needs more than the name of an attention.
 
 Models that compute their attention themselves (BLOOM, for one) take any registered name and go on as before: for ours
-they are refused aloud.
+they are refused aloud. So are models of whose layers a configuration says that no backend serves them, before weights are loaded.
 
 Continuous batching: Transformers 5 takes its own implementations alone for it. It compares the name with a list, and
 offers block tables only to names with ``flash`` in them. Two functions are wrapped so that ours is taken too; for
@@ -14,8 +14,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
+
 from ..._declarations import Status
-from ...errors import make
+from ...errors import AttnError, make
+from ...torch import dense
+from ...torch.store import store
 
 _MARK = "_libattn_wrapped"
 
@@ -50,8 +54,42 @@ def allow_continuous_batching(name: str) -> bool:
     return True
 
 
+#: The end of every refusal.
+ADVICE = "set attn_implementation to another one than libattn, such as 'sdpa'"
+
+
+def _heads_of(config: Any) -> tuple[int, int, int, int] | None:
+    """Query heads, key heads and sizes of keys and values, where a configuration says them."""
+    text = config.get_text_config()
+    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
+    if not isinstance(heads, int) or heads < 1:
+        return None
+    size = getattr(text, "head_dim", None) or (hidden // heads if isinstance(hidden, int) else None)
+    value = None
+    if getattr(text, "kv_lora_rank", None):
+        size, value = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
+    keys = getattr(text, "num_key_value_heads", None) or heads
+    return (heads, keys, size, value or size) if isinstance(size, int) and isinstance(keys, int) else None
+
+
+def refuse_unserved(model: Any) -> None:
+    """Raise if no backend of any device here serves usual layers of a model that is being made."""
+    heads, dtype = _heads_of(model.config), next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    if heads is None:
+        return
+    refusal = None
+    for device in {device.device for device in store.runtime.devices}:
+        try:
+            store.runtime.select([dense.describe("decoder", *heads, dtype, heads[2]**-0.5, True, None, 0.0, False, 0)], device=device)
+            return
+        except AttnError as error:
+            refusal = error
+    if refusal is not None:
+        raise make(refusal.status, refusal.field, f"{refusal.message}\n  layers of {type(model).__name__}; {ADVICE}")
+
+
 def refuse_models_without_hook(name: str) -> None:
-    """Raise where a model would take the name and never call us."""
+    """Raise where a model would take the name and never call us, or call us in vain."""
     from transformers import PreTrainedModel
 
     def wrap(method: str) -> None:
@@ -65,7 +103,9 @@ def refuse_models_without_hook(name: str) -> None:
             if requested == name and can_set is not None and not can_set():
                 raise make(Status.UNSUPPORTED, "attn_implementation",
                            f"'{name}' for {type(self).__name__}, which computes its attention itself; supported: "
-                           "models that ask Transformers' AttentionInterface")
+                           f"models that ask Transformers' AttentionInterface; {ADVICE}")
+            if requested == name:
+                refuse_unserved(self)
             return inner(self, requested, *args, **kwargs)
 
         setattr(checked, _MARK, True)
