@@ -37,16 +37,17 @@ class Graph:
     """A captured call; on a CPU a replay is the call again."""
 
     def __init__(self, call: Callable[[], None], device: torch.device = DEVICE) -> None:
-        self._call, self._graph = call, None
+        self._call = call
+        self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
-            self._graph = torch.cuda.CUDAGraph()
+            self.graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self.graph):
                 call()
 
     def replay(self) -> None:
-        if self._graph is None:
+        if self.graph is None:
             self._call()
         else:
-            self._graph.replay()
+            self.graph.replay()
             torch.cuda.synchronize()
