@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # An unmodified llama.cpp (the copy inside the sdist of llama-cpp-python) over libattn's ggml backend: the same tokens, and
 # the speed of both. Called by tools/test_engines.sh with the folder to work in and libattn.so.1. Needs CMake and a C++
-# compiler; about three minutes on two cores, 700 MB.
+# compiler; about three minutes on two cores, 700 MB. With a third argument, server: llama-server in place of it all, whose build
+# takes six minutes more.
 set -eu
-work=$1 core=$2
+work=$1 core=$2 target=llama
+[ "${3:-}" != server ] || target=llama-server
 cd "$(dirname "$0")/../.."
 llama=$work/llama/llama_cpp_python-0.3.36/vendor/llama.cpp
 
@@ -21,9 +23,9 @@ ls "$work"/llama/llama_cpp_python-0.3.36.tar* >/dev/null 2>&1 ||
 
 launcher=$(command -v ccache || true)
 cmake -S "$llama" -B "$work/llama/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
-    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF \
-    -DLLAMA_CURL=OFF ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
-cmake --build "$work/llama/build" --target llama -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
+    ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
+cmake --build "$work/llama/build" --target $target -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
 libraries=$work/llama/build/bin
 sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/include" -I "$llama/ggml/include" integrations/ggml/generate.c -L"$libraries" -lllama \
@@ -32,6 +34,13 @@ ${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/ggml/include" -I "$llama/ggml/sr
     -lggml -lggml-base -lggml-cpu -ldl -lm "-Wl,-rpath,$libraries" -o "$work/operators"
 [ -f "$work/f32.gguf" ] || "$work/generate" --float32 "$work/llama/model.gguf" "$work/f32.gguf" >"$work/convert.log" 2>&1
 
+if [ $target = llama-server ]; then
+    for setting in 'f16 f16' 'q8_0 f16' 'f16 q4_0 --kv-unified'; do
+        # shellcheck disable=SC2086 # the types, and an option
+        python3 integrations/ggml/server.py "$libraries/llama-server" "$work/f32.gguf" "$work/libggml-attn.so" "$core" $setting
+    done
+    exit
+fi
 passed=0
 # run WHOSE MODEL CACHE THREADS TOKENS REPEATS
 run() {
