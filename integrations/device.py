@@ -60,11 +60,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 131072, "rope_theta": 150000.0, "hidden_act": "silu"}),
     "deepseek-v3": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
-    "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
+    "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, indexer": ("auto", DEEPSEEK_SPARSE),
+    "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
 }
-#: Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree.
-DRAFTS = {"llama, drafts": 5, "qwen3-next, drafts": 3}
+#: Options of some. Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree; libattn's
+#: indexer in place of vLLM's.
+OPTIONS: dict[str, dict[str, Any]] = {"llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3},
+                                      "deepseek-v3.2, indexer": {"indexer": True}}
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}
@@ -101,7 +104,7 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))] * 2
     try:
-        made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **({"drafts": DRAFTS[name]} if name in DRAFTS else {}))
+        made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **OPTIONS.get(name, {}))
         rows = on_gpu.chosen(made, prompts[:8], 40) + on_gpu.chosen(made, prompts[8:], 40)  # the second from the prefix cache
     except Exception as error:  # noqa: BLE001
         print("@@" + json.dumps(line | {"error": str(error)[-300:]}), flush=True)
@@ -114,7 +117,16 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
             right = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0].cpu()
             found.append((right - torch.tensor(given, dtype=torch.float64)).abs())
     apart = torch.cat(found)
+    if backend == "libattn":
+        line["served"] = served()
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)
+
+
+def served() -> list[str]:
+    """The kinds of the layers that ran, where the engine is in this process."""
+    from libattn.torch import table
+
+    return sorted({row.kind for row in table()})
 
 
 def serve(backend: str, name: str, gigabytes: str) -> None:

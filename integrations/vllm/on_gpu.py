@@ -13,7 +13,7 @@ REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 #: vLLM's own backends of a model.
 OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
-       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
+       "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
        "qwen3-next, drafts": ("FLASH_ATTN",)}
 
 
@@ -37,7 +37,8 @@ def compile_in_threads() -> None:
     Autotuner.prune_configs = compiled
 
 
-def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0) -> Any:
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0,
+          indexer: bool = False) -> Any:
     from vllm import LLM
 
     from libattn.integrations.vllm import register
@@ -55,7 +56,8 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         options["enable_prefix_caching"] = False
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
-               additional_config={"gdn_prefill_backend": "triton"},  # vLLM's own layers, without FlashInfer
+               additional_config={"gdn_prefill_backend": "triton",  # vLLM's own layers, without FlashInfer
+                                  **({"libattn": {"indexer": True}} if indexer else {})},
                disable_log_stats=False, compilation_config=graphs, dtype=dtype, kv_cache_dtype=cache,
                kv_cache_memory_bytes=int(gigabytes * 2**30), gpu_memory_utilization=0.1, **options)
 
