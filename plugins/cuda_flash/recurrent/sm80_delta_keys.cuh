@@ -22,12 +22,21 @@ struct prepare_gates {
     float beta[CHUNK];
 };
 
-/* A: its blocks on the diagonal in float32, and all blocks below as f16 operands; those on the
- * diagonal hold the transposed inverses. Rows of `diagonal` are padded by 8 floats against bank
- * conflicts; for the others see block_place. */
+/* A of two value heads: its blocks on the diagonal in float32, later in their place the inverses,
+ * and all blocks below as f16 operands; those on the diagonal hold the transposed inverses. Rows of
+ * `diagonal` are padded by 8 floats against bank conflicts; for the others see block_place. */
+typedef uint16_t chunk_tile[CHUNK][CHUNK];
+struct prepare_diagonal {
+    float blocks[BLOCKS][BLOCK][BLOCK + 8];
+    float padding[4]; /* both heads' rows are read at once */
+};
+
 struct prepare_a {
-    float diagonal[BLOCKS][BLOCK][BLOCK + 8];
-    uint4 blocks[BLOCKS * (BLOCKS + 1) / 2][BLOCK * 2];
+    union {
+        prepare_diagonal diagonal[2];
+        chunk_tile inverse[2];
+    };
+    uint4 blocks[2][BLOCKS * (BLOCKS + 1) / 2][BLOCK * 2];
 };
 
 /* The number of a block on or below the diagonal. */
@@ -63,9 +72,10 @@ struct channel_gates {
 };
 
 struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of tiles */
-    union {                          /* k overwrites its inputs, q its inputs, and A overwrites q */
+    union { /* k and q overwrite their inputs, scores overwrite k, and A overwrites q */
         uint16_t k[CHUNK][CHUNK_DIMS];
         prepare_raw raw_k;
+        chunk_tile scores[2];
     };
     uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
     float bias[2][CHUNK_DIMS];
@@ -77,7 +87,7 @@ struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of
     union alignas(256) {
         uint16_t q[CHUNK][CHUNK_DIMS];
         prepare_raw raw_q;
-        struct prepare_a a[2];
+        struct prepare_a a;
     };
 };
 
@@ -321,21 +331,116 @@ template <int GATES> GPU_INLINE void make_keys(const sm80_delta_params &a, prepa
     }
 }
 
-/* Stores k and q to global memory in the same layout. */
+/* Blocks of q k^T in block row `warp` and of k k^T in block row BLOCKS - 1 - warp, on and below the
+ * diagonal: BLOCKS + 1 for each warp. Slots up to `warp` are q k^T, from the diagonal to the left;
+ * the others are k k^T, up to the diagonal. */
+#define SLOTS (BLOCKS + 1)
+typedef float slot_sums[SLOTS][2][4];
+
+GPU_INLINE bool is_score(int32_t slot, int32_t warp)
+{
+    return slot <= warp;
+}
+
+GPU_INLINE int32_t column_of_slot(int32_t slot, int32_t warp)
+{
+    return is_score(slot, warp) ? warp - slot : slot - warp - 1;
+}
+
+/* As load4, if all lanes say so; else r stays. */
+GPU_INLINE void load4_if(bool loads, uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+                 "@p ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n}"
+                 : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
+                 : "r"(address), "r"((int32_t)loads));
+}
+
+/* Slots of one product share their left operand, and slots `warp` and warp + 1 the right one. */
+GPU_INLINE void multiply_slots(const prepare_memory &m, slot_sums &sums)
+{
+    int32_t lane = lane_again(), warp = prepare_warp();
+    uint32_t keys = shared_address(m.k), right_at[SLOTS];
+    uint32_t row = place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
+    uint32_t column = place16<CHUNK_DIMS / 8>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+    uint32_t of_scores = shared_address(m.q) + row + warp * BLOCK * 128;
+    uint32_t of_a = keys + row + (BLOCKS - 1 - warp) * BLOCK * 128;
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+        right_at[i] = keys + column + column_of_slot(i, warp) * BLOCK * 128;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            sums[i][k / 4][k % 4] = 0.0f;
+        }
+    }
+#pragma unroll 4
+    for (int step = 0; step < CHUNK_DIMS / 16; step++) {
+        uint32_t further = step / 4 * CHUNK * 128, swizzled = step % 4 * 32;
+        uint32_t left[4], right[4];
+        load4(left, (of_scores ^ swizzled) + further);
+#pragma unroll
+        for (int i = 0; i < SLOTS; i++) {
+            if (i == 0) {
+                load4(right, (right_at[i] ^ swizzled) + further);
+            } else {
+                load4_if(i == warp + 1, left, (of_a ^ swizzled) + further);
+                load4_if(i != warp + 1, right, (right_at[i] ^ swizzled) + further);
+            }
+            multiply<KIND_F16>(sums[i][0], left, right[0], right[1]);
+            multiply<KIND_F16>(sums[i][1], left, right[2], right[3]);
+        }
+    }
+}
+
+/* Makes tiles that the thread has written visible to store_tile after a barrier. */
+GPU_INLINE void finish_tile()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/* Copies a tile of a chunk to global memory, on sm_90 by a bulk copy of the first thread, which the
+ * tile has to outlast (wait_for_tiles). */
+template <int BYTES> GPU_INLINE void store_tile(const void *tile, void *to)
+{
+    int32_t thread = prepare_warp() * GPU_LANES + lane_again();
+#if __CUDA_ARCH__ >= 900
+    if (thread == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                     "cp.async.bulk.commit_group;" ::"l"(to),
+                     "r"(shared_address(tile)), "n"(BYTES)
+                     : "memory");
+    }
+#else
+    const uint4 *from = (const uint4 *)tile + thread;
+    uint4 *at = (uint4 *)to + thread;
+#pragma unroll
+    for (int i = 0; i < BYTES / (int)sizeof *at; i += PREPARE_THREADS) {
+        at[i] = from[i];
+    }
+#endif
+}
+
+/* Waits until tiles have been read, or with ARE_WRITTEN until they have been written. */
+template <bool ARE_WRITTEN = false> GPU_INLINE void wait_for_tiles()
+{
+#if __CUDA_ARCH__ >= 900
+    if constexpr (ARE_WRITTEN) {
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    } else {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+#endif
+}
+
+/* Stores k and q in the same layout. */
 GPU_INLINE void store_keys(const prepare_memory &m)
 {
     static_assert(sizeof(chunk_keys) == 2 * sizeof m.k, "k, then q");
     chunk_keys &to = ((chunk_keys *)m.item.chunk)[m.item.key_head];
-    int32_t thread = prepare_warp() * GPU_LANES + lane_index();
-#pragma unroll 1
-    for (int32_t is_q = 0; is_q < 2; is_q++) {
-        const uint4 *from = (const uint4 *)(is_q ? m.q : m.k) + thread;
-        uint4 *at = (uint4 *)(is_q ? to.q : to.k) + thread;
-#pragma unroll
-        for (int i = 0; i < (int)(sizeof m.k / sizeof *at); i += PREPARE_THREADS) {
-            at[i] = from[i];
-        }
-    }
+    store_tile<sizeof m.k>(m.k, to.k);
+    store_tile<sizeof m.k>(m.q, to.q);
 }
 
 #endif

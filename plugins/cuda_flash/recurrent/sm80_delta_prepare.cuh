@@ -37,63 +37,17 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
            first < request.num_tokens;
 }
 
-/* Blocks of q k^T in block row `warp` and of k k^T in block row BLOCKS - 1 - warp, on and below the
- * diagonal: BLOCKS + 1 for each warp. Slots up to `warp` are q k^T, from the diagonal to the left;
- * the others are k k^T, up to the diagonal. */
-#define SLOTS (BLOCKS + 1)
-typedef float slot_sums[SLOTS][2][4];
-
-GPU_INLINE bool is_score(int32_t slot, int32_t warp)
-{
-    return slot <= warp;
-}
-
-GPU_INLINE int32_t column_of_slot(int32_t slot, int32_t warp)
-{
-    return is_score(slot, warp) ? warp - slot : slot - warp - 1;
-}
-
-GPU_INLINE void multiply_slots(const prepare_memory &m, slot_sums &sums)
-{
-    int32_t lane = lane_again(), warp = prepare_warp();
-    uint32_t left_at[SLOTS], right_at[SLOTS], keys = shared_address(m.k);
-    uint32_t row = place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
-    uint32_t column = place16<CHUNK_DIMS / 8>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++) {
-        left_at[i] = is_score(i, warp) ? shared_address(m.q) + row + warp * BLOCK * 128
-                                       : keys + row + (BLOCKS - 1 - warp) * BLOCK * 128;
-        right_at[i] = keys + column + column_of_slot(i, warp) * BLOCK * 128;
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            sums[i][k / 4][k % 4] = 0.0f;
-        }
-    }
-#pragma unroll 4
-    for (int step = 0; step < CHUNK_DIMS / 16; step++) {
-        uint32_t further = step / 4 * CHUNK * 128, swizzled = step % 4 * 32;
-#pragma unroll
-        for (int i = 0; i < SLOTS; i++) {
-            uint32_t left[4], right[4];
-            load4(left, (left_at[i] ^ swizzled) + further);
-            load4(right, (right_at[i] ^ swizzled) + further);
-            multiply<KIND_F16>(sums[i][0], left, right[0], right[1]);
-            multiply<KIND_F16>(sums[i][1], left, right[2], right[3]);
-        }
-    }
-}
-
-/* Clears blocks of the transposed inverse and the scores that are always zero: blocks off the
- * diagonal in the warp's rows, which nothing else writes. */
-GPU_INLINE void clear_blocks(chunk_head &to)
+/* Clears the warp's blocks that are always zero, which nothing else writes: of the transposed
+ * inverse those to the left of the diagonal, of scores those to the right. */
+GPU_INLINE void clear_blocks(chunk_tile &tile, bool left)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), row = warp * BLOCK + (lane >> 1);
 #pragma unroll
-    for (int i = 0; i < BLOCKS - 1; i++) {
-        bool is_left = i < warp;
-        int32_t column = (is_left ? i : i + 1) * 2 + (lane & 1);
-        char *tile = (char *)(is_left ? to.inverse : to.scores);
-        *(uint4 *)(tile + place16<CHUNK / 8>(row, column)) = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < BLOCKS; i++) {
+        if (left ? i < warp : i > warp) {
+            *(uint4 *)((char *)tile + place16<CHUNK / 8>(row, i * 2 + (lane & 1))) =
+                make_uint4(0, 0, 0, 0);
+        }
     }
 }
 
@@ -246,13 +200,13 @@ GPU_INLINE void decay_diagonal(const prepare_gates &gates, int32_t block, int32_
 }
 
 /* Makes the decayed scores and A of a value head, in the warp's blocks. */
-GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, char *scores,
-                            prepare_a &a)
+GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, chunk_tile &tile,
+                            prepare_a &a, int32_t of_pair)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), of_block = lane >> 2, j = (lane & 3) * 2;
     int32_t of_a = BLOCKS - 1 - warp;
     float beta[2], decayed[2][4];
-    scores += (warp * BLOCK + of_block) * 128 + j * 2;
+    char *scores = (char *)tile + (warp * BLOCK + of_block) * 128 + j * 2;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         beta[half] = gates.beta[of_a * BLOCK + of_block + half * 8];
@@ -269,7 +223,7 @@ GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, c
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int n = i >> 1, half = i & 1;
-        *(float2 *)&a.diagonal[of_a][of_block + half * 8][n * 8 + j] =
+        *(float2 *)&a.diagonal[of_pair].blocks[of_a][of_block + half * 8][n * 8 + j] =
             make_float2(beta[half] * decayed[n][2 * half], beta[half] * decayed[n][2 * half + 1]);
     }
 #pragma unroll
@@ -298,7 +252,7 @@ GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, c
             *(uint32_t *)to = bits[0][0], *(uint32_t *)(to + 8 * 128) = bits[0][1];
             *(uint32_t *)next = bits[1][0], *(uint32_t *)(next + 8 * 128) = bits[1][1];
         } else {
-            char *to = (char *)a.blocks[number_of_block(of_a, column)] + j * 2;
+            char *to = (char *)a.blocks[of_pair][number_of_block(of_a, column)] + j * 2;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 *(uint32_t *)(to + block_place(of_block + (i & 1) * 8, i >> 1)) =
@@ -308,13 +262,11 @@ GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, c
     }
 }
 
-/* Inverts block BLOCKS - 1 - warp of I + A on the diagonal. Each half of the warp has a value head
- * and each lane a column. Without a second value head, its half repeats the first and stores
- * nothing. */
-GPU_INLINE void invert_blocks(prepare_a &a, const float *beta, bool real, chunk_head &to)
+/* Inverts block BLOCKS - 1 - warp of I + A on the diagonal, of value head `of_pair`. Each half of
+ * the warp has a value head and each lane a column; a half that is not `real` stores nothing. */
+GPU_INLINE void invert_blocks(prepare_a &a, int32_t of_pair, bool real)
 {
     int32_t column = lane_again() & 15, block = BLOCKS - 1 - prepare_warp();
-    int32_t base = block * BLOCK;
     float x[BLOCK];
 #pragma unroll
     for (int i = 0; i < BLOCK; i++) {
@@ -323,7 +275,7 @@ GPU_INLINE void invert_blocks(prepare_a &a, const float *beta, bool real, chunk_
         float row[BLOCK];
 #pragma unroll
         for (int j = 0; j < i; j += 4) {
-            float4 four = *(const float4 *)&a.diagonal[block][i][j];
+            float4 four = *(const float4 *)&a.diagonal[of_pair].blocks[block][i][j];
             row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
         }
 #pragma unroll
@@ -334,7 +286,7 @@ GPU_INLINE void invert_blocks(prepare_a &a, const float *beta, bool real, chunk_
         x[i] += other;
     }
     if (real) {
-        char *own = (char *)a.blocks[number_of_block(block, block)];
+        char *own = (char *)a.blocks[of_pair][number_of_block(block, block)];
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             uint32_t out[4];
@@ -343,13 +295,6 @@ GPU_INLINE void invert_blocks(prepare_a &a, const float *beta, bool real, chunk_
                 out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i], x[part * 8 + 2 * i + 1]);
             }
             *(uint4 *)(own + block_place(column, part)) =
-                make_uint4(out[0], out[1], out[2], out[3]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i] * beta[base + column],
-                                         x[part * 8 + 2 * i + 1] * beta[base + column]);
-            }
-            *(uint4 *)((char *)to.inverse + place16<CHUNK / 8>(base + column, block * 2 + part)) =
                 make_uint4(out[0], out[1], out[2], out[3]);
         }
     }
@@ -365,18 +310,38 @@ GPU_INLINE void pack_block(uint32_t (&left)[4], const float (&block)[2][4], floa
     }
 }
 
-/* The blocks of the inverse T below the diagonal, in one column of blocks, transposed: T_ij = -T_ii
- * sum_k A_ik T_kj. */
-GPU_INLINE void invert_column(const prepare_a &a, const float *betas, int32_t column,
-                              chunk_head &to)
+/* Stores a transposed block of the inverse, times beta. */
+GPU_INLINE void store_inverse(chunk_tile &to, int32_t row, int32_t column, const float (&beta)[2],
+                              const float (&block)[2][4])
 {
-    int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
-    uint32_t blocks = shared_address(a.blocks);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int n = i >> 1, half = i & 1;
+        *(uint32_t *)((char *)to + place16<CHUNK / 8>(row + half * 8, column * 2 + n) +
+                      (lane_again() & 3) * 4) =
+            pack2<KIND_F16>(block[n][2 * half] * beta[half], block[n][2 * half + 1] * beta[half]);
+    }
+}
+
+/* One column of blocks of the inverse T, transposed: T_ij = -T_ii sum_k A_ik T_kj below the
+ * diagonal. */
+GPU_INLINE void invert_column(const prepare_a &a, int32_t of_pair, const float *betas,
+                              int32_t column, chunk_tile &to)
+{
+    int32_t lane = lane_again(), row = column * BLOCK + (lane >> 2);
+    constexpr uint32_t apart = sizeof a.blocks[0][0];
+    uint32_t blocks = shared_address(a.blocks[of_pair]);
     uint32_t swizzled = blocks + block_place(lane & 15, lane >> 4);
     uint32_t plain = blocks + block_place((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     uint32_t left[BLOCKS][4];
-    float beta[2] = {betas[row], betas[row + 8]};
-    load4(left[0], swizzled + number_of_block(column, column) * sizeof a.blocks[0]);
+    float beta[2] = {betas[row], betas[row + 8]}, block[2][4];
+    load4(left[0], swizzled + number_of_block(column, column) * apart);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float2 two = two_floats<KIND_F16>(left[0][i]);
+        block[i >> 1][(i & 1) * 2] = two.x, block[i >> 1][(i & 1) * 2 + 1] = two.y;
+    }
+    store_inverse(to, row, column, beta, block);
 #pragma unroll
     for (int m = 1; m < BLOCKS; m++) {
         int32_t at = column + m;
@@ -388,41 +353,33 @@ GPU_INLINE void invert_column(const prepare_a &a, const float *betas, int32_t co
         if (at >= BLOCKS) {
             continue;
         }
-        float sum[2][4] = {}, block[2][4] = {};
+        float sum[2][4] = {};
         uint32_t right[4], minus[4];
 #pragma unroll
         for (int k = 0; k < m; k++) {
-            load4(right, plain + number_of_block(at, column + k) * sizeof a.blocks[0]);
+            load4(right, plain + number_of_block(at, column + k) * apart);
             multiply<KIND_F16>(sum[0], left[k], right[0], right[1]);
             multiply<KIND_F16>(sum[1], left[k], right[2], right[3]);
         }
         pack_block(minus, sum, -1.0f);
-        load4_transposed(right, swizzled + number_of_block(at, at) * sizeof a.blocks[0]);
+        load4_transposed(right, swizzled + number_of_block(at, at) * apart);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            block[i / 4][i % 4] = 0.0f;
+        }
         multiply<KIND_F16>(block[0], minus, right[0], right[1]);
         multiply<KIND_F16>(block[1], minus, right[2], right[3]);
         pack_block(left[m], block, 1.0f);
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                *(uint32_t *)((char *)to.inverse + place16<CHUNK / 8>(row + half * 8, at * 2 + n) +
-                              pair * 2) = pack2<KIND_F16>(block[n][2 * half] * beta[half],
-                                                          block[n][2 * half + 1] * beta[half]);
-            }
-        }
+        store_inverse(to, row, at, beta, block);
     }
 }
 
-/* One warp finds item `number`; items are in the order of chunks. */
+/* One warp finds item `number`; items are in the order of chunks. All lanes write the same. */
 static __device__ __noinline__ void find_item(const sm80_delta_params &a, int32_t number,
                                               prepare_item &to)
 {
-    prepare_item item;
-    item.index = number / a.p.num_k_heads, item.key_head = number % a.p.num_k_heads;
-    item.is_there = find_chunk(a, item.index, item.request, item.first);
-    if (lane_index() == 0) {
-        to = item;
-    }
+    to.index = number / a.p.num_k_heads, to.key_head = number % a.p.num_k_heads;
+    to.is_there = find_chunk(a, to.index, to.request, to.first);
 }
 
 /* Copies m.next to m.item; all threads of the group call. */
@@ -489,7 +446,6 @@ GPU_INLINE void find_next(const sm80_delta_params &a, int32_t next, prepare_memo
 template <int GATES>
 GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_memory &m)
 {
-    int32_t group = a.group;
     slot_sums sums;
     pair_gates gates;
     gates.load<GATES>(a, 0, m);
@@ -501,44 +457,58 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
     wait_for_copies();
     sync_preparers(); /* all inputs are written */
     make_keys<GATES>(a, m);
+    finish_tile();
     sync_preparers(); /* gates and keys are written */
     store_keys(m);
     if constexpr (GATES == GATES_OF_HEADS) {
         gates.make<GATES>(a, 0, m); /* from the keys' scales */
     }
     multiply_slots(m, sums);
-    sync_preparers(); /* all warps have read q */
+    wait_for_tiles();
+    sync_preparers(); /* all warps have read k and q */
 #pragma unroll 1
-    for (int32_t pair = 0; pair < group; pair += 2) {
-        int32_t count = min(2, group - pair);
+    for (int32_t pair = 0; pair < a.group; pair += 2) {
+        int32_t count = min(2, a.group - pair);
         if (pair > 0) {
             gates.load<GATES>(a, pair, m);
             gates.make<GATES>(a, pair, m);
             sync_preparers();
         }
+        chunk_head *heads = m.item.heads + pair;
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            chunk_head &head = m.item.heads[pair + i];
-            clear_blocks(head);
-            decay_slots(m.gates[i], sums, (char *)head.scores, m.a[i]);
+            clear_blocks(m.scores[i], false);
+            decay_slots(m.gates[i], sums, m.scores[i], m.a, i);
         }
-        if (GATES == GATES_OF_HEADS && a.p.rule.additive) {
-            sync_preparers(); /* all warps have read gates */
-            continue;
+        bool has_delta = GATES == GATES_USUAL || !a.p.rule.additive;
+        if (has_delta) {
+            sync_lanes();
+            int32_t half = lane_again() / 16;
+            invert_blocks(m.a, min(half, count - 1), half < count);
         }
-        sync_lanes();
-        int32_t half = lane_again() / 16, of_pair = min(half, count - 1);
-        invert_blocks(m.a[of_pair], m.gates[of_pair].beta, half < count,
-                      m.item.heads[pair + of_pair]);
-        sync_preparers(); /* A and the blocks on the diagonal are written */
+        finish_tile();
+        sync_preparers(); /* scores, A and the blocks on the diagonal are written */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            int32_t warp = prepare_warp();
-            invert_column(m.a[i], m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
-                          m.item.heads[pair + i]);
+            store_tile<sizeof(chunk_tile)>(m.scores[i], heads[i].scores);
+            if (has_delta) {
+                int32_t warp = prepare_warp();
+                clear_blocks(m.a.inverse[i], true);
+                invert_column(m.a, i, m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
+                              m.a.inverse[i]);
+            }
         }
-        if (pair + 2 < group) {
-            sync_preparers(); /* all warps have read gates and A */
+        if (has_delta) {
+            finish_tile();
+            sync_preparers(); /* the inverses are written */
+#pragma unroll 1
+            for (int32_t i = 0; i < count; i++) {
+                store_tile<sizeof(chunk_tile)>(m.a.inverse[i], heads[i].inverse);
+            }
+        }
+        wait_for_tiles();
+        if (pair + 2 < a.group) {
+            sync_preparers(); /* all warps have read gates and tiles */
         }
     }
 }
@@ -566,11 +536,12 @@ GPU_INLINE void prepare_items(const sm80_delta_params &a, int32_t number, prepar
             find_next(a, next, m);
         }
         if constexpr (FLAGS) {
+            wait_for_tiles<true>();
             /* the state kernel reads it by bulk copies */
             asm volatile("fence.proxy.async;" ::: "memory");
         }
         sync_preparers();
-        if (FLAGS && prepare_warp() == 0 && lane_index() == 0 && m.item.is_there) {
+        if (FLAGS && prepare_warp() == 0 && lane_again() == 0 && m.item.is_there) {
             __threadfence();
             asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(
                              flag_of(a, m.item.index, m.item.key_head))

@@ -355,9 +355,9 @@ GPU_INLINE void store_block(const float (&sums)[2][4], int32_t of_row, int32_t o
         }
         two[0] *= beta[of_row * BLOCK + row], two[1] *= beta[of_row * BLOCK + row];
         if (of_row == of_column) {
-            *(float2 *)&a.diagonal[of_row][row][n * 8 + j] = make_float2(two[0], two[1]);
+            *(float2 *)&a.diagonal[0].blocks[of_row][row][n * 8 + j] = make_float2(two[0], two[1]);
         } else {
-            *(uint32_t *)((char *)a.blocks[number_of_block(of_row, of_column)] + j * 2 +
+            *(uint32_t *)((char *)a.blocks[0][number_of_block(of_row, of_column)] + j * 2 +
                           block_place(row, n)) = pack2<KIND_F16>(two[0], two[1]);
         }
     }
@@ -411,20 +411,21 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
     sync_preparers(); /* all warps have read q */
     const float *beta = m.channels.beta;
     chunk_head &to_head = m.item.heads[of_group];
-    clear_blocks(to_head);
+    clear_blocks(to_head.scores, false);
+    clear_blocks(to_head.inverse, true);
     (warp < 2 ? to_head.from_start : to_head.to_end)[warp % 2 * GPU_LANES + lane_index()] = 1.0f;
-    store_block(diagonal.q, warp, warp, nullptr, m.a[0], to_head);
-    store_block(diagonal.k, warp, warp, beta, m.a[0], to_head);
+    store_block(diagonal.q, warp, warp, nullptr, m.a, to_head);
+    store_block(diagonal.k, warp, warp, beta, m.a, to_head);
 #pragma unroll
     for (int i = 0; i < BLOCKS - 1; i++) {
         bool scored = i < warp;
         store_block(lower.sums[i], scored ? warp : BLOCKS - 1 - warp, scored ? i : i - warp,
-                    scored ? nullptr : beta, m.a[0], to_head);
+                    scored ? nullptr : beta, m.a, to_head);
     }
     sync_preparers(); /* A is written */
-    invert_blocks(m.a[0], beta, lane_index() < GPU_LANES / 2, to_head);
+    invert_blocks(m.a, 0, lane_index() < GPU_LANES / 2);
     sync_preparers(); /* the blocks on the diagonal are written */
-    invert_column(m.a[0], beta, warp, to_head);
+    invert_column(m.a, 0, beta, warp, to_head.inverse);
     sync_preparers(); /* all warps have read A */
 }
 
