@@ -198,34 +198,49 @@ template <int PAIRS> struct step_rights {
 
 typedef step_rights<TOKEN_TILES / 2> token_rights;
 
-/* The state of a warp's rows, each in units of a power of two. */
-struct delta_rows {
-    float s[KEY_TILES][4];
+template <int SUMS> GPU_INLINE void clear_sums(float (&x)[SUMS])
+{
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) {
+        x[i] = 0.0f;
+    }
+}
+
+/* The state of rows lane / 4 and that + 8 of a warp's accumulators, in units of powers of two. */
+struct state_rows {
+    float s[CHUNK_DIMS / 2];
     float unit[2];
 
-    GPU_INLINE char *row(const sm80_delta_params &a, const state_item &item, int32_t slot, int half)
+    /* The addresses of the rows; rows past the end use the last. */
+    GPU_INLINE void find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot,
+                              char *(&at)[2])
     {
-        int32_t d = item.first_row + row_of_sums(lane_index() >> 2, half);
-        return state_bytes_at(a.p, slot, item.head, d);
+        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
+        int32_t last = a.p.head_size_v - 1;
+        at[0] = state_bytes_at(a.p, slot, item.head, min(row, last));
+        at[1] = state_bytes_at(a.p, slot, item.head, min(row + 2, last));
     }
 
-    __device__ bool holds(const sm80_delta_params &a, const state_item &item, int n, int i)
+    /* The column of the pair that contains element i. */
+    GPU_INLINE int32_t column_of(int i)
     {
-        return item.first_row + row_of_sums(lane_index() >> 2, i >> 1) < a.p.head_size_v &&
-               n * 8 + (lane_index() & 3) * 2 + (i & 1) < a.p.head_size_k;
+        return (i >> 2) * 8 + (lane_index() & 3) * 2;
     }
 
-    __device__ void load(const sm80_delta_params &a, const state_item &item)
+    __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
-        unit[0] = unit[1] = 1.0f;
+        char *from[2];
+        int32_t dims = a.p.head_size_k;
+        clear_sums(s);
+        if (item.request.has_state) {
+            find_rows(a, item, item.request.state_from, from);
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
+            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+                s[i] = load_state(a.p, from[i >> 1 & 1], min(column_of(i) + (i & 1), dims - 1));
+            }
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const char *from = row(a, item, item.request.state_from, i >> 1);
-                int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
-                bool real = item.request.has_state && holds(a, item, n, i);
-                s[n][i] = real ? load_state(a.p, from, d) : 0.0f;
+            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+                s[i] = column_of(i) + (i & 1) < dims ? s[i] : 0.0f;
             }
         }
     }
@@ -234,30 +249,46 @@ struct delta_rows {
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot)
     {
+        char *to[2];
+        find_rows(a, item, slot, to);
+        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                char *to = row(a, item, slot, i >> 1);
-                int32_t d = n * 8 + (lane_index() & 3) * 2 + (i & 1);
-                if (holds(a, item, n, i)) {
-                    float x = store_state(a.p, to, d, s[n][i] * unit[i >> 1]);
-                    s[n][i] = x * inverse_of(unit[i >> 1]);
-                }
+        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+            int half = i >> 1 & 1;
+            int32_t d = column_of(i) + (i & 1);
+            if (row + half * 2 < a.p.head_size_v && d < a.p.head_size_k) {
+                s[i] = store_state(a.p, to[half], d, s[i] * unit[half]) * inverse_of(unit[half]);
             }
         }
+    }
+
+    __device__ __forceinline__ void multiply(float first, float second)
+    {
+#pragma unroll
+        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+            s[i] *= i & 2 ? second : first;
+        }
+    }
+};
+
+struct delta_rows : state_rows {
+    __device__ void load(const sm80_delta_params &a, const state_item &item)
+    {
+        state_rows::load(a, item);
+        unit[0] = unit[1] = 1.0f;
     }
 
     /* Publishes the state before chunk c to the other roles. */
     __device__ __forceinline__ void publish(team_memory &team, team_barriers &barriers, int32_t c)
     {
         row_scale scale[2];
-        scale_rows(s, STATE_BITS, scale);
+        const float(&tiles)[KEY_TILES][4] = (float(&)[KEY_TILES][4])s;
+        scale_rows(tiles, STATE_BITS, scale);
         barrier_wait_for(barriers.state_empty, c + 1);
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++) {
             uint32_t left[4];
-            pack_step(left, s[2 * step], s[2 * step + 1], scale);
+            pack_step(left, tiles[2 * step], tiles[2 * step + 1], scale);
             team.state[step][lane_index()] = make_uint4(left[0], left[1], left[2], left[3]);
         }
         team.state_scale[lane_index()] =
@@ -285,13 +316,7 @@ struct delta_rows {
         float factor[2] = {decay * (unit[0] * inverse_of(scale.x)),
                            decay * (unit[1] * inverse_of(scale.y))};
         unit[0] = scale.x, unit[1] = scale.y;
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[n][i] *= factor[i >> 1];
-            }
-        }
+        multiply(factor[0], factor[1]);
 #pragma unroll
         for (int part = 0; part < parts; part++) {
             int next = part + 1;
@@ -301,7 +326,7 @@ struct delta_rows {
             }
             const uint4 &four = r[part / 2];
             const uint32_t left[4] = {four.x, four.y, four.z, four.w};
-            rights[part & 1].add(s, left, part % 2 * TOKEN_TILES);
+            rights[part & 1].add((float(&)[KEY_TILES][4])s, left, part % 2 * TOKEN_TILES);
         }
     }
 
@@ -334,7 +359,7 @@ struct delta_rows {
             for (int n = 0; n < TOKEN_TILES; n++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    float &to = s[half * TOKEN_TILES + n][i];
+                    float &to = s[(half * TOKEN_TILES + n) * 4 + i];
                     to = fmaf(sums[n][i], i >> 1 ? scale.y : scale.x, decay * to);
                 }
             }

@@ -90,10 +90,18 @@ GPU_INLINE int32_t wait_for_chunk(const sm80_delta_params &a, const state_item &
     return c + (~there == 0 ? GPU_LANES : __ffs((int)~there) - 1);
 }
 
-/* Copies keys and head of chunk c to stage `place` once that is free; the whole warp calls. */
-GPU_INLINE void copy_parts(const sm80_delta_params &a, const state_item &item, int32_t c,
-                           ring_place place, state64_memory &m)
+/* Copies keys and head of chunk c, if there is one, to stage `place` once that is free and the
+ * chunk is prepared; the whole warp calls. num_prepared chunks of the item are known to be
+ * prepared. */
+GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, int32_t c,
+                           ring_place place, state64_memory &m, int32_t &num_prepared)
 {
+    if (c >= item.num_chunks) {
+        return;
+    }
+    if (c >= num_prepared) {
+        num_prepared = wait_for_chunk(a, item, c);
+    }
     chunk_stage &stage = m.stages[place.stage];
     const uint64_t &full = m.full[place.stage];
     barrier_wait_for(m.empty[place.stage], (int32_t)place.round + 1);
@@ -108,20 +116,6 @@ GPU_INLINE void copy_parts(const sm80_delta_params &a, const state_item &item, i
                   shared_address(&full));
     }
     sync_lanes();
-}
-
-/* As copy_parts, for chunks that may not exist or not be prepared yet. num_prepared chunks of the
- * item are known to be prepared. */
-GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, int32_t c,
-                           ring_place place, state64_memory &m, int32_t &num_prepared)
-{
-    if (c >= item.num_chunks) {
-        return;
-    }
-    if (c >= num_prepared) {
-        num_prepared = wait_for_chunk(a, item, c);
-    }
-    copy_parts(a, item, c, place, m);
 }
 
 /* Writes a channel's convolution window after the request: its last inputs. */

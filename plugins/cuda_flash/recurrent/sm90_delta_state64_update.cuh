@@ -62,14 +62,6 @@ GPU_INLINE void multiply_dims(float (&sums)[CHUNK / 2], const uint32_t (&left)[K
     wgmma_commit();
 }
 
-template <int SUMS> GPU_INLINE void clear_sums(float (&x)[SUMS])
-{
-#pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        x[i] = 0.0f;
-    }
-}
-
 /* The biased exponent of a float. */
 GPU_INLINE int32_t exponent_of(float x)
 {
@@ -91,27 +83,9 @@ GPU_INLINE float next_unit(float unit, float bound)
     return power_of(keeps ? now : chosen);
 }
 
-/* The state in rows lane / 4 and lane / 4 + 8 of a warp's accumulators. */
-struct state64_rows {
-    float s[CHUNK_DIMS / 2];
-    float unit[2];
+/* As state_rows, with a bound that units are chosen from. */
+struct state64_rows : state_rows {
     float norm[2]; /* upper bound of the row's norm */
-
-    /* The addresses of the rows; rows past the end use the last. */
-    GPU_INLINE void find_rows(const sm80_delta_params &a, const state_item &item, int32_t slot,
-                              char *(&at)[2])
-    {
-        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
-        int32_t last = a.p.head_size_v - 1;
-        at[0] = state_bytes_at(a.p, slot, item.head, min(row, last));
-        at[1] = state_bytes_at(a.p, slot, item.head, min(row + 2, last));
-    }
-
-    /* The column of the pair that contains element i. */
-    GPU_INLINE int32_t column_of(int i)
-    {
-        return (i >> 2) * 8 + (lane_index() & 3) * 2;
-    }
 
     /* Computes the largest element of each row. */
     __device__ __forceinline__ void find_largest(float (&largest)[2]) const
@@ -131,20 +105,7 @@ struct state64_rows {
     __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
         float largest[2];
-        char *from[2];
-        int32_t dims = a.p.head_size_k;
-        clear_sums(s);
-        if (item.request.has_state) {
-            find_rows(a, item, item.request.state_from, from);
-#pragma unroll
-            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
-                s[i] = load_state(a.p, from[i >> 1 & 1], min(column_of(i) + (i & 1), dims - 1));
-            }
-#pragma unroll
-            for (int i = 0; i < CHUNK_DIMS / 2; i++) {
-                s[i] = column_of(i) + (i & 1) < dims ? s[i] : 0.0f;
-            }
-        }
+        state_rows::load(a, item);
         find_largest(largest);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -152,31 +113,6 @@ struct state64_rows {
             unit[half] = scale_of(norm[half], CHOSEN_BITS - 1).scale;
         }
         multiply(inverse_of(unit[0]), inverse_of(unit[1]));
-    }
-
-    /* States of 16 bits go on as they were stored. */
-    __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
-                                          int32_t slot)
-    {
-        char *to[2];
-        find_rows(a, item, slot, to);
-        int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
-#pragma unroll
-        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
-            int half = i >> 1 & 1;
-            int32_t d = column_of(i) + (i & 1);
-            if (row + half * 2 < a.p.head_size_v && d < a.p.head_size_k) {
-                s[i] = store_state(a.p, to[half], d, s[i] * unit[half]) * inverse_of(unit[half]);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void multiply(float first, float second)
-    {
-#pragma unroll
-        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
-            s[i] *= i & 2 ? second : first;
-        }
     }
 
     /* Chooses the unit of the chunk from its largest values; true if a unit changes. */
