@@ -191,19 +191,14 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 5
     }
     if (in_chunks || state.written > 0) {
         /* again, so that they need no registers before */
-        load_parts(ring, warp_index(), 8 * lane_index(), keys);
         load_parts(ring, lane_index() / 8, ring.u + 2 * min(row_of_lane(), at.rows - 4), u);
+        if (row_of_lane() < ROWS) {
 #pragma unroll
-        for (int i = 0; i < RING_PARTS; i++) {
-            const int32_t of_keys = STEP_WARPS * i + warp_index(), of_u = lane_index() / 8 + 4 * i;
-            if (of_keys < ring.count) {
-                m.write.keys[of_keys][lane_index()] = keys[i];
-            }
-            if (of_u < ring.count && row_of_lane() < ROWS) {
-                m.write.changes[of_u][row_of_lane() / 4] = u[i];
+            for (int i = 0; i < RING_PARTS; i++) {
+                *(uint2 *)&m.changes[lane_index() / 8 + 4 * i][row_of_lane()] = u[i];
             }
         }
-        sync_group(); /* the ring's inputs are written */
+        sync_group(); /* the ring's u are written */
         write_rows(m, ring, token.k_factor, request.has_state, at.rows,
                    state_bytes_at(p, request.slots[0], at.head, at.first));
     } else {

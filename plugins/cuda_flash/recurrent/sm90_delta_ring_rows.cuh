@@ -14,14 +14,12 @@ struct ring_product {
 template <int STATE, int ROWS> struct ring_memory : step_memory<STATE, ROWS> {
     float gates[CHUNK_DIMS];          /* g of the token; `decay` has e */
     ring_product products[RING_MOST]; /* the newest token first */
-    union {
+    union alignas(16) {
         struct {
             float parts[8][CHUNK_DIMS]; /* e k and e q, each in three tf32 parts and zeros */
             float2 replayed[ROWS];      /* sums over j of the products with k and with q */
         } read;
-        struct {
-            uint2 keys[RING_MOST - 1][CHUNK_DIMS / 4], changes[RING_MOST - 1][ROWS / 4];
-        } write; /* k_j and u_j, where the state is due */
+        uint16_t changes[RING_MOST][ROWS + 8]; /* u_j, where the state is due */
     };
 };
 
@@ -163,54 +161,110 @@ GPU_INLINE void read_rows(ring_memory<STATE, ROWS> &m, const step_token &token, 
     }
 }
 
-/* Writes S, four columns a thread; the rows are a multiple of 8. */
+/* The sum of x over the lanes before this one in its group of four; total: over all four. */
+GPU_INLINE float sum_before(float x, float &total)
+{
+    const float other = lane_xor(x, 1), others = lane_xor(x + other, 2);
+    total = x + other + others;
+    return (lane_index() & 1 ? other : 0.0f) + (lane_index() & 2 ? others : 0.0f);
+}
+
+/* Makes the right operands of 16 tokens by 8 columns: e_j k_j in parts of bf16. The lane has one
+ * column and tokens 2 (lane % 4) + {0, 1, 8, 9}; those that the ring has not are 0. */
+template <int PARTS, class MEMORY>
+GPU_INLINE void make_right(const MEMORY &m, const ring_tokens &ring, int32_t column,
+                           uint32_t (&right)[PARTS][2])
+{
+    float x[4], e[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int32_t age = lane_index() % 4 * 2 + i % 2 + i / 2 * 8;
+        const bool is_there = age < ring.count;
+        const char *row = ring.of(is_there ? age : 0);
+        x[i] = is_there ? float_of_bf16(((const uint16_t *)row)[column]) : 0.0f;
+        if (ring.by_channel) {
+            e[i] = is_there ? ((const float *)(row + ring.gates))[column] : 0.0f;
+        } else {
+            e[i] = is_there ? m.products[age].decay : 0.0f;
+        }
+    }
+    if (ring.by_channel) {
+        float young, old;
+        const float low = m.gates[column] + sum_before(e[0] + e[1], young);
+        const float high = m.gates[column] + young + sum_before(e[2] + e[3], old);
+        e[1] = expf(low + e[0]), e[0] = expf(low);
+        e[3] = expf(high + e[2]), e[2] = expf(high);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float a = x[2 * half] * e[2 * half], b = x[2 * half + 1] * e[2 * half + 1];
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            right[i][half] = pack2<KIND_BF16>(a, b);
+            const float2 part = two_floats<KIND_BF16>(right[i][half]);
+            a -= part.x, b -= part.y;
+        }
+    }
+}
+
+/* Writes S. A warp has 32 columns, in an order in which a lane has four neighbours of each 16, and
+ * takes 16 rows at a time: S_0 e + u k^T, to which it adds the ring's u (e_j k_j)^T by mma.sync,
+ * with e_j k_j in two or three parts. The rows are a multiple of 8. */
 template <int STATE, int ROWS>
 GPU_INLINE void write_rows(const ring_memory<STATE, ROWS> &m, const ring_tokens &ring,
                            float k_factor, bool has_state, int32_t rows, char *to)
 {
-    constexpr int bytes = STATE == KIND_F32 ? 4 : 2, at_once = 8;
-    const int32_t d = 4 * lane_index();
-    for (int32_t row = warp_index() * at_once; row < rows; row += STEP_WARPS * at_once) {
-        float s[at_once][4], u[at_once], sum[4], k[4];
-        load_four<KIND_F32>(&m.gates[d], sum);
-        load_four<KIND_F32>(&m.k[d], k);
+    constexpr int bytes = STATE == KIND_F32 ? 4 : 2, parts = STATE == KIND_F32 ? 3 : 2;
+    const int32_t lane = lane_index(), of_eight = lane / 4, warp_column = warp_index() * 32;
+    uint32_t right[4][parts][2];
+    float k[2][4], e[2][4];
 #pragma unroll
-        for (int r = 0; r < at_once; r++) {
+    for (int n = 0; n < 4; n++) {
+        make_right<parts>(m, ring,
+                          warp_column + n / 2 * 16 + of_eight / 2 * 4 + n % 2 * 2 + of_eight % 2,
+                          right[n]);
+    }
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                s[r][i] = m.v[row + r] * (k[i] * k_factor);
+    for (int i = 0; i < 2; i++) {
+        const int32_t d = warp_column + i * 16 + lane % 4 * 4;
+        load_four<KIND_F32>(&m.k[d], k[i]);
+        load_four<KIND_F32>(&m.decay[d], e[i]);
+    }
+    const uint32_t changes =
+        shared_address(m.changes[lane % 8 + lane / 16 * 8]) + lane / 8 % 2 * 16;
+#pragma unroll 1
+    for (int32_t first = 0; first < rows; first += 16) {
+        uint32_t left[4];
+        float acc[4][4];
+        load4_transposed(left, changes + first * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int32_t row = first + of_eight + i % 2 * 8, d = warp_column + lane % 4 * 4;
+            const float u = m.v[row] * k_factor;
+            float s[4];
+            load_four<STATE>((const char *)m.state + ((row * CHUNK_DIMS) + d + i / 2 * 16) * bytes,
+                             s);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                acc[i / 2 * 2 + c / 2][i % 2 * 2 + c % 2] =
+                    fmaf(has_state ? s[c] : 0.0f, e[i / 2][c], u * k[i / 2][c]);
             }
         }
-#pragma unroll 2
-        for (int32_t age = 0; age < ring.count; age++) {
-            load_four<KIND_BF16>(&m.write.keys[age][lane_index()], k);
-            load_four<KIND_BF16>(&m.write.changes[age][row / 4], u);
-            load_four<KIND_BF16>(&m.write.changes[age][row / 4 + 1], u + 4);
-            const float one = m.products[age].decay;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                k[i] *= ring.by_channel ? expf(sum[i]) : one;
+        for (int part = parts - 1; part >= 0; part--) {
 #pragma unroll
-                for (int r = 0; r < at_once; r++) {
-                    s[r][i] = fmaf(u[r], k[i], s[r][i]);
-                }
-            }
-            if (ring.by_channel) {
-                ring.add_gates(age, d, sum);
+            for (int n = 0; n < 4; n++) {
+                multiply<KIND_BF16>(acc[n], left, right[n][part][0], right[n][part][1]);
             }
         }
-        load_four<KIND_F32>(&m.decay[d], sum);
 #pragma unroll
-        for (int r = 0; r < at_once; r++) {
-            const int64_t at = ((int64_t)(row + r) * CHUNK_DIMS + d) * bytes;
-            if (has_state) {
-                load_four<STATE>((const char *)m.state + at, k);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    s[r][i] = fmaf(k[i], sum[i], s[r][i]);
-                }
+        for (int i = 0; i < 4; i++) {
+            const int32_t row = first + of_eight + i % 2 * 8, d = warp_column + lane % 4 * 4;
+            const float *low = &acc[i / 2 * 2][i % 2 * 2], *high = &acc[i / 2 * 2 + 1][i % 2 * 2];
+            const float s[4] = {low[0], low[1], high[0], high[1]};
+            if (first + i % 2 * 8 < rows) {
+                store_four<STATE>(to + ((int64_t)(row * CHUNK_DIMS) + d + i / 2 * 16) * bytes, s);
             }
-            store_four<STATE>(to + at, s[r]);
         }
     }
 }
