@@ -50,9 +50,7 @@ template <int TEAMS> struct state_memory {
 
 /* Roles of warps: states, chains, outputs, values; the first values warp also copies chunks. The
  * loop of each role is short, so that it stays in the instruction cache of its scheduler. */
-template <int TEAMS> struct state_roles {
-    static constexpr int warps = 4 * TEAMS, threads = warps * GPU_LANES;
-};
+template <int TEAMS> constexpr int state_threads = 4 * TEAMS *GPU_LANES;
 enum { ROLE_STATES, ROLE_CHAINS, ROLE_OUTPUTS, ROLE_VALUES };
 
 GPU_INLINE void barrier_wait_for(const uint64_t &barrier, int32_t count)
@@ -86,6 +84,11 @@ GPU_INLINE void scale_rows(const float (&x)[TILES][4], int32_t bits, row_scale (
         largest = fmaxf(largest, lane_xor(largest, 2));
         scale[half] = scale_of(largest, bits);
     }
+}
+
+GPU_INLINE void take_four(uint32_t (&left)[4], const uint4 &four)
+{
+    left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
 }
 
 /* Packs 16 columns of accumulators as a left operand. */

@@ -355,7 +355,7 @@ static __device__ bool begin_item(const sm80_delta_params &a, int32_t index, int
 }
 
 template <int TEAMS>
-static __global__ void __launch_bounds__(state_roles<TEAMS>::threads)
+static __global__ void __launch_bounds__(state_threads<TEAMS>)
     delta_state(const __grid_constant__ sm80_delta_params a)
 {
     extern __shared__ __align__(1024) char state_bytes[];

@@ -53,7 +53,7 @@ static cudaError_t launch_state(const struct gpu_device *device, struct sm80_del
     a->stages = stages;
     a->slices = (a->p.head_size_v + TEAMS * GROUP_ROWS - 1) / (TEAMS * GROUP_ROWS);
     unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
-    delta_state<TEAMS><<<groups, state_roles<TEAMS>::threads, bytes, stream>>>(*a);
+    delta_state<TEAMS><<<groups, state_threads<TEAMS>, bytes, stream>>>(*a);
     return cudaGetLastError();
 }
 

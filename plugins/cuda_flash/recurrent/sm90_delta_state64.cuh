@@ -13,11 +13,6 @@
 
 #include "sm90_delta_state64_update.cuh"
 
-GPU_INLINE void take_four(uint32_t (&left)[4], const uint4 &four)
-{
-    left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
-}
-
 GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &shared_item,
                                const chunk_stage &stage, team_memory &team, team_barriers &barriers,
                                int32_t c, uint64_t queries, uint64_t scores)

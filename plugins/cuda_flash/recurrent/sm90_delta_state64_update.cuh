@@ -141,17 +141,6 @@ struct state64_rows : state_rows {
         norm[1] = fmaf(past, norm[1], CHUNK * of_values[1]);
     }
 
-    /* Turns X into Y, in units of `next`. */
-    __device__ __forceinline__ void subtract_keys(float (&x)[CHUNK / 2],
-                                                  const float (&v)[CHUNK / 2],
-                                                  const float2 (&decay)[TOKEN_TILES]) const
-    {
-#pragma unroll
-        for (int i = 0; i < CHUNK / 2; i++) {
-            x[i] = fmaf(i & 1 ? -decay[i / 4].y : -decay[i / 4].x, x[i], v[i]);
-        }
-    }
-
     __device__ __forceinline__ void run_chunk(const chunk_stage &stage, team_memory &team,
                                               team_barriers &barriers, int32_t c, uint64_t keys,
                                               uint64_t depths, uint64_t inverse)
@@ -206,7 +195,10 @@ struct state64_rows : state_rows {
             }
             unit[0] = next[0], unit[1] = next[1];
         }
-        subtract_keys(x, v, decay);
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i++) { /* Y, in units of `next` */
+            x[i] = fmaf(i & 1 ? -decay[i / 4].y : -decay[i / 4].x, x[i], v[i]);
+        }
         multiply_inverse(x, inverse);
         multiply(past, past); /* while the product with the inverse runs */
 #pragma unroll
