@@ -355,10 +355,13 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
                             int turn, int half, latent_rows &r, float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
+    latent_run run = {}; /* loaded again to save registers */
+    if constexpr (!BOTH) {
+        run = load_run(p.schedule, segment);
+    }
     if (BOTH && cluster_size() > 1) {
         end_tiles(smem);
     }
-    latent_run run = run_of<BOTH>(a, segment); /* loaded again to save registers */
     const int lane = threadIdx.x & 31;
     const bool writes_lse = half == 0 && (lane & 3) == 0;
 #pragma unroll
@@ -376,8 +379,9 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
         r.row_sum[h] = smem.row_sum[turn][0][r.row + 8 * h] + smem.row_sum[turn][1][r.row + 8 * h];
     }
     if constexpr (BOTH) {
-        write_item(a, smem, run.item, turn, half, r, acc_o);
-        return run.next;
+        const int32_t next = smem.items[turn].next;
+        write_item(a, smem, turn, half, r, acc_o);
+        return next;
     }
     if ((r.row & ~15) >= run.item.num_rows) { /* all of this warp's rows are out of range */
         return run.next;
@@ -423,15 +427,22 @@ GPU_INLINE int32_t epilogue(const sm90_latent_params &a, latent_shared &smem, in
  * the last row. Bounds never decrease from one query to the next. */
 template <bool BOXES, bool BOTH>
 GPU_INLINE latent_rows begin_run(const sm90_latent_params &a, latent_shared &smem, int32_t segment,
-                                 int half, gpu_row_tile &item)
+                                 int turn, int half, gpu_row_tile &item)
 {
     const gpu_params &p = a.p.attend;
     latent_rows r;
-    latent_run run = run_of<BOTH>(a, segment);
-    item = run.item;
+    if constexpr (BOTH) {
+        barrier_wait(shared_address(&smem.item_full), turn);
+        r.base = smem.items[turn].base;
+        r.count = smem.items[turn].count;
+        item = rows_of_item(a, smem.items[turn]);
+    } else {
+        const latent_run run = load_run(p.schedule, segment);
+        r.base = run.base;
+        r.count = run.count;
+        item = run.item;
+    }
     const gpu_request request = request_of_row_tile(item);
-    r.base = run.base;
-    r.count = run.count;
     r.row = ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2);
     if (BOXES) {
         const int32_t end = item.first_row + item.num_rows - 1;
@@ -464,7 +475,7 @@ GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
 #pragma unroll 1
     for (int32_t segment = first_run<BOTH>(a); segment >= 0; turn ^= 1) {
         gpu_row_tile item;
-        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, 0, item);
+        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, turn, 0, item);
         bool pending_release = false; /* buffer 1 is still being read */
 #pragma unroll
         for (int i = 0; i < 128; i++) {
@@ -478,6 +489,14 @@ GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
         fence_async_proxy();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
+            /* if the tile is late, its neighbour should not wait for it */
+            if (BOTH && pending_release &&
+                !__all_sync(0xffffffffu,
+                            barrier_has_passed(shared_address(&smem.full[0][0]), phase))) {
+                wgmma_wait<0>();
+                arrive_warp(smem.empty[1][0]);
+                pending_release = false;
+            }
             start_qk<KIND, BOXES, ROPE, 0, false>(smem, phase, acc_s);
             if (pending_release) {
                 wgmma_wait<1>();
@@ -534,10 +553,13 @@ GPU_INLINE void consumer_second(const sm90_latent_params &a, latent_shared &smem
 #pragma unroll 1
     for (int32_t segment = first_run<BOTH>(a); segment >= 0; turn ^= 1) {
         gpu_row_tile item;
-        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, 1, item);
+        latent_rows r = begin_run<BOXES, BOTH>(a, smem, segment, turn, 1, item);
 #pragma unroll
         for (int i = 0; i < 128; i++) {
             acc_o[i] = 0.0f;
+        }
+        if (BOTH) {
+            copy_mapped_queries(a, smem, item, q_phase);
         }
         if (PRODUCER == LATENT_BY_CODES) {
             copy_own_queries<ROPE>(a, smem, item, q_phase);

@@ -5,18 +5,16 @@
  * memory or a second launch. */
 #include "sm90_latent.cuh"
 
-/* A cluster pays for its merge if its longest part has at least so many tiles fewer than the item;
- * a tile that is converted takes longer. */
-#define LEAST_SAVED 7
-#define LEAST_SAVED_OF_CODES 5
+/* A cluster pays for its merge if its longest part is shorter than the item by so many tiles. */
+#define LEAST_SAVED 5
 
 /* The CTAs of an item's cluster. All clusters should be resident at once: of an H200's 132
  * multiprocessors, clusters of 8 and of 4 use 120, those of 2 all. */
-static unsigned choose_cluster(int32_t num_sms, int64_t items, int32_t tiles, int32_t least_saved)
+static unsigned choose_cluster(int32_t num_sms, int64_t items, int32_t tiles)
 {
     for (int32_t cluster = LATENT_CLUSTER; cluster > 1; cluster /= 2) {
         const int64_t most = cluster > 2 ? num_sms - num_sms / 11 : num_sms;
-        if (items * cluster <= most && tiles - (tiles + cluster - 1) / cluster >= least_saved) {
+        if (items * cluster <= most && tiles - (tiles + cluster - 1) / cluster >= LEAST_SAVED) {
             return (unsigned)cluster;
         }
     }
@@ -31,8 +29,7 @@ static cudaError_t launch_both(const sm90_latent_params *a, int32_t num_sms, int
     if (a == nullptr) {
         return allow_memory<KIND, PRODUCER, false, true>();
     }
-    const unsigned cluster = choose_cluster(
-        num_sms, items, tiles, PRODUCER == LATENT_BY_CODES ? LEAST_SAVED_OF_CODES : LEAST_SAVED);
+    const unsigned cluster = choose_cluster(num_sms, items, tiles);
     const int64_t clusters = items < num_sms / cluster ? items : num_sms / cluster;
     return launch_kernel(attend_latent<KIND, PRODUCER, false, true>, *a,
                          (unsigned)clusters * cluster, latent_threads<PRODUCER>::threads,

@@ -21,12 +21,14 @@ GPU_INLINE float2 *stats_of_parts(const latent_shared &smem)
 
 GPU_INLINE void init_cluster_barriers(latent_shared &smem)
 {
+    barrier_init(shared_address(&smem.item_full), 1);
     barrier_init(shared_address(&smem.tiles_done), 8 * (int)cluster_size());
-    barrier_init(shared_address(&smem.parts_full), 1);
+    barrier_init(shared_address(&smem.parts_full), 1 + 8);
     barrier_init(shared_address(&smem.parts_read), 8);
 }
 
-/* A consumer warp has ended its tiles: other CTAs may send their parts. */
+/* A consumer warp has ended its tiles: other CTAs may send their parts. Its P in the buffers has
+ * been read; an arrival with .release.cluster would wait for the device's memory. */
 GPU_INLINE void end_tiles(latent_shared &smem)
 {
     __syncwarp();
@@ -45,7 +47,7 @@ GPU_INLINE uint32_t place_of_part(const latent_shared &smem, uint32_t from, int 
            (threadIdx.x & 127) * 16;
 }
 
-/* Sends all CTAs of the cluster, and this one, their dims of this CTA's part. */
+/* Sends all CTAs of the cluster their dims of this CTA's part; its own are stored. */
 template <class ROWS>
 GPU_INLINE void send_parts(latent_shared &smem, int half, const ROWS &r, const float (&acc_o)[128])
 {
@@ -53,7 +55,7 @@ GPU_INLINE void send_parts(latent_shared &smem, int half, const ROWS &r, const f
     const uint32_t full = shared_address(&smem.parts_full);
     if (half == 0 && (threadIdx.x & 127) == 0) {
         const int stats = (int)size * SM90_LATENT_ROWS * (int)sizeof(float2);
-        barrier_arrive_expect(full, LATENT_PART_BYTES + stats);
+        barrier_arrive_expect(full, LATENT_PART_BYTES - LATENT_PART_BYTES / (int)size + stats);
     }
     if (half == 0 && (threadIdx.x & 3) == 0) {
 #pragma unroll 1
@@ -68,13 +70,15 @@ GPU_INLINE void send_parts(latent_shared &smem, int half, const ROWS &r, const f
 #pragma unroll
     for (uint32_t k = 0; k < 8; k++) {
         const uint32_t to = k / each, barrier = remote_address(full, to);
-        const uint32_t at = remote_address(place_of_part(smem, rank, half, k - to * each), to);
+        const uint32_t place = place_of_part(smem, rank, half, k - to * each);
+        const uint32_t at = remote_address(place, to);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float *x = &acc_o[16 * k + 4 * i];
-            store_remote16(at + i * 2048, x[0], x[1], x[2], x[3], barrier);
+            store_near_or_remote16(to == rank, place + i * 2048, at + i * 2048, x, barrier);
         }
     }
+    arrive_warp(smem.parts_full); /* the warp's own dims are stored */
 }
 
 /* The item's row_max and row_sum, of all parts. */
@@ -164,19 +168,18 @@ static __device__ __noinline__ void write_narrow(char *to, uint4 x, bool by_word
  * 16 rows in its half of the dims. Both warp groups have ended their tiles; a cluster's CTA has one
  * run, so that it needs its queries no more. */
 template <class ROWS>
-GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
-                           const gpu_row_tile &item, int turn, int half, ROWS &r,
-                           const float (&acc_o)[128])
+GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem, int turn, int half,
+                           ROWS &r, const float (&acc_o)[128])
 {
     const gpu_params &p = a.p.attend;
     const uint32_t size = cluster_size(), each = 8 / size, first = cluster_rank() * each;
     const int lane = threadIdx.x & 31, first_row = r.row & ~15;
-    const int32_t index = item.first_row / p.problem.group;
-    const int64_t token = item.query_start + index, head = item.first_row - index * p.problem.group;
+    const int32_t num_rows = p.schedule.tile_rows;
+    const int64_t token = smem.items[turn].token, head = smem.items[turn].head;
     float sink[2], factor[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const bool has = p.problem.sinks != nullptr && r.row + 8 * h < item.num_rows;
+        const bool has = p.problem.sinks != nullptr && r.row + 8 * h < num_rows;
         sink[h] = has ? p.problem.sinks[head + r.row + 8 * h] * LOG2E : -INFINITY;
     }
     if (size > 1) {
@@ -188,7 +191,7 @@ GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const bool writes_lse = half == 0 && (lane & 3) == 0 && first == 0 &&
-                                p.lse.data != nullptr && r.row + 8 * h < item.num_rows;
+                                p.lse.data != nullptr && r.row + 8 * h < num_rows;
         float *lse = &p.lse.data[(head + r.row + 8 * h) * p.lse.head + token * p.lse.row];
         factor[h] =
             softmax_close_base2(sink[h], r.row_max[h], r.row_sum[h], writes_lse ? lse : nullptr) *
@@ -212,7 +215,7 @@ GPU_INLINE void write_item(const sm90_latent_params &a, latent_shared &smem,
     }
     __syncwarp(); /* the warp's rows are written */
     const uint32_t chunks = 4 * each, chunk = lane & (chunks - 1);
-    const int rows = min(16, item.num_rows - first_row);
+    const int rows = min(16, num_rows - first_row);
     char *to = p.out.data + token * p.out.row + (head + first_row) * p.out.head + half * 512 +
                (4 * first + chunk) * 16;
 #pragma unroll 4

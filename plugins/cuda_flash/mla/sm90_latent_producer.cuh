@@ -128,6 +128,19 @@ GPU_INLINE void copy_own_queries(const sm90_latent_params &a, latent_shared &sme
     }
 }
 
+/* With both caches a consumer warp has TMA copy the queries, while the producers look up keys. */
+GPU_INLINE void copy_mapped_queries(const sm90_latent_params &a, latent_shared &smem,
+                                    const gpu_row_tile &item, int phase)
+{
+    if (a.q_mapped && threadIdx.x >= blockDim.x - 32) {
+        barrier_wait(shared_address(&smem.q_empty), phase ^ 1);
+        if (elected()) {
+            copy_query_boxes<false>(a, item, smem);
+        }
+        __syncwarp();
+    }
+}
+
 /* Copies half `half` of the columns of a tile of 16-bit rows by cp.async, the SECOND one with the
  * rope column. */
 template <bool SECOND, bool ROPE>
@@ -220,14 +233,20 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
             }
         }
         __syncwarp(); /* the lookup is written */
-        int32_t key = key_of_lane<WARPS, BOTH>(smem, lookup, 0);
+        int32_t key = entry_of_lane<WARPS, BOTH>(smem, lookup, 0);
+        int32_t entry = entry_of_lane<WARPS, BOTH>(smem, lookup, AT_ONCE); /* to look up next */
+        key = key_of_entry<WARPS, BOTH>(smem, lookup, 0, key);
         int32_t block = block_of_lane<BOTH>(a, smem, lookup, key);
-        const int32_t first = key;
-        key = key_of_lane<WARPS, BOTH>(smem, lookup, AT_ONCE);
         /* Both consumers are in the previous run, so the terms of the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
-        copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, item_of<BOTH>(a, smem, s), smem);
-        publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, 0, first, block);
+        if (BOTH && threadIdx.x == 0) {
+            smem.items[phases >> 3] = smem.second[0].item;
+            barrier_arrive(shared_address(&smem.item_full));
+        }
+        if (!BOTH || !a.q_mapped) {
+            copy_queries<KIND, ROPE, WARPS * 32, NARROW>(a, item_of<BOTH>(a, smem, s), smem);
+        }
+        publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, 0, key, block);
         __syncwarp(); /* the rows' addresses are written */
         if constexpr (NARROW) {
             begin_convert<FORM>(smem, narrow);
@@ -237,37 +256,43 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
         }
 #pragma unroll 1
         for (int32_t t = 0; t < lookup.count; t += 2) {
-            auto key_ahead = [&] {
+            auto entry_ahead = [&] {
                 const int32_t at = t + 2 + AT_ONCE;
-                return at < lookup.count ? key_of_lane<WARPS, BOTH>(smem, lookup, at) : -1;
+                return at < lookup.count ? entry_of_lane<WARPS, BOTH>(smem, lookup, at) : -1;
             };
             const bool publishes = AT_ONCE == 2 || (t & 2) != 0;
-            /* With both caches after the copies, which need not wait for the first list. */
             auto find_block = [&](bool here) {
                 if (here && (AT_ONCE == 2 || !publishes)) {
+                    key = key_of_entry<WARPS, BOTH>(smem, lookup, t + AT_ONCE, entry);
                     block = block_of_lane<BOTH>(a, smem, lookup, key);
                 }
             };
-            find_block(!BOTH);
-            const int32_t later = NARROW ? 0 : key_ahead();
+            /* With both caches the first copies do not wait for the list. */
+            const bool early = !BOTH || (!NARROW && t > 0);
+            find_block(early);
+            const int32_t later = NARROW ? 0 : entry_ahead();
             copy_tile(0, t);
             if (NARROW && publishes) { /* before the next tile, since rows are read ahead */
                 publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, t + 2, key, block);
-                key = key_ahead();
+                entry = entry_ahead();
                 __syncwarp(); /* the addresses are written */
             }
             if (t + 1 < lookup.count) {
                 copy_tile(1, t + 1);
             }
-            find_block(BOTH);
+            find_block(!early);
             if (!NARROW) { /* now, since no buffer becomes free for a while */
                 publish_row<WARPS, IS_V4, BOTH>(a, smem, lookup, phases >> 3, t + 2, key, block);
-                key = later;
+                entry = later;
                 __syncwarp(); /* the addresses are written */
             }
         }
         phases ^= 12;
-        s = run_of<BOTH>(a, lookup.segment).next;
+        if constexpr (BOTH) {
+            s = smem.second[threadIdx.x >> 5].item.next;
+        } else {
+            s = load_run(a.p.attend.schedule, lookup.segment).next;
+        }
     }
     wait_for_copies(); /* no copy may outlive the CTA */
 }

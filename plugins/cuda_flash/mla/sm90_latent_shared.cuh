@@ -39,12 +39,18 @@ struct key_lookup {
     int32_t segment, count; /* the run's segment and tiles */
 };
 
+/* A run of an attend to both caches, of schedule.tile_rows heads of a token. */
+struct latent_item {
+    int32_t base, count, next; /* as in latent_run */
+    int32_t token, head;
+};
+
 /* With both caches lookup.base is the run's first tile of its item, and lookup.end the end of the
  * list or of all finished rows. */
 struct second_lookup {
     const int32_t *blocks;
-    int32_t own_tiles, rows;                  /* tiles of the window; finished rows */
-    int32_t query_start, first_row, num_rows; /* the item's, as in gpu_row_tile */
+    int32_t own_tiles, rows; /* tiles of the window; finished rows */
+    latent_item item;
 };
 
 struct latent_shared {
@@ -79,6 +85,8 @@ struct latent_shared {
     /* With both caches, in a cluster: all of its CTAs have ended the run's tiles; their parts are
      * here; and have been read, so that the buffers are free. */
     uint64_t tiles_done, parts_full, parts_read;
+    uint64_t item_full; /* with both caches: the run's item is written */
+    latent_item items[2];
     second_lookup second[LATENT_CONVERT_WARPS];
 };
 
@@ -122,8 +130,7 @@ GPU_INLINE int32_t first_segment(const gpu_schedule &plan)
 GPU_INLINE int32_t count_items(const sm90_latent_params &a)
 {
     const gpu_problem &p = a.p.attend.problem;
-    return (p.query_start[p.num_reqs] - p.query_start[0]) *
-           (p.group / a.p.attend.schedule.tile_rows);
+    return (p.query_start[p.num_reqs] - p.query_start[0]) * a.p.attend.schedule.concurrent;
 }
 
 /* The request of a token, `n` tokens after the first: most requests have as many queries. */
@@ -161,8 +168,8 @@ GPU_INLINE void fetch_lookups(const sm90_latent_params &a)
         fetch_line(p.sinks + min(at, p.group - 1));
     }
     if (a.p.topk != nullptr && at < a.p.num_topk) { /* the first item's list */
-        const int32_t parts = p.group / a.p.attend.schedule.tile_rows;
-        const int32_t token = (int32_t)(blockIdx.x / cluster_size()) / parts;
+        const int32_t token =
+            (int32_t)(blockIdx.x / cluster_size()) / a.p.attend.schedule.concurrent;
         fetch_line(a.p.topk + token * a.p.topk_stride + at);
     }
 }
@@ -186,7 +193,7 @@ GPU_INLINE uint32_t touch_lookups(const sm90_latent_params &a)
 GPU_INLINE latent_run load_item(const sm90_latent_params &a, int32_t n)
 {
     const gpu_problem &p = a.p.attend.problem;
-    const int32_t rows = a.p.attend.schedule.tile_rows, parts = p.group / rows;
+    const int32_t rows = a.p.attend.schedule.tile_rows, parts = a.p.attend.schedule.concurrent;
     const int32_t place = n / parts, token = p.query_start[0] + place;
     const gpu_request request = load_request(p, request_of_token(p, token, (uint32_t)place));
     const int32_t index = token - request.query_start;
@@ -231,18 +238,23 @@ template <bool BOTH> GPU_INLINE latent_run run_of(const sm90_latent_params &a, i
     }
 }
 
-/* The item of a producer warp's run, for the copy of its queries. */
+/* The item of a run, for the copy of its queries. */
+GPU_INLINE gpu_row_tile rows_of_item(const sm90_latent_params &a, const latent_item &of)
+{
+    gpu_row_tile item = {};
+    item.query_start = of.token;
+    item.first_row = of.head;
+    item.num_rows = a.p.attend.schedule.tile_rows;
+    return item;
+}
+
+/* The item of a producer warp's run, for the same. */
 template <bool BOTH>
 GPU_INLINE decltype(auto) item_of(const sm90_latent_params &a, const latent_shared &smem,
                                   int32_t segment)
 {
     if constexpr (BOTH) {
-        const second_lookup &second = smem.second[threadIdx.x >> 5];
-        gpu_row_tile item = {};
-        item.query_start = second.query_start;
-        item.first_row = second.first_row;
-        item.num_rows = second.num_rows;
-        return item;
+        return rows_of_item(a, smem.second[threadIdx.x >> 5].item);
     } else {
         return (a.p.attend.schedule.segments[segment].row_tile);
     }
@@ -363,12 +375,12 @@ GPU_INLINE second_lookup lookup_of_second(const sm90_latent_params &a, const lat
     const sm90_second_cache &s = a.second;
     const int32_t r = run.item.request;
     const int64_t row = s.block_table_row != nullptr ? s.block_table_row[r] : r;
+    const int32_t group = a.p.attend.problem.group, index = run.item.first_row / group;
     return {s.block_table + row * s.block_table_stride,
             run.own_tiles,
             run.rows,
-            run.item.query_start,
-            run.item.first_row,
-            run.item.num_rows};
+            {run.base, run.count, run.next, run.item.query_start + index,
+             run.item.first_row - index * group}};
 }
 
 /* The term of key j where spans or a tree decide. */
@@ -398,24 +410,37 @@ template <int WARPS> GPU_INLINE int tile_of_lane()
     return (threadIdx.x & 31) / (GPU_TILE / WARPS);
 }
 
-/* The key of this lane's row of the tiles from t on; -1: none; with BOTH caches below -1: row
- * -2 - key of the second. */
+/* What the list has for this lane's row of the tiles from t on; -1: nothing. Of all keys, the key;
+ * with BOTH caches a key of the window or a row of the second cache. */
 template <int WARPS, bool BOTH>
-GPU_INLINE int32_t key_of_lane(const latent_shared &smem, const key_lookup &lookup, int32_t t)
+GPU_INLINE int32_t entry_of_lane(const latent_shared &smem, const key_lookup &lookup, int32_t t)
+{
+    int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
+    if constexpr (BOTH) {
+        const int32_t own_tiles = smem.second[threadIdx.x >> 5].own_tiles;
+        const int32_t tile = lookup.base + t + tile_of_lane<WARPS>();
+        at = (tile - own_tiles) * GPU_TILE + row_of_lane<WARPS>();
+        if (tile < own_tiles) {
+            return lookup.first + tile * GPU_TILE + row_of_lane<WARPS>();
+        }
+    }
+    return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
+}
+
+/* The key of such an entry; -1: none; with BOTH caches below -1: row -2 - key of the second. The
+ * first to wait for the entry. */
+template <int WARPS, bool BOTH>
+GPU_INLINE int32_t key_of_entry(const latent_shared &smem, const key_lookup &lookup, int32_t t,
+                                int32_t entry)
 {
     if constexpr (BOTH) {
         const second_lookup &second = smem.second[threadIdx.x >> 5];
-        const int32_t tile = lookup.base + t + tile_of_lane<WARPS>() - second.own_tiles;
-        const int32_t at = tile * GPU_TILE + row_of_lane<WARPS>();
-        if (tile < 0) {
-            const int32_t key = lookup.first + at + second.own_tiles * GPU_TILE;
-            return key <= lookup.last ? key : -1;
+        if (lookup.base + t + tile_of_lane<WARPS>() < second.own_tiles) {
+            return entry <= lookup.last ? entry : -1;
         }
-        const int32_t row = at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
-        return row >= 0 && row < second.rows ? -2 - row : -1;
+        return entry >= 0 && entry < second.rows ? -2 - entry : -1;
     }
-    int32_t at = lookup.base + (t + tile_of_lane<WARPS>()) * GPU_TILE + row_of_lane<WARPS>();
-    return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
+    return entry;
 }
 
 /* The index of a key's block in the block table. */

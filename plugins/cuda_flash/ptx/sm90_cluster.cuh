@@ -14,12 +14,16 @@ GPU_INLINE void store_remote8(uint32_t remote, float x, float y, uint32_t remote
                  : "memory");
 }
 
-GPU_INLINE void store_remote16(uint32_t remote, float x, float y, float z, float w,
-                               uint32_t remote_barrier)
+/* The same, or a store to this CTA's own memory. */
+GPU_INLINE void store_near_or_remote16(bool near, uint32_t own, uint32_t remote, const float *x,
+                                       uint32_t remote_barrier)
 {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-                 "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
-                 "f"(x), "f"(y), "f"(z), "f"(w), "r"(remote_barrier)
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %7, 0; "
+                 "@p st.shared.v4.f32 [%0], {%2, %3, %4, %5}; "
+                 "@!p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%1], {%2, %3, %4, %5}, [%6];}" ::"r"(own),
+                 "r"(remote), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(remote_barrier),
+                 "r"((int)near)
                  : "memory");
 }
 

@@ -124,6 +124,18 @@ GPU_INLINE void barrier_arrive_remote(uint32_t remote)
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 
+/* Whether a wait for the barrier's phase would return at once. */
+GPU_INLINE bool barrier_has_passed(uint32_t barrier, int phase)
+{
+    uint32_t done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+    return done != 0;
+}
+
 /* As barrier_wait, for arrivals of other CTAs as well. */
 GPU_INLINE void barrier_wait_cluster(uint32_t barrier, int phase)
 {
