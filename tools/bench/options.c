@@ -154,8 +154,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"model", .text = &options->model},
         {"seconds", .parse = parse_seconds},
         {"max-spread", .count = &options->max_spread, .least = 1, .most = 10000},
-        {"json", &options->json},
-        {"child", .text = &options->child}};
+        {"json", &options->json}};
     const struct command command = {"attn-bench",
                                     usage,
                                     .describe = describe,
