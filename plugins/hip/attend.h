@@ -64,7 +64,7 @@ GPU_INLINE matrix_sum score_keys(const gpu_params &p, const lane_row &row, float
 /* Values that are no numbers go to the sums of the rows that see them, and become 0: their product
  * with the weight 0 of a row that does not would be NaN. */
 template <class S>
-GPU_INLINE void add_odd_values(const matrix_sum &w, int g, lane_values<S> &v, matrix_sum *o)
+GPU_INLINE void add_odd_values(const matrix_sum &w, int g, lane_values<S> &v, matrix_sum *acc_o)
 {
     constexpr int kind = S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16;
     matrix_sum sees;
@@ -85,7 +85,7 @@ GPU_INLINE void add_odd_values(const matrix_sum &w, int g, lane_values<S> &v, ma
         counts = multiply<kind>(x, ones, counts);
 #pragma unroll
         for (int e = 0; e < MATRIX_ROWS; e++) {
-            o[t][e] += sum_of_odd(counts[e]);
+            acc_o[t][e] += sum_of_odd(counts[e]);
         }
     }
     __builtin_amdgcn_sched_barrier(0);
@@ -98,49 +98,51 @@ GPU_INLINE void add_odd_values(const matrix_sum &w, int g, lane_values<S> &v, ma
     }
 }
 
-/* Online softmax of 16 keys: scores become weights, m, l and o follow the new maximum. */
+/* Online softmax of 16 keys: scores become weights, row_max, row_sum and acc_o follow the new
+ * maximum. */
 template <class S>
-GPU_INLINE void soften(matrix_sum &s, float &m, float &l, matrix_sum (&o)[S::steps])
+GPU_INLINE void online_softmax(matrix_sum &s, float &row_max, float &row_sum,
+                               matrix_sum (&acc_o)[S::steps])
 {
     float high = s[0];
 #pragma unroll
     for (int e = 1; e < MATRIX_ROWS; e++) {
         high = fmaxf(high, s[e]);
     }
-    high = fmaxf(m, column_largest(high));
+    high = fmaxf(row_max, column_largest(high));
     float base = softmax_base(high);
-    if (any_lane(high > m)) {
-        float shrink = __builtin_amdgcn_exp2f(m - base);
-        l *= shrink;
+    if (any_lane(high > row_max)) {
+        float rescale_o = __builtin_amdgcn_exp2f(row_max - base);
+        row_sum *= rescale_o;
 #pragma unroll
         for (int t = 0; t < S::steps; t++) {
-            o[t] *= shrink;
+            acc_o[t] *= rescale_o;
         }
-        m = high;
+        row_max = high;
     }
 #pragma unroll
     for (int e = 0; e < MATRIX_ROWS; e++) {
         s[e] = __builtin_amdgcn_exp2f(s[e] - base);
-        l += s[e];
+        row_sum += s[e];
     }
 }
 
-/* o += a pass's values x weights. */
+/* acc_o += a pass's values x weights. */
 template <class S>
 GPU_INLINE void add_values(const gpu_params &p, const key_place &at, int g, const matrix_sum &w,
-                           bool hidden, lane_values<S> &v, matrix_sum *o)
+                           bool hidden, lane_values<S> &v, matrix_sum *acc_o)
 {
     constexpr int kind = S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16;
     if (S::bytes && p.v.form == GPU_ROW_SCALED) {
         scale_values<S>(at, g, v);
     }
     if (hidden && values_odd<S>(v)) {
-        add_odd_values<S>(w, g, v, o);
+        add_odd_values<S>(w, g, v, acc_o);
     }
     matrix_part weights = part_of_sum<kind>(w, g);
 #pragma unroll
     for (int t = 0; t < S::pass_steps; t++) {
-        o[t] = multiply<kind>(value_part<S>(v, t), weights, o[t]);
+        acc_o[t] = multiply<kind>(value_part<S>(v, t), weights, acc_o[t]);
     }
 }
 
@@ -155,8 +157,8 @@ struct key_source {
 template <class S>
 GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_row &row, float scale,
                             int32_t base, const key_place &at, const key_source &source,
-                            const lane_query<S> &q, const warp_part &warp, float &m, float &l,
-                            matrix_sum (&o)[S::steps])
+                            const lane_query<S> &q, const warp_part &warp, float &row_max,
+                            float &row_sum, matrix_sum (&acc_o)[S::steps])
 {
     const int32_t lane = this_lane(), column = lane & 15, bytes = p.problem.head_size * S::element;
     const int g = lane >> 4;
@@ -185,7 +187,7 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
         load_values<S>(p, values, at, column, g, warp.dim + pass * S::pass, v[pass]);
     }
     s = score_keys(p, row, scale, base, g, at, s);
-    soften<S>(s, m, l, o);
+    online_softmax<S>(s, row_max, row_sum, acc_o);
     bool hidden = false;
 #pragma unroll
     for (int e = 0; e < MATRIX_ROWS; e++) {
@@ -194,7 +196,7 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
     hidden = any_lane(hidden);
 #pragma unroll
     for (int pass = 0; pass < S::passes; pass++) {
-        add_values<S>(p, at, g, s, hidden, v[pass], o + pass * S::pass_steps);
+        add_values<S>(p, at, g, s, hidden, v[pass], acc_o + pass * S::pass_steps);
     }
 }
 
@@ -242,8 +244,8 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     const int32_t start = (r.row_tile.k0 & ~(p.schedule.tile - 1)) + r.tile * p.schedule.tile;
     const int32_t count = r.row_tile.k1 > r.row_tile.k0 ? r.count : 0; /* else no key is seen */
     const float scale = score_scale(p, r.head) * S::product_scale;
-    float m = -INFINITY, l = 0.0f;
-    matrix_sum o[S::steps];
+    float row_max = -INFINITY, row_sum = 0.0f;
+    matrix_sum acc_o[S::steps];
     lane_query<S> q;
     lane_row row = enter_row_of(p, r, warp.row + column);
     staging<S> next;
@@ -251,7 +253,7 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
                   memory.input + attend_memory<S>::key_bytes, q);
 #pragma unroll
     for (int t = 0; t < S::steps; t++) {
-        o[t] = 0.0f;
+        acc_o[t] = 0.0f;
     }
     if (!S::staged && S::query_bytes > 0) {
         sync_group(); /* the queries are there */
@@ -276,13 +278,14 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
             key_source source = {p.k.data + r.head * p.k.head,
                                  memory.input + (i & 1) * S::tile * S::row_bytes,
                                  warp.split * keys + sub + column};
-            attend_keys<S>(p, r, row, scale, base + sub, at, source, q, warp, m, l, o);
+            attend_keys<S>(p, r, row, scale, base + sub, at, source, q, warp, row_max, row_sum,
+                           acc_o);
         }
         if (S::staged && i + 1 < count) {
             stage_store<S>(next, memory.input + ((i + 1) & 1) * S::tile * S::row_bytes);
         }
     }
-    finish_run<S>(p, r, warp, m, column_total(l), o, memory);
+    finish_run<S>(p, r, warp, row_max, column_total(row_sum), acc_o, memory);
 }
 
 template <class S> GPU_INLINE void attend(const gpu_params &p, attend_memory<S> &memory)

@@ -8,8 +8,8 @@
 
 #if defined(MATRIX_DEPTH)
 
-/* Keys of two tiles and what else a run reads, or a share of the sums with each row's m and l of
- * all splits: a compute unit of CDNA holds two groups, as does a pair of RDNA's. */
+/* Keys of two tiles and what else a run reads, or a share of the sums with each row's row_max and
+ * row_sum of all splits: a compute unit of CDNA holds two groups, as does a pair of RDNA's. */
 template <class S> struct attend_memory {
     static constexpr int rounds = S::staged && S::out_size >= 128 ? S::out_size / 64 : 1;
     static constexpr int round = S::steps / rounds; /* output tiles of a warp in a round */
@@ -20,8 +20,8 @@ template <class S> struct attend_memory {
     union {
         alignas(16) char input[input_bytes > 0 ? input_bytes : 16]; /* keys, then queries */
         struct {
-            alignas(16) float o[S::rows][pitch];
-            float m[S::splits][S::rows], l[S::splits][S::rows];
+            alignas(16) float acc_o[S::rows][pitch];
+            float row_max[S::splits][S::rows], row_sum[S::splits][S::rows];
             int32_t number;
         };
     };
@@ -36,8 +36,9 @@ template <class S> struct attend_memory {
 };
 
 template <class S>
-GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_part &warp, float m,
-                           float l, const matrix_sum (&o)[S::steps], attend_memory<S> &memory)
+GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_part &warp,
+                           float row_max, float row_sum, const matrix_sum (&acc_o)[S::steps],
+                           attend_memory<S> &memory)
 {
     using M = attend_memory<S>;
     static_assert(sizeof(M) <= (GPU_LANES == 32 ? 65536 : 32768), "two groups have room");
@@ -46,16 +47,16 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_par
     const int g = lane >> 4;
     sync_group(); /* no wave reads keys any more */
     if (g == 0 && warp.dim == 0) {
-        memory.m[warp.split][row] = m;
-        memory.l[warp.split][row] = l;
+        memory.row_max[warp.split][row] = row_max;
+        memory.row_sum[warp.split][row] = row_sum;
     }
     sync_group(); /* all shares are there */
-    float high = memory.m[0][row];
+    float high = memory.row_max[0][row];
 #pragma unroll
     for (int s = 1; s < S::splits; s++) {
-        high = fmaxf(high, memory.m[s][row]);
+        high = fmaxf(high, memory.row_max[s][row]);
     }
-    const float weight = exp2f(m - softmax_base(high));
+    const float weight = exp2f(row_max - softmax_base(high));
     const int32_t first = warp.dim / S::out_size * 16 * M::round; /* the warp's first column */
 #pragma unroll
     for (int round = 0; round < M::rounds; round++) {
@@ -66,8 +67,8 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_par
                 for (int t = 0; t < M::round; t++) {
 #pragma unroll
                     for (int e = 0; e < MATRIX_ROWS; e++) {
-                        float *to = &memory.o[row][first + row_of_sum(e, g) * M::round + t];
-                        float x = weight * o[round * M::round + t][e];
+                        float *to = &memory.acc_o[row][first + row_of_sum(e, g) * M::round + t];
+                        float x = weight * acc_o[round * M::round + t][e];
                         *to = s == 0 ? x : *to + x;
                     }
                 }

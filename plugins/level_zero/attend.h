@@ -46,8 +46,8 @@ template <int KIND_, int D_, int ROW_GROUPS_, int SPLITS_> struct shape {
 template <class S> struct attend_memory {
     static constexpr int columns = S::size;
     static constexpr int pitch = S::size + 4; /* floats; rows lie in other banks */
-    float o[S::rows][pitch];
-    float m[S::splits][S::rows], l[S::splits][S::rows];
+    float acc_o[S::rows][pitch];
+    float row_max[S::splits][S::rows], row_sum[S::splits][S::rows];
     int32_t number;
 
     static int32_t dim_of(int32_t round, int32_t column)
@@ -60,9 +60,9 @@ template <class S> struct attend_memory {
 /* A lane's row: the keys first .. last that it sees, and its sums so far. */
 template <class S> struct lane_row {
     int32_t first, last;
-    float m, l;
+    float row_max, row_sum;
     int8 q[S::per];
-    float8 o[S::eights];
+    float8 acc_o[S::eights];
 };
 
 /* A lane's key of a stretch of 16: where its rows lie, in 16 bytes; -1: no query sees it. */
@@ -112,8 +112,8 @@ GPU_INLINE void enter_row_of(const gpu_params &p, const gpu_run &r, int32_t inde
     bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     row.first = real ? s.first : INT32_MIN;
     row.last = real ? s.last : INT32_MAX;
-    row.m = -INFINITY;
-    row.l = 0.0f;
+    row.row_max = -INFINITY;
+    row.row_sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::per; i++) {
 #pragma unroll
@@ -131,7 +131,7 @@ GPU_INLINE void enter_row_of(const gpu_params &p, const gpu_run &r, int32_t inde
     }
 #pragma unroll
     for (int t = 0; t < S::eights; t++) {
-        row.o[t] = 0.0f;
+        row.acc_o[t] = 0.0f;
     }
 }
 
@@ -305,33 +305,34 @@ GPU_INLINE void add_values_exactly(const gpu_params &p, const char *base, const 
             float8 none = 0.0f;
             short8 a = value_part<S>(p, base, at, t) & (short8)mask;
             float8 x = multiply<S>(a, weights, none);
-            row.o[t] = lane == other ? row.o[t] + x : row.o[t];
+            row.acc_o[t] = lane == other ? row.acc_o[t] + x : row.acc_o[t];
         }
     }
 }
 
-/* Online softmax of a stretch of 16 keys: scores become weights, row's m, l and o follow. */
-template <class S> GPU_INLINE void soften(float8 (&s)[2], lane_row<S> &row)
+/* Online softmax of a stretch of 16 keys: scores become weights, row's row_max, row_sum and acc_o
+ * follow. */
+template <class S> GPU_INLINE void online_softmax(float8 (&s)[2], lane_row<S> &row)
 {
-    float high = row.m;
+    float high = row.row_max;
 #pragma unroll
     for (int r = 0; r < 16; r++) {
         high = fmaxf(high, s[r / 8][r % 8]);
     }
     float base = softmax_base(high);
-    if (any_lane(high > row.m)) {
-        float shrink = native_exp2(row.m - base);
-        row.l *= shrink;
+    if (any_lane(high > row.row_max)) {
+        float rescale_o = native_exp2(row.row_max - base);
+        row.row_sum *= rescale_o;
 #pragma unroll
         for (int t = 0; t < S::eights; t++) {
-            row.o[t] *= shrink;
+            row.acc_o[t] *= rescale_o;
         }
-        row.m = high;
+        row.row_max = high;
     }
 #pragma unroll
     for (int r = 0; r < 16; r++) {
         s[r / 8][r % 8] = native_exp2(s[r / 8][r % 8] - base);
-        row.l += s[r / 8][r % 8];
+        row.row_sum += s[r / 8][r % 8];
     }
 }
 
@@ -348,7 +349,7 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, float scale, 
         s[h] = multiply_keys<S>(p, k, at, 8 * h, row);
         s[h] = score_keys<S>(p, at, scale, base + 8 * h, 8 * h, row, s[h]);
     }
-    soften<S>(s, row);
+    online_softmax<S>(s, row);
     int8 weights;
     uint32_t seen = 0;
 #pragma unroll
@@ -363,7 +364,7 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, float scale, 
     }
 #pragma unroll
     for (int t = 0; t < S::eights; t++) {
-        row.o[t] = multiply<S>(value_part<S>(p, v, at, t), weights, row.o[t]);
+        row.acc_o[t] = multiply<S>(value_part<S>(p, v, at, t), weights, row.acc_o[t]);
     }
 }
 
@@ -373,22 +374,22 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, int32_t index,
                            const lane_row<S> &row, attend_memory<S> &memory)
 {
     const int32_t thread = (int32_t)thread_index();
-    memory.m[split][index] = row.m;
-    memory.l[split][index] = row.l;
+    memory.row_max[split][index] = row.row_max;
+    memory.row_sum[split][index] = row.row_sum;
     sync_group(); /* all shares are there */
-    float high = memory.m[0][index];
+    float high = memory.row_max[0][index];
 #pragma unroll
     for (int s = 1; s < S::splits; s++) {
-        high = fmaxf(high, memory.m[s][index]);
+        high = fmaxf(high, memory.row_max[s][index]);
     }
-    const float weight = exp2f(row.m - softmax_base(high));
+    const float weight = exp2f(row.row_max - softmax_base(high));
 #pragma unroll 1
     for (int s = 0; s < S::splits; s++) {
         if (split == s) {
 #pragma unroll
             for (int d = 0; d < S::size; d++) {
-                float x = weight * row.o[d / 8][d % 8];
-                memory.o[index][d] = s == 0 ? x : memory.o[index][d] + x;
+                float x = weight * row.acc_o[d / 8][d % 8];
+                memory.acc_o[index][d] = s == 0 ? x : memory.acc_o[index][d] + x;
             }
         }
         sync_group(); /* a split's share is there */

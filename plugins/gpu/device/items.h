@@ -91,15 +91,16 @@ GPU_INLINE void merge_parts(const gpu_params &p, const gpu_run &r, int32_t first
 #pragma unroll 1
         for (int32_t n = 0; n < count; n++) {
             const float *part = n == 0 ? zeroth : rest + n * step;
-            float m = part[S::rows * S::size + row], l = part[S::rows * (S::size + 1) + row];
+            float row_max = part[S::rows * S::size + row],
+                  row_sum = part[S::rows * (S::size + 1) + row];
             const float *from = part + row * S::size + d;
-            float now = fmaxf(high, m), base = softmax_base(now);
-            float shrink = exp2f(high - base), weight = exp2f(m - base);
+            float now = fmaxf(high, row_max), base = softmax_base(now);
+            float scale = exp2f(high - base), weight = exp2f(row_max - base);
             high = now;
-            sum = sum * shrink + weight * l;
+            sum = sum * scale + weight * row_sum;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                x[e] = x[e] * shrink + weight * from[e];
+                x[e] = x[e] * scale + weight * from[e];
             }
         }
         out_row out = out_row_of(p, r, row);
@@ -110,7 +111,7 @@ GPU_INLINE void merge_parts(const gpu_params &p, const gpu_run &r, int32_t first
     }
 }
 
-/* A part of an item, in floats: o [rows][size], m [rows], l [rows]. */
+/* A part of an item, in floats: acc_o [rows][size], row_max [rows], row_sum [rows]. */
 template <class S> GPU_INLINE float *part_of_run(const gpu_params &p, const gpu_run &r)
 {
     int32_t slot_step = p.schedule.by_item ? 1 : 2;
@@ -134,17 +135,17 @@ GPU_INLINE void write_round(const gpu_params &p, const gpu_run &r, int32_t round
     for (int32_t i = thread; i < r.row_tile.num_rows * (M::columns / 4); i += S::threads) {
         int32_t row = i / (M::columns / 4), at = i % (M::columns / 4) * 4;
         int32_t d = M::dim_of(round, at);
-        const float x[4] = {memory.o[row][at], memory.o[row][at + 1], memory.o[row][at + 2],
-                            memory.o[row][at + 3]};
+        const float x[4] = {memory.acc_o[row][at], memory.acc_o[row][at + 1],
+                            memory.acc_o[row][at + 2], memory.acc_o[row][at + 3]};
         float high = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int s = 0; s < S::splits; s++) {
-            high = fmaxf(high, memory.m[s][row]);
+            high = fmaxf(high, memory.row_max[s][row]);
         }
         float base = softmax_base(high);
 #pragma unroll
         for (int s = 0; s < S::splits; s++) {
-            sum += exp2f(memory.m[s][row] - base) * memory.l[s][row];
+            sum += exp2f(memory.row_max[s][row] - base) * memory.row_sum[s][row];
         }
         if (!is_whole(r)) {
 #pragma unroll
