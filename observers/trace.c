@@ -396,7 +396,7 @@ static attn_status run_traced(attn_plan *plan, struct step *step, const struct a
 }
 
 /* Keys of a schedule's requests that its layers see; host copies end with plan_batch. */
-static void count_keys(struct schedule *schedule)
+static void count_keys(struct plan_schedule *schedule)
 {
     const struct attn_batch *b = schedule->batch;
     const struct attn_layer_desc *layer = schedule->args->layer;

@@ -159,7 +159,7 @@ static inline int32_t layer_parts(const attn_layer *layer, int32_t table)
  * the table has no cache. */
 int64_t layer_num_blocks(const attn_layer *layer, int32_t table);
 
-/* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
+/* view_check.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
  * parameters. `call` names who asks. */
 attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error);
 
@@ -168,7 +168,7 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
 #define MAX_CACHE_BITS 56
 #define MAX_CACHE ((int64_t)1 << MAX_CACHE_BITS)
 
-/* kv_spec.c: the plugin says the bytes of a block in a layout of its vendor's */
+/* cache_spec.c: the plugin says the bytes of a block in a layout of its vendor's */
 attn_status layer_make_spec(attn_layer *layer, int32_t layout, struct attn_error *error);
 /* groups.c */
 void model_make_groups(attn_model *model);
@@ -196,20 +196,20 @@ static inline bool layer_has_vendor_pages(const attn_layer *layer)
     return layer->spec.layout >= ATTN_VENDOR_CODE;
 }
 
-/* cache.c: a view as the engine gave it, checked and cut into the kernel's blocks. */
+/* view_check.c: a view as the engine gave it, checked and cut into the kernel's blocks. */
 attn_status cache_read_view(const attn_layer *layer, const struct cache *cache,
                             const struct attn_kv_view *given, struct attn_kv_view *view,
                             struct attn_error *error);
-/* cache.c: K's and V's views, each read, next to each other */
+/* view_check.c: K's and V's views, each read, next to each other */
 attn_status cache_check_pair(const attn_layer *layer, const struct attn_kv_view views[2],
                              struct attn_error *error);
 
-/* kv_spec.c: a view's scales, within its rows or, where these stand apart, at `apart` in blocks
+/* cache_spec.c: a view's scales, within its rows or, where these stand apart, at `apart` in blocks
  * `stride` bytes from each other */
 void view_set_scales(struct attn_kv_view *view, const struct kv_row *row, uint8_t *apart,
                      int64_t stride);
-/* kv_spec.c: views of num_blocks blocks at base, in the layout of the layer's page. Of latent rows
- * v is NULL. */
+/* cache_spec.c: views of num_blocks blocks at base, in the layout of the layer's page. Of latent
+ * rows v is NULL. */
 attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
                            struct attn_kv_view *k, struct attn_kv_view *v,
                            struct attn_error *error);

@@ -13,18 +13,18 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
 {
     const struct served *served = &layer->served[phase];
     for (int32_t i = 0; i < plan->num_schedules; i++) {
-        struct schedule *s = &plan->schedules[i];
+        struct plan_schedule *s = &plan->schedules[i];
         if (s->schedule_group == served->schedule_group && s->part == part) {
             launch->schedule = s;
             return ATTN_OK;
         }
     }
-    struct schedule *schedule = &plan->schedules[plan->num_schedules];
-    *schedule = (struct schedule){.schedule_group = served->schedule_group,
-                                  .part = part,
-                                  .args = &launch->args,
-                                  .instance = served->instance,
-                                  .size = {.struct_size = sizeof schedule->size}};
+    struct plan_schedule *schedule = &plan->schedules[plan->num_schedules];
+    *schedule = (struct plan_schedule){.schedule_group = served->schedule_group,
+                                       .part = part,
+                                       .args = &launch->args,
+                                       .instance = served->instance,
+                                       .size = {.struct_size = sizeof schedule->size}};
     struct attn_schedule_size *size = &schedule->size;
     plan->num_schedules++; /* from here on plan_destroy drops what it has */
     struct attn_schedule_size_args args =

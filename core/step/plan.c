@@ -83,7 +83,7 @@ static void lay_out(attn_plan *plan)
     own += (size_t)plan_aligned(plan->num_host_ints * (int64_t)sizeof(int32_t));
     own = block_table_lay_out(plan, own);
     for (int32_t i = 0; i < plan->num_schedules; i++) {
-        const struct schedule *s = &plan->schedules[i];
+        const struct plan_schedule *s = &plan->schedules[i];
         plan->schedules[i].device_offset = own;
         own += (size_t)plan_aligned((int64_t)s->size.device_bytes);
         most_scratch = s->size.scratch_bytes > most_scratch ? s->size.scratch_bytes : most_scratch;
@@ -243,7 +243,7 @@ void plan_destroy(attn_plan *plan)
         count_in(plan, -1);
     }
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
-        const struct schedule *s = &plan->schedules[i];
+        const struct plan_schedule *s = &plan->schedules[i];
         runtime_free(runtime, s->host, s->host != NULL ? s->size.host_bytes : 0);
         if (s->state != NULL) {
             s->instance->kernels.destroy_plan_state(s->instance->handle, s->state);

@@ -68,7 +68,7 @@ static void step_choose_entry(attn_plan *plan, struct step *step)
     for (int32_t i = 0; i < 2 && step->main[i] != NULL; i++) { /* what the vendors' plans see */
         step->main[i]->args.flags = step->fuses && writes ? 0 : ATTN_RUN_NO_WRITE;
     }
-    step->no_slots = step->writes && !writes && plan->given.num_actual_tokens > 0;
+    step->drops_keys = step->writes && !writes && plan->given.num_actual_tokens > 0;
     step->plain_writes = writes;
     step->write.slot_mapping = plan->given.slot_mapping;
     step->write.num_slots = plan->given.num_slots;
@@ -172,8 +172,9 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
 }
 
 /* `tables_only`: the vendors' last plans hold but for the tables. */
-static attn_status call_vendor(const struct schedule *schedule, const struct attn_attend_args *args,
-                               int32_t mode, bool tables_only, struct attn_error *error)
+static attn_status call_vendor(const struct plan_schedule *schedule,
+                               const struct attn_attend_args *args, int32_t mode, bool tables_only,
+                               struct attn_error *error)
 {
     const struct attn_kernels *kernels = &schedule->instance->kernels;
     bool updates = schedule->instance->caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE;
@@ -191,7 +192,7 @@ static attn_status call_vendors(attn_plan *plan, int32_t mode, bool tables_only,
                                 struct attn_error *error)
 {
     for (int32_t i = 0; i < plan->num_schedules; i++) {
-        struct schedule *schedule = &plan->schedules[i];
+        struct plan_schedule *schedule = &plan->schedules[i];
         if (schedule->batch != NULL) {
             struct attn_attend_args args = *schedule->args;
             args.batch = schedule->batch;
@@ -229,7 +230,7 @@ static attn_status plan_steps(attn_plan *plan, const struct attn_batch *batch, i
             plan->steps[i].program = run_idle;
             plan->steps[i].enter = run_general;
             plan->steps[i].bring_keys = NULL;
-            plan->steps[i].no_slots = false;
+            plan->steps[i].drops_keys = false;
         }
         plan->ready = plan->table;
         return ATTN_OK;

@@ -11,7 +11,7 @@
 #define WORKSPACE_ALIGNMENT 256
 
 /* A backend's schedule for one schedule group and one part of a composed step. */
-struct schedule {
+struct plan_schedule {
     int32_t schedule_group; /* within one phase */
     int32_t part;
     const struct attn_batch *batch; /* that plan_batch chose for it; NULL: not used in this step */
@@ -30,7 +30,7 @@ typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn
 struct launch {
     struct attn_attend_args args;
     step_kernel *kernel;
-    struct schedule *schedule;
+    struct plan_schedule *schedule;
 };
 
 /* What a tensor [rows, heads, head_size] of a step must be. */
@@ -93,7 +93,7 @@ struct step {
     bool fused_write;       /* all attends write k and v themselves */
     bool fused_decode;      /* an attend of decodes does so where it is the whole step */
     bool fuses;             /* chosen: one of the two holds */
-    bool no_slots;          /* chosen: the cache is its own and gets no slots */
+    bool drops_keys;        /* chosen: the cache is its own and gets no slots */
     bool plain_writes;      /* chosen: a run writes unless its flags say otherwise */
     bool keys_are_inputs;   /* no cache: k and v are read by attend */
     bool checks_out;        /* out is of the activations' dtype or the attend's own form */
@@ -170,7 +170,7 @@ struct attn_plan {
     struct step **step_of_slot;
     int32_t num_steps;
     bool counted; /* its layers' num_plans count this plan */
-    struct schedule *schedules;
+    struct plan_schedule *schedules;
     int32_t num_schedules;
     uint32_t composed_by;         /* compositions that serve a layer of it, a bit each by id */
     void *data[MAX_COMPOSITIONS]; /* by id: plan_bytes of memory of its own */
@@ -245,7 +245,7 @@ void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, 
 /* Does a run bring keys that no slot takes? It would then attend to what the cache held before. */
 static inline bool step_leaves_keys(const struct step *step, const struct attn_step_io *io)
 {
-    return step->no_slots && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
+    return step->drops_keys && io->k != NULL && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
 /* check_io.c: [rows or more, heads, head_size] of that form. */

@@ -10,7 +10,7 @@
 
 static void describe_mla(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     struct attn_mla_desc *mla = &measured->layer.mla;
     *mla = (struct attn_mla_desc){
@@ -30,7 +30,7 @@ static void describe_mla(struct measured *measured)
 /* Compressed rows are read from the same memory as the layer's own rows (measured_rows_table). */
 static void describe_compressed(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     const int32_t rank = shape_int(shape, PARAMETER_LORA), all = shape_int(shape, PARAMETER_ALL);
     layer_set_compressed(desc, &measured->layer.mla, &measured->layer.compressed, rank,
@@ -53,7 +53,7 @@ static void describe_gdn(struct measured *measured)
                              .gate = ATTN_GATE_CONSTANT,
                              .write_gate = ATTN_WRITE_GATE_NONE}};
     const int32_t rule = shape_int(&measured->shape, PARAMETER_RULE);
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     int32_t conv = shape_int(shape, PARAMETER_CONV);
@@ -86,7 +86,7 @@ static void describe_gdn(struct measured *measured)
 
 static void describe_decoder(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     bool writes_only = shape->kind == SHAPE_WRITE;
     desc->kind = ATTN_LAYER_DECODER;
@@ -109,7 +109,7 @@ static void describe_decoder(struct measured *measured)
 
 static void describe_sparse(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_index_lists *lists = &measured->layer.lists;
     *lists = (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof *lists, NULL},
                                        .max_entries = shape_int(shape, PARAMETER_TOPK),
@@ -122,7 +122,7 @@ static void describe_sparse(struct measured *measured)
 
 static void describe_index(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     const int32_t ratio = shape_int(shape, PARAMETER_RATIO),
                   pool = shape_int(shape, PARAMETER_POOL);
@@ -159,7 +159,7 @@ static void describe_cache(struct attn_layer_desc *desc, int32_t kv_dtype)
 
 void measured_describe(struct measured *measured)
 {
-    const struct shape *shape = &measured->shape;
+    const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     const struct requests *requests = &measured->requests;
     *desc = (struct attn_layer_desc){

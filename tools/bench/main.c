@@ -24,7 +24,8 @@ static int fail_with(const char *what, const struct attn_error *error)
     return command_failed("attn-bench", what, error);
 }
 
-static void tell_progress(const struct options *options, int32_t done, const struct shape *shape)
+static void tell_progress(const struct options *options, int32_t done,
+                          const struct bench_shape *shape)
 {
     char text[256];
     if (isatty(STDERR_FILENO)) {
@@ -69,7 +70,7 @@ struct entry {
     bool has_measured, has_peer;
 };
 
-static struct result result_for(const struct session *session, const struct shape *shape,
+static struct result result_for(const struct session *session, const struct bench_shape *shape,
                                 const char *backend)
 {
     struct result result = {
@@ -79,7 +80,7 @@ static struct result result_for(const struct session *session, const struct shap
 }
 
 static void entry_init(struct entry *entry, struct contender *contender, struct session *session,
-                       const struct shape *shape, const char *backend)
+                       const struct bench_shape *shape, const char *backend)
 {
     struct result *result = &entry->result;
     *result = result_for(session, shape, backend);
@@ -181,7 +182,7 @@ static void compare_outputs(struct entry *entry, const struct contender *contend
 
 /* One result for each backend, all of them alive at once and measured in turns; then --against's,
  * then --peer's. */
-static void measure(void *user, const struct shape *shape, const char *const *backends,
+static void measure(void *user, const struct bench_shape *shape, const char *const *backends,
                     int32_t num_backends)
 {
     struct bench *bench = user;
@@ -225,7 +226,7 @@ static void measure(void *user, const struct shape *shape, const char *const *ba
 
 /* Every backend of the device that can serve the shape; the others are no failure, unless none is
  * left. */
-static void tune_shape(struct bench *bench, const struct shape *shape)
+static void tune_shape(struct bench *bench, const struct bench_shape *shape)
 {
     struct report *report = &bench->report;
     char names[MAX_TUNED_BACKENDS][160];

@@ -13,7 +13,7 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     return measured->session->api->run(measured->plan, io->layer, &io->step.io, error);
 }
 
-static int32_t phase_of(const struct shape *shape)
+static int32_t phase_of(const struct bench_shape *shape)
 {
     bool prefills =
         shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN || shape->kind == SHAPE_WRITE ||
@@ -63,8 +63,8 @@ static bool make_layers(struct measured *measured)
 }
 
 attn_status measured_init(struct measured *measured, struct session *session,
-                          const struct shape *shape, const char *backend, struct json *reasons,
-                          struct attn_error *error)
+                          const struct bench_shape *shape, const char *backend,
+                          struct json *reasons, struct attn_error *error)
 {
     const struct attn_api *api = session->api;
     attn_status status = ATTN_OK;

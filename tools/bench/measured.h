@@ -31,14 +31,14 @@ struct requests {
 };
 
 /* False without memory, or where there are more rows than an int32 counts. */
-bool requests_init(struct requests *requests, const struct shape *shape, uint64_t *random);
+bool requests_init(struct requests *requests, const struct bench_shape *shape, uint64_t *random);
 void requests_finish(struct requests *requests);
 
 struct visible {
     double pairs; /* queries and keys that they see, over all requests */
     double rows;  /* keys that any query sees */
 };
-void requests_visible(const struct requests *requests, const struct shape *shape,
+void requests_visible(const struct requests *requests, const struct bench_shape *shape,
                       struct visible *visible);
 
 /* The cache and the tensors of one layer's run. */
@@ -65,7 +65,7 @@ struct measured_layer {
 
 struct measured {
     struct session *session;
-    struct shape shape;
+    struct bench_shape shape;
     struct requests requests;
     uint64_t random;
     struct memory memory;
@@ -108,8 +108,8 @@ static inline int32_t measured_block(const struct measured *measured)
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to
  * finish. */
 attn_status measured_init(struct measured *measured, struct session *session,
-                          const struct shape *shape, const char *backend, struct json *reasons,
-                          struct attn_error *error);
+                          const struct bench_shape *shape, const char *backend,
+                          struct json *reasons, struct attn_error *error);
 void measured_finish(struct measured *measured);
 /* What `work`, over the tensors of `measured`, writes to the first layer's out: an array of
  * *count, the caller's to free. NULL: it fails, or nothing is attended. */

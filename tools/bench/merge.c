@@ -116,7 +116,7 @@ static int32_t find_backend(const struct session *session, const char *backend,
     return best;
 }
 
-static attn_status make_tensors(struct merge *merge, const struct shape *shape,
+static attn_status make_tensors(struct merge *merge, const struct bench_shape *shape,
                                 struct attn_error *error)
 {
     const int64_t rows = merge->num_rows = shape_int(shape, PARAMETER_S);

@@ -188,7 +188,7 @@ int options_parse(int argc, char **argv, struct options *options)
         }
     }
     for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {
-        const struct shape *shape = &options->shapes.shapes[i];
+        const struct bench_shape *shape = &options->shapes.shapes[i];
         if (!tune_takes(shape->kind) || shape->value[PARAMETER_ROTATE] == 0) {
             char text[256];
             shape_text(shape, text, sizeof text);

@@ -72,7 +72,7 @@ static bool same_series(const struct result *a, const struct result *b)
 }
 
 /* The keys of a request, or the rows of a shape without any. */
-static double length_of(const struct shape *shape)
+static double length_of(const struct bench_shape *shape)
 {
     double l = shape->value[PARAMETER_L];
     return l > 0 ? l : shape->value[PARAMETER_S];

@@ -70,7 +70,7 @@ static struct json *ceilings_json(const struct session *session)
     return object;
 }
 
-static struct json *parameters_json(const struct shape *shape)
+static struct json *parameters_json(const struct bench_shape *shape)
 {
     struct json *object = json_object();
     for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {

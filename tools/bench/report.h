@@ -10,7 +10,7 @@
 
 /* One measured or refused shape. */
 struct result {
-    struct shape shape;
+    struct bench_shape shape;
     char backend[160];
     struct timing timing;
     char error[1024];         /* empty: measured */

@@ -9,13 +9,13 @@
 #define VARLEN_RATIO 16.0
 #define SKEW 64
 
-static int32_t count_of(const struct shape *shape)
+static int32_t count_of(const struct bench_shape *shape)
 {
     int32_t prefills = shape->kind == SHAPE_MIXED ? shape_int(shape, PARAMETER_PREFILLS) : 0;
     return shape_int(shape, PARAMETER_R) + prefills;
 }
 
-static void set_lengths(struct requests *requests, const struct shape *shape, int32_t r,
+static void set_lengths(struct requests *requests, const struct bench_shape *shape, int32_t r,
                         uint64_t *random)
 {
     int32_t s = shape_int(shape, PARAMETER_S), l = shape_int(shape, PARAMETER_L);
@@ -44,7 +44,7 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
     requests->seq_lens[r] = keys;
 }
 
-bool requests_init(struct requests *requests, const struct shape *shape, uint64_t *random)
+bool requests_init(struct requests *requests, const struct bench_shape *shape, uint64_t *random)
 {
     int32_t count = count_of(shape);
     *requests = (struct requests){.count = count,
@@ -71,7 +71,7 @@ void requests_finish(struct requests *requests)
     *requests = (struct requests){0};
 }
 
-void requests_visible(const struct requests *requests, const struct shape *shape,
+void requests_visible(const struct requests *requests, const struct bench_shape *shape,
                       struct visible *visible)
 {
     int32_t window = shape_int(shape, PARAMETER_WINDOW), chunk = shape_int(shape, PARAMETER_CHUNK);

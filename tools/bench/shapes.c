@@ -69,7 +69,7 @@ static const struct {
                      "s=4096 hq=32 d=128 seed=1"},
 };
 
-const char *shape_name(const struct shape *shape)
+const char *shape_name(const struct bench_shape *shape)
 {
     return kinds[shape->kind].name;
 }
@@ -103,7 +103,8 @@ static double initial_value(enum shape_kind_code kind, enum parameter parameter)
     return text == NULL ? 0 : parameter == PARAMETER_LAYOUT ? LAYOUT_OWN : strtod(text, NULL);
 }
 
-void parameter_text(const struct shape *shape, enum parameter parameter, char *text, size_t size)
+void parameter_text(const struct bench_shape *shape, enum parameter parameter, char *text,
+                    size_t size)
 {
     double value = shape->value[parameter];
     if (parameter == PARAMETER_LAYOUT) {
@@ -113,7 +114,7 @@ void parameter_text(const struct shape *shape, enum parameter parameter, char *t
     }
 }
 
-void shape_text(const struct shape *shape, char *text, size_t size)
+void shape_text(const struct bench_shape *shape, char *text, size_t size)
 {
     size_t used = (size_t)snprintf(text, size, "%s", shape_name(shape));
     char mark = ':';
@@ -269,7 +270,7 @@ static bool parse_pair(enum shape_kind_code kind, char *pair, struct values *all
 }
 
 /* What no single parameter's range can say. */
-static bool fits_together(const struct shape *shape, char *message, size_t size)
+static bool fits_together(const struct bench_shape *shape, char *message, size_t size)
 {
     int32_t l = shape_int(shape, PARAMETER_L), s = shape_int(shape, PARAMETER_S);
     int32_t hq = shape_int(shape, PARAMETER_HQ), hkv = shape_int(shape, PARAMETER_HKV);
@@ -309,9 +310,10 @@ static bool fits_together(const struct shape *shape, char *message, size_t size)
     return true;
 }
 
-static bool append(struct shape_list *list, const struct shape *shape, char *message, size_t size)
+static bool append(struct shape_list *list, const struct bench_shape *shape, char *message,
+                   size_t size)
 {
-    struct shape *larger;
+    struct bench_shape *larger;
     if (!fits_together(shape, message, size)) {
         return false;
     }
@@ -335,7 +337,7 @@ static bool expand(struct shape_list *list, enum shape_kind_code kind, const str
 {
     int32_t at[PARAMETER_COUNT] = {0};
     for (;;) {
-        struct shape shape = {.kind = kind};
+        struct bench_shape shape = {.kind = kind};
         for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
             shape.value[p] = all[p].items[at[p]];
         }

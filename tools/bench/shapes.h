@@ -80,27 +80,28 @@ enum shape_kind_code {
     SHAPE_KIND_COUNT
 };
 
-struct shape {
+struct bench_shape {
     enum shape_kind_code kind;
     double value[PARAMETER_COUNT];
 };
 
 struct shape_list {
-    struct shape *shapes;
+    struct bench_shape *shapes;
     int32_t count;
 };
 
-const char *shape_name(const struct shape *shape);
-static inline int32_t shape_int(const struct shape *shape, enum parameter parameter)
+const char *shape_name(const struct bench_shape *shape);
+static inline int32_t shape_int(const struct bench_shape *shape, enum parameter parameter)
 {
     return (int32_t)shape->value[parameter];
 }
 const char *parameter_name(enum parameter parameter);
 bool shape_takes(enum shape_kind_code kind, enum parameter parameter);
 /* "own", "hnd" or a number. */
-void parameter_text(const struct shape *shape, enum parameter parameter, char *text, size_t size);
+void parameter_text(const struct bench_shape *shape, enum parameter parameter, char *text,
+                    size_t size);
 /* "decode:r=8,l=4096": every parameter that differs from the bare shape. */
-void shape_text(const struct shape *shape, char *text, size_t size);
+void shape_text(const struct bench_shape *shape, char *text, size_t size);
 
 /* Appends what the text means: one shape, or, where a parameter is a list `a+b+c` or a range `a..b`
  * (doubling) or `a..b/step`, their product. False with a message naming what is wrong and what is

@@ -19,7 +19,7 @@ attn_status tune_write(const struct report *report, const struct session *sessio
 /* tune_model.c */
 
 /* Measures the shape on the named backends in turns and adds a result for each to the report. */
-typedef void tune_measure(void *user, const struct shape *shape, const char *const *backends,
+typedef void tune_measure(void *user, const struct bench_shape *shape, const char *const *backends,
                           int32_t count);
 
 struct tuning {

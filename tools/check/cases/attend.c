@@ -85,7 +85,7 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
                                         const struct problem_copy *tested, const uint8_t *together,
                                         const uint8_t *alone)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const struct attn_tensor *out = &tested->binding.out;
     const int32_t dtype = problem->dtype, bytes = (int32_t)number_bytes(dtype);
@@ -128,7 +128,7 @@ static enum trial_result say_other_bits(struct trial *trial, const char *what,
 /* Clears what the batch's rows without rows[t] hold, which a fast prefill was not asked for. */
 static void forget_rows(const struct problem_copy *tested, const uint8_t *rows, uint8_t *image)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const struct attn_tensor *out = &tested->binding.out, *lse = &tested->binding.lse;
     const size_t bytes = number_bytes(problem->dtype);
     if (problem->output.form != ATTN_OUTPUT_PLAIN) {
@@ -193,7 +193,7 @@ static bool put_numbers(struct problem_copy *tested, size_t offset, const int32_
  * already holds the keys of the second, which no query sees yet. */
 static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn_error *error)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     struct attn_batch *one = &tested->binding.batch;
     const struct attn_batch whole = *one;
     const size_t row = (size_t)r * sizeof(int32_t), start_at = problem->at.query_start_loc + row;
@@ -223,7 +223,7 @@ static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn
 static enum trial_result run_apart(struct trial *trial, struct problem_copy *tested, bool parts,
                                    struct attn_error *error)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const struct attn_batch whole = tested->binding.batch;
     const size_t bytes = problem->image.size;
     uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
@@ -263,7 +263,7 @@ static enum trial_result run_apart(struct trial *trial, struct problem_copy *tes
 /* Each request's keys written again alone: they may not change the cache by a bit. */
 static enum trial_result write_alone(struct trial *trial, struct problem_copy *tested)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const struct attn_write_kv_args whole = tested->binding.write;
     struct attn_error error = ATTN_ERROR_INIT;
     const size_t bytes = problem->image.size;
@@ -309,7 +309,7 @@ static enum trial_result write_alone(struct trial *trial, struct problem_copy *t
 static enum trial_result write_keys(struct trial *trial, const struct problem_copy *reference,
                                     struct problem_copy *tested)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     struct watch watch;
     watch_begin(&watch);

@@ -10,7 +10,7 @@
 
 /* A scale: floats on the device, or one number of the host per tensor, or neither, which reads as
  * 1. */
-static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, int32_t form,
+static void bind_scale(const struct check_problem *p, uint8_t *base, size_t offset, int32_t form,
                        const float **device, float *host)
 {
     int32_t source = form == ATTN_SCALE_PER_TENSOR ? p->v[FACTOR_SCALE_SOURCE].a : 0;
@@ -24,7 +24,7 @@ static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, in
     }
 }
 
-static void bind_params(const struct problem *p, struct binding *b, uint8_t *base)
+static void bind_params(const struct check_problem *p, struct binding *b, uint8_t *base)
 {
     const struct factor_value *v = p->v;
     struct attn_layer_params *params = &b->params;
@@ -60,7 +60,8 @@ static void bind_params(const struct problem *p, struct binding *b, uint8_t *bas
     }
 }
 
-static void bind_lengths(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host)
+static void bind_lengths(const struct check_problem *p, struct binding *b, uint8_t *base,
+                         uint8_t *host)
 {
     struct attn_batch *batch = &b->batch;
     int32_t lengths = p->v[FACTOR_LENGTHS].a;
@@ -85,7 +86,8 @@ static void bind_lengths(const struct problem *p, struct binding *b, uint8_t *ba
     }
 }
 
-static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host)
+static void bind_batch(const struct check_problem *p, struct binding *b, uint8_t *base,
+                       uint8_t *host)
 {
     struct attn_batch *batch = &b->batch;
     *batch = (struct attn_batch){
@@ -137,7 +139,7 @@ static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base
     }
 }
 
-static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *base,
+static void bind_tensors(const struct check_problem *p, struct binding *b, uint8_t *base,
                          struct attn_device device)
 {
     const struct problem_buffers *at = &p->at;
@@ -179,7 +181,7 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
     }
 }
 
-static void bind_writes(const struct problem *p, struct binding *b, uint8_t *base)
+static void bind_writes(const struct check_problem *p, struct binding *b, uint8_t *base)
 {
     /* Negative slots name rows to skip; the length of slot_mapping says how many rows of k are
      * real. */
@@ -201,7 +203,7 @@ static void bind_writes(const struct problem *p, struct binding *b, uint8_t *bas
     b->write_context.v = &b->context_v;
 }
 
-void problem_bind(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host,
+void problem_bind(const struct check_problem *p, struct binding *b, uint8_t *base, uint8_t *host,
                   struct attn_device device)
 {
     memset(b, 0, sizeof *b);

@@ -17,7 +17,7 @@
 static const double scales[] = {0.031, 0.047, 0.022, 0.039, 0.027, 0.052, 0.035, 0.044, 0.029};
 #define SCALE_OF(i) scales[(i) % 9]
 
-static void fill_lengths(struct problem *p, uint64_t *random)
+static void fill_lengths(struct check_problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
     int32_t *query_start_loc = (int32_t *)(base + p->at.query_start_loc);
@@ -41,7 +41,7 @@ static void fill_lengths(struct problem *p, uint64_t *random)
 
 /* A request's blocks, from a shuffled order of all, and the slots of its tokens. Shared keys are
  * those of the first request. */
-static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int32_t *order,
+static void fill_table(struct check_problem *p, int32_t r, int32_t *entries, const int32_t *order,
                        int64_t *slots, int64_t *context_slots)
 {
     const struct request *request = &p->requests[r];
@@ -70,7 +70,7 @@ static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int
     }
 }
 
-static bool fill_tables(struct problem *p, uint64_t *random)
+static bool fill_tables(struct check_problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
     int32_t *table = (int32_t *)(base + p->at.block_table);
@@ -102,7 +102,7 @@ static bool fill_tables(struct problem *p, uint64_t *random)
     return true;
 }
 
-static void fill_scales(struct problem *p)
+static void fill_scales(struct check_problem *p)
 {
     uint8_t *base = p->image.bytes;
     double wide = p->q_dtype == ATTN_DTYPE_INT8 ? 4 : 1; /* 127 steps have to hold a query */
@@ -117,7 +117,7 @@ static void fill_scales(struct problem *p)
     }
 }
 
-static void fill_signs(struct problem *p, uint64_t *random)
+static void fill_signs(struct check_problem *p, uint64_t *random)
 {
     float *k = (float *)(p->image.bytes + p->at.signs_k);
     float *v = (float *)(p->image.bytes + p->at.signs_v);
@@ -129,7 +129,7 @@ static void fill_signs(struct problem *p, uint64_t *random)
     }
 }
 
-static void fill_spans(struct problem *p, uint64_t *random)
+static void fill_spans(struct check_problem *p, uint64_t *random)
 {
     int32_t *spans = (int32_t *)(p->image.bytes + p->at.spans);
     int32_t *span_start_loc = (int32_t *)(p->image.bytes + p->at.span_start_loc);
@@ -149,7 +149,7 @@ static void fill_spans(struct problem *p, uint64_t *random)
     }
 }
 
-static void fill_terms(struct problem *p, uint64_t *random)
+static void fill_terms(struct check_problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
     for (int32_t h = 0; h < p->hq; h++) {
@@ -172,7 +172,8 @@ static void fill_terms(struct problem *p, uint64_t *random)
 }
 
 /* The scale that both sides use for a head, from the device's floats or the host's. */
-static double scale_of_head(const struct problem *p, size_t scales, int32_t form, int32_t head)
+static double scale_of_head(const struct check_problem *p, size_t scales, int32_t form,
+                            int32_t head)
 {
     const float *device = (const float *)(p->image.bytes + scales);
     if (p->v[FACTOR_SCALE_SOURCE].a == 2 && form == ATTN_SCALE_PER_TENSOR) {
@@ -182,14 +183,14 @@ static double scale_of_head(const struct problem *p, size_t scales, int32_t form
 }
 
 /* Stored = saturate(x / scale); the scale is that of the query's KV head. */
-static double query_scale(const struct problem *p, int32_t q_head)
+static double query_scale(const struct check_problem *p, int32_t q_head)
 {
     return p->v[FACTOR_QUERY].a == 0
                ? 1
                : scale_of_head(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / (p->hq / p->hk));
 }
 
-static void fill_queries(struct problem *p, uint64_t *random)
+static void fill_queries(struct check_problem *p, uint64_t *random)
 {
     int64_t stride = problem_row_elements(p, p->hq, p->d);
     for (int64_t t = p->first_row; t < p->num_actual_tokens; t++) {
@@ -206,7 +207,7 @@ struct key_place {
     int64_t at;  /* first element of the row */
 };
 
-static struct key_place key_place(const struct problem *p, bool value, int32_t r, int32_t j)
+static struct key_place key_place(const struct check_problem *p, bool value, int32_t r, int32_t j)
 {
     int32_t d = value ? p->dv : p->d;
     int64_t key = p->first_row, context = 0;
@@ -225,7 +226,7 @@ static struct key_place key_place(const struct problem *p, bool value, int32_t r
 }
 
 /* One key per request and KV head points along the last query of one of the head's queries. */
-static void plant_needles(struct problem *p, uint64_t *random)
+static void plant_needles(struct check_problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
     const double times = case_score_times(p->v);
@@ -252,7 +253,7 @@ static void plant_needles(struct problem *p, uint64_t *random)
 }
 
 /* Values of one sign and size; the sum of two is larger than the format can hold. */
-static void enlarge_values(struct problem *p)
+static void enlarge_values(struct check_problem *p)
 {
     for (int32_t r = 0; r < p->num_reqs && p->v[FACTOR_HUGE].a == HUGE_VALUES; r++) {
         for (int32_t j = 0; j < p->requests[r].seq_len; j++) {
@@ -267,7 +268,7 @@ static void enlarge_values(struct problem *p)
 }
 
 /* A row of halves of int8 steps, so that a wrong rounding shows: its scale is TIE_STEP exactly. */
-static void plant_ties(struct problem *p)
+static void plant_ties(struct check_problem *p)
 {
     int32_t kv = p->v[FACTOR_KV_DTYPE].a;
     bool of_value = kv == ATTN_KV_INT8_PER_TOKEN_HEAD;
@@ -288,7 +289,7 @@ static void plant_ties(struct problem *p)
 
 /* One key and one value carry a NaN: queries that see them show it, others do not. Static int8
  * values have no NaN. */
-static void plant_nans(struct problem *p, uint64_t *random)
+static void plant_nans(struct check_problem *p, uint64_t *random)
 {
     int32_t r = random_below(random, p->num_reqs), dtype = p->dtype;
     if (!p->v[FACTOR_NAN].a || p->requests[r].seq_len == 0) {
@@ -306,7 +307,7 @@ static void plant_nans(struct problem *p, uint64_t *random)
     }
 }
 
-static void fill_keys(struct problem *p, uint64_t *random)
+static void fill_keys(struct check_problem *p, uint64_t *random)
 {
     const int32_t hk = p->hk, sink_len = p->v[FACTOR_STATIC_SINK].a;
     const int32_t k = hk * p->d, v = hk * p->dv;
@@ -328,7 +329,7 @@ static void fill_keys(struct problem *p, uint64_t *random)
 }
 
 /* Every token's lists, of its own request. */
-static void fill_lists(struct problem *p, uint64_t *random)
+static void fill_lists(struct check_problem *p, uint64_t *random)
 {
     uint8_t *base = p->image.bytes;
     const int32_t *row = (const int32_t *)(base + p->at.block_table_row);
@@ -345,7 +346,7 @@ static void fill_lists(struct problem *p, uint64_t *random)
     }
 }
 
-void problem_fill(struct problem *p, uint64_t *random)
+void problem_fill(struct check_problem *p, uint64_t *random)
 {
     fill_lengths(p, random);
     if (p->paged && !fill_tables(p, random)) {

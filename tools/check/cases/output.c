@@ -44,18 +44,18 @@ void case_output_name(const struct case_output *output, char *name, size_t size)
              output->pow2 ? ".pow2" : "", output->column_major ? ".column_major" : "");
 }
 
-int64_t output_row_bytes(const struct problem *p)
+int64_t output_row_bytes(const struct check_problem *p)
 {
     int32_t of_byte = p->output.form == ATTN_OUTPUT_NVFP4 ? 2 : 1;
     return problem_row_elements(p, p->hq, p->dv) / of_byte;
 }
 
-static int64_t num_groups(const struct problem *p)
+static int64_t num_groups(const struct check_problem *p)
 {
     return (int64_t)p->hq * p->dv / group_of(p->output.form);
 }
 
-void output_add(struct problem *p)
+void output_add(struct check_problem *p)
 {
     struct problem_buffers *at = &p->at;
     size_t tokens = (size_t)p->num_tokens;
@@ -72,8 +72,9 @@ void output_add(struct problem *p)
     }
 }
 
-void output_bind(const struct problem *p, struct output_binding *b, struct attn_layer_desc *layer,
-                 struct attn_attend_args *args, uint8_t *base, struct attn_device device)
+void output_bind(const struct check_problem *p, struct output_binding *b,
+                 struct attn_layer_desc *layer, struct attn_attend_args *args, uint8_t *base,
+                 struct attn_device device)
 {
     const int32_t form = p->output.form;
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
@@ -109,7 +110,7 @@ void output_bind(const struct problem *p, struct output_binding *b, struct attn_
 /* A group of a row: the reference's numbers, how far off each may be before it is a code, and what
  * the backend made of them. */
 struct coded_group {
-    const struct problem *problem;
+    const struct check_problem *problem;
     const uint8_t *found;
     int64_t token, head, first; /* column: of the whole row */
     int32_t size;
@@ -125,7 +126,7 @@ static double e2m1(int32_t code)
 
 static double decoded(const struct coded_group *g, int32_t i)
 {
-    const struct problem *p = g->problem;
+    const struct check_problem *p = g->problem;
     const uint8_t *row = g->found + p->at.codes + g->token * output_row_bytes(p);
     int64_t column = g->first + i;
     if (p->output.form == ATTN_OUTPUT_NVFP4) {
@@ -135,7 +136,7 @@ static double decoded(const struct coded_group *g, int32_t i)
 }
 
 /* Place of a group's scale among those of all rows. */
-static int64_t scale_at(const struct problem *p, int64_t token, int64_t group)
+static int64_t scale_at(const struct check_problem *p, int64_t token, int64_t group)
 {
     return p->output.column_major ? group * p->num_tokens + token : token * num_groups(p) + group;
 }
@@ -144,7 +145,7 @@ static int64_t scale_at(const struct problem *p, int64_t token, int64_t group)
  * numbers are not. */
 static bool find_scale(struct coded_group *g)
 {
-    const struct problem *p = g->problem;
+    const struct check_problem *p = g->problem;
     const double given = *(const float *)(p->image.bytes + p->at.code_scale);
     double largest = 0, allowed = 0;
     if (p->output.form == ATTN_OUTPUT_FP8_STATIC) {
@@ -201,7 +202,7 @@ static enum trial_result verify_group(struct trial *trial, struct coded_group *g
     return TRIAL_PASSED;
 }
 
-void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
+void output_forget(const struct check_problem *p, const uint8_t *rows, uint8_t *found)
 {
     const int32_t form = p->output.form;
     const size_t row = (size_t)output_row_bytes(p);
@@ -217,7 +218,7 @@ void output_forget(const struct problem *p, const uint8_t *rows, uint8_t *found)
     }
 }
 
-enum trial_result verify_codes(struct trial *trial, const struct problem *p,
+enum trial_result verify_codes(struct trial *trial, const struct check_problem *p,
                                const struct attn_tensor *out, const uint8_t *rows,
                                const uint8_t *expected, const uint8_t *found)
 {

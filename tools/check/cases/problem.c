@@ -27,7 +27,7 @@ static int32_t draw_length(uint64_t *random, int32_t block_size, int32_t least)
     return length < least ? least : length;
 }
 
-static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *random)
+static int32_t draw_query_len(const struct check_problem *p, int32_t r, uint64_t *random)
 {
     switch (p->shape) {
     case SHAPE_SPECULATIVE:
@@ -53,7 +53,7 @@ static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *rand
     }
 }
 
-static struct request draw_request(const struct problem *p, int32_t r, uint64_t *random)
+static struct request draw_request(const struct check_problem *p, int32_t r, uint64_t *random)
 {
     struct request request = {draw_query_len(p, r, random), 0};
     switch (p->shape) {
@@ -78,7 +78,7 @@ static struct request draw_request(const struct problem *p, int32_t r, uint64_t 
     return request;
 }
 
-static void draw_requests(struct problem *p, uint64_t *random)
+static void draw_requests(struct check_problem *p, uint64_t *random)
 {
     bool is_long = p->shape == SHAPE_LONG_DECODE || p->shape == SHAPE_LONG_EXTEND;
     /* where a static sink is composed, requests without keys are not known */
@@ -115,17 +115,17 @@ static void draw_requests(struct problem *p, uint64_t *random)
 }
 
 /* Room for `count` of `size` bytes each. */
-static size_t add(struct problem *p, const char *name, int64_t count, size_t size)
+static size_t add(struct check_problem *p, const char *name, int64_t count, size_t size)
 {
     return image_add(&p->image, name, (size_t)count * size, 256, false);
 }
 
-static size_t add_output(struct problem *p, const char *name, int64_t count, size_t size)
+static size_t add_output(struct check_problem *p, const char *name, int64_t count, size_t size)
 {
     return image_add(&p->image, name, (size_t)count * size, 256, true);
 }
 
-static void add_tensors(struct problem *p)
+static void add_tensors(struct check_problem *p)
 {
     struct problem_buffers *at = &p->at;
     const int32_t tokens = p->num_tokens, sink = p->v[FACTOR_STATIC_SINK].a;
@@ -146,7 +146,7 @@ static void add_tensors(struct problem *p)
     at->sink_v = add(p, "sink_v", sink * p->hk * p->dv, e);
 }
 
-static void add_arrays(struct problem *p)
+static void add_arrays(struct check_problem *p)
 {
     struct problem_buffers *at = &p->at;
     const int32_t reqs = p->num_reqs;
@@ -176,7 +176,7 @@ static void add_arrays(struct problem *p)
     at->tree = add(p, "tree", reqs * tree, sizeof(float));
 }
 
-static void add_lists(struct problem *p)
+static void add_lists(struct check_problem *p)
 {
     const struct lists_shape *shape = &p->lists_shape;
     if (p->lists.granularity > 0) {
@@ -187,7 +187,7 @@ static void add_lists(struct problem *p)
     }
 }
 
-bool problem_init(struct problem *p, const struct case_space *space,
+bool problem_init(struct check_problem *p, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed)
 {
     uint64_t random = seed;
@@ -222,7 +222,7 @@ bool problem_init(struct problem *p, const struct case_space *space,
     return true;
 }
 
-void problem_finish(struct problem *p)
+void problem_finish(struct check_problem *p)
 {
     image_finish(&p->image);
 }

@@ -34,7 +34,7 @@ struct problem_buffers {
     size_t indices, list_lengths;
 };
 
-struct problem {
+struct check_problem {
     const struct case_space *space;
     struct factor_value v[FACTOR_COUNT];
     int32_t shape, dtype, hq, hk, d, dv, block_size; /* some of these values */
@@ -85,29 +85,29 @@ struct binding {
 
 /* problem.c. Random inputs with logits of standard deviation 4 and a needle per request and head.
  * The cache's context is not filled yet: the reference writes it (binding.write_context). */
-bool problem_init(struct problem *problem, const struct case_space *space,
+bool problem_init(struct check_problem *problem, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed);
-void problem_finish(struct problem *problem);
+void problem_finish(struct check_problem *problem);
 /* Keys of a request that are in the cache before the step. */
-static inline int32_t problem_context(const struct problem *p, int32_t r)
+static inline int32_t problem_context(const struct check_problem *p, int32_t r)
 {
     const struct request *request = &p->requests[r];
     int32_t own = p->shape == SHAPE_CROSS ? 0 : request->query_len;
     return p->paged && request->seq_len > own ? request->seq_len - own : 0;
 }
 /* Elements between rows: contiguous, or slices of a wider fused tensor. */
-static inline int64_t problem_row_elements(const struct problem *p, int32_t heads,
+static inline int64_t problem_row_elements(const struct check_problem *p, int32_t heads,
                                            int32_t head_size)
 {
     return (int64_t)heads * head_size * (p->v[FACTOR_STRIDES].a ? 2 : 1);
 }
 
 /* fill.c */
-void problem_fill(struct problem *problem, uint64_t *random);
+void problem_fill(struct check_problem *problem, uint64_t *random);
 
 /* bind.c. `base` is the copy's address in the memory of `device`; `host` an equal copy that the
  * host can read. */
-void problem_bind(const struct problem *problem, struct binding *binding, uint8_t *base,
+void problem_bind(const struct check_problem *problem, struct binding *binding, uint8_t *base,
                   uint8_t *host, struct attn_device device);
 
 #endif

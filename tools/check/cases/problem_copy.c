@@ -22,7 +22,7 @@ void problem_copy_finish(struct problem_copy *copy)
 }
 
 bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
-                       const struct device *device, const struct problem *problem)
+                       const struct device *device, const struct check_problem *problem)
 {
     memset(copy, 0, sizeof *copy);
     copy->problem = problem;
@@ -47,7 +47,7 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
 
 void problem_copy_loosen(struct problem_copy *copy)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     struct loose_lengths *loose = &copy->loose;
     int32_t row = problem->first_row, longest = 0;
@@ -92,7 +92,7 @@ static attn_status take_plan_memory(struct problem_copy *copy,
 attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
                                  struct attn_error *error)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     copy->limits = client_limits(problem->num_reqs * factor, problem->num_tokens * factor,
                                  copy->binding.batch.max_query_len * factor,
                                  copy->binding.batch.max_seq_len * factor,
@@ -119,7 +119,7 @@ attn_status problem_copy_plan(struct problem_copy *copy, int32_t mode, struct at
  * host's copy until the batch is restored. */
 static attn_status shorten(struct problem_copy *copy, int32_t *lengths)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     for (int32_t r = 0; r < problem->num_reqs; r++) {
         const struct request *request = &problem->requests[r];
@@ -139,7 +139,7 @@ static attn_status shorten(struct problem_copy *copy, int32_t *lengths)
 /* Undoes shorten once everything that was enqueued since has run. */
 static attn_status restore(struct problem_copy *copy)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     struct attn_batch *batch = &copy->binding.batch;
     const uint8_t *lengths = problem->image.bytes + problem->at.seq_lens;
     const int32_t *host =
@@ -253,7 +253,7 @@ attn_status problem_copy_attend(struct problem_copy *copy, struct attn_error *er
 
 /* The reference fills the cache's context in the initial image, so that both sides start from the
  * same bytes. */
-static attn_status write_context(struct backend *reference, struct problem *problem,
+static attn_status write_context(struct backend *reference, struct check_problem *problem,
                                  struct attn_error *error)
 {
     struct problem_copy copy;

@@ -17,7 +17,7 @@ struct loose_lengths {
 };
 
 struct problem_copy {
-    const struct problem *problem;
+    const struct check_problem *problem;
     struct backend *backend;
     const struct device *device;
     struct binding binding;
@@ -31,7 +31,7 @@ struct problem_copy {
 };
 
 bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
-                       const struct device *device, const struct problem *problem);
+                       const struct device *device, const struct check_problem *problem);
 void problem_copy_finish(struct problem_copy *copy);
 /* For a case with LENGTHS_HOST_BOUNDS: the host's copies say more rows and keys than the device's.
  * Before problem_copy_prepare, for the tested copy; the reference stays exact. */
@@ -67,7 +67,7 @@ bool problem_copy_guards_whole(struct problem_copy *copy);
 
 /* A case's problem with the copies of both backends, the reference's on the host. */
 struct problem_copies {
-    struct problem problem;
+    struct check_problem problem;
     struct problem_copy reference, tested;
 };
 

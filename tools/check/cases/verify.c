@@ -9,7 +9,7 @@
 #include "cases/output.h"
 #include "cases/kernel_test.h"
 
-uint8_t *wanted_rows(const struct problem *problem)
+uint8_t *wanted_rows(const struct check_problem *problem)
 {
     uint8_t *rows = calloc((size_t)problem->num_tokens, 1);
     const int32_t *listed = (const int32_t *)(problem->image.bytes + problem->at.logits_indices);
@@ -27,7 +27,7 @@ uint8_t *wanted_rows(const struct problem *problem)
 
 /* Whether rows of `row` bytes at `at` of the image that belong to others, before the batch's first
  * and after its last, are as they were. */
-static bool other_rows_untouched(const struct problem *problem, size_t at, size_t row,
+static bool other_rows_untouched(const struct check_problem *problem, size_t at, size_t row,
                                  const uint8_t *found)
 {
     const size_t first = (size_t)problem->first_row * row, all = (size_t)problem->num_tokens * row;
@@ -40,7 +40,7 @@ static enum trial_result verify_out(struct trial *trial, const struct problem_co
                                     const uint8_t *rows, const uint8_t *expected,
                                     const uint8_t *found)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const struct attn_tensor *out = &tested->binding.out;
     const struct compared compared = {"out",
                                       problem->dtype,
@@ -57,7 +57,7 @@ static enum trial_result verify_out(struct trial *trial, const struct problem_co
 enum trial_result verify_step(struct trial *trial, const struct problem_copy *reference,
                               struct problem_copy *tested)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     const uint8_t *expected = reference->memory;
     OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);

@@ -295,7 +295,7 @@ static bool verify_rows(struct rows *rows)
     return true;
 }
 
-enum trial_result verify_cache(struct trial *trial, const struct problem *p,
+enum trial_result verify_cache(struct trial *trial, const struct check_problem *p,
                                const uint8_t *expected, const uint8_t *found)
 {
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
@@ -344,7 +344,7 @@ enum trial_result verify_cache(struct trial *trial, const struct problem *p,
 enum trial_result verify_written_keys(struct trial *trial, const struct problem_copy *reference,
                                       struct problem_copy *tested)
 {
-    const struct problem *problem = tested->problem;
+    const struct check_problem *problem = tested->problem;
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
     enum trial_result result =

@@ -5,11 +5,11 @@
 
 #define SPARE_LIMITS 8
 
-attn_status engine_open(struct engine *engine, struct core *core, const struct device *device,
+attn_status engine_open(struct check_engine *engine, struct core *core, const struct device *device,
                         const struct attn_layer_desc *layer, struct attn_error *error)
 {
     const struct attn_select_options options = core_options(core);
-    *engine = (struct engine){.core = core, .device = device};
+    *engine = (struct check_engine){.core = core, .device = device};
     attn_status status =
         client_model(core->api, core->runtime, &options, &layer, 1, &engine->model, error);
     if (status == ATTN_OK) {
@@ -18,8 +18,8 @@ attn_status engine_open(struct engine *engine, struct core *core, const struct d
     return status;
 }
 
-attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
-                        struct attn_error *error)
+attn_status engine_bind(struct check_engine *engine, struct core *core,
+                        const struct problem_copy *copy, struct attn_error *error)
 {
     const struct binding *binding = &copy->binding;
     const struct attn_api *api = core->api;
@@ -35,7 +35,7 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct p
                              : status;
 }
 
-attn_status engine_make_plan(struct engine *engine, int32_t index,
+attn_status engine_make_plan(struct check_engine *engine, int32_t index,
                              const struct attn_plan_options *options, struct attn_error *error)
 {
     const struct attn_api *api = engine->core->api;
@@ -51,10 +51,10 @@ attn_status engine_make_plan(struct engine *engine, int32_t index,
                : status;
 }
 
-attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
-                            bool graph, struct attn_error *error)
+attn_status engine_add_plan(struct check_engine *engine, int32_t index,
+                            const struct problem_copy *copy, bool graph, struct attn_error *error)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     const struct attn_batch *batch = &copy->binding.batch;
     const struct attn_limits limits =
         client_limits(problem->num_reqs, problem->num_tokens, batch->max_query_len,
@@ -64,7 +64,7 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
     return engine_make_plan(engine, index, &options, error);
 }
 
-void engine_finish(struct engine *engine)
+void engine_finish(struct check_engine *engine)
 {
     if (engine->core == NULL) {
         return;
@@ -90,7 +90,7 @@ struct attn_step_io engine_io(const struct problem_copy *copy)
                                  .lse = b->attend.lse};
 }
 
-bool engine_guards_whole(const struct engine *engine)
+bool engine_guards_whole(const struct check_engine *engine)
 {
     for (int32_t i = 0; i < 2; i++) {
         const struct engine_plan *plan = &engine->plans[i];

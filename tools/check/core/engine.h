@@ -29,7 +29,7 @@ struct engine_plan {
     size_t bytes;
 };
 
-struct engine {
+struct check_engine {
     struct core *core;
     const struct device *device;
     attn_model *model;
@@ -38,20 +38,20 @@ struct engine {
 };
 
 /* engine.c. A model of one layer, with nothing bound; engine_finish is due even after a failure. */
-attn_status engine_open(struct engine *engine, struct core *core, const struct device *device,
+attn_status engine_open(struct check_engine *engine, struct core *core, const struct device *device,
                         const struct attn_layer_desc *layer, struct attn_error *error);
 /* Selects, binds the copy's caches and parameters; no plan yet. */
-attn_status engine_bind(struct engine *engine, struct core *core, const struct problem_copy *copy,
-                        struct attn_error *error);
-attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem_copy *copy,
-                            bool graph, struct attn_error *error);
+attn_status engine_bind(struct check_engine *engine, struct core *core,
+                        const struct problem_copy *copy, struct attn_error *error);
+attn_status engine_add_plan(struct check_engine *engine, int32_t index,
+                            const struct problem_copy *copy, bool graph, struct attn_error *error);
 /* A plan of these options and its workspace. */
-attn_status engine_make_plan(struct engine *engine, int32_t index,
+attn_status engine_make_plan(struct check_engine *engine, int32_t index,
                              const struct attn_plan_options *options, struct attn_error *error);
-void engine_finish(struct engine *engine);
+void engine_finish(struct check_engine *engine);
 /* What a run of the case takes. */
 struct attn_step_io engine_io(const struct problem_copy *copy);
-bool engine_guards_whole(const struct engine *engine);
+bool engine_guards_whole(const struct check_engine *engine);
 
 /* engine_trial.c. `way` falls back to ENGINE_PLAIN where the layer does not promise it. */
 enum trial_result engine_trial(struct trial *trial, struct core *core,

@@ -170,7 +170,7 @@ static void describe(const struct compressed_variant *v, struct described *x)
 }
 
 /* Captured, and run by its graph alone. */
-static attn_status run_captured(struct engine *e, struct kernel_call *call,
+static attn_status run_captured(struct check_engine *e, struct kernel_call *call,
                                 const struct attn_batch *batch, const struct attn_step_io *io,
                                 struct attn_error *error)
 {
@@ -194,7 +194,7 @@ static attn_status run_captured(struct engine *e, struct kernel_call *call,
     return status;
 }
 
-static attn_status run_step(struct engine *e, const void *context, struct kernel_call *call,
+static attn_status run_step(struct check_engine *e, const void *context, struct kernel_call *call,
                             int32_t s, struct attn_error *error)
 {
     const struct compressed_case *c = context;

@@ -52,7 +52,7 @@ static void describe(const struct compressor_variant *v, struct described *x)
                                         .block_size = STEPS_BLOCK};
 }
 
-static attn_status run_states(struct engine *e, const struct compressor_case *c,
+static attn_status run_states(struct check_engine *e, const struct compressor_case *c,
                               struct kernel_call *call, int32_t s, int32_t states,
                               struct attn_error *error)
 {
@@ -76,7 +76,7 @@ static attn_status run_states(struct engine *e, const struct compressor_case *c,
     return steps_run(e, call, s, &batch, &io, error);
 }
 
-static attn_status run_step(struct engine *e, const void *context, struct kernel_call *call,
+static attn_status run_step(struct check_engine *e, const void *context, struct kernel_call *call,
                             int32_t s, struct attn_error *error)
 {
     attn_status status = run_states(e, context, call, s, REJECTED, error);

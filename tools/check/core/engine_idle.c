@@ -35,7 +35,7 @@ struct idle_case {
 struct idle_run {
     struct core *core;
     struct problem_copy *copy;
-    struct engine *engine;
+    struct check_engine *engine;
 };
 
 /* The step's batch without its queries. `none` is both copies of query_start_loc. */
@@ -91,7 +91,7 @@ static attn_status open_engine(const struct idle_run *run, struct attn_error *er
 /* Out is zero, or as before: its rows of heads, and nothing between them. */
 static bool out_holds(const struct problem_copy *copy, bool zeros, const uint8_t *found)
 {
-    const struct problem *problem = copy->problem;
+    const struct check_problem *problem = copy->problem;
     const struct attn_tensor *out = &copy->binding.out;
     size_t e = number_bytes(problem->dtype), row = (size_t)out->strides[0] * e;
     size_t used = (size_t)(out->shape[1] * out->shape[2]) * e;
@@ -108,7 +108,7 @@ static bool out_holds(const struct problem_copy *copy, bool zeros, const uint8_t
 }
 
 /* What is promised of a profiling step: no page of the workspace is left untouched. */
-static bool workspace_touched(struct trial *trial, const struct engine *engine)
+static bool workspace_touched(struct trial *trial, const struct check_engine *engine)
 {
     const struct engine_plan *plan = &engine->plans[0];
     uint8_t *found = trial_read(trial, engine->device, plan->workspace, plan->bytes);
@@ -128,7 +128,7 @@ static enum trial_result verify_idle(struct trial *trial, const struct idle_way 
                                      const struct problem_copy *reference,
                                      const struct idle_run *tested)
 {
-    const struct problem *problem = tested->copy->problem;
+    const struct check_problem *problem = tested->copy->problem;
     size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
     size_t size = problem->image.size, lse = problem->at.lse;
     uint8_t *found = trial_read(trial, tested->copy->device, tested->copy->memory, size);
@@ -156,7 +156,7 @@ static enum trial_result verify_idle(struct trial *trial, const struct idle_way 
 static enum trial_result run_usual(struct trial *trial, struct problem_copy *reference,
                                    const struct idle_run *tested)
 {
-    const struct problem *problem = tested->copy->problem;
+    const struct check_problem *problem = tested->copy->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_api *api = tested->core->api;
     const struct attn_step_io io = engine_io(tested->copy);
@@ -178,7 +178,7 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
     const struct idle_case *c = variant;
     struct core as_reference = core_of_reference(c->core);
     struct problem_copies copies;
-    struct engine engines[2] = {{.core = NULL}};
+    struct check_engine engines[2] = {{.core = NULL}};
     const struct idle_run runs[2] = {{&as_reference, &copies.reference, &engines[0]},
                                      {c->core, &copies.tested, &engines[1]}};
     struct attn_error error = ATTN_ERROR_INIT;

@@ -17,7 +17,7 @@ const char *const engine_way_names[ENGINE_WAY_COUNT] = {
 struct run {
     struct copy_step step; /* the first plan's */
     struct trial *trial;
-    struct engine *engine;
+    struct check_engine *engine;
     struct problem_copy *other; /* the second plan's, with memory of its own */
     uint32_t flags;             /* flags of the runs */
 };
@@ -36,7 +36,7 @@ static attn_status run_step(const struct run *run, int32_t index, struct problem
                             struct attn_error *error)
 {
     struct attn_step_io io = engine_io(copy);
-    struct engine *engine = run->engine;
+    struct check_engine *engine = run->engine;
     io.flags = run->flags;
     return engine->core->api->run(engine->plans[index].plan, engine->layer, &io, error);
 }
@@ -171,7 +171,7 @@ static enum trial_result count_step(const struct run *run)
  * own, compared, and replaced by the reference's before the run that attends. */
 static enum trial_result write_keys(struct run *run, const struct problem_copy *reference)
 {
-    const struct problem *p = run->step.copy->problem;
+    const struct check_problem *p = run->step.copy->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     bool fused =
         run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
@@ -188,7 +188,8 @@ static enum trial_result write_keys(struct run *run, const struct problem_copy *
 }
 
 /* The way itself, or ENGINE_PLAIN where the layer does not promise it. */
-static int32_t way_of_layer(const struct engine *engine, const struct problem *p, int32_t way)
+static int32_t way_of_layer(const struct check_engine *engine, const struct check_problem *p,
+                            int32_t way)
 {
     const struct attn_api *api = engine->core->api;
     int32_t level = api->plan_graph_level(engine->plans[0].plan);
@@ -204,7 +205,7 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
                                     int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    struct engine *engine = run->engine;
+    struct check_engine *engine = run->engine;
     const struct problem_copy *copy = run->step.copy;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
     attn_status status = engine_bind(engine, engine->core, copy, &error);
@@ -247,7 +248,7 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(problem_copies_finish) struct problem_copies copies;
     OWNED(problem_copy_finish) struct problem_copy other = {.device = trial->device};
-    OWNED(engine_finish) struct engine engine = {.core = core, .device = trial->device};
+    OWNED(engine_finish) struct check_engine engine = {.core = core, .device = trial->device};
     struct run run = {{&copies.tested, plan_first, run_first}, trial, &engine, &other, 0};
     TRIAL_TRY(problem_copies_init(&copies, trial, space, attend_case, seed));
     TRIAL_FAIL_IF(trial, !problem_copy_init(&other, trial->tested, trial->device, &copies.problem),

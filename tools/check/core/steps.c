@@ -66,7 +66,7 @@ struct attn_batch steps_batch(const struct steps *steps, const struct kernel_cal
     return batch;
 }
 
-attn_status steps_run(struct engine *e, struct kernel_call *call, int32_t s,
+attn_status steps_run(struct check_engine *e, struct kernel_call *call, int32_t s,
                       const struct attn_batch *batch, const struct attn_step_io *io,
                       struct attn_error *error)
 {
@@ -90,7 +90,7 @@ attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call
                                                     STEPS_PROMPT, STEPS_LONGEST, STEPS_COLUMNS);
     const struct attn_plan_options plan = {
         .struct_size = sizeof plan, .limits = &limits, .graph = layer->graph};
-    struct engine e;
+    struct check_engine e;
     attn_status status = engine_open(&e, layer->core, call->device, layer->layer, error);
     status = status ? status : api->layer_bind_memory(e.layer, layer->memory, error);
     if (status == ATTN_OK && layer->params != NULL) {

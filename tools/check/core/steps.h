@@ -37,14 +37,14 @@ struct steps_layer {
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params; /* NULL: it has none */
     const struct attn_cache_memory *memory;
-    attn_status (*run)(struct engine *engine, const void *context, struct kernel_call *call,
+    attn_status (*run)(struct check_engine *engine, const void *context, struct kernel_call *call,
                        int32_t s, struct attn_error *error);
     bool graph; /* its plan may be captured */
 };
 attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call,
                        const void *context, struct attn_error *error);
 /* Plans a step and runs it; after the first one nothing of the heap or the allocator may go. */
-attn_status steps_run(struct engine *engine, struct kernel_call *call, int32_t s,
+attn_status steps_run(struct check_engine *engine, struct kernel_call *call, int32_t s,
                       const struct attn_batch *batch, const struct attn_step_io *io,
                       struct attn_error *error);
 static inline int32_t steps_end(const struct steps *steps, int32_t r)

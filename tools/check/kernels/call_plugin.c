@@ -157,7 +157,7 @@ static enum trial_result run_prepare_no_memory(struct trial *trial, const void *
                                                uint64_t seed)
 {
     const struct attend_variant *v = variant;
-    struct problem problem;
+    struct check_problem problem;
     struct problem_copy tested = {.device = trial->device};
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!problem_init(&problem, v->space, &v->attend_case, seed)) {

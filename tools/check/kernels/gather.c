@@ -37,7 +37,7 @@ static attn_status call_gather(struct kernel_call *call, const void *context,
 static attn_status fill_caches(struct trial *trial, struct problem_copies *copies,
                                struct attn_error *error)
 {
-    const struct problem *p = &copies->problem;
+    const struct check_problem *p = &copies->problem;
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
     attn_status status =
         trial->reference->kernels.write_kv(&copies->reference.binding.write, error);
@@ -49,7 +49,7 @@ static attn_status fill_caches(struct trial *trial, struct problem_copies *copie
 /* Gathers some keys of each request, from the middle on. */
 static enum trial_result gather(struct trial *trial, struct problem_copies *copies)
 {
-    const struct problem *p = &copies->problem;
+    const struct check_problem *p = &copies->problem;
     const int32_t dtype = p->dtype;
     int32_t first_key[PROBLEM_MAX_REQS], starts[PROBLEM_MAX_REQS + 1] = {0};
     struct attn_error error = ATTN_ERROR_INIT;

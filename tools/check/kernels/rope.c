@@ -86,7 +86,7 @@ static bool is_poison(const uint8_t *memory, int64_t bytes)
 
 /* Half a unit of the activations' format next to float32's error; what agrees becomes equal in
  * `found`, so that everything else can be compared bit for bit. */
-static bool verify_rows(const struct problem *p, const struct attn_tensor *tensor, size_t at,
+static bool verify_rows(const struct check_problem *p, const struct attn_tensor *tensor, size_t at,
                         const uint8_t *expected, uint8_t *found)
 {
     static const double relative[] = {
@@ -111,7 +111,7 @@ static bool verify_rows(const struct problem *p, const struct attn_tensor *tenso
 }
 
 /* Rotated keys may differ by the rounding before them: a unit of what the cache holds. */
-static bool verify_keys(const struct problem *p, const uint8_t *expected, uint8_t *found)
+static bool verify_keys(const struct check_problem *p, const uint8_t *expected, uint8_t *found)
 {
     bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
     int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->dtype;
@@ -134,7 +134,7 @@ static bool verify_keys(const struct problem *p, const uint8_t *expected, uint8_
     return !fp8 || off <= 2 + count / 20;
 }
 
-static enum trial_result verify_rope(struct trial *trial, const struct problem *p,
+static enum trial_result verify_rope(struct trial *trial, const struct check_problem *p,
                                      const struct problem_copy *reference,
                                      const struct problem_copy *tested)
 {
@@ -160,7 +160,7 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
                               const struct rope_variant *v, uint64_t seed)
 {
     const struct rope_case c = {v, copies};
-    const struct problem *p = &copies->problem;
+    const struct check_problem *p = &copies->problem;
     const int32_t d = p->d, dtype = p->dtype;
     const int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
     const struct operand o[NUM_OPERANDS] = {
