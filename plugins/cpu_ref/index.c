@@ -46,7 +46,7 @@ static bool is_later(const struct candidate *a, const struct candidate *b)
     return a->entry > b->entry;
 }
 
-/* Heaps: none stands over one that goes before it. */
+/* Heaps: no child goes before its parent. */
 typedef bool goes_before(const struct candidate *a, const struct candidate *b);
 
 static void heap_push(struct candidate *all, int32_t count, struct candidate new,

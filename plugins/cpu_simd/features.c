@@ -26,7 +26,7 @@ static uint64_t enabled_state(void)
     return ((uint64_t)high << 32) | low;
 }
 
-/* Linux hands the tile registers out on request only, to the whole process. */
+/* Linux enables the tile registers for the whole process, and only on request. */
 static bool request_tiles(void)
 {
 #if defined(__linux__) && defined(SYS_arch_prctl)

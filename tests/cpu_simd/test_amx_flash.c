@@ -131,7 +131,7 @@ static void attend(const struct flash_kernels *flash, const struct shape *shape,
 }
 
 /* The row in double, against the result; the error is one of probabilities rounded to bf16. */
-static void hold_row(const struct shape *shape, int32_t r)
+static void verify_row(const struct shape *shape, int32_t r)
 {
     double factor = 1.44269504 / sqrt((double)shape->depth) * 4.0;
     static double score[MAX_KEYS];
@@ -195,7 +195,7 @@ static void hold(const struct shape *shape)
         attend(flash, shape, t);
     }
     for (int32_t r = 0; r < shape->rows; r++) {
-        hold_row(shape, r);
+        verify_row(shape, r);
     }
 }
 

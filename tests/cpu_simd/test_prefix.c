@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On every variant of this machine: a prompt's first keys as static sinks, more than a tile of
- * them, are what they are as its keys; threads that share a few rows' keys find what one does. */
+/* On every variant of this machine: more than a tile of a prompt's first keys give the same result
+ * as static sinks and as its own keys; several threads give one thread's result. */
 #include <stdio.h>
 
 #include "../step/opened.h"
@@ -137,8 +137,8 @@ static void compare(const struct prompt *some, const struct prompt *other, const
     }
 }
 
-/* The prompt after its first SINKS rows, for which it has them as sinks. */
-static void hold_sinks(const struct setting *s, double bound, const char *variant)
+/* The prompt's first SINKS rows become static sinks of the rest. */
+static void verify_sinks(const struct setting *s, double bound, const char *variant)
 {
     struct setting with_sinks = *s;
     with_sinks.sinks = SINKS;
@@ -160,13 +160,14 @@ TEST(sinks_are_keys)
     static const struct setting f32 = {ATTN_DTYPE_F32, 6, 2};
     static const struct setting bf16 = {ATTN_DTYPE_BF16, 8, 2};
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
-        hold_sinks(&f32, 2e-5, variants[i]);
-        hold_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
+        verify_sinks(&f32, 2e-5, variants[i]);
+        verify_sinks(&bf16, 0.05, variants[i]); /* values of 2, weights and outputs of 8 bits */
     }
 }
 
 /* The last `count` rows of a prompt. */
-static void hold_threads(const struct setting *s, int32_t count, double bound, const char *variant)
+static void verify_threads(const struct setting *s, int32_t count, double bound,
+                           const char *variant)
 {
     struct setting shared = *s;
     shared.threads = 7;
@@ -191,9 +192,9 @@ TEST(threads_share_keys)
     static const struct setting wide = {ATTN_DTYPE_BF16, 8, 1};
     static const struct setting window = {ATTN_DTYPE_BF16, 6, 2, 700};
     for (size_t i = 1; i < sizeof variants / sizeof *variants; i++) { /* scalar is slow */
-        hold_threads(&f32, 90, 2e-5, variants[i]);
-        hold_threads(&wide, 21, 0.1, variants[i]);
-        hold_threads(&wide, 130, 0.1, variants[i]);
-        hold_threads(&window, 67, 0.1, variants[i]);
+        verify_threads(&f32, 90, 2e-5, variants[i]);
+        verify_threads(&wide, 21, 0.1, variants[i]);
+        verify_threads(&wide, 130, 0.1, variants[i]);
+        verify_threads(&window, 67, 0.1, variants[i]);
     }
 }

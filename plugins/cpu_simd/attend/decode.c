@@ -358,7 +358,7 @@ static int32_t tile_size(const struct decode *decode)
     return larger ? DECODE_MAX_KEYS : DECODE_KEYS;
 }
 
-/* Nothing has asked for an item's first rows; those of a list are few, then. */
+/* An item's first rows were not prefetched, so a list's first tile is half as long. */
 static int32_t first_tile(const struct decode *decode, int32_t whole)
 {
     bool listed = decode->run->problem.shape.topk > 0;

@@ -15,7 +15,7 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
     return status;
 }
 
-/* enum element_type of the layer's queries; -1: none of ours. */
+/* enum element_type of the layer's queries; -1: another type. */
 static int32_t query_element(const struct attn_layer_desc *layer)
 {
     bool quantized = layer->q_scale_form != ATTN_SCALE_NONE;
@@ -289,8 +289,8 @@ int32_t request_keys(const struct attend_problem *problem, int32_t request)
     return start[request + 1] - start[request];
 }
 
-/* Inside a span of a request attention is bidirectional; the span holds p, so that the union with
- * what p sees anyway is one interval. */
+/* Attention is bidirectional within a span of a request. The span contains p, so its union with p's
+ * own interval is one interval. */
 static void widen_by_spans(const struct attend_problem *problem, int32_t request, int32_t position,
                            int32_t num_keys, struct interval *seen)
 {

@@ -110,13 +110,13 @@ struct merge_item *schedule_merges(const struct attend_schedule *schedule)
                                  align_up((size_t)schedule->max_items * sizeof(int32_t)));
 }
 
-/* Rows whose attention to keys costs what packing these does: reading them, for the most part. */
+/* Packing keys costs as much as attending so many rows to them; most of it is reading memory. */
 static int32_t pack_rows(const struct layer_shape *shape)
 {
     return shape->kernels->flash != NULL ? 48 : 24;
 }
 
-/* Keys that cost a row what a partial result of it does. */
+/* A partial result costs a row as much as attending to so many keys. */
 static int32_t part_keys(const struct layer_shape *shape)
 {
     return shape->kernels->flash != NULL ? 256 : 64;

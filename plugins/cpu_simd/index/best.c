@@ -14,7 +14,7 @@ int32_t best_capacity(int32_t most)
 static int32_t cut_of(const struct variant *variant, const struct best *best, int32_t most,
                       int32_t *above)
 {
-    /* candidates that were kept may equal the threshold, and none is below it */
+    /* no kept candidate is below the threshold; some may equal it */
     int64_t low = (int64_t)best->threshold - 1;
     int64_t high = variant->highest(best->scores, best->count);
     *above = 0;

@@ -32,7 +32,7 @@ struct codes {
     const char *name;
 };
 
-/* One element that is no number, which all ways of reading e4m3 and e5m2 must see, too. */
+/* One element becomes a NaN, which every way of reading e4m3 and e5m2 has to find. */
 static void put_nan(const struct codes *codes, int32_t keys, int32_t size)
 {
     int32_t j = (int32_t)draw((uint32_t)keys), d = (int32_t)draw((uint32_t)size);

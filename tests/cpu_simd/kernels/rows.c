@@ -230,7 +230,7 @@ static void walk_plainly(const struct walk_args *args, double *memory, int32_t c
     }
 }
 
-/* Tokens that are none have values that must not be read into the state: NaN. */
+/* Values after a group's last token are NaN and must not reach the state. */
 static void check_walk(int32_t depth, int32_t count, int32_t element, bool bench)
 {
     enum { TOKENS = 64, DEPTH = 160, STRIDE = WALK_COLUMNS + 8 };
@@ -317,7 +317,7 @@ void test_walk(void **state)
     check_walk(128, 16, ELEMENT_BF16, true);
 }
 
-/* Rows that another attend weighs down to nothing, and lengths that no vector divides. */
+/* Rows whose weight underflows to 0, and lengths that are no multiple of a vector's. */
 void test_merge(void **state)
 {
     enum { ROWS = 32, LONGEST = 200 };

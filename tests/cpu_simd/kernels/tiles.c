@@ -100,7 +100,7 @@ static void check_untouched(int32_t m, int32_t n)
     }
 }
 
-/* Each row's sums, as they are without the others. */
+/* A row's sums are the same bits with and without other rows. */
 static void check_alone(int32_t m, int32_t n, int32_t k, int64_t ldb, bool accumulate)
 {
     static _Alignas(64) float alone[MAX_SIZE];
