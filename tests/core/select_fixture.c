@@ -38,22 +38,15 @@ void fixture_init(struct fixture *fixture)
     fixture->runtime.settings.plugin_path = empty;
     fixture->runtime.settings.cache_dir = empty;
     fixture->runtime.settings.log_level = ATTN_LOG_INFO;
-    fixture->runtime.host = (struct attn_host){.struct_size = sizeof(struct attn_host),
-                                               .user = fixture,
-                                               .log = keep_log,
-                                               .allocate = services_allocate,
-                                               .release = services_release,
-                                               .num_threads = 1};
+    fixture->runtime.host =
+        SIZED(attn_host, .user = fixture, .log = keep_log, .allocate = services_allocate,
+              .release = services_release, .num_threads = 1);
     fixture->table = (struct attn_plugin){
         .struct_size = sizeof fixture->table, .abi_version = ATTN_ABI_VERSION, .name = plugin_name};
     fixture->plugins[0] = (struct plugin){
         plugin_name, plugin_name, empty, empty, empty, ATTN_OK, &fixture->table, fixture->table, 0};
-    fixture->devices[0] = (struct attn_device_info){.struct_size = sizeof(struct attn_device_info),
-                                                    .device = {ATTN_DEVICE_CPU, 0},
-                                                    .name = "cpu",
-                                                    .arch = "x86-64",
-                                                    .isa = "",
-                                                    .device_namespace = ""};
+    fixture->devices[0] = SIZED(attn_device_info, .device = {ATTN_DEVICE_CPU, 0}, .name = "cpu",
+                                .arch = "x86-64", .isa = "", .device_namespace = "");
     fixture->runtime.plugins = fixture->plugins;
     fixture->runtime.num_plugins = 1;
     fixture->runtime.devices = fixture->devices;
@@ -80,31 +73,19 @@ struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,
              variant[0] != '\0' ? "@" : "", variant);
     backend->full_name = fixture->names[index];
     backend->device_namespace = "";
-    backend->caps = (struct attn_backend_caps){
-        .struct_size = sizeof backend->caps,
-        .name = name,
-        .variant = variant,
-        .version = "1.0.0",
-        .vendor = "test",
+    backend->caps = SIZED(
+        attn_backend_caps, .name = name, .variant = variant, .version = "1.0.0", .vendor = "test",
         .device = {ATTN_DEVICE_CPU, 0},
         .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES,
-        .layer_kinds = 1u << ATTN_LAYER_DECODER,
-        .phases = 3,
+        .layer_kinds = 1u << ATTN_LAYER_DECODER, .phases = 3,
         .dtypes = 1u << ATTN_DTYPE_F16 | 1u << ATTN_DTYPE_BF16,
         .kv_dtypes = 1u << ATTN_KV_F16 | 1u << ATTN_KV_BF16,
         .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW,
         .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE,
-        .view_forms = ATTN_VIEW_NHD,
-        .layouts = 1u << ATTN_KV_LAYOUT_NHD | 1u << ATTN_KV_LAYOUT_HND,
-        .output_forms = 1u << ATTN_OUTPUT_PLAIN,
-        .head_sizes = heads,
-        .num_head_sizes = 3,
-        .block_sizes = blocks,
-        .num_block_sizes = 1,
-        .preferred_layout = ATTN_KV_LAYOUT_NHD,
-        .preferred_block_size = 16,
-        .graph_level = ATTN_GRAPH_ALWAYS,
-        .rank = {rank, rank}};
+        .view_forms = ATTN_VIEW_NHD, .layouts = 1u << ATTN_KV_LAYOUT_NHD | 1u << ATTN_KV_LAYOUT_HND,
+        .output_forms = 1u << ATTN_OUTPUT_PLAIN, .head_sizes = heads, .num_head_sizes = 3,
+        .block_sizes = blocks, .num_block_sizes = 1, .preferred_layout = ATTN_KV_LAYOUT_NHD,
+        .preferred_block_size = 16, .graph_level = ATTN_GRAPH_ALWAYS, .rank = {rank, rank});
     return &backend->caps;
 }
 

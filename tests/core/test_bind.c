@@ -480,12 +480,9 @@ CASE(moves_every_plane_of_a_block)
     }
     assert_ok(bind_kv(model_layer(model, 0), &views[0], &views[1], &error));
     struct attn_block_memory other = {swap, BYTES - 1};
-    struct attn_block_transfer move = {.struct_size = sizeof move,
-                                       .kind = ATTN_COPY_DEVICE_TO_HOST,
-                                       .other = &other,
-                                       .other_stride = sizeof other,
-                                       .pairs = out,
-                                       .num_pairs = 1};
+    struct attn_block_transfer move =
+        SIZED(attn_block_transfer, .kind = ATTN_COPY_DEVICE_TO_HOST, .other = &other,
+              .other_stride = sizeof other, .pairs = out, .num_pairs = 1);
     INVALID(&error, "other", copy_blocks(model, &move, &error));
     other.stride = STRIDE;
     assert_ok(copy_blocks(model, &move, &error));

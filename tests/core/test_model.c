@@ -274,12 +274,8 @@ CASE(memory_comes_from_the_device)
 CASE(rows_are_filled)
 {
     char bytes[] = "..........";
-    struct attn_fill_args fill = {.struct_size = sizeof fill,
-                                  .destination = bytes,
-                                  .row_bytes = 3,
-                                  .stride = 5,
-                                  .rows = 2,
-                                  .value = 'x'};
+    struct attn_fill_args fill = SIZED(attn_fill_args, .destination = bytes, .row_bytes = 3,
+                                       .stride = 5, .rows = 2, .value = 'x');
     attn_open_device *opened;
     fake_init(&fixture);
     assert_ok(

@@ -306,12 +306,9 @@ TEST(bad_options_are_refused)
 static attn_status create_in(const char *variable, const char *value, bool ignored,
                              const char *plugin_path, int32_t *num_plugins)
 {
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = plugin_path,
-                                                 .cache_dir = "",
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = ignored,
-                                                 .no_default_plugins = 1};
+    const struct attn_runtime_options options = SIZED(
+        attn_runtime_options, .plugin_path = plugin_path, .cache_dir = "",
+        .log_level = 1 + ATTN_LOG_ERROR, .ignore_environment = ignored, .no_default_plugins = 1);
     attn_runtime *runtime = NULL;
     setenv(variable, value, 1);
     attn_status status = api->runtime_create(&options, &runtime, NULL);

@@ -49,13 +49,9 @@ static attn_status create(const char *backend, const char *variant, int32_t devi
                           const struct attn_kernels **table)
 {
     const char *const option = "colour=red";
-    const struct attn_create_args args = {.struct_size = sizeof args,
-                                          .host = &host,
-                                          .backend = backend,
-                                          .variant = variant,
-                                          .device = {device, 0},
-                                          .options = &option,
-                                          .num_options = num_options};
+    const struct attn_create_args args =
+        SIZED(attn_create_args, .host = &host, .backend = backend, .variant = variant,
+              .device = {device, 0}, .options = &option, .num_options = num_options);
     return plugin->create(&args, made, table, &error);
 }
 
@@ -125,26 +121,14 @@ TEST(test_zeros)
         layer.head_size_v = DIMS;
         k.scale = scale[0];
         v.scale = scale[1];
-        const struct attn_write_kv_args write = {.struct_size = sizeof write,
-                                                 .instance = instance,
-                                                 .layer = &layer,
-                                                 .params = &params,
-                                                 .k_cache = &k,
-                                                 .v_cache = &v,
-                                                 .slot_mapping = &slot,
-                                                 .num_slots = 1,
-                                                 .k = &zeros.tensor,
-                                                 .v = &zeros.tensor};
-        const struct attn_attend_args attend = {.struct_size = sizeof attend,
-                                                .instance = instance,
-                                                .layer = &layer,
-                                                .params = &params,
-                                                .batch = &batch,
-                                                .k_cache = &k,
-                                                .v_cache = &v,
-                                                .flags = ATTN_RUN_NO_WRITE,
-                                                .q = &zeros.tensor,
-                                                .out = &result.tensor};
+        const struct attn_write_kv_args write =
+            SIZED(attn_write_kv_args, .instance = instance, .layer = &layer, .params = &params,
+                  .k_cache = &k, .v_cache = &v, .slot_mapping = &slot, .num_slots = 1,
+                  .k = &zeros.tensor, .v = &zeros.tensor);
+        const struct attn_attend_args attend =
+            SIZED(attn_attend_args, .instance = instance, .layer = &layer, .params = &params,
+                  .batch = &batch, .k_cache = &k, .v_cache = &v, .flags = ATTN_RUN_NO_WRITE,
+                  .q = &zeros.tensor, .out = &result.tensor);
         if (kv_dtype == ATTN_KV_FP8_DS_MLA) {
             continue; /* holds latent rows */
         }
@@ -191,54 +175,27 @@ TEST(test_gathered_rows)
                                           .qk_nope_head_dim = 128,
                                           .qk_rope_head_dim = size - 512,
                                           .v_head_dim = 128};
-        const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                              .next = &mla.ext,
-                                              .kind = ATTN_LAYER_MLA,
-                                              .dtype = ATTN_DTYPE_BF16,
-                                              .kv_dtype = caches[i].kv_dtype,
-                                              .num_q_heads = 4,
-                                              .num_kv_heads = 1,
-                                              .head_size = size,
-                                              .head_size_v = 512,
-                                              .scale = 0.3f,
-                                              .block_size = BLOCK,
-                                              .k_scale_form =
-                                                  i == 0 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE};
+        const struct attn_layer_desc layer = SIZED(
+            attn_layer_desc, .next = &mla.ext, .kind = ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_BF16,
+            .kv_dtype = caches[i].kv_dtype, .num_q_heads = 4, .num_kv_heads = 1, .head_size = size,
+            .head_size_v = 512, .scale = 0.3f, .block_size = BLOCK,
+            .k_scale_form = i == 0 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE);
         const struct attn_layer_params params = {.struct_size = sizeof params,
                                                  .k_scale_host = 0.5f};
-        const struct attn_kv_view view = {.struct_size = sizeof view,
-                                          .data = cache,
-                                          .num_blocks = BLOCKS,
-                                          .block_size = BLOCK,
-                                          .num_heads = 1,
-                                          .head_size = size,
-                                          .stride_block = BLOCK * bytes,
-                                          .stride_slot = bytes,
-                                          .stride_head = bytes,
-                                          .scale = scales,
-                                          .scale_stride_block = (int64_t)BLOCK * 8,
-                                          .scale_stride_slot = 8,
-                                          .scale_stride_head = 8};
+        const struct attn_kv_view view = SIZED(
+            attn_kv_view, .data = cache, .num_blocks = BLOCKS, .block_size = BLOCK, .num_heads = 1,
+            .head_size = size, .stride_block = BLOCK * bytes, .stride_slot = bytes,
+            .stride_head = bytes, .scale = scales, .scale_stride_block = (int64_t)BLOCK * 8,
+            .scale_stride_slot = 8, .scale_stride_head = 8);
         struct shaped written, read;
-        const struct attn_write_kv_args write = {
-            .struct_size = sizeof write,
-            .instance = instance,
-            .layer = &layer,
-            .params = &params,
-            .k_cache = &view,
-            .slot_mapping = slots,
-            .num_slots = KEYS,
-            .k = shaped_set(&written, keys, layer.dtype, 3, SHAPE(KEYS, 1, size), NULL)};
-        const struct attn_gather_kv_args gather = {
-            .struct_size = sizeof gather,
-            .instance = instance,
-            .layer = &layer,
-            .params = &params,
-            .cache = &view,
-            .batch = &batch,
-            .first_key = &first,
-            .out_start_loc = rows,
-            .out = shaped_set(&read, out, layer.dtype, 3, SHAPE(COUNT, 1, size), NULL)};
+        const struct attn_write_kv_args write =
+            SIZED(attn_write_kv_args, .instance = instance, .layer = &layer, .params = &params,
+                  .k_cache = &view, .slot_mapping = slots, .num_slots = KEYS,
+                  .k = shaped_set(&written, keys, layer.dtype, 3, SHAPE(KEYS, 1, size), NULL));
+        const struct attn_gather_kv_args gather =
+            SIZED(attn_gather_kv_args, .instance = instance, .layer = &layer, .params = &params,
+                  .cache = &view, .batch = &batch, .first_key = &first, .out_start_loc = rows,
+                  .out = shaped_set(&read, out, layer.dtype, 3, SHAPE(COUNT, 1, size), NULL));
         draw(keys, (int64_t)KEYS * size, layer.dtype);
         PASSES("latent rows", kernels->write_kv(&write, &error));
         PASSES("latent rows", kernels->gather_kv(&gather, &error));
@@ -256,15 +213,12 @@ TEST(test_fnuz)
     struct shaped in, out;
     draw(x, COUNT, ATTN_DTYPE_F32);
     for (int32_t form = ATTN_SCALE_PER_TENSOR; form <= ATTN_SCALE_PER_HEAD; form++) {
-        const struct attn_quantize_args args = {
-            .struct_size = sizeof args,
-            .instance = instance,
-            .form = ATTN_OUTPUT_FP8_STATIC,
-            .scale_form = form,
-            .scale = scales,
-            .x = shaped_set(&in, x, ATTN_DTYPE_F32, 3, SHAPE(TOKENS, GROUPS, DIMS), NULL),
-            .out = shaped_set(&out, codes, ATTN_DTYPE_FP8_E4M3FNUZ, 3, SHAPE(TOKENS, GROUPS, DIMS),
-                              NULL)};
+        const struct attn_quantize_args args =
+            SIZED(attn_quantize_args, .instance = instance, .form = ATTN_OUTPUT_FP8_STATIC,
+                  .scale_form = form, .scale = scales,
+                  .x = shaped_set(&in, x, ATTN_DTYPE_F32, 3, SHAPE(TOKENS, GROUPS, DIMS), NULL),
+                  .out = shaped_set(&out, codes, ATTN_DTYPE_FP8_E4M3FNUZ, 3,
+                                    SHAPE(TOKENS, GROUPS, DIMS), NULL));
         PASSES("e4m3fnuz", kernels->quantize(&args, &error));
     }
 }
@@ -282,15 +236,12 @@ TEST(test_gemm)
     memset(exponents, 127, sizeof exponents);
     exponents[3] = 255;
     for (int32_t form = 0; form < 3; form++) { /* plain, transposed, mxfp4 */
-        struct attn_batched_gemm_args args = {
-            .struct_size = sizeof args,
-            .instance = instance,
-            .w_scale = scales,
-            .w_scale_count = B,
+        struct attn_batched_gemm_args args = SIZED(
+            attn_batched_gemm_args, .instance = instance, .w_scale = scales, .w_scale_count = B,
             .a = shaped_set(&ta, a, ATTN_DTYPE_F32, 3, SHAPE(B, M, K), NULL),
             .w = shaped_set(&tw, w, form == 2 ? ATTN_DTYPE_INT8 : ATTN_DTYPE_F32, 3, SHAPE(B, K, N),
                             form == 1 ? SHAPE(N * K, 1, K) : NULL),
-            .out = shaped_set(&to, c, ATTN_DTYPE_F32, 3, SHAPE(B, M, N), NULL)};
+            .out = shaped_set(&to, c, ATTN_DTYPE_F32, 3, SHAPE(B, M, N), NULL));
         if (form == 2) {
             args.w_block_scale =
                 shaped_set(&ts, exponents, ATTN_DTYPE_INT8, 3, SHAPE(B, K / 32, N), NULL);

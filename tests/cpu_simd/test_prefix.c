@@ -90,11 +90,8 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
                    (char *)rows[i] + row * heads * SIZE * (int64_t)number_bytes(s->dtype), s->dtype,
                    3, shape, NULL);
     }
-    p->io = (struct attn_step_io){.struct_size = sizeof p->io,
-                                  .q = &p->rows[0].tensor,
-                                  .k = &p->rows[1].tensor,
-                                  .v = &p->rows[2].tensor,
-                                  .out = &p->rows[3].tensor};
+    p->io = SIZED(attn_step_io, .q = &p->rows[0].tensor, .k = &p->rows[1].tensor,
+                  .v = &p->rows[2].tensor, .out = &p->rows[3].tensor);
     PLAN(p);
     RUN(p);
 }

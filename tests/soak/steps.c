@@ -41,16 +41,11 @@ static void draw_layers(struct run *run)
     static const int32_t sizes[] = {8, 32, 64, 96, 128}, blocks[] = {16, 32, 64};
     static const char *const names[] = {"layers.0", "layers.1", "layers.2"};
     const int32_t kv_heads = 1 << soak_random(round, 3);
-    struct attn_layer_desc first = {.struct_size = sizeof first,
-                                    .kind = ATTN_LAYER_DECODER,
-                                    .dtype = ATTN_DTYPE_F32,
-                                    .num_q_heads = kv_heads * (4 / kv_heads),
-                                    .num_kv_heads = kv_heads,
-                                    .head_size = sizes[soak_random(round, 5)],
-                                    .scale = 0.25f,
-                                    .causal = 1,
-                                    .window_left = -1,
-                                    .window_right = -1};
+    struct attn_layer_desc first =
+        SIZED(attn_layer_desc, .kind = ATTN_LAYER_DECODER, .dtype = ATTN_DTYPE_F32,
+              .num_q_heads = kv_heads * (4 / kv_heads), .num_kv_heads = kv_heads,
+              .head_size = sizes[soak_random(round, 5)], .scale = 0.25f, .causal = 1,
+              .window_left = -1, .window_right = -1);
     run->block = first.block_size = blocks[soak_random(round, 3)];
     run->num_layers = 1 + (int32_t)soak_random(round, MAX_LAYERS);
     switch (soak_random(round, 5)) {
@@ -90,10 +85,9 @@ static attn_status bind(struct run *run, struct side *side, const char *backend)
                                       run->num_layers, &side->model, &round->error);
     for (int32_t i = 0; i < run->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(side->model, i);
-        const struct attn_layer_params params = {
-            .struct_size = sizeof params,
-            .sinks = run->layers[i].has_sinks ? run->sinks : NULL,
-            .alibi_slopes = run->layers[i].alibi ? run->slopes : NULL};
+        const struct attn_layer_params params =
+            SIZED(attn_layer_params, .sinks = run->layers[i].has_sinks ? run->sinks : NULL,
+                  .alibi_slopes = run->layers[i].alibi ? run->slopes : NULL);
         status =
             client_cache(api, layer, MAX_REQS * MAX_BLOCKS, NULL, &side->cache[i], &round->error);
         status = status ? status : api->layer_bind_params(layer, &params, &round->error);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "cpu_ref_backend.h"
+#include "support/sized.h"
 
 ATTN_EXPORT struct recorded recorded;
 
@@ -188,13 +189,9 @@ static attn_status attend_codes(const struct attn_attend_args *args, struct attn
     plain.out = &x;
     plain.next = NULL;
     attn_status status = real_kernels.attend(&plain, error);
-    const struct attn_quantize_args quantize = {.struct_size = sizeof quantize,
-                                                .instance = args->instance,
-                                                .form = args->layer->output_form,
-                                                .scale_form = ATTN_SCALE_PER_TENSOR,
-                                                .x = &x,
-                                                .out = args->out,
-                                                .scale = given->scale};
+    const struct attn_quantize_args quantize = SIZED(
+        attn_quantize_args, .instance = args->instance, .form = args->layer->output_form,
+        .scale_form = ATTN_SCALE_PER_TENSOR, .x = &x, .out = args->out, .scale = given->scale);
     return status == ATTN_OK ? real_kernels.quantize(&quantize, error) : status;
 }
 

@@ -194,12 +194,8 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     set_tensor(f, T_LSE, f->lse, 2, HQ, tokens, 0);
     set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, hk, d);
     set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, hk, d);
-    f->io = (struct attn_step_io){.struct_size = sizeof f->io,
-                                  .q = &f->tensors[T_Q],
-                                  .k = &f->tensors[T_K],
-                                  .v = &f->tensors[T_V],
-                                  .out = &f->tensors[T_OUT],
-                                  .lse = &f->tensors[T_LSE]};
+    f->io = SIZED(attn_step_io, .q = &f->tensors[T_Q], .k = &f->tensors[T_K], .v = &f->tensors[T_V],
+                  .out = &f->tensors[T_OUT], .lse = &f->tensors[T_LSE]);
     bind(f, backend);
     fixture_plan(f);
     if (f->cache != NULL) {

@@ -70,26 +70,19 @@ void describe(struct mla *m)
                                   .max_entries = s->topk,
                                   .has_lengths = s->lengths};
     m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : s->lists ? &m->lists.ext : NULL;
-    m->described = (struct attn_layer_desc){
-        .struct_size = sizeof m->described,
-        .name = "mla",
-        .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
+    m->described = SIZED(
+        attn_layer_desc, .name = "mla", .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
         .tree_mask = s->tree ? ATTN_TREE_BITS : ATTN_TREE_NONE,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
                     : s->fp8  ? s->fp8
                               : ATTN_KV_AUTO,
         .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN,
-        .num_q_heads = s->heads,
-        .block_size = BLOCK,
-        .has_window = s->window > 0,
-        .window_left = s->window > 0 ? s->window - 1 : -1,
-        .window_right = s->window > 0 ? 0 : -1,
+        .num_q_heads = s->heads, .block_size = BLOCK, .has_window = s->window > 0,
+        .window_left = s->window > 0 ? s->window - 1 : -1, .window_right = s->window > 0 ? 0 : -1,
         .has_sinks = s->has_sinks,
         .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-        .q_dtype = s->fp8_query ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_DEFAULT,
-        .needs_lse = !s->no_lse,
-        .batch_invariant = s->invariant,
-        .num_speculative_tokens = s->drafted};
+        .q_dtype = s->fp8_query ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_DEFAULT, .needs_lse = !s->no_lse,
+        .batch_invariant = s->invariant, .num_speculative_tokens = s->drafted);
     layer_set_mla(&m->described, &m->desc);
     m->described.head_size_v = 0;
     m->described.scale = 0.21f;
@@ -163,11 +156,10 @@ static void give_weights(struct mla *m)
 static void bind(struct mla *m)
 {
     struct attn_cache_spec spec;
-    struct attn_layer_params params = {.struct_size = sizeof params,
-                                       .next = &m->given.ext,
-                                       .k_scale_host = m->k_scale,
-                                       .q_scale_host = m->s->fp8_query ? QUERY_SCALE : 0,
-                                       .sinks = m->s->has_sinks ? m->sinks : NULL};
+    struct attn_layer_params params =
+        SIZED(attn_layer_params, .next = &m->given.ext, .k_scale_host = m->k_scale,
+              .q_scale_host = m->s->fp8_query ? QUERY_SCALE : 0,
+              .sinks = m->s->has_sinks ? m->sinks : NULL);
     OPEN_LAYER(m, m->s->backend, &m->described);
     CHECK(m, client_cache(m->api, m->layer, NUM_BLOCKS, &spec, &m->cache, &m->error));
     assert_int_equal(spec.kind,

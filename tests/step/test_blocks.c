@@ -110,10 +110,8 @@ static void move_a_block(struct fixture *f)
     const int32_t entry = 3 * MAX_BLOCKS + (f->seq_lens[3] - 1) / BLOCK; /* not shared */
     const int64_t from = f->block_table[entry], to = f->num_blocks - 1;
     const int64_t pair[] = {from, to}, outside[] = {f->num_blocks, 0};
-    struct attn_block_transfer move = {.struct_size = sizeof move,
-                                       .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                       .pairs = pair,
-                                       .num_pairs = 1};
+    struct attn_block_transfer move = SIZED(attn_block_transfer, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                            .pairs = pair, .num_pairs = 1);
     CHECK(f, f->api->copy_blocks(f->model, &move, &f->error));
     move.pairs = outside;
     assert_int_equal(f->api->copy_blocks(f->model, &move, &f->error), ATTN_ERROR_INVALID_ARGUMENT);
@@ -133,9 +131,8 @@ TEST(test_entries_of_several_blocks)
         check_spec(&split, NARROW);
         same_outputs(&plain, &split);
         move_a_block(&split);
-        struct attn_batch tables = {.struct_size = sizeof tables,
-                                    .block_table = split.block_table,
-                                    .block_table_stride = MAX_BLOCKS};
+        struct attn_batch tables =
+            SIZED(attn_batch, .block_table = split.block_table, .block_table_stride = MAX_BLOCKS);
         CHECK(&split, split.api->plan_update_block_table(split.plan, split.plan, &tables, NULL,
                                                          &split.error));
         split.io.k = split.io.v = NULL; /* they are written */

@@ -51,13 +51,9 @@ struct compressed {
 static void describe(struct compressed *c)
 {
     const struct setting *s = c->s;
-    c->described = (struct attn_layer_desc){.struct_size = sizeof c->described,
-                                            .name = "two",
-                                            .dtype = ATTN_DTYPE_F32,
-                                            .num_q_heads = HEADS,
-                                            .soft_cap = s->soft_cap,
-                                            .has_sinks = s->sinks,
-                                            .block_size = BLOCK};
+    c->described =
+        SIZED(attn_layer_desc, .name = "two", .dtype = ATTN_DTYPE_F32, .num_q_heads = HEADS,
+              .soft_cap = s->soft_cap, .has_sinks = s->sinks, .block_size = BLOCK);
     layer_set_window(&c->described, s->window);
     layer_set_compressed(&c->described, &c->mla, &c->more, D, s->topk, s->ratio, ROW_BLOCK);
     c->described.scale = 1.0f / 6;
@@ -190,10 +186,9 @@ static void set_step(struct compressed *c)
                              .kv_c = tensor(c, 2, c->k[first], tokens - first, D, 0),
                              .topk_indices = c->s->topk > 0 ? c->topk[0] : NULL,
                              .topk_stride = TOPK};
-    c->io = (struct attn_step_io){.struct_size = sizeof c->io,
-                                  .next = &c->io_mla.ext,
-                                  .out = tensor(c, 3, c->out, tokens, HEADS, D),
-                                  .lse = tensor(c, 4, c->lse, HEADS, TOKENS, 0)};
+    c->io =
+        SIZED(attn_step_io, .next = &c->io_mla.ext, .out = tensor(c, 3, c->out, tokens, HEADS, D),
+              .lse = tensor(c, 4, c->lse, HEADS, TOKENS, 0));
 }
 
 /* The next step, planned and run. */

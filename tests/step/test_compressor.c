@@ -35,16 +35,10 @@ static void describe(struct compressor *c)
         .overlaps = 1,
         .rope = ATTN_ROPE_GPTJ,
         .rotary_dim = ROTARY};
-    c->described = (struct attn_layer_desc){.struct_size = sizeof c->described,
-                                            .next = &c->desc.ext,
-                                            .name = "rows",
-                                            .kind = ATTN_LAYER_DRAFT_COMPRESSOR,
-                                            .dtype = ATTN_DTYPE_F32,
-                                            .num_q_heads = HEADS,
-                                            .num_kv_heads = HEADS,
-                                            .head_size = D,
-                                            .scale = 1,
-                                            .block_size = BLOCK};
+    c->described =
+        SIZED(attn_layer_desc, .next = &c->desc.ext, .name = "rows",
+              .kind = ATTN_LAYER_DRAFT_COMPRESSOR, .dtype = ATTN_DTYPE_F32, .num_q_heads = HEADS,
+              .num_kv_heads = HEADS, .head_size = D, .scale = 1, .block_size = BLOCK);
 }
 
 /* `ring`: all of a request's tokens in one block. */
@@ -101,10 +95,9 @@ static void plan(struct compressor *c, int32_t count)
         .position_bias = tensor(c, 0, c->bias, RATIO, HEADS / 2 * D, 0),
         .norm_weight = NULL,
         .cos_sin = tensor(c, 1, c->cos_sin, TOKENS, ROTARY, 0)};
-    c->io = (struct attn_step_io){.struct_size = sizeof c->io,
-                                  .next = &c->io_compressor.ext,
-                                  .k = tensor(c, 2, c->k[first], count, HEADS, D),
-                                  .out = tensor(c, 3, c->out[first], count, 1, D)};
+    c->io = SIZED(attn_step_io, .next = &c->io_compressor.ext,
+                  .k = tensor(c, 2, c->k[first], count, HEADS, D),
+                  .out = tensor(c, 3, c->out[first], count, 1, D));
     PLAN(c);
 }
 
@@ -176,15 +169,10 @@ TEST(test_descriptions)
     LAYER_REFUSED(c, "has_window", "", c->described.has_window = 1);
     LAYER_REFUSED(c, "causal", "", c->described.causal = ATTN_CAUSAL_NO);
     describe(c);
-    const struct attn_layer_desc reader = {.struct_size = sizeof reader,
-                                           .name = "reader",
-                                           .kv_sharing_target = c->described.name,
-                                           .dtype = ATTN_DTYPE_F32,
-                                           .num_q_heads = HEADS,
-                                           .num_kv_heads = HEADS,
-                                           .head_size = D,
-                                           .scale = 1,
-                                           .block_size = c->described.block_size};
+    const struct attn_layer_desc reader =
+        SIZED(attn_layer_desc, .name = "reader", .kv_sharing_target = c->described.name,
+              .dtype = ATTN_DTYPE_F32, .num_q_heads = HEADS, .num_kv_heads = HEADS, .head_size = D,
+              .scale = 1, .block_size = c->described.block_size);
     const struct attn_layer_desc *layers[] = {&c->described, &reader};
     attn_assignment *made = NULL;
     REFUSED(&c->error, "kv_sharing_target",

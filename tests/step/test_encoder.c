@@ -42,16 +42,10 @@ static attn_status try_bind(struct encoder *e, const struct attn_mm_encoder_stat
 static attn_status try_create(struct encoder *e, const char *backend,
                               const struct attn_mm_encoder_quant *quant)
 {
-    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                          .next = &quant->ext,
-                                          .name = "vision.0",
-                                          .kind = ATTN_LAYER_ENCODER,
-                                          .encoder = ATTN_ENCODER_MULTIMODAL,
-                                          .dtype = ATTN_DTYPE_F32,
-                                          .num_q_heads = HEADS,
-                                          .num_kv_heads = KV_HEADS,
-                                          .head_size = SIZE,
-                                          .scale = 0.25f};
+    const struct attn_layer_desc layer =
+        SIZED(attn_layer_desc, .next = &quant->ext, .name = "vision.0", .kind = ATTN_LAYER_ENCODER,
+              .encoder = ATTN_ENCODER_MULTIMODAL, .dtype = ATTN_DTYPE_F32, .num_q_heads = HEADS,
+              .num_kv_heads = KV_HEADS, .head_size = SIZE, .scale = 0.25f);
     const struct attn_layer_desc *layers[] = {&layer};
     struct attn_runtime_options options = client_options(PLUGINS);
     options.backend = NULL;
@@ -91,11 +85,11 @@ static attn_status step_from(struct encoder *e, uint64_t seed, const float size[
     struct attn_batch batch = client_batch(REQS, start, NULL);
     batch.key_start_loc = key_start;
     batch.key_start_loc_host = key_start;
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
-                                    .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),
-                                    .v = shaped_set(&v, e->v, ATTN_DTYPE_F32, 3, narrow, NULL),
-                                    .out = shaped_set(&out, e->out, ATTN_DTYPE_F32, 3, wide, NULL)};
+    const struct attn_step_io io =
+        SIZED(attn_step_io, .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
+              .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),
+              .v = shaped_set(&v, e->v, ATTN_DTYPE_F32, 3, narrow, NULL),
+              .out = shaped_set(&out, e->out, ATTN_DTYPE_F32, 3, wide, NULL));
     random_floats(&seed, &e->q[0][0][0], TOKENS * HEADS * SIZE, size[0]);
     random_floats(&seed, &e->k[first][0][0], TOKENS * KV_HEADS * SIZE, size[1]);
     random_floats(&seed, &e->v[first][0][0], TOKENS * KV_HEADS * SIZE, size[2]);

@@ -40,14 +40,9 @@ static void describe(struct index *x)
                                          .tokens_per_row = ROW,
                                          .tail = 1,
                                          .forced_on_top = 1};
-    x->described = (struct attn_layer_desc){.struct_size = sizeof x->described,
-                                            .name = "indexer",
-                                            .dtype = ATTN_DTYPE_F32,
-                                            .num_q_heads = H,
-                                            .head_size = D,
-                                            .window_left = -1,
-                                            .window_right = -1,
-                                            .block_size = BLOCK};
+    x->described =
+        SIZED(attn_layer_desc, .name = "indexer", .dtype = ATTN_DTYPE_F32, .num_q_heads = H,
+              .head_size = D, .window_left = -1, .window_right = -1, .block_size = BLOCK);
     layer_set_indexer(&x->described, &x->desc);
 }
 
@@ -116,11 +111,9 @@ static void fill(struct index *x, const int32_t queries[REQS])
     x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof x->ext, NULL},
                                       .weights = tensor(x, 3, x->w, tokens, H, 0),
                                       .lengths = x->lengths};
-    x->io = (struct attn_step_io){.struct_size = sizeof x->io,
-                                  .next = &x->ext.ext,
-                                  .q = tensor(x, 0, x->q, tokens, H, D),
-                                  .k = tensor(x, 1, x->k, tokens, 1, D),
-                                  .out = tensor(x, 2, x->out, tokens, 1, ROOM)};
+    x->io =
+        SIZED(attn_step_io, .next = &x->ext.ext, .q = tensor(x, 0, x->q, tokens, H, D),
+              .k = tensor(x, 1, x->k, tokens, 1, D), .out = tensor(x, 2, x->out, tokens, 1, ROOM));
     x->tensors[2].tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
 }
 
@@ -142,10 +135,8 @@ TEST(blocks_move)
     int32_t before[LENGTH * REQS][ROOM];
     memcpy(before, x->out, sizeof before);
     const int64_t pairs[] = {x->table[0][0], 0, x->table[0][1], 2};
-    const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                             .pairs = pairs,
-                                             .num_pairs = 2};
+    const struct attn_block_transfer move = SIZED(
+        attn_block_transfer, .kind = ATTN_COPY_DEVICE_TO_DEVICE, .pairs = pairs, .num_pairs = 2);
     CHECK(x, x->api->copy_blocks(x->model, &move, &x->error));
     x->table[0][0] = 0;
     x->table[0][1] = 2;

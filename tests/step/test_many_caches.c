@@ -132,13 +132,9 @@ static void bind_blocks(struct opened *t, int64_t in_first)
     for (int32_t i = 0; i < FURTHER; i++) {
         further[i] = (char *)t->memory + at[i];
     }
-    struct attn_cache_memory memory = {.struct_size = sizeof memory,
-                                       .base = t->memory,
-                                       .num_blocks = BLOCKS,
-                                       .further = further,
-                                       .further_num_blocks = blocks,
-                                       .num_further = FURTHER - 1,
-                                       .device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_cache_memory memory = SIZED(
+        attn_cache_memory, .base = t->memory, .num_blocks = BLOCKS, .further = further,
+        .further_num_blocks = blocks, .num_further = FURTHER - 1, .device = {ATTN_DEVICE_CPU, 0});
     REFUSED(&t->error, "further", t->api->layer_bind_memory(t->layer, &memory, &t->error));
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
     REFUSED_AS(ATTN_ERROR_ORDER, &t->error, "layer_bind_caches",
@@ -287,10 +283,8 @@ static void read_moved(struct opened *t, struct step *s, const struct attn_batch
     const int32_t last = (s->lens[0] - 1) / BLOCK, last_row = (s->rows[0] - 1) / OTHER_BLOCK;
     const int64_t pair[] = {blocks[last], blocks[ROWS - 1]},
                   of_rows[] = {others[last_row], others[ROWS - 1]};
-    struct attn_block_transfer move = {.struct_size = sizeof move,
-                                       .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                       .pairs = pair,
-                                       .num_pairs = 1};
+    struct attn_block_transfer move = SIZED(attn_block_transfer, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                            .pairs = pair, .num_pairs = 1);
     struct attn_step_io again = *io;
     again.flags = ATTN_RUN_NO_WRITE;
     CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));

@@ -44,12 +44,9 @@ static void move_block(struct fixture *f, int64_t page_bytes)
                                     ATTN_COPY_DEVICE_TO_DEVICE};
     memset(swap, 0x55, (size_t)(2 * page_bytes));
     for (int32_t i = 0; i < 3; i++) {
-        const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                                 .kind = kinds[i],
-                                                 .other = i < 2 ? &other : NULL,
-                                                 .other_stride = i < 2 ? sizeof other : 0,
-                                                 .pairs = pairs[i],
-                                                 .num_pairs = 1};
+        const struct attn_block_transfer move =
+            SIZED(attn_block_transfer, .kind = kinds[i], .other = i < 2 ? &other : NULL,
+                  .other_stride = i < 2 ? sizeof other : 0, .pairs = pairs[i], .num_pairs = 1);
         CHECK(f, f->api->copy_blocks(f->model, &move, &f->error));
     }
     for (int64_t b = 0; b < page_bytes; b++) { /* nothing next to the block is touched */

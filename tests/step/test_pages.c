@@ -94,24 +94,15 @@ static const struct kind {
 
 static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *kind)
 {
-    return (struct attn_layer_desc){
-        .struct_size = sizeof(struct attn_layer_desc),
-        .name = "layer",
-        .kind = kind->kind,
-        .dtype = dtypes[t].dtype,
-        .kv_dtype = kind->kind != ATTN_LAYER_ENCODER ? dtypes[t].kv_dtype : ATTN_KV_AUTO,
-        .num_q_heads = 2 * shapes[s].num_kv_heads,
-        .num_kv_heads = shapes[s].num_kv_heads,
-        .head_size = shapes[s].head_size,
-        .head_size_v = shapes[s].head_size_v,
-        .scale = 0.125f,
-        .causal = kind->kind != ATTN_LAYER_CROSS && kind->kind != ATTN_LAYER_ENCODER,
-        .has_window = kind->window > 0,
-        .window_left = kind->window - 1,
-        .chunk_size = kind->chunk,
-        .sink_len = kind->sink_len,
-        .block_size = kind->kind != ATTN_LAYER_ENCODER ? shapes[s].block_size : 0,
-    };
+    return SIZED(attn_layer_desc, .name = "layer", .kind = kind->kind, .dtype = dtypes[t].dtype,
+                 .kv_dtype = kind->kind != ATTN_LAYER_ENCODER ? dtypes[t].kv_dtype : ATTN_KV_AUTO,
+                 .num_q_heads = 2 * shapes[s].num_kv_heads, .num_kv_heads = shapes[s].num_kv_heads,
+                 .head_size = shapes[s].head_size, .head_size_v = shapes[s].head_size_v,
+                 .scale = 0.125f,
+                 .causal = kind->kind != ATTN_LAYER_CROSS && kind->kind != ATTN_LAYER_ENCODER,
+                 .has_window = kind->window > 0, .window_left = kind->window - 1,
+                 .chunk_size = kind->chunk, .sink_len = kind->sink_len,
+                 .block_size = kind->kind != ATTN_LAYER_ENCODER ? shapes[s].block_size : 0);
 }
 
 static attn_model *bind(const struct attn_layer_desc *layer, struct attn_cache_spec *spec)
@@ -257,14 +248,10 @@ TEST(test_latent_rows)
         .kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (int32_t sliding = 0; sliding < 2; sliding++) {
-            struct attn_layer_desc layer = {.struct_size = sizeof layer,
-                                            .name = "layer",
-                                            .dtype = rows[i].dtype,
-                                            .kv_dtype = rows[i].kv_dtype,
-                                            .num_q_heads = 4,
-                                            .has_window = sliding,
-                                            .window_left = sliding ? 6 : 0,
-                                            .block_size = 32};
+            struct attn_layer_desc layer =
+                SIZED(attn_layer_desc, .name = "layer", .dtype = rows[i].dtype,
+                      .kv_dtype = rows[i].kv_dtype, .num_q_heads = 4, .has_window = sliding,
+                      .window_left = sliding ? 6 : 0, .block_size = 32);
             mla.qk_rope_head_dim = rows[i].kv_dtype == ATTN_KV_FP8_DS_V4 ? 0 : 64;
             layer_set_mla(&layer, &mla);
             const int64_t scales = rows[i].kv_dtype == ATTN_KV_FP8_DS_V4 ? 8 : 0;

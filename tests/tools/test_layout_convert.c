@@ -138,12 +138,8 @@ struct tokens {
 
 static struct attn_layout_side side_of(struct cache *c, const int32_t *blocks)
 {
-    return (struct attn_layout_side){.struct_size = sizeof(struct attn_layout_side),
-                                     .layer = (attn_layer *)(void *)c,
-                                     .desc = &c->layer,
-                                     .params = &c->params,
-                                     .blocks = blocks,
-                                     .num_blocks = MAX_BLOCKS};
+    return SIZED(attn_layout_side, .layer = (attn_layer *)(void *)c, .desc = &c->layer,
+                 .params = &c->params, .blocks = blocks, .num_blocks = MAX_BLOCKS);
 }
 
 static attn_status convert(struct cache *source, struct cache *target, const struct tokens *tokens)

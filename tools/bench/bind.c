@@ -164,12 +164,9 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
     if (measured->layer.compressed.cache.tokens_per_row > 0) {
-        const struct attn_cache_memory memory = {.struct_size = sizeof memory,
-                                                 .base = base,
-                                                 .num_blocks = measured->num_blocks,
-                                                 .further = &base,
-                                                 .further_num_blocks = &measured->num_blocks,
-                                                 .num_further = 1};
+        const struct attn_cache_memory memory =
+            SIZED(attn_cache_memory, .base = base, .num_blocks = measured->num_blocks,
+                  .further = &base, .further_num_blocks = &measured->num_blocks, .num_further = 1);
         return api->layer_bind_memory(layer, &memory, error);
     }
     if (latent || shape_int(&measured->shape, PARAMETER_LAYOUT) < 0) {

@@ -56,11 +56,8 @@ static attn_status open_backend(struct merge *merge, int32_t index, struct attn_
     status = status ? status : start_services(merge, session->num_threads, error);
     if (status == ATTN_OK) {
         status = merge->plugin->create(
-            &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
-                                       .host = &merge->host,
-                                       .backend = backend.caps->name,
-                                       .variant = backend.caps->variant,
-                                       .device = backend.caps->device},
+            &SIZED(attn_create_args, .host = &merge->host, .backend = backend.caps->name,
+                   .variant = backend.caps->variant, .device = backend.caps->device),
             &merge->instance, &merge->kernels, error);
     }
     return status;
@@ -70,17 +67,12 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct merge *merge = user;
     const struct shaped *t = merge->tensors[copy];
-    const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .instance = merge->instance,
-                                                .stream = merge->session->stream,
-                                                .prefix_out = &t[PREFIX_OUT].tensor,
-                                                .prefix_lse = &t[PREFIX_LSE].tensor,
-                                                .suffix_out = &t[SUFFIX_OUT].tensor,
-                                                .suffix_lse = &t[SUFFIX_LSE].tensor,
-                                                .out = &t[OUT].tensor,
-                                                .lse = &t[LSE].tensor,
-                                                .num_rows = merge->num_rows,
-                                                .num_rows_with_prefix = merge->num_rows};
+    const struct attn_merge_states_args args =
+        SIZED(attn_merge_states_args, .instance = merge->instance, .stream = merge->session->stream,
+              .prefix_out = &t[PREFIX_OUT].tensor, .prefix_lse = &t[PREFIX_LSE].tensor,
+              .suffix_out = &t[SUFFIX_OUT].tensor, .suffix_lse = &t[SUFFIX_LSE].tensor,
+              .out = &t[OUT].tensor, .lse = &t[LSE].tensor, .num_rows = merge->num_rows,
+              .num_rows_with_prefix = merge->num_rows);
     return merge->kernels->merge_states(&args, error);
 }
 

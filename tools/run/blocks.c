@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine.h"
+#include "support/sized.h"
 
 attn_status blocks_reserve(struct run_engine *engine, struct run_group *group, int32_t r,
                            int32_t length)
@@ -76,16 +77,11 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
         pairs[2 * b + 1] = out ? b : block;
     }
     for (int32_t table = 0; table < 1 + (group->tokens_per_row > 0) && status == ATTN_OK; table++) {
-        const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                                 .group = g,
-                                                 .table = table,
-                                                 .kind = out ? ATTN_COPY_DEVICE_TO_HOST
-                                                             : ATTN_COPY_HOST_TO_DEVICE,
-                                                 .other = others,
-                                                 .other_stride = sizeof *others,
-                                                 .pairs = pairs,
-                                                 .num_pairs = count,
-                                                 .stream = engine->stream};
+        const struct attn_block_transfer move =
+            SIZED(attn_block_transfer, .group = g, .table = table,
+                  .kind = out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE,
+                  .other = others, .other_stride = sizeof *others, .pairs = pairs,
+                  .num_pairs = count, .stream = engine->stream);
         status = engine->api->copy_blocks(engine->model, &move, &engine->error);
         for (int32_t i = 0, m = 0; i < engine->num_layers; i++) { /* those of the other table */
             const struct run_layer *layer = &engine->layers[i];

@@ -117,27 +117,14 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
                                     .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
                                     .v_head_dim = c->head_size_v,
                                     .absorb_in_core = 1};
-    r->desc =
-        (struct attn_layer_desc){.struct_size = sizeof r->desc,
-                                 .name = c->layer,
-                                 .next = c->kv_lora_rank > 0 ? &r->mla.ext : NULL,
-                                 .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
-                                 .dtype = c->dtype,
-                                 .num_q_heads = c->num_q_heads,
-                                 .num_kv_heads = c->num_kv_heads,
-                                 .head_size = c->head_size,
-                                 .head_size_v = c->head_size_v,
-                                 .scale = c->scale,
-                                 .causal = c->causal,
-                                 .has_window = c->has_window,
-                                 .window_left = c->window_left,
-                                 .window_right = c->window_right,
-                                 .chunk_size = c->chunk_size,
-                                 .chunk_lookback = c->chunk_lookback,
-                                 .soft_cap = c->soft_cap,
-                                 .alibi = c->alibi,
-                                 .has_sinks = c->has_sinks,
-                                 .block_size = c->block_size};
+    r->desc = SIZED(
+        attn_layer_desc, .name = c->layer, .next = c->kv_lora_rank > 0 ? &r->mla.ext : NULL,
+        .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER, .dtype = c->dtype,
+        .num_q_heads = c->num_q_heads, .num_kv_heads = c->num_kv_heads, .head_size = c->head_size,
+        .head_size_v = c->head_size_v, .scale = c->scale, .causal = c->causal,
+        .has_window = c->has_window, .window_left = c->window_left, .window_right = c->window_right,
+        .chunk_size = c->chunk_size, .chunk_lookback = c->chunk_lookback, .soft_cap = c->soft_cap,
+        .alibi = c->alibi, .has_sinks = c->has_sinks, .block_size = c->block_size);
     const struct attn_layer_desc *layers[] = {&r->desc};
     const struct attn_select_options options = {
         .struct_size = sizeof options, .device = r->device.device, .backend = backend};

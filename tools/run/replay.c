@@ -9,6 +9,7 @@
 
 #include "engine.h"
 #include "tensors_file.h"
+#include "support/sized.h"
 
 #define MAX_LAYERS 1024
 #define MAX_RECORDED_ROWS (1 << 24) /* far more than a recording in memory has */
@@ -137,20 +138,16 @@ static attn_status describe(struct run_engine *engine, const struct recording *r
     for (int32_t i = 0; i < recording->num_layers; i++) {
         struct model_layer *layer = &engine->config.layers[i];
         snprintf(layer->name, sizeof layer->name, "layer.%d", i);
-        layer->desc = (struct attn_layer_desc){
-            .struct_size = sizeof layer->desc,
-            .name = layer->name,
-            .kind = decoder ? ATTN_LAYER_DECODER : ATTN_LAYER_ENCODER,
-            .encoder = decoder ? 0 : ATTN_ENCODER_ONLY,
-            .dtype = ATTN_DTYPE_F32,
-            .num_q_heads = (int32_t)recording->q_shape[1],
-            .num_kv_heads = (int32_t)recording->k_shape[1],
-            .head_size = (int32_t)recording->q_shape[2],
-            .causal = decoder,
-            .scale = scale != NULL ? strtof(scale, NULL)
-                                   : (float)(1 / sqrt((double)recording->q_shape[2])),
-            .window_left = -1,
-            .window_right = -1};
+        layer->desc =
+            SIZED(attn_layer_desc, .name = layer->name,
+                  .kind = decoder ? ATTN_LAYER_DECODER : ATTN_LAYER_ENCODER,
+                  .encoder = decoder ? 0 : ATTN_ENCODER_ONLY, .dtype = ATTN_DTYPE_F32,
+                  .num_q_heads = (int32_t)recording->q_shape[1],
+                  .num_kv_heads = (int32_t)recording->k_shape[1],
+                  .head_size = (int32_t)recording->q_shape[2], .causal = decoder,
+                  .scale = scale != NULL ? strtof(scale, NULL)
+                                         : (float)(1 / sqrt((double)recording->q_shape[2])),
+                  .window_left = -1, .window_right = -1);
         engine->layers[i].source = layer;
         TRY(find_rows(engine, &engine->layers[i], recording));
     }

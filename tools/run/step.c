@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/sized.h"
 
 static int32_t tokens_now(const struct request *request)
 {
@@ -25,12 +26,9 @@ static void compose(struct run_engine *engine, struct batch *batch)
             count++;
         }
     }
-    const struct attn_batch_order requests = {.struct_size = sizeof requests,
-                                              .query_lens = query_lens,
-                                              .seq_lens = seq_lens,
-                                              .num_reqs = count,
-                                              .threshold = 1,
-                                              .short_extend = CHUNK};
+    const struct attn_batch_order requests =
+        SIZED(attn_batch_order, .query_lens = query_lens, .seq_lens = seq_lens, .num_reqs = count,
+              .threshold = 1, .short_extend = CHUNK);
     engine->api->batch_order(&requests, order, &moved, &engine->error);
     memset(batch, 0, sizeof *batch);
     batch->num_reqs = count;

@@ -46,13 +46,8 @@ attn_status client_plugin(const char *path, uint32_t min, uint32_t max,
 
 struct attn_runtime_options client_options(const char *plugins)
 {
-    return (struct attn_runtime_options){.struct_size = sizeof(struct attn_runtime_options),
-                                         .backend = "",
-                                         .plugin_path = plugins,
-                                         .cache_dir = "",
-                                         .num_threads = 1,
-                                         .ignore_environment = 1,
-                                         .no_default_plugins = 1};
+    return SIZED(attn_runtime_options, .backend = "", .plugin_path = plugins, .cache_dir = "",
+                 .num_threads = 1, .ignore_environment = 1, .no_default_plugins = 1);
 }
 
 attn_status client_open(const char *path, const struct attn_runtime_options *options,

@@ -7,6 +7,8 @@
 #include <attn/api.h>
 #include <attn/plugin.h>
 
+#include "sized.h"
+
 /* The table of the core in the file `path`; it lives as long as the process. */
 attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error);
 /* The plugin in a file, which stays open, for a caller of ABI versions min to max; NULL on failure.
@@ -46,15 +48,10 @@ static inline struct attn_kv_view client_view(void *data, int64_t num_blocks, in
                                               int32_t num_heads, int64_t head_size, size_t element)
 {
     const int64_t row = head_size * (int64_t)element, slot = num_heads * row;
-    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
-                                 .data = data,
-                                 .num_blocks = num_blocks,
-                                 .block_size = (int32_t)block_size,
-                                 .num_heads = num_heads,
-                                 .head_size = (int32_t)head_size,
-                                 .stride_block = block_size * slot,
-                                 .stride_slot = slot,
-                                 .stride_head = row};
+    return SIZED(attn_kv_view, .data = data, .num_blocks = num_blocks,
+                 .block_size = (int32_t)block_size, .num_heads = num_heads,
+                 .head_size = (int32_t)head_size, .stride_block = block_size * slot,
+                 .stride_slot = slot, .stride_head = row);
 }
 /* Binds K and V; latent rows, or a state without a window, where v is NULL. */
 static inline attn_status client_bind(const struct attn_api *api, attn_layer *layer,
@@ -99,14 +96,9 @@ static inline struct attn_limits client_limits(int32_t reqs, int32_t tokens, int
 static inline struct attn_batch client_batch(int32_t num_reqs, const int32_t *starts,
                                              const int32_t *lens)
 {
-    return (struct attn_batch){.struct_size = sizeof(struct attn_batch),
-                               .num_reqs = num_reqs,
-                               .num_tokens = starts[num_reqs],
-                               .num_actual_tokens = starts[num_reqs],
-                               .query_start_loc = starts,
-                               .query_start_loc_host = starts,
-                               .seq_lens = lens,
-                               .seq_lens_host = lens};
+    return SIZED(attn_batch, .num_reqs = num_reqs, .num_tokens = starts[num_reqs],
+                 .num_actual_tokens = starts[num_reqs], .query_start_loc = starts,
+                 .query_start_loc_host = starts, .seq_lens = lens, .seq_lens_host = lens);
 }
 
 /* Where their keys lie, and where a slot for each token is. */
@@ -141,12 +133,9 @@ static inline attn_status client_copy(const struct attn_api *api, attn_open_devi
                                       void *destination, const void *source, size_t bytes,
                                       int32_t kind, void *stream, struct attn_error *error)
 {
-    const struct attn_copy_args copy = {.struct_size = sizeof copy,
-                                        .stream = stream,
-                                        .destination = destination,
-                                        .source = source,
-                                        .bytes = bytes,
-                                        .kind = kind};
+    const struct attn_copy_args copy =
+        SIZED(attn_copy_args, .stream = stream, .destination = destination, .source = source,
+              .bytes = bytes, .kind = kind);
     return api->device->copy(opened, &copy, error);
 }
 
@@ -154,13 +143,9 @@ static inline attn_status client_fill(const struct attn_api *api, attn_open_devi
                                       void *destination, int32_t value, size_t bytes, void *stream,
                                       struct attn_error *error)
 {
-    const struct attn_fill_args fill = {.struct_size = sizeof fill,
-                                        .stream = stream,
-                                        .destination = destination,
-                                        .row_bytes = bytes,
-                                        .stride = bytes,
-                                        .rows = 1,
-                                        .value = value};
+    const struct attn_fill_args fill =
+        SIZED(attn_fill_args, .stream = stream, .destination = destination, .row_bytes = bytes,
+              .stride = bytes, .rows = 1, .value = value);
     return api->device->fill(opened, &fill, error);
 }
 

@@ -13,22 +13,16 @@
 #include <attn/recurrent.h>
 
 #include "oracle.h"
+#include "sized.h"
 
 /* A causal decoder in float32, its scale 1/8. */
 static inline struct attn_layer_desc layer_decoder(const char *name, int32_t q_heads,
                                                    int32_t kv_heads, int32_t head_size,
                                                    int32_t block_size)
 {
-    return (struct attn_layer_desc){.struct_size = sizeof(struct attn_layer_desc),
-                                    .name = name,
-                                    .kind = ATTN_LAYER_DECODER,
-                                    .dtype = ATTN_DTYPE_F32,
-                                    .num_q_heads = q_heads,
-                                    .num_kv_heads = kv_heads,
-                                    .head_size = head_size,
-                                    .scale = 0.125f,
-                                    .causal = 1,
-                                    .block_size = block_size};
+    return SIZED(attn_layer_desc, .name = name, .kind = ATTN_LAYER_DECODER, .dtype = ATTN_DTYPE_F32,
+                 .num_q_heads = q_heads, .num_kv_heads = kv_heads, .head_size = head_size,
+                 .scale = 0.125f, .causal = 1, .block_size = block_size);
 }
 /* Makes `layer` causal MLA, or a gated delta layer, of the extension's sizes: kind, heads, head
  * sizes and the usual scale. Sets the id and size of the extension,

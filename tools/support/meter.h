@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "services.h"
+#include "sized.h"
 
 struct meter {
     long calls, fail_at; /* 0: none fails */
@@ -46,11 +47,8 @@ static void meter_release(void *user, void *memory, size_t size)
 
 static inline struct attn_host meter_host(struct meter *meter)
 {
-    return (struct attn_host){.struct_size = sizeof(struct attn_host),
-                              .user = meter,
-                              .log = meter_log,
-                              .allocate = meter_allocate,
-                              .release = meter_release};
+    return SIZED(attn_host, .user = meter, .log = meter_log, .allocate = meter_allocate,
+                 .release = meter_release);
 }
 
 #endif

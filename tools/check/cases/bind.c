@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "support/number.h"
+#include "support/sized.h"
 #include "cases/problem.h"
 #include "cases/views.h"
 
@@ -187,15 +188,10 @@ static void bind_writes(const struct check_problem *p, struct binding *b, uint8_
      * real. */
     int64_t num_slots = p->v[FACTOR_STRIDES].a ? p->num_actual_tokens : p->num_tokens;
     num_slots = p->shape == SHAPE_CROSS ? 0 : num_slots;
-    b->write = (struct attn_write_kv_args){.struct_size = sizeof b->write,
-                                           .layer = &b->layer,
-                                           .params = &b->params,
-                                           .k_cache = &b->k_cache,
-                                           .v_cache = &b->v_cache,
-                                           .slot_mapping = b->batch.slot_mapping,
-                                           .num_slots = num_slots,
-                                           .k = &b->k,
-                                           .v = &b->v};
+    b->write =
+        SIZED(attn_write_kv_args, .layer = &b->layer, .params = &b->params, .k_cache = &b->k_cache,
+              .v_cache = &b->v_cache, .slot_mapping = b->batch.slot_mapping, .num_slots = num_slots,
+              .k = &b->k, .v = &b->v);
     b->write_context = b->write;
     b->write_context.slot_mapping = (const int64_t *)(base + p->at.context_slots);
     b->write_context.num_slots = p->num_context;
@@ -211,16 +207,9 @@ void problem_bind(const struct check_problem *p, struct binding *b, uint8_t *bas
     case_layer(p->v, &b->layer);
     bind_params(p, b, base);
     bind_batch(p, b, base, host);
-    b->attend = (struct attn_attend_args){.struct_size = sizeof b->attend,
-                                          .layer = &b->layer,
-                                          .params = &b->params,
-                                          .batch = &b->batch,
-                                          .flags = p->v[FACTOR_WRITE].a ? 0 : ATTN_RUN_NO_WRITE,
-                                          .phase = p->phase,
-                                          .q = &b->q,
-                                          .k = &b->k,
-                                          .v = &b->v,
-                                          .out = &b->out};
+    b->attend = SIZED(attn_attend_args, .layer = &b->layer, .params = &b->params,
+                      .batch = &b->batch, .flags = p->v[FACTOR_WRITE].a ? 0 : ATTN_RUN_NO_WRITE,
+                      .phase = p->phase, .q = &b->q, .k = &b->k, .v = &b->v, .out = &b->out);
     if (p->v[FACTOR_LSE].a != 0) {
         b->attend.lse = &b->lse;
     }

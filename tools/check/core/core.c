@@ -8,6 +8,7 @@
 #include "common/find.h"
 #include "harness/watch.h"
 #include "support/services.h"
+#include "support/sized.h"
 
 #define CORE_THREADS 2
 
@@ -64,20 +65,12 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
              two ? resolved->reference : "");
     backend_text(tested, core->order, sizeof core->order);
     core->device = tested->device;
-    core->host = (struct attn_host){.struct_size = sizeof core->host,
-                                    .user = core,
-                                    .log = log_nothing,
-                                    .allocate = count_allocate,
-                                    .release = services_release};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = &core->host,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = CORE_THREADS,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
+    core->host = SIZED(attn_host, .user = core, .log = log_nothing, .allocate = count_allocate,
+                       .release = services_release);
+    const struct attn_runtime_options options =
+        SIZED(attn_runtime_options, .host = &core->host, .backend = "", .plugin_path = path,
+              .cache_dir = "", .num_threads = CORE_THREADS, .ignore_environment = 1,
+              .no_default_plugins = 1, .isolation = -1);
     attn_status status = library_open(&core->api, error);
     status =
         status == ATTN_OK ? core->api->runtime_create(&options, &core->runtime, error) : status;
@@ -106,9 +99,7 @@ struct core core_of_reference(const struct core *core)
 
 struct attn_select_options core_options(const struct core *core)
 {
-    return (struct attn_select_options){.struct_size = sizeof(struct attn_select_options),
-                                        .device = core->device,
-                                        .backend = core->order};
+    return SIZED(attn_select_options, .device = core->device, .backend = core->order);
 }
 
 bool core_serves(const struct core *core, const struct attn_layer_desc *layer)

@@ -80,14 +80,9 @@ struct attn_step_io engine_io(const struct problem_copy *copy)
 {
     const struct binding *b = &copy->binding;
     bool keys = copy->problem->shape != SHAPE_CROSS; /* an encoder's were written before */
-    return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
-                                 .next = b->attend.next,
-                                 .stream = copy->stream,
-                                 .q = &b->q,
-                                 .k = keys ? &b->k : NULL,
-                                 .v = keys ? &b->v : NULL,
-                                 .out = b->attend.out,
-                                 .lse = b->attend.lse};
+    return SIZED(attn_step_io, .next = b->attend.next, .stream = copy->stream, .q = &b->q,
+                 .k = keys ? &b->k : NULL, .v = keys ? &b->v : NULL, .out = b->attend.out,
+                 .lse = b->attend.lse);
 }
 
 bool engine_guards_whole(const struct check_engine *engine)

@@ -124,13 +124,10 @@ static attn_status move(struct caches *c, struct attn_error *error)
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof moves / sizeof *moves && status == ATTN_OK; i++) {
         const bool inside = moves[i].kind == ATTN_COPY_DEVICE_TO_DEVICE;
-        const struct attn_block_transfer move = {.struct_size = sizeof move,
-                                                 .kind = moves[i].kind,
-                                                 .other = inside ? NULL : others,
-                                                 .other_stride = inside ? 0 : sizeof *others,
-                                                 .pairs = moves[i].pairs,
-                                                 .num_pairs = 2,
-                                                 .stream = stream};
+        const struct attn_block_transfer move =
+            SIZED(attn_block_transfer, .kind = moves[i].kind, .other = inside ? NULL : others,
+                  .other_stride = inside ? 0 : sizeof *others, .pairs = moves[i].pairs,
+                  .num_pairs = 2, .stream = stream);
         status = api->copy_blocks(c->model, &move, error);
     }
     device_wait(c->device);

@@ -154,15 +154,9 @@ static void describe(const struct compressed_variant *v, struct described *x)
         (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof x->rope, NULL},
                                   .form = v->ratio == 4 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
                                   .rotary_dim = ROTARY};
-    x->layer = (struct attn_layer_desc){.struct_size = sizeof x->layer,
-                                        .name = "compressed",
-                                        .dtype = v->dtype,
-                                        .kv_dtype = v->kv_dtype,
-                                        .num_q_heads = v->heads,
-                                        .soft_cap = v->soft_cap,
-                                        .has_sinks = !v->no_sinks,
-                                        .block_size = BLOCK,
-                                        .needs_lse = 1};
+    x->layer = SIZED(attn_layer_desc, .name = "compressed", .dtype = v->dtype,
+                     .kv_dtype = v->kv_dtype, .num_q_heads = v->heads, .soft_cap = v->soft_cap,
+                     .has_sinks = !v->no_sinks, .block_size = BLOCK, .needs_lse = 1);
     layer_set_window(&x->layer, v->window);
     layer_set_compressed(&x->layer, &x->mla, &x->compressed, v->size, v->topk, v->ratio, BLOCK);
     x->compressed.rows.ext.next = v->rotates ? &x->rope.ext : NULL;
@@ -232,11 +226,8 @@ static attn_status run_step(struct check_engine *e, const void *context, struct 
             (int32_t *)call_array(call, TOPK) + (int64_t)c->steps.first[s] * c->v->topk;
         mla.topk_stride = c->v->topk;
     }
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .next = &mla.ext,
-                                    .stream = call->stream,
-                                    .out = &now.tensors[OUT],
-                                    .lse = &now.tensors[LSE]};
+    const struct attn_step_io io = SIZED(attn_step_io, .next = &mla.ext, .stream = call->stream,
+                                         .out = &now.tensors[OUT], .lse = &now.tensors[LSE]);
     return c->v->captured && s == 1 ? run_captured(e, call, &batch, &io, error)
                                     : steps_run(e, call, s, &batch, &io, error);
 }
@@ -251,12 +242,9 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     describe(c->v, &x);
     const struct attn_layer_params params = {
         .struct_size = sizeof params, .sinks = c->v->no_sinks ? NULL : call_array(call, SINKS)};
-    const struct attn_cache_memory memory = {.struct_size = sizeof memory,
-                                             .base = call_array(call, CACHE),
-                                             .num_blocks = STEPS_BLOCKS,
-                                             .further = &rows,
-                                             .further_num_blocks = &row_blocks,
-                                             .num_further = 1};
+    const struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS,
+              .further = &rows, .further_num_blocks = &row_blocks, .num_further = 1);
     const struct steps_layer layer = {c->v->core, &c->steps, &x.layer,      &params,
                                       &memory,    run_step,  c->v->captured};
     return steps_call(&layer, call, context, error);

@@ -10,6 +10,7 @@
 #include "core/steps.h"
 #include "support/number.h"
 #include "support/oracle.h"
+#include "support/sized.h"
 
 enum { MAX_SIZE = 512, ROTARY = 64 };
 
@@ -39,17 +40,11 @@ static void describe(const struct compressor_variant *v, struct described *x)
         .overlaps = v->overlaps,
         .rope = v->rope,
         .rotary_dim = rotates ? ROTARY : 0};
-    x->layer = (struct attn_layer_desc){.struct_size = sizeof x->layer,
-                                        .next = &x->compressor.ext,
-                                        .name = "compressor",
-                                        .kind = ATTN_LAYER_DRAFT_COMPRESSOR,
-                                        .dtype = v->dtype,
-                                        .kv_dtype = ATTN_KV_F32,
-                                        .num_q_heads = 2 * (1 + v->overlaps),
-                                        .num_kv_heads = 2 * (1 + v->overlaps),
-                                        .head_size = v->size,
-                                        .scale = 1,
-                                        .block_size = STEPS_BLOCK};
+    x->layer =
+        SIZED(attn_layer_desc, .next = &x->compressor.ext, .name = "compressor",
+              .kind = ATTN_LAYER_DRAFT_COMPRESSOR, .dtype = v->dtype, .kv_dtype = ATTN_KV_F32,
+              .num_q_heads = 2 * (1 + v->overlaps), .num_kv_heads = 2 * (1 + v->overlaps),
+              .head_size = v->size, .scale = 1, .block_size = STEPS_BLOCK);
 }
 
 static attn_status run_states(struct check_engine *e, const struct compressor_case *c,
@@ -68,11 +63,9 @@ static attn_status run_states(struct check_engine *e, const struct compressor_ca
         .norm_weight = plain ? NULL : &now.tensors[NORM],
         .cos_sin = plain ? NULL : &now.tensors[COS_SIN],
         .norm_eps = 0.125f};
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .next = &compressor.ext,
-                                    .stream = call->stream,
-                                    .k = &now.tensors[states],
-                                    .out = &now.tensors[OUT]};
+    const struct attn_step_io io =
+        SIZED(attn_step_io, .next = &compressor.ext, .stream = call->stream,
+              .k = &now.tensors[states], .out = &now.tensors[OUT]);
     return steps_run(e, call, s, &batch, &io, error);
 }
 

@@ -11,6 +11,7 @@
 #include "harness/stack.h"
 #include "harness/watch.h"
 #include "support/services.h"
+#include "support/sized.h"
 
 #define HOST_THREADS 2
 
@@ -180,11 +181,8 @@ static attn_status create(struct backend *backend, const char *name, struct attn
                     "the plugin reports no backend of that name");
     }
     status = backend->plugin->create(
-        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
-                                   .host = &backend->services.host,
-                                   .backend = backend->caps.name,
-                                   .variant = backend->caps.variant,
-                                   .device = backend->caps.device},
+        &SIZED(attn_create_args, .host = &backend->services.host, .backend = backend->caps.name,
+               .variant = backend->caps.variant, .device = backend->caps.device),
         &backend->instance, &kernels, error);
     judge_conduct(backend, "create");
     if (status != ATTN_OK) {
@@ -202,15 +200,9 @@ attn_status backend_open(struct backend *backend, const char *file, const char *
     attn_status status;
     memset(backend, 0, sizeof *backend);
     backend->before = before;
-    backend->services.host = (struct attn_host){
-        .struct_size = sizeof(struct attn_host),
-        .user = &backend->services,
-        .log = host_log,
-        .allocate = host_allocate,
-        .release = services_release,
-        .parallel_for = host_parallel_for,
-        .num_threads = HOST_THREADS,
-    };
+    backend->services.host = SIZED(attn_host, .user = &backend->services, .log = host_log,
+                                   .allocate = host_allocate, .release = services_release,
+                                   .parallel_for = host_parallel_for, .num_threads = HOST_THREADS);
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     judge_conduct(backend, "a constructor");
     void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;

@@ -8,6 +8,7 @@
 #include "harness/buffers.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
+#include "support/sized.h"
 
 #define PLAN_GUARD 256
 
@@ -94,13 +95,9 @@ attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_atte
                             const struct attn_limits *limits, struct attn_schedule_size *size,
                             struct attn_error *error)
 {
-    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
-                                                   .instance = call->instance,
-                                                   .layer = call->layer,
-                                                   .params = call->params,
-                                                   .k_cache = call->k_cache,
-                                                   .v_cache = call->v_cache,
-                                                   .phase = call->phase};
+    const struct attn_prepare_args prepare_args = SIZED(
+        attn_prepare_args, .instance = call->instance, .layer = call->layer, .params = call->params,
+        .k_cache = call->k_cache, .v_cache = call->v_cache, .phase = call->phase);
     struct attn_schedule_size_args sized = {
         .struct_size = sizeof sized, .instance = call->instance, .limits = limits};
     attn_status status = ATTN_OK;

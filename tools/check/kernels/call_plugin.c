@@ -5,6 +5,7 @@
 #include "kernels/calls.h"
 #include "cases/problem_copy.h"
 #include "support/services.h"
+#include "support/sized.h"
 
 #define MOST_ALLOCATIONS 64
 
@@ -37,13 +38,9 @@ static attn_status create(const struct backend *tested, const struct attn_host *
     /* on failure both become NULL, whatever they were */
     *instance = tested->instance;
     *kernels = &tested->kernels;
-    return tested->plugin->create(
-        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
-                                   .host = host,
-                                   .backend = caps->name,
-                                   .variant = caps->variant,
-                                   .device = caps->device},
-        instance, kernels, &error);
+    return tested->plugin->create(&SIZED(attn_create_args, .host = host, .backend = caps->name,
+                                         .variant = caps->variant, .device = caps->device),
+                                  instance, kernels, &error);
 }
 
 static enum trial_result run_entry(struct trial *trial, const void *variant, uint64_t seed)
@@ -124,13 +121,10 @@ static enum trial_result prepare_no_memory(struct trial *trial, const struct bin
     if (status != ATTN_OK) {
         return trial_say(trial, result, "create: status %d", status);
     }
-    const struct attn_prepare_args args = {.struct_size = sizeof args,
-                                           .instance = instance,
-                                           .layer = &binding->layer,
-                                           .params = &binding->params,
-                                           .k_cache = binding->attend.k_cache,
-                                           .v_cache = binding->attend.v_cache,
-                                           .phase = binding->attend.phase};
+    const struct attn_prepare_args args =
+        SIZED(attn_prepare_args, .instance = instance, .layer = &binding->layer,
+              .params = &binding->params, .k_cache = binding->attend.k_cache,
+              .v_cache = binding->attend.v_cache, .phase = binding->attend.phase);
     trial_say(trial, result, "prepare failed %d times", MOST_ALLOCATIONS);
     result = kernels->prepare == NULL ? TRIAL_PASSED : result;
     for (int32_t left = 0; left < MOST_ALLOCATIONS && result != TRIAL_PASSED; left++) {

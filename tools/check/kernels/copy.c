@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "support/random.h"
+#include "support/sized.h"
 
 enum { BLOCKS = 9, BYTES = 96, STRIDE = 128, CACHES = 2, SIZE = CACHES * BLOCKS * STRIDE };
 
@@ -61,14 +62,10 @@ static attn_status call_copy_blocks(struct trial *trial, struct memories *m, int
                    m->expected[from] + at + pairs[i] * STRIDE, BYTES);
         }
     }
-    const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
-                                               .instance = trial->tested->instance,
-                                               .kind = kind,
-                                               .num_copies = CACHES,
-                                               .copies = &copies[0].known,
-                                               .pairs = pairs,
-                                               .num_pairs = sizeof pairs / sizeof *pairs / 2,
-                                               .copy_stride = sizeof *copies};
+    const struct attn_copy_blocks_args args =
+        SIZED(attn_copy_blocks_args, .instance = trial->tested->instance, .kind = kind,
+              .num_copies = CACHES, .copies = &copies[0].known, .pairs = pairs,
+              .num_pairs = sizeof pairs / sizeof *pairs / 2, .copy_stride = sizeof *copies);
     return trial->tested->kernels.copy_blocks(&args, error);
 }
 
@@ -77,12 +74,10 @@ static attn_status call_copy(struct trial *trial, struct memories *m, int32_t ki
 {
     int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
     memcpy(m->expected[to] + 1001, m->before[from] + 13, 333);
-    const struct attn_copy_args args = {.struct_size = sizeof args,
-                                        .instance = trial->tested->instance,
-                                        .destination = (to ? m->host : m->device) + 1001,
-                                        .source = (from ? m->host : m->device) + 13,
-                                        .bytes = 333,
-                                        .kind = kind};
+    const struct attn_copy_args args =
+        SIZED(attn_copy_args, .instance = trial->tested->instance,
+              .destination = (to ? m->host : m->device) + 1001,
+              .source = (from ? m->host : m->device) + 13, .bytes = 333, .kind = kind);
     attn_status status = trial->tested->kernels.copy(&args, error);
     if (from) { /* the host's memory was read before the return: others have it at once */
         uint8_t drained;
@@ -99,13 +94,9 @@ static attn_status call_fill(struct trial *trial, struct memories *m, int32_t ki
     for (int32_t i = 0; i < 7; i++) {
         memset(m->expected[0] + 64 + i * STRIDE, 0xa5, BYTES);
     }
-    const struct attn_fill_args args = {.struct_size = sizeof args,
-                                        .instance = trial->tested->instance,
-                                        .destination = m->device + 64,
-                                        .row_bytes = BYTES,
-                                        .stride = STRIDE,
-                                        .rows = 7,
-                                        .value = 0xa5};
+    const struct attn_fill_args args =
+        SIZED(attn_fill_args, .instance = trial->tested->instance, .destination = m->device + 64,
+              .row_bytes = BYTES, .stride = STRIDE, .rows = 7, .value = 0xa5);
     return trial->tested->kernels.fill(&args, error);
 }
 

@@ -19,23 +19,13 @@ enum { Q, K, V, OUT, SCALES, STARTS, NUM_OPERANDS };
 
 static struct attn_layer_desc layer_of(const struct fp8_variant *v)
 {
-    return (struct attn_layer_desc){.struct_size = sizeof(struct attn_layer_desc),
-                                    .name = "encoder",
-                                    .kind = ATTN_LAYER_ENCODER,
-                                    .encoder = ATTN_ENCODER_MULTIMODAL,
-                                    .dtype = v->dtype,
-                                    .kv_dtype = ATTN_KV_FP8_E4M3,
-                                    .num_q_heads = HEADS,
-                                    .num_kv_heads = KV_HEADS,
-                                    .head_size = v->head_size,
-                                    .head_size_v = v->head_size,
-                                    .scale = 0.3f,
-                                    .window_left = -1,
-                                    .window_right = -1,
-                                    .q_scale_form = ATTN_SCALE_PER_TENSOR,
-                                    .k_scale_form = ATTN_SCALE_PER_TENSOR,
-                                    .v_scale_form = ATTN_SCALE_PER_TENSOR,
-                                    .q_dtype = ATTN_DTYPE_FP8_E4M3};
+    return SIZED(attn_layer_desc, .name = "encoder", .kind = ATTN_LAYER_ENCODER,
+                 .encoder = ATTN_ENCODER_MULTIMODAL, .dtype = v->dtype,
+                 .kv_dtype = ATTN_KV_FP8_E4M3, .num_q_heads = HEADS, .num_kv_heads = KV_HEADS,
+                 .head_size = v->head_size, .head_size_v = v->head_size, .scale = 0.3f,
+                 .window_left = -1, .window_right = -1, .q_scale_form = ATTN_SCALE_PER_TENSOR,
+                 .k_scale_form = ATTN_SCALE_PER_TENSOR, .v_scale_form = ATTN_SCALE_PER_TENSOR,
+                 .q_dtype = ATTN_DTYPE_FP8_E4M3);
 }
 
 static attn_status call_attend(struct kernel_call *call, const void *context,
@@ -43,28 +33,17 @@ static attn_status call_attend(struct kernel_call *call, const void *context,
 {
     const struct attn_layer_desc layer = layer_of(context);
     const float *scales = call_array(call, SCALES);
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .q_scale = scales,
-                                             .k_scale = scales + 1,
-                                             .v_scale = scales + 2};
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = REQS,
-                                     .num_tokens = TOKENS,
-                                     .num_actual_tokens = TOKENS,
-                                     .max_query_len = TOKENS,
-                                     .query_start_loc = call_array(call, STARTS),
-                                     .query_start_loc_host = starts};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .q_scale = scales, .k_scale = scales + 1, .v_scale = scales + 2);
+    const struct attn_batch batch =
+        SIZED(attn_batch, .num_reqs = REQS, .num_tokens = TOKENS, .num_actual_tokens = TOKENS,
+              .max_query_len = TOKENS, .query_start_loc = call_array(call, STARTS),
+              .query_start_loc_host = starts);
     const struct attn_limits limits = client_limits(REQS, TOKENS, TOKENS, TOKENS, 0);
-    struct attn_attend_args args = {.struct_size = sizeof args,
-                                    .flags = ATTN_RUN_NO_WRITE,
-                                    .layer = &layer,
-                                    .params = &params,
-                                    .batch = &batch,
-                                    .stream = call->stream,
-                                    .q = &call->tensors[Q],
-                                    .k = &call->tensors[K],
-                                    .v = &call->tensors[V],
-                                    .out = &call->tensors[OUT]};
+    struct attn_attend_args args =
+        SIZED(attn_attend_args, .flags = ATTN_RUN_NO_WRITE, .layer = &layer, .params = &params,
+              .batch = &batch, .stream = call->stream, .q = &call->tensors[Q],
+              .k = &call->tensors[K], .v = &call->tensors[V], .out = &call->tensors[OUT]);
     return planned_call(call->backend, call->device, &limits, &args, call->backend->kernels.attend,
                         error);
 }

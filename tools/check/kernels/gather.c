@@ -4,6 +4,7 @@
 #include "cases/problem_copy.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/sized.h"
 
 struct gather_variant {
     struct attend_case attend_case;
@@ -18,18 +19,11 @@ static attn_status call_gather(struct kernel_call *call, const void *context,
     const struct problem_copies *s = context; /* the caches */
     const struct binding *b =
         call->backend == s->reference.backend ? &s->reference.binding : &s->tested.binding;
-    const struct attn_gather_kv_args args = {
-        .struct_size = sizeof args,
-        .instance = call->backend->instance,
-        .layer = &b->layer,
-        .params = &b->params,
-        .cache = &b->k_cache,
-        .batch = &b->batch,
-        .first_key = call_array(call, FIRST_KEY),
-        .out_start_loc = call_array(call, OUT_START_LOC),
-        .stream = call->stream,
-        .out = &call->tensors[OUT],
-    };
+    const struct attn_gather_kv_args args = SIZED(
+        attn_gather_kv_args, .instance = call->backend->instance, .layer = &b->layer,
+        .params = &b->params, .cache = &b->k_cache, .batch = &b->batch,
+        .first_key = call_array(call, FIRST_KEY), .out_start_loc = call_array(call, OUT_START_LOC),
+        .stream = call->stream, .out = &call->tensors[OUT]);
     return KERNEL_CALL(call, gather_kv, &args, error);
 }
 

@@ -6,6 +6,7 @@
 #include "common/names.h"
 #include "kernels/kernels.h"
 #include "support/random.h"
+#include "support/sized.h"
 
 enum { BATCH = 5, FEW_ROWS = 4, MX_BLOCK = 32 };
 enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };
@@ -38,17 +39,11 @@ static attn_status call_gemm(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
     const struct gemm_variant *v = context;
-    const struct attn_batched_gemm_args args = {
-        .struct_size = sizeof args,
-        .instance = call->backend->instance,
-        .stream = call->stream,
-        .a = &call->tensors[A],
-        .w = &call->tensors[W],
-        .w_scale = v->w_scales > 0 ? call_array(call, W_SCALE) : NULL,
-        .w_scale_count = v->w_scales,
-        .w_block_scale = v->mx ? &call->tensors[BLOCK_SCALE] : NULL,
-        .out = &call->tensors[OUT],
-    };
+    const struct attn_batched_gemm_args args = SIZED(
+        attn_batched_gemm_args, .instance = call->backend->instance, .stream = call->stream,
+        .a = &call->tensors[A], .w = &call->tensors[W],
+        .w_scale = v->w_scales > 0 ? call_array(call, W_SCALE) : NULL, .w_scale_count = v->w_scales,
+        .w_block_scale = v->mx ? &call->tensors[BLOCK_SCALE] : NULL, .out = &call->tensors[OUT]);
     return KERNEL_CALL(call, batched_gemm, &args, error);
 }
 

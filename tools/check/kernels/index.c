@@ -125,19 +125,13 @@ static double scale_of_rows(const struct index_variant *v)
 static struct attn_layer_desc layer_of(const struct index_variant *v,
                                        struct attn_indexer_desc *desc)
 {
-    struct attn_layer_desc layer = {
-        .struct_size = sizeof layer,
-        .name = "indexer",
-        .dtype = v->dtype,
-        .kv_dtype = v->kv_dtype,
-        .num_q_heads = v->form->heads,
-        .head_size = v->form->head_size,
-        .window_left = -1,
-        .window_right = -1,
-        .block_size = LATENT_BLOCK,
+    struct attn_layer_desc layer = SIZED(
+        attn_layer_desc, .name = "indexer", .dtype = v->dtype, .kv_dtype = v->kv_dtype,
+        .num_q_heads = v->form->heads, .head_size = v->form->head_size, .window_left = -1,
+        .window_right = -1, .block_size = LATENT_BLOCK,
         .q_scale_form = v->e4m3_q ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
         .q_dtype = v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : 0,
-        .k_scale_form = v->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE};
+        .k_scale_form = v->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE);
     *desc = v->form->desc;
     layer_set_indexer(&layer, desc);
     layer.scale = SCALE;
@@ -149,9 +143,8 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
     const struct index_variant *v = c->v;
     memset(s, 0, sizeof *s);
     s->step.layer = layer_of(v, &s->desc);
-    s->step.params = (struct attn_layer_params){.struct_size = sizeof s->step.params,
-                                                .q_scale_host = v->e4m3_q ? 0.5f : 0,
-                                                .k_scale_host = (float)scale_of_rows(v)};
+    s->step.params = SIZED(attn_layer_params, .q_scale_host = v->e4m3_q ? 0.5f : 0,
+                           .k_scale_host = (float)scale_of_rows(v));
     latent_bind(&c->batch, call, &s->step);
     s->step.batch.max_query_len = c->batch.longest;
     if (v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD) {

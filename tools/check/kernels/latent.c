@@ -74,49 +74,26 @@ void latent_bind(const struct latent_batch *b, struct kernel_call *call, struct 
     for (int32_t r = 0; r < b->num_reqs; r++) {
         queries = b->queries[r] > queries ? b->queries[r] : queries;
     }
-    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
-                                   .num_reqs = b->num_reqs,
-                                   .num_tokens = b->num_rows,
-                                   .num_actual_tokens = b->num_actual_rows,
-                                   .max_query_len = queries,
-                                   .max_seq_len = b->longest,
-                                   .query_start_loc = call_array(call, LATENT_STARTS),
-                                   .query_start_loc_host = b->starts,
-                                   .seq_lens = call_array(call, LATENT_SEQ_LENS),
-                                   .seq_lens_host = b->lens,
-                                   .block_table = call_array(call, LATENT_TABLE),
-                                   .block_table_stride = b->columns,
-                                   .block_table_rows = b->num_reqs,
-                                   .slot_mapping = call_array(call, LATENT_SLOTS),
-                                   .num_slots = b->num_slots};
-    s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
-                                    .data = call_array(call, LATENT_CACHE),
-                                    .num_blocks = num_blocks(b),
-                                    .block_size = (int32_t)in_block,
-                                    .num_heads = 1,
-                                    .head_size = (int32_t)call->shapes[LATENT_ROWS][2],
-                                    .stride_block = in_block * row,
-                                    .stride_slot = row,
-                                    .stride_head = row};
-    s->write = (struct attn_write_kv_args){.struct_size = sizeof s->write,
-                                           .instance = call->backend->instance,
-                                           .layer = &s->layer,
-                                           .params = &s->params,
-                                           .k_cache = &s->view,
-                                           .slot_mapping = s->batch.slot_mapping,
-                                           .num_slots = b->num_slots,
-                                           .stream = call->stream,
-                                           .k = &t[LATENT_ROWS]};
-    s->attend = (struct attn_attend_args){.struct_size = sizeof s->attend,
-                                          .layer = &s->layer,
-                                          .params = &s->params,
-                                          .batch = &s->batch,
-                                          .k_cache = &s->view,
-                                          .stream = call->stream,
-                                          .flags = ATTN_RUN_NO_WRITE,
-                                          .phase = ATTN_PHASE_DECODE,
-                                          .q = &t[LATENT_Q],
-                                          .out = &t[LATENT_OUT]};
+    s->batch =
+        SIZED(attn_batch, .num_reqs = b->num_reqs, .num_tokens = b->num_rows,
+              .num_actual_tokens = b->num_actual_rows, .max_query_len = queries,
+              .max_seq_len = b->longest, .query_start_loc = call_array(call, LATENT_STARTS),
+              .query_start_loc_host = b->starts, .seq_lens = call_array(call, LATENT_SEQ_LENS),
+              .seq_lens_host = b->lens, .block_table = call_array(call, LATENT_TABLE),
+              .block_table_stride = b->columns, .block_table_rows = b->num_reqs,
+              .slot_mapping = call_array(call, LATENT_SLOTS), .num_slots = b->num_slots);
+    s->view = SIZED(attn_kv_view, .data = call_array(call, LATENT_CACHE),
+                    .num_blocks = num_blocks(b), .block_size = (int32_t)in_block, .num_heads = 1,
+                    .head_size = (int32_t)call->shapes[LATENT_ROWS][2],
+                    .stride_block = in_block * row, .stride_slot = row, .stride_head = row);
+    s->write =
+        SIZED(attn_write_kv_args, .instance = call->backend->instance, .layer = &s->layer,
+              .params = &s->params, .k_cache = &s->view, .slot_mapping = s->batch.slot_mapping,
+              .num_slots = b->num_slots, .stream = call->stream, .k = &t[LATENT_ROWS]);
+    s->attend =
+        SIZED(attn_attend_args, .layer = &s->layer, .params = &s->params, .batch = &s->batch,
+              .k_cache = &s->view, .stream = call->stream, .flags = ATTN_RUN_NO_WRITE,
+              .phase = ATTN_PHASE_DECODE, .q = &t[LATENT_Q], .out = &t[LATENT_OUT]);
 }
 
 attn_status latent_call(const struct latent_batch *b, struct kernel_call *call,

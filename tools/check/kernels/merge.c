@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "support/number.h"
 #include "support/random.h"
+#include "support/sized.h"
 
 enum { TOKENS = 37, HEADS = 5, FIRST_ROW = 2, NUM_ROWS = TOKENS - 4 };
 
@@ -30,19 +31,12 @@ static attn_status call_merge(struct kernel_call *call, const void *context,
     struct attn_tensor *t = call->tensors;
     const struct attn_io_output_quant quant = {
         {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL}, call_array(call, SCALE), NULL};
-    const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .next = v->form == MERGE_FP8 ? &quant.ext : NULL,
-                                                .instance = call->backend->instance,
-                                                .stream = call->stream,
-                                                .prefix_out = &t[PREFIX],
-                                                .prefix_lse = &t[PREFIX_LSE],
-                                                .suffix_out = &t[SUFFIX],
-                                                .suffix_lse = &t[SUFFIX_LSE],
-                                                .out = &t[OUT],
-                                                .lse = v->form != MERGE_NO_LSE ? &t[LSE] : NULL,
-                                                .first_row = FIRST_ROW,
-                                                .num_rows = NUM_ROWS,
-                                                .num_rows_with_prefix = NUM_ROWS - 5};
+    const struct attn_merge_states_args args =
+        SIZED(attn_merge_states_args, .next = v->form == MERGE_FP8 ? &quant.ext : NULL,
+              .instance = call->backend->instance, .stream = call->stream, .prefix_out = &t[PREFIX],
+              .prefix_lse = &t[PREFIX_LSE], .suffix_out = &t[SUFFIX], .suffix_lse = &t[SUFFIX_LSE],
+              .out = &t[OUT], .lse = v->form != MERGE_NO_LSE ? &t[LSE] : NULL,
+              .first_row = FIRST_ROW, .num_rows = NUM_ROWS, .num_rows_with_prefix = NUM_ROWS - 5);
     return KERNEL_CALL(call, merge_states, &args, error);
 }
 

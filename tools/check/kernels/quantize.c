@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "support/number.h"
 #include "support/random.h"
+#include "support/sized.h"
 
 enum { TOKENS = 13, HEADS = 5, DIMS = 128, ELEMENTS = TOKENS * HEADS * DIMS };
 #define SCALE_TOLERANCE 1e-6f
@@ -37,19 +38,12 @@ static attn_status call_quantize(struct kernel_call *call, const void *context,
 {
     const struct quantize_variant *v = context;
     struct attn_tensor *t = call->tensors;
-    const struct attn_quantize_args args = {
-        .struct_size = sizeof args,
-        .instance = call->backend->instance,
-        .stream = call->stream,
-        .form = v->form,
-        .scale_form = v->scale_form,
-        .scale_pow2 = v->pow2,
-        .scale_column_major = v->column_major,
-        .x = &t[X],
-        .out = &t[OUT],
-        .scale = call_array(call, SCALE),
-        .block_scales = v->form != ATTN_OUTPUT_FP8_STATIC ? &t[BLOCK_SCALES] : NULL,
-    };
+    const struct attn_quantize_args args =
+        SIZED(attn_quantize_args, .instance = call->backend->instance, .stream = call->stream,
+              .form = v->form, .scale_form = v->scale_form, .scale_pow2 = v->pow2,
+              .scale_column_major = v->column_major, .x = &t[X], .out = &t[OUT],
+              .scale = call_array(call, SCALE),
+              .block_scales = v->form != ATTN_OUTPUT_FP8_STATIC ? &t[BLOCK_SCALES] : NULL);
     if (call->part >= 0) {
         const int64_t first = first_rows[call->part], count = first_rows[call->part + 1] - first;
         call_narrow(call, X, 0, first, count);
@@ -153,17 +147,12 @@ static attn_status call_amax(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
     const struct amax_variant *v = context;
-    const struct attn_amax_args args = {
-        .struct_size = sizeof args,
-        .instance = call->backend->instance,
-        .stream = call->stream,
-        .x = &call->tensors[AMAX_X],
-        .out = call_array(call, AMAX_OUT),
-        .per_head = v->per_head,
-        .accumulate = v->accumulate,
-        .history = v->history > 0 ? call_array(call, HISTORY) : NULL,
+    const struct attn_amax_args args = SIZED(
+        attn_amax_args, .instance = call->backend->instance, .stream = call->stream,
+        .x = &call->tensors[AMAX_X], .out = call_array(call, AMAX_OUT), .per_head = v->per_head,
+        .accumulate = v->accumulate, .history = v->history > 0 ? call_array(call, HISTORY) : NULL,
         .scale = v->history > 0 ? call_array(call, HISTORY_SCALE) : NULL,
-        .history_len = v->history};
+        .history_len = v->history);
     return KERNEL_CALL(call, amax, &args, error);
 }
 

@@ -3,6 +3,7 @@
 #include "cases/kernel_test.h"
 #include "kernels/kernels.h"
 #include "support/random.h"
+#include "support/sized.h"
 
 enum { REQS = 5, ROWS = 7, STRIDE = 700, COLUMNS = 2099, PAGES = REQS * STRIDE, IN_ENTRY = 24 };
 
@@ -61,22 +62,15 @@ static attn_status call_table(struct kernel_call *call, const void *context,
 {
     const struct form *form = context;
     struct arrays *d = call_array(call, 0);
-    const struct attn_block_table_args args = {.struct_size = sizeof args,
-                                               .instance = call->backend->instance,
-                                               .stream = call->stream,
-                                               .num_reqs = REQS,
-                                               .blocks_per_entry = form->parts,
-                                               .tokens_per_entry = IN_ENTRY,
-                                               .num_columns = COLUMNS,
-                                               .block_table = form->lists ? NULL : d->table,
-                                               .block_table_stride = STRIDE,
-                                               .block_table_row = form->rows ? d->row : NULL,
-                                               .page_indices = form->lists ? d->indices : NULL,
-                                               .page_start_loc = form->lists ? d->start : NULL,
-                                               .last_page_len = form->lengths ? d->last : NULL,
-                                               .seq_lens = form->lists ? NULL : d->lens,
-                                               .out = d->out[0],
-                                               .out_seq_lens = form->lengths ? d->out_lens : NULL};
+    const struct attn_block_table_args args = SIZED(
+        attn_block_table_args, .instance = call->backend->instance, .stream = call->stream,
+        .num_reqs = REQS, .blocks_per_entry = form->parts, .tokens_per_entry = IN_ENTRY,
+        .num_columns = COLUMNS, .block_table = form->lists ? NULL : d->table,
+        .block_table_stride = STRIDE, .block_table_row = form->rows ? d->row : NULL,
+        .page_indices = form->lists ? d->indices : NULL,
+        .page_start_loc = form->lists ? d->start : NULL,
+        .last_page_len = form->lengths ? d->last : NULL, .seq_lens = form->lists ? NULL : d->lens,
+        .out = d->out[0], .out_seq_lens = form->lengths ? d->out_lens : NULL);
     return call->backend->kernels.make_block_table(&args, error);
 }
 
