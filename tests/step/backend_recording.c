@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "cpu_ref_backend.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 ATTN_EXPORT struct recorded recorded;
 

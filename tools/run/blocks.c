@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "engine.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 attn_status blocks_reserve(struct run_engine *engine, struct run_group *group, int32_t r,
                            int32_t length)

@@ -9,7 +9,7 @@
 
 #include "engine.h"
 #include "tensors_file.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 #define MAX_LAYERS 1024
 #define MAX_RECORDED_ROWS (1 << 24) /* far more than a recording in memory has */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "engine.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 static int32_t tokens_now(const struct request *request)
 {

@@ -7,7 +7,8 @@
 #include <attn/api.h>
 #include <attn/plugin.h>
 
-#include "sized.h"
+/* A struct of the ABI with these fields, and its own size in the first one. */
+#define SIZED(type, ...) ((struct type){.struct_size = sizeof(struct type), __VA_ARGS__})
 
 /* The table of the core in the file `path`; it lives as long as the process. */
 attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error);

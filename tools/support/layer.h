@@ -12,8 +12,8 @@
 #include <attn/mla.h>
 #include <attn/recurrent.h>
 
+#include "client.h"
 #include "oracle.h"
-#include "sized.h"
 
 /* A causal decoder in float32, its scale 1/8. */
 static inline struct attn_layer_desc layer_decoder(const char *name, int32_t q_heads,

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client.h"
 #include "services.h"
-#include "sized.h"
 
 struct meter {
     long calls, fail_at; /* 0: none fails */

@@ -2,8 +2,8 @@
 /* A case's arguments over one copy of its image. */
 #include <string.h>
 
+#include "support/client.h"
 #include "support/number.h"
-#include "support/sized.h"
 #include "cases/problem.h"
 #include "cases/views.h"
 

@@ -7,8 +7,8 @@
 #include "common/library.h"
 #include "common/find.h"
 #include "harness/watch.h"
+#include "support/client.h"
 #include "support/services.h"
-#include "support/sized.h"
 
 #define CORE_THREADS 2
 

@@ -8,9 +8,9 @@
 #include "core/core_cases.h"
 #include "core/engine.h"
 #include "core/steps.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/oracle.h"
-#include "support/sized.h"
 
 enum { MAX_SIZE = 512, ROTARY = 64 };
 

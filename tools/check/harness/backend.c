@@ -10,8 +10,8 @@
 #include "common/find.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
+#include "support/client.h"
 #include "support/services.h"
-#include "support/sized.h"
 
 #define HOST_THREADS 2
 

@@ -8,7 +8,7 @@
 #include "harness/buffers.h"
 #include "harness/stack.h"
 #include "harness/watch.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 #define PLAN_GUARD 256
 

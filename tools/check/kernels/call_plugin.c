@@ -4,8 +4,8 @@
 
 #include "kernels/calls.h"
 #include "cases/problem_copy.h"
+#include "support/client.h"
 #include "support/services.h"
-#include "support/sized.h"
 
 #define MOST_ALLOCATIONS 64
 

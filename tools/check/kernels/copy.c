@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/random.h"
-#include "support/sized.h"
 
 enum { BLOCKS = 9, BYTES = 96, STRIDE = 128, CACHES = 2, SIZE = CACHES * BLOCKS * STRIDE };
 

@@ -4,7 +4,7 @@
 #include "cases/problem_copy.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
-#include "support/sized.h"
+#include "support/client.h"
 
 struct gather_variant {
     struct attend_case attend_case;

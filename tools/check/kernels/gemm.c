@@ -5,8 +5,8 @@
 #include "cases/kernel_test.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/random.h"
-#include "support/sized.h"
 
 enum { BATCH = 5, FEW_ROWS = 4, MX_BLOCK = 32 };
 enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };

@@ -6,9 +6,9 @@
 #include "cases/kernel_test.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
-#include "support/sized.h"
 
 enum { TOKENS = 37, HEADS = 5, FIRST_ROW = 2, NUM_ROWS = TOKENS - 4 };
 

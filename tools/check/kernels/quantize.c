@@ -6,9 +6,9 @@
 #include "cases/kernel_test.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
-#include "support/sized.h"
 
 enum { TOKENS = 13, HEADS = 5, DIMS = 128, ELEMENTS = TOKENS * HEADS * DIMS };
 #define SCALE_TOLERANCE 1e-6f

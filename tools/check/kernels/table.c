@@ -2,8 +2,8 @@
 /* make_block_table: entries of several blocks, by rows and by page lists, lengths of last pages. */
 #include "cases/kernel_test.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/random.h"
-#include "support/sized.h"
 
 enum { REQS = 5, ROWS = 7, STRIDE = 700, COLUMNS = 2099, PAGES = REQS * STRIDE, IN_ENTRY = 24 };
 
