@@ -215,6 +215,8 @@ int main()
         mixed.lengths.push_back(128 * (r + 1) + 32);
     }
     run(mixed, "lengths of 160 to 4128", -1, 66);
+    /* 144 tiles: chunks of two, and no segment of two items */
+    run({{1100}, {1}, 8, 132, 64, 0, 0}, "one request", 72, 2);
     for (int i = 0; i < 40; i++) {
         run(random_batch(i), "random requests");
     }

@@ -374,6 +374,9 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
     int32_t most =
         max((int32_t)((int64_t)total * (CHUNK_SLACK + 1) / ((int64_t)cut.shares * CHUNK_SLACK)),
             (int32_t)((total + parts - 1) / parts));
+    if (share < LEAST_SHARE) { /* the longest equal share has as many tiles */
+        most = max(most, (total + cut.shares - 1) / cut.shares);
+    }
     int32_t chunks = count_chunks(p, row_tiles, starts, most, memory);
     bool whole = chunks <= cut.shares;
     if (share >= LEAST_SHARE && items >= cut.shares / LEAST_ITEMS && !whole) {
