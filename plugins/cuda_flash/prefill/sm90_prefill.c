@@ -22,7 +22,7 @@
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
 #define LONG_TILES 11           /* tiles of an item from which on parts may pay */
 #define WIDE_SIZE 512           /* heads over 256 */
-#define MOST_COPIED (256 << 20) /* scratch for copies of narrow keys and values */
+#define MOST_COPIED (160 << 20) /* scratch for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
 {
