@@ -226,9 +226,9 @@ class Comparison:
         return self.began + self.seconds - time.monotonic()
 
     def cache(self, name: str) -> int:
-        """GiB that the longest of its rows takes."""
+        """GiB that the longest of its rows takes, or one request of the longest that the engine is started for."""
         tokens = max(sum(ROWS[row][1]) + len(ROWS[row][1]) * ROWS[row][2] for row in self.rows if ROWS[row][0] == name)
-        return 2 + tokens * TIMED[name][1] // 2**20
+        return 2 + max(tokens, on_gpu.LONGEST) * TIMED[name][1] // 2**20
 
     def start(self) -> None:
         """Engines of the next rows, both of each, as long as there is room."""

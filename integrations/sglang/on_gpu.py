@@ -14,12 +14,15 @@ REFERENCE, FLOAT32 = "fa3", ""
 OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
        "qwen3-next": ("fa3", "triton")}
 
+#: Tokens of a request, at most.
+LONGEST = 131584
+
 
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0) -> Any:
     import sglang
 
     port = 12000 + os.getpid() % 10000  # each process has its own, outside of the range that the system assigns
-    options: dict[str, Any] = {"load_format": "dummy", "context_length": 131584, "max_running_requests": 64,
+    options: dict[str, Any] = {"load_format": "dummy", "context_length": LONGEST, "max_running_requests": 64,
                                "max_total_tokens": int(gigabytes * 2**30) // (32 * 8 * 128 * 2 * (2 if cache == "auto" else 1)),
                                "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64], "page_size": int(os.environ.get("ATTN_PAGE", 64))}
     if not large:  # requests of one token a page have the plain prefix cache

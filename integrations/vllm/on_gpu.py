@@ -16,6 +16,9 @@ OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
        "qwen3-next, drafts": ("FLASH_ATTN",)}
 
+#: Tokens of a request, at most.
+LONGEST = 131584
+
 
 def compile_in_threads() -> None:
     """Triton compiles all forms of a kernel that it is about to time at once, in place of one after the other: a hundred for gated
@@ -46,7 +49,7 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     register()
     compile_in_threads()
     graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-    options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 131584, "max_num_seqs": 256}
+    options: dict[str, Any] = {"load_format": "dummy", "max_model_len": LONGEST, "max_num_seqs": 256}
     graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8, 16, 32, 64]
     if not large:
         options = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
