@@ -103,7 +103,6 @@ static void describe_decoder(struct measured *measured)
     desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
-    desc->batch_invariant = shape_int(shape, PARAMETER_INVARIANT);
     measured->layer.has_cache = true;
 }
 
@@ -169,6 +168,7 @@ void measured_describe(struct measured *measured)
         .block_size = shape_int(shape, PARAMETER_BLOCK),
         .max_seq_len = requests->max_seq_len,
         .max_num_reqs = requests->count,
+        .batch_invariant = shape_int(shape, PARAMETER_INVARIANT),
     };
     describe_cache(desc, measured->session->options->kv_dtype);
     if (measured->phase == ATTN_PHASE_DECODE && shape->kind != SHAPE_MIXED &&

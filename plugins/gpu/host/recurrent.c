@@ -134,10 +134,11 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
 
 /* Launches the kernels that go token by token. */
 static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_params *p,
-                              bool is_plain, void *stream)
+                              const struct attn_layer_desc *layer, void *stream)
 {
+    const bool is_plain = gdn_is_plain(layer);
     /* longer requests are bound by the latency of tokens, where more groups of fewer rows help */
-    bool is_step = is_plain && p->head_size_k <= 128 &&
+    bool is_step = is_plain && layer->batch_invariant < 2 && p->head_size_k <= 128 &&
                    p->num_tokens <= STEP_TOKENS * p->num_reqs &&
                    (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
     if (is_step) {
@@ -226,7 +227,7 @@ attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error
     } else {
         cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
         if (cause == NULL && ways.few) {
-            cause = run_tokens(device, &p, gdn_is_plain(args->layer), args->stream);
+            cause = run_tokens(device, &p, args->layer, args->stream);
         }
     }
     if (cause == NULL && ways.chunks) {

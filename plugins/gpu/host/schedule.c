@@ -77,7 +77,9 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
     int32_t size = layer->head_size > layer->head_size_v ? layer->head_size : layer->head_size_v;
     const struct attn_mla_desc *mla = mla_of(layer);
     const bool is_sparse = mla != NULL && mla->topk > 0;
-    if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL) {
+    /* where a prefix may be cached, all tokens go one by one */
+    if (layer->kind == ATTN_LAYER_RECURRENT && instance->chunks != NULL &&
+        layer->batch_invariant < 2) {
         prepared->chunk_bytes = instance->chunks->chunk_bytes(&instance->device, layer);
     }
     const bool planned = is_sparse ? instance->latent != NULL && lists_of(layer) == NULL
@@ -317,7 +319,9 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
     plan->fast_few = 0;
     if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
-        bool served = fast != NULL && fast->serves(args);
+        /* where a prefix may be cached, rows that share an item must not change each other's bits
+         */
+        bool served = fast != NULL && args->prepared->invariant < 2 && fast->serves(args);
         plan->fast = served;
         plan->by_item = served && !args->prepared->invariant ? 2 : 1;
         plan->tile_rows = LATENT_ROWS;

@@ -307,9 +307,11 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     clear_values(v);
     int32_t base = (item.k0 & ~(a.schedule.tile - 1)) + tile * a.schedule.tile;
     int32_t first = max(base, item.k0), end = min(base + count * a.schedule.tile, item.k1);
-    for (int32_t j = first; j < end; j += LATENT_KEYS) {
+    /* Tiles lie at fixed positions, so that a row's bits do not depend on the rows of its item. */
+    for (int32_t j = first & ~(LATENT_KEYS - 1); j < end; j += LATENT_KEYS) {
         if (t < LATENT_KEYS) {
-            memory.position[t] = j + t < end && j + t < item.length ? j + t : -1;
+            int32_t key = j + t;
+            memory.position[t] = key >= first && key < end && key < item.length ? key : -1;
         }
         visit_tile(p, request, item.table, memory, w, v);
     }

@@ -45,7 +45,7 @@ struct mla_variant {
     int32_t query_len;
     uint64_t term; /* 0 or one of mla_terms */
     bool nan;      /* in each request's last row, which only its last query sees */
-    bool invariant;
+    int32_t invariant;
     struct case_lists lists; /* in place of a sparse layer's top k */
 };
 
@@ -181,25 +181,58 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct kerne
     s->step.attend.lse = &t[LSE];
 }
 
-/* A part of the call is a request of the step. */
+/* Rows of a request that a step has, and its length then. */
+struct mla_cut {
+    int32_t starts[2], length;
+};
+
+static bool put_cut(const struct kernel_call *call, int32_t r, const struct mla_cut *cut)
+{
+    int32_t *starts = call_array(call, LATENT_STARTS), *lens = call_array(call, LATENT_SEQ_LENS);
+    return device_write(call->device, starts + r, cut->starts, sizeof cut->starts) &&
+           device_write(call->device, lens + r, &cut->length, sizeof cut->length);
+}
+
+/* A part of the call is a request of the step; where prefixes do not count either, half of one. */
 static attn_status call_mla(struct kernel_call *call, const void *context, struct attn_error *error)
 {
     const struct mla_case *c = context;
     const struct attn_kernels *k = &call->backend->kernels;
+    planned_kernel *attend = c->v->sparse ? k->attend_mla_sparse : k->attend_mla;
     struct mla_step s;
     bind_step(&s, c, call);
-    if (call->part >= 0) {
-        const int32_t rows[] = {LATENT_ROWS, KV_C, K_PE}, first = c->batch.starts[call->part];
-        s.step.batch = batch_of_request(&s.step.batch, call->part);
-        s.step.batch.block_table_rows = 1;
-        s.step.write.slot_mapping += first;
-        s.step.write.num_slots = c->v->query_len;
-        for (int32_t i = 0; i < 3; i++) {
-            call_narrow(call, rows[i], 0, first, c->v->query_len);
-        }
+    if (call->part < 0) {
+        return latent_call(&c->batch, call, &s.step, attend, error);
     }
-    return latent_call(&c->batch, call, &s.step,
-                       c->v->sparse ? k->attend_mla_sparse : k->attend_mla, error);
+    const int32_t rows[] = {LATENT_ROWS, KV_C, K_PE};
+    const int32_t r = c->v->invariant >= 2 ? call->part / 2 : call->part;
+    const struct mla_cut whole = {{c->batch.starts[r], c->batch.starts[r + 1]}, c->batch.lens[r]};
+    struct mla_cut cut = whole;
+    if (c->v->invariant >= 2) {
+        const bool second = call->part % 2 != 0;
+        cut.starts[second ? 0 : 1] = cut.starts[0] + c->v->query_len / 2;
+        cut.length -= whole.starts[1] - cut.starts[1];
+    }
+    const int32_t first = cut.starts[0], count = cut.starts[1] - first;
+    if (count == 0) {
+        return ATTN_OK;
+    }
+    s.step.batch = batch_of_request(&s.step.batch, r);
+    s.step.batch.block_table_rows = 1;
+    s.step.batch.query_start_loc_host = cut.starts;
+    s.step.batch.seq_lens_host = &cut.length;
+    s.step.batch.num_actual_tokens = cut.starts[1];
+    s.step.batch.max_query_len = count;
+    s.step.write.slot_mapping += first;
+    s.step.write.num_slots = count;
+    for (int32_t i = 0; i < 3; i++) {
+        call_narrow(call, rows[i], 0, first, count);
+    }
+    if (!put_cut(call, r, &cut)) {
+        return ATTN_ERROR_DEVICE;
+    }
+    attn_status status = latent_call(&c->batch, call, &s.step, attend, error);
+    return put_cut(call, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
 }
 
 /* Each query sees itself; whether the second sees the first is drawn. */
@@ -322,8 +355,8 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
         result = latent_run(&c.batch, &test, &call, &step.step, call_mla, &c);
     }
     result = result == TRIAL_PASSED ? verify_mla(&test, &c) : result;
-    if (result == TRIAL_PASSED && c.v->invariant) {
-        result = kernel_test_parts(&test, call_mla, &c, REQS);
+    if (result == TRIAL_PASSED && c.v->invariant > 0) {
+        result = kernel_test_parts(&test, call_mla, &c, c.v->invariant >= 2 ? 2 * REQS : REQS);
     }
     return result;
 }
@@ -389,7 +422,10 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
     snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s%s%s%s%s", v->query_len,
              lists[0] != '\0' ? "." : "", lists, v->parts ? ".parts" : "", term,
-             v->nan ? ".nan" : "", v->invariant ? ".invariant" : "");
+             v->nan ? ".nan" : "",
+             v->invariant >= 2  ? ".invariant2"
+             : v->invariant > 0 ? ".invariant"
+                                : "");
     sink->try(sink->user, name, run_mla, v);
 }
 
@@ -402,7 +438,8 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         int32_t kv_dtype;
         bool sparse;
         int32_t queries; /* 0: 2 */
-        bool nan, invariant;
+        bool nan;
+        int32_t invariant;
         bool nope; /* rows without a rope part */
     } rows[] = {
         {0, 48, ATTN_KV_BF16, false},
@@ -413,8 +450,8 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {0, 6, ATTN_KV_BF16, false, 4},
         {0, 16, ATTN_KV_BF16, false, 5, true},
         {0, 48, ATTN_KV_BF16, false, 2, true},
-        {0, 16, ATTN_KV_BF16, false, 5, true, true},
-        {0, 24, ATTN_KV_BF16, false, 2, false, true},
+        {0, 16, ATTN_KV_BF16, false, 5, true, 1},
+        {0, 24, ATTN_KV_BF16, false, 2, false, 1},
         {0, 80, ATTN_KV_FP8_E4M3, true},
         {ATTN_TERM_SOFT_CAP, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_FP8_E4M3, false},
@@ -431,25 +468,30 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_SLIDING_WINDOW, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5},
-        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, false, true},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, false, 1},
         {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_FP8_E4M3, true},
+        {0, 16, ATTN_KV_BF16, false, 3, false, 2},
+        {0, 128, ATTN_KV_FP8_E4M3, false, 3, false, 2},
+        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_BF16, false, 3, false, 2},
+        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, false, 2},
+        {0, 16, ATTN_KV_BF16, true, 4, false, 2},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_FP8_E4M3, false},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_BF16, false, 3},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_BF16, true},
-        {0, 48, ATTN_KV_BF16, false, 1, false, false, true},
-        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, false, 5, false, false, true},
-        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, false, false, true},
-        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, false, false, true},
-        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, false, false, true},
-        {ATTN_TERM_SLIDING_WINDOW, 128, ATTN_KV_BF16, false, 1, false, false, true},
-        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, true, 2, false, false, true},
-        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, true, false, true},
-        {0, 24, ATTN_KV_BF16, false, 5, false, true, true},
-        {0, 128, ATTN_KV_FP8_DS_V4, true, 2, false, false, true},
-        {ATTN_TERM_SINKS, 64, ATTN_KV_FP8_DS_V4, true, 1, false, false, true},
-        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_FP8_DS_V4, false, 2, false, false, true},
-        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_FP8_DS_V4, false, 5, false, false, true},
+        {0, 48, ATTN_KV_BF16, false, 1, false, 0, true},
+        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, false, 5, false, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, false, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, false, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, false, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 128, ATTN_KV_BF16, false, 1, false, 0, true},
+        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, true, 2, false, 0, true},
+        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, true, 0, true},
+        {0, 24, ATTN_KV_BF16, false, 5, false, 1, true},
+        {0, 128, ATTN_KV_FP8_DS_V4, true, 2, false, 0, true},
+        {ATTN_TERM_SINKS, 64, ATTN_KV_FP8_DS_V4, true, 1, false, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_FP8_DS_V4, false, 2, false, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_FP8_DS_V4, false, 5, false, 0, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct mla_variant v = {sizes_within(caps, false, rows[i].nope),
@@ -463,7 +505,9 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
                                 rows[i].invariant};
         v.n.heads = multiple_of(rows[i].heads, caps->num_q_heads_multiple, 0);
         v.n.rope = rows[i].nope ? 0 : v.n.rope;
-        if (at_most(v.query_len, caps->max_query_len) == v.query_len) {
+        const bool declared =
+            v.invariant < 2 || sink->caps->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX;
+        if (declared && at_most(v.query_len, caps->max_query_len) == v.query_len) {
             try_mla(sink, &v);
         }
     }
