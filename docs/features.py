@@ -119,7 +119,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{STEP}blocks, tests/device/test_places"),
         ("cascade", feature("cascade"), "attend(prefix) + attend(suffix) + merge", f"{STEP}compose, {RUN}, {CHECK}"),
         ("graph capture and replay, level always", lambda caps: caps["graph_level"] == 64, "", f"{STEP}graphs, {CHECK}"),
-        ("batch invariance, its levels: 1, 2 with a prefix cache too (on GPUs not of MLA and recurrent layers)", levels("batch_invariant", "batch_invariant_prefix"), "",
+        ("batch invariance, its levels: 1, 2 with a prefix cache too (on GPUs not of recurrent layers with states of 16 bits)", levels("batch_invariant", "batch_invariant_prefix"), "",
          f"{CHECK}"),
         ("fast prefill", feature("fast_prefill"), "", CHECK),
         ("context parallelism: decode, contexts", both(feature("lse", "contiguous_kv"), kernel("merge_states")),
