@@ -489,10 +489,12 @@ GPU_INLINE void consumer_first(const sm90_latent_params &a, latent_shared &smem)
         fence_async_proxy();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
-            /* if the tile is late, its neighbour should not wait for it */
+            /* If the tile has not arrived, buffer 1 is released before the wait, since the
+             * producers may need it. All warps of the group agree, as wgmma_wait has to be the same
+             * in them. */
             if (BOTH && pending_release &&
-                !__all_sync(0xffffffffu,
-                            barrier_has_passed(shared_address(&smem.full[0][0]), phase))) {
+                barrier_group_any(BARRIER_KEYS,
+                                  !barrier_has_passed(shared_address(&smem.full[0][0]), phase))) {
                 wgmma_wait<0>();
                 arrive_warp(smem.empty[1][0]);
                 pending_release = false;

@@ -58,8 +58,8 @@ int sm90_swap_ab_launch(const struct sm90_latent_params *params, int32_t num_sms
 const char *sm90_latent_launch(const struct gpu_device *device,
                                const struct sm90_latent_params *params, void *stream);
 
-/* The same for an attend to both caches, without a schedule but for tile_rows. `items`: at most so
- * many, each of `tiles` tiles or fewer. */
+/* The same for an attend to both caches. Of the schedule it reads tile_rows, and in `concurrent`
+ * the number of items of a token. `items`: at most so many, each of `tiles` tiles or fewer. */
 const char *sm90_latent_both_launch(const struct gpu_device *device,
                                     const struct sm90_latent_params *params, int64_t items,
                                     int32_t tiles, void *stream);

@@ -237,7 +237,8 @@ GPU_INLINE void copy_runs_of_rows(const sm90_latent_params &a, latent_shared &sm
         int32_t entry = entry_of_lane<WARPS, BOTH>(smem, lookup, AT_ONCE); /* to look up next */
         key = key_of_entry<WARPS, BOTH>(smem, lookup, 0, key);
         int32_t block = block_of_lane<BOTH>(a, smem, lookup, key);
-        /* Both consumers are in the previous run, so the terms of the run before it are free. */
+        /* Both consumers are in the previous run or past its products: the terms and the item of
+         * the run before it are free. */
         barrier_wait(shared_address(&smem.q_empty), phases >> 2 & 1);
         if (BOTH && threadIdx.x == 0) {
             smem.items[phases >> 3] = smem.second[0].item;

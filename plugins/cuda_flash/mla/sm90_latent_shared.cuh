@@ -248,7 +248,7 @@ GPU_INLINE gpu_row_tile rows_of_item(const sm90_latent_params &a, const latent_i
     return item;
 }
 
-/* The item of a producer warp's run, for the same. */
+/* The item of a producer warp's run, for the copy of its queries. */
 template <bool BOTH>
 GPU_INLINE decltype(auto) item_of(const sm90_latent_params &a, const latent_shared &smem,
                                   int32_t segment)

@@ -14,7 +14,7 @@ GPU_INLINE void store_remote8(uint32_t remote, float x, float y, uint32_t remote
                  : "memory");
 }
 
-/* The same, or a store to this CTA's own memory. */
+/* 16 bytes as above, or a store to this CTA's own memory, whose bytes no barrier counts. */
 GPU_INLINE void store_near_or_remote16(bool near, uint32_t own, uint32_t remote, const float *x,
                                        uint32_t remote_barrier)
 {
