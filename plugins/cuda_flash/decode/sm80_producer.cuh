@@ -22,6 +22,14 @@ struct gpu_run {
     int32_t item, reserved;       /* item: row_tile x KV heads + head */
 };
 
+/* Shared memory of a multiprocessor; consumer GPUs have 100 KB. */
+#if defined(__CUDA_ARCH__) &&                                                                      \
+    (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
+#define SM80_SMEM_OF_SM (100 << 10)
+#else
+#define SM80_SMEM_OF_SM (228 << 10)
+#endif
+
 template <int KIND, int D, bool SPLIT> struct decode_shape {
     static constexpr bool bytes = KIND >= KIND_E4M3 && KIND <= KIND_INT8;
     static constexpr bool packed = KIND >= KIND_INT4;
@@ -62,9 +70,14 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
      * whose tiles are a few spans; this leaves registers for three CTAs with swapped operands. */
     static constexpr bool alone = (KIND == KIND_NVFP4 || KIND == KIND_LEVELS) && D <= 128;
     static constexpr int threads = 128 + (alone ? 32 : 64);
-    /* CTAs of a multiprocessor, limited by registers; swap_ctas with swapped operands */
-    static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
-    static constexpr int swap_ctas = alone ? 3 : ctas;
+    /* CTAs of a multiprocessor, limited by registers; swap_ctas with swapped operands. Those that
+     * do not fit into shared memory with two stages need no registers. */
+    static constexpr int fitting =
+        SM80_SMEM_OF_SM / (q_buffers * q_bytes + fixed + 2 * stage + 1024);
+    static constexpr int most_ctas = fitting > 1 ? fitting : 1;
+    static constexpr int wanted = D > 128 || KIND == KIND_F32 ? 1 : 2;
+    static constexpr int ctas = wanted < most_ctas ? wanted : most_ctas;
+    static constexpr int swap_ctas = !alone ? ctas : most_ctas < 3 ? most_ctas : 3;
 };
 
 /* Followed by the query's terms, its rounding errors and the stages. */

@@ -1,0 +1,38 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Consumer GPUs run decode's kernels, and no machine with one runs the tests: nvcc compiles them for one architecture, and
+# no kernel spills more bytes than the list says. What spills are a call's registers or addresses that a loop keeps.
+# usage: spills.sh NVCC SOURCE_ROOT ARCH [KIND...]
+set -eu
+nvcc=$1
+root=$2
+arch=$3
+shift 3
+[ $# -gt 0 ] || set -- bf16 f16 f32 e4m3 e5m2 int8 int4 nvfp4 k8v4 levels
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+for kind; do
+    case $arch-$kind in
+    sm_120-int8) most=72 ;;
+    sm_120-levels) most=64 ;;
+    sm_86-levels | sm_89-levels) most=52 ;;
+    sm_120-int4) most=48 ;;
+    sm_120-nvfp4) most=16 ;;
+    sm_120-e4m3 | sm_120-e5m2 | sm_120-f32) most=4 ;;
+    *) most=0 ;;
+    esac
+    upper=$(echo "$kind" | tr '[:lower:]' '[:upper:]')
+    "$nvcc" -x cu -std=c++17 -O3 -I "$root/abi" -I "$root/plugins" -arch="$arch" -cubin -Xptxas -v \
+        "-DATTEND_KIND=KIND_$upper" "-DATTEND_LAUNCH=launch_$kind" -o "$work/cubin" \
+        "$root/plugins/cuda_flash/decode/sm80_attend.cu" >"$work/log" 2>&1 || {
+        cat "$work/log" >&2
+        exit 1
+    }
+    # A function's bytes stand in the line after its name; functions that kernels call have mangled names with _ZN.
+    awk -v most=$most -v what="$arch $kind" '/Function properties for/ { name = $NF }
+        /bytes spill stores/ && name ~ /^_Z6attend/ { kernels++
+            if ($5 + 0 > most) { print what ": " name " spills " $5 " bytes, " most " are known"; bad = 1 } }
+        END { if (!kernels) { print what ": no kernels"; bad = 1 } exit bad }' "$work/log" >&2 || failed=1
+done
+exit $failed
