@@ -356,8 +356,8 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
     arrive_once<S>(smem.first_scores);
     int accumulates = 0; /* the previous tile, whose P is ready, is not its item's first */
     /* Starts false even for an inner tile: an item's second tile takes the general path wherever
-     * the item stands in the CTA's sequence. */
-    bool before_inner = false;
+     * the item stands in the CTA's sequence. Parts need not give the same bits in every place. */
+    bool before_inner = S::cuts && S::terms == 0 && inner && smem.items[0].part > 0;
     softmax_tile(rows, inner);
     pack_p<S>(x.acc_s, x.p);
     x.scores_scale[0] = x.scores_scale[1] = 0.0f;
@@ -509,8 +509,10 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
         fill_ramp<S>(smem.ramp);
     }
     __syncthreads(); /* the barriers are initialized */
-    wait_for_earlier_kernels();
-    let_later_kernels_begin();
+    if (threadIdx.x >> 5 != PREFILL_DRAWER) {
+        wait_for_earlier_kernels();
+        let_later_kernels_begin();
+    }
     if (group == 0) {
         dealloc_registers<S::producer_registers>();
         const int warp = threadIdx.x >> 5;
@@ -518,7 +520,7 @@ __global__ void __launch_bounds__(S::threads, 1) prefill(const __grid_constant__
             producer<S, false>(a, smem);
         } else if (warp == 1) {
             producer<S, true>(a, smem);
-        } else if (warp == 2) {
+        } else if (warp == PREFILL_DRAWER) {
             draw_items<S>(a, smem);
         }
     } else {

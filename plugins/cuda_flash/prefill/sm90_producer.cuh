@@ -27,9 +27,12 @@ GPU_INLINE bool slopes_fall(const prefill_params &a, int32_t head)
     return __all_sync(0xffffffffu, fall);
 }
 
+#define PREFILL_DRAWER 2 /* the warp that draws items */
+
 /* Draws the CTA's items: first number blockIdx.x, then the next free number each time the previous
  * item is nearly copied. Every item draws once, so the CTA that draws the last number resets the
- * counter. */
+ * counter. The first is read before earlier kernels have ended: the one that plans is launched
+ * without overlap, so that it ended before any kernel after it began. */
 template <class S> GPU_INLINE void draw_items(const prefill_params &a, prefill_shared<S> &smem)
 {
     constexpr int words = sizeof(prefill_item) / 4;
@@ -42,12 +45,15 @@ template <class S> GPU_INLINE void draw_items(const prefill_params &a, prefill_s
         if (S::wide && lane == offsetof(prefill_item, part) / 4) {
             return index % halves;
         }
-        return index < count && lane < words ? ((const int32_t *)&a.items[index / halves])[lane]
-                                             : -1;
+        return index < count && lane < words
+                   ? __ldcg((const int32_t *)&a.items[index / halves] + lane)
+                   : -1;
     };
-    int32_t word = load(a.room), items = a.header->items * halves; /* both loads overlap */
+    int32_t word = load(a.room), items = __ldcg(&a.header->items) * halves; /* both loads overlap */
     const int32_t ctas = (int32_t)gridDim.x;
     const bool shares = items > ctas;
+    wait_for_earlier_kernels();
+    let_later_kernels_begin();
     auto draw = [&]() {
         int32_t drawn = 0;
         index = items;
@@ -170,6 +176,12 @@ GPU_INLINE void copy_parts(const prefill_params &a, prefill_shared<S> &smem,
     }
 }
 
+/* The two warps that copy tiles meet. */
+GPU_INLINE void barrier_loaders()
+{
+    asm volatile("bar.sync 4, 64;" ::: "memory");
+}
+
 /* Writes zeros to rows first .. end - 1 of a tile's values, as one of `threads` threads. */
 template <class S>
 GPU_INLINE void clear_value_rows(char *values, int first, int end, int thread, int threads)
@@ -227,6 +239,18 @@ GPU_INLINE void producer(const prefill_params &a, prefill_shared<S> &smem)
         auto is_there = [&]() { return key < end && key > before; };
         int32_t block = paged && is_there() ? *entry : 0;
         bool first = !VALUES;
+        /* A part's first tile waits for memory: queries and keys are copied before values. */
+        const bool ordered = S::cuts && !S::q_by_group && item.part > 0;
+        auto load_queries = [&]() {
+            barrier_wait(shared_address(&smem.q_empty[query.at]), query.parity ^ 1);
+            copy_queries<S>(a, item, shared_address(smem.q[query.at]),
+                            shared_address(&smem.q_full[query.at]), lane);
+        };
+        if (ordered && VALUES) {
+            barrier_loaders();
+        } else if (ordered) {
+            load_queries();
+        }
 #pragma unroll 1
         for (; left > 0; left--) {
             if (!VALUES && lane == 0 &&
@@ -288,10 +312,10 @@ GPU_INLINE void producer(const prefill_params &a, prefill_shared<S> &smem)
             if (first) {
                 if constexpr (S::q_by_group) {
                     copy_queries_by_group<S>(a, smem, item, query.parity ^ 1, lane);
+                } else if (ordered) {
+                    barrier_loaders();
                 } else {
-                    barrier_wait(shared_address(&smem.q_empty[query.at]), query.parity ^ 1);
-                    copy_queries<S>(a, item, shared_address(smem.q[query.at]),
-                                    shared_address(&smem.q_full[query.at]), lane);
+                    load_queries();
                 }
                 query.step();
                 first = false;

@@ -119,15 +119,15 @@ GPU_DEVICE int32_t count_items(const prefill_params &a, int32_t row_tiles, int64
     return sum;
 }
 
-/* Writes an item as `parts` parts to positions from `at` on. Parts have whole tiles, and their
- * sizes differ by at most one. */
+/* Writes an item as `parts` parts to positions from `at` on. Parts have whole tiles. Their sizes
+ * differ by at most one; the last part, which has the masked tiles, is among the smaller. */
 GPU_INLINE void put_item(const prefill_params &a, const gpu_row_tile &row_tile, int32_t head,
                          int32_t parts, int32_t at)
 {
     const int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
     for (int32_t i = 0; i < parts; i++) {
-        int32_t first = (int32_t)((int64_t)row_tile.num_tiles * i / parts);
-        int32_t end = (int32_t)((int64_t)row_tile.num_tiles * (i + 1) / parts);
+        int32_t first = (int32_t)(((int64_t)row_tile.num_tiles * i + parts - 1) / parts);
+        int32_t end = (int32_t)(((int64_t)row_tile.num_tiles * (i + 1) + parts - 1) / parts);
         prefill_item item = {end - first, head, row_tile.first_row / a.p.problem.group};
         item.row_tile = row_tile;
         item.row_tile.num_tiles = end - first;
