@@ -97,7 +97,11 @@ attn_status gpu_update_block_table(const struct attn_attend_args *args, struct a
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
-/* latent.c: write_kv and gather_kv of MLA layers; `gather` comes without the cache. */
+/* latent.c: write_kv and gather_kv of MLA layers; `gather` comes without the cache.
+ * gpu_latent_parts: the rows of a write as a head's key, the latent part, and its value, the rope
+ * part. */
+attn_status gpu_latent_parts(const struct attn_write_kv_args *args, struct gpu_write_params *p,
+                             struct attn_error *error);
 attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
                               const struct gpu_gather_params *gather, struct attn_error *error);

@@ -129,10 +129,12 @@ attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct at
     return attend_latent(args, true, error);
 }
 
-attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
+static attn_status enter_write(const struct attn_write_kv_args *args,
+                               struct gpu_latent_write_params *p, struct attn_error *error)
 {
-    struct gpu_latent_write_params p = {0};
-    attn_status status = enter_cache(args->layer, args->params, args->k_cache, &p.to, error);
+    *p =
+        (struct gpu_latent_write_params){.slots = args->slot_mapping, .num_slots = args->num_slots};
+    attn_status status = enter_cache(args->layer, args->params, args->k_cache, &p->to, error);
     if (status != ATTN_OK || args->num_slots <= 0) {
         return status;
     }
@@ -140,12 +142,39 @@ attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_
     const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->kv_c : NULL,
                                                 io != NULL ? io->k_pe : NULL};
-    enter_rows(args->k, parts, mla, &p.latent, &p.rope);
-    p.slots = args->slot_mapping;
-    p.num_slots = args->num_slots;
-    p.rank = mla->kv_lora_rank;
-    p.block_size = args->k_cache->block_size;
+    enter_rows(args->k, parts, mla, &p->latent, &p->rope);
+    p->rank = mla->kv_lora_rank;
+    p->block_size = args->k_cache->block_size;
+    return ATTN_OK;
+}
+
+attn_status gpu_latent_parts(const struct attn_write_kv_args *args, struct gpu_write_params *p,
+                             struct attn_error *error)
+{
+    struct gpu_latent_write_params l;
+    attn_status status = enter_write(args, &l, error);
+    *p = (struct gpu_write_params){.from = {l.latent, l.rope},
+                                   .to = {l.to, l.to},
+                                   .slots = l.slots,
+                                   .num_slots = l.num_slots,
+                                   .num_heads = 1,
+                                   .sides = 2,
+                                   .tokens_per_row = 1,
+                                   .block_size = l.block_size};
+    p->to[0].head_size = l.rank;
+    p->to[1].head_size -= l.rank;
+    p->to[1].data += (int64_t)l.rank * number_bytes(l.to.dtype);
+    return status;
+}
+
+attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct gpu_latent_write_params p;
     const struct gpu_device *device = &args->instance->device;
+    attn_status status = enter_write(args, &p, error);
+    if (status != ATTN_OK || args->num_slots <= 0) {
+        return status;
+    }
     return device_status(
         gpu_device_launch(device, GPU_KERNEL_latent_write,
                           gpu_warp_groups(device, GPU_THREADS_latent_write, p.num_slots, 32), &p,

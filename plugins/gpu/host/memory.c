@@ -61,20 +61,36 @@ static int32_t lanes_of_row(const struct gpu_tensor *from, const struct gpu_cach
     return to->head_size <= 64 ? 8 : to->head_size <= 128 ? 16 : 32;
 }
 
-static const char *launch_write(const struct gpu_device *device, const struct gpu_write_params *p,
+/* Writes rows of plain numbers 16 bytes at a time; sets p->vectors. Returns false, without a
+ * launch, if the kernels do not serve the rows. */
+static bool write_vectors(const struct gpu_device *device, struct gpu_write_params *p, void *stream,
+                          const char **cause)
+{
+    static const enum gpu_kernel kernels[2][2] = {
+        {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
+        {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
+    for (int32_t i = 0; i < 2; i++) {
+        p->vectors[i] = vectors_of_row(&p->from[i], &p->to[i]);
+    }
+    if (p->vectors[0] == 0 || p->vectors[1] == 0 || is_fp8(&p->to[0]) != is_fp8(&p->to[1])) {
+        return false;
+    }
+    int64_t all = p->num_slots * p->num_heads * (p->vectors[0] + p->vectors[1]);
+    bool far = all >= INT32_MAX; /* prefix sums of a few steps still fit into 32 bits */
+    bool few = p->num_slots <= 4 * (int64_t)device->num_sms; /* then a group has a row */
+    int64_t per = (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS;
+    *cause = gpu_device_launch(device, kernels[is_fp8(&p->to[0])][far],
+                               few ? p->num_slots : gpu_groups(all, per, 1 << 20), p, stream);
+    return true;
+}
+
+static const char *launch_write(const struct gpu_device *device, struct gpu_write_params *p,
                                 void *stream)
 {
     int64_t rows = p->num_slots * p->num_heads;
-    if (p->vectors[0] > 0 && p->vectors[1] > 0 && is_fp8(&p->to[0]) == is_fp8(&p->to[1])) {
-        static const enum gpu_kernel kernels[2][2] = {
-            {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
-            {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
-        int64_t all = rows * (p->vectors[0] + p->vectors[1]);
-        bool far = all >= INT32_MAX; /* prefix sums of a few steps still fit into 32 bits */
-        bool few = p->num_slots <= 4 * (int64_t)device->num_sms; /* then a group has a row */
-        int64_t per = (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS;
-        return gpu_device_launch(device, kernels[is_fp8(&p->to[0])][far],
-                                 few ? p->num_slots : gpu_groups(all, per, 1 << 20), p, stream);
+    const char *cause;
+    if (write_vectors(device, p, stream, &cause)) {
+        return cause;
     }
     int32_t k_lanes = lanes_of_row(&p->from[0], &p->to[0]);
     int32_t v_lanes = lanes_of_row(&p->from[1], &p->to[1]);
@@ -116,6 +132,19 @@ static attn_status write_keys(const struct attn_write_kv_args *args, struct attn
                          "write_kv", error);
 }
 
+static attn_status write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct gpu_write_params p;
+    const char *cause;
+    attn_status status = gpu_latent_parts(args, &p, error);
+    if (status != ATTN_OK || args->num_slots <= 0) {
+        return status;
+    }
+    return write_vectors(&args->instance->device, &p, args->stream, &cause)
+               ? device_status(cause, "write_kv", error)
+               : gpu_write_latent(args, error);
+}
+
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ||
@@ -123,12 +152,9 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
         return write_keys(args, error);
     }
     if (layer_is_latent(args->layer)) {
-        return gpu_write_latent(args, error);
+        return write_latent(args, error);
     }
     struct gpu_write_params p = write_params(args);
-    for (int32_t i = 0; i < 2; i++) {
-        p.vectors[i] = vectors_of_row(&p.from[i], &p.to[i]);
-    }
     return device_status(p.num_slots > 0 ? launch_write(&args->instance->device, &p, args->stream)
                                          : NULL,
                          "write_kv", error);
