@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm by mma.sync, m16n8k16. A CTA has a tile of out, ROWS x 128, and loops over k in
  * steps of 64, with GEMM_STAGES stages in shared memory. Tiles differ in rows only: 16 where
- * weights are the limit (each is read once; 16 KiB a step, 3 steps in flight), 256 where tensor
- * cores are (48 KiB and 4.2 MFLOP a step, 87 FLOP a byte). Every element of out is the sum of the
- * same products in the same order, k ascending, 16 at a time, in every tile: its bits depend
- * neither on the number of rows nor on its position among them. */
+ * weights are the limit (each is read once; 16 KiB a step, 3 steps in flight; the L2 gets them
+ * while earlier kernels run), 256 where tensor cores are (48 KiB and 4.2 MFLOP a step, 87 FLOP a
+ * byte). Every element of out is the sum of the same products in the same order, k ascending, 16 at
+ * a time, in every tile: its bits depend neither on the number of rows nor on its position among
+ * them. */
 #ifndef CUDA_FLASH_SM80_GEMM_CUH
 #define CUDA_FLASH_SM80_GEMM_CUH
 
@@ -15,6 +16,7 @@
 #define GEMM_STEP 64 /* steps of k: 128 bytes of 16-bit elements */
 #define GEMM_TILE_COLUMNS 128
 #define GEMM_STAGES 4
+#define GEMM_FETCHED_K 1024 /* the longest k of items whose weights are prefetched to the L2 */
 
 /* Warps of a CTA along m and n, 16 x 8 products of each warp, and CTAs of a multiprocessor. */
 template <int WARPS_M, int WARPS_N, int PRODUCTS_M, int PRODUCTS_N, int CTAS> struct gemm_shape {
@@ -296,6 +298,22 @@ GPU_INLINE void write_sums(const sm80_gemm_params &q, const gemm_item &item,
     }
 }
 
+/* Prefetches an item's weights to the L2, which earlier kernels may still write. */
+template <bool ALONG_K, class S>
+GPU_INLINE void fetch_weights(const gpu_gemm_params &p, const gemm_item &item)
+{
+    const int32_t columns = min(p.n - item.n0, GEMM_TILE_COLUMNS);
+    const int32_t lines = ALONG_K ? columns : p.k, numbers = ALONG_K ? p.k : columns;
+    const int32_t pieces = (numbers + 63) / 64; /* 128 bytes each */
+    const int64_t apart = ALONG_K ? p.w.column : p.w.row;
+    const char *from = p.w.data + (item.b * p.w.batch + item.n0 * (ALONG_K ? apart : 1)) * 2;
+    for (int32_t i = threadIdx.x; i < lines * pieces; i += S::threads) {
+        const int32_t line = i / pieces;
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(from + line * apart * 2 + (i - line * pieces) * 128));
+    }
+}
+
 template <int KIND, bool ALONG_K, bool WIDE, class S>
 __global__ void __launch_bounds__(S::threads, !WIDE ? 2 : S::ctas)
     gemm_tiles(const __grid_constant__ sm80_gemm_params q)
@@ -307,13 +325,19 @@ __global__ void __launch_bounds__(S::threads, !WIDE ? 2 : S::ctas)
     const int32_t column_tiles = (p.n + GEMM_TILE_COLUMNS - 1) / GEMM_TILE_COLUMNS;
     const int32_t steps = (p.k + GEMM_STEP - 1) / GEMM_STEP;
     const int64_t items = (int64_t)p.count * row_tiles * column_tiles;
+    const auto item_of = [&](int64_t i) {
+        const int32_t rest = (int32_t)(i % (row_tiles * column_tiles));
+        return gemm_item{i / (row_tiles * column_tiles), rest / column_tiles * S::rows,
+                         rest % column_tiles * GEMM_TILE_COLUMNS};
+    };
+    if (S::rows == 16 && p.k <= GEMM_FETCHED_K) {
+        fetch_weights<ALONG_K, S>(p, item_of(blockIdx.x));
+    }
     wait_for_earlier_kernels();
     let_later_kernels_begin();
 #pragma unroll 1
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const int32_t rest = (int32_t)(i % (row_tiles * column_tiles));
-        const gemm_item item = {i / (row_tiles * column_tiles), rest / column_tiles * S::rows,
-                                rest % column_tiles * GEMM_TILE_COLUMNS};
+        const gemm_item item = item_of(i);
         const gemm_source a = source_of<8, S::threads>(p.a, item.b, p.a.row, item.m0);
         const gemm_source w = ALONG_K ? source_of<8, S::threads>(p.w, item.b, p.w.column, item.n0)
                                       : source_of<16, S::threads>(p.w, item.b, p.w.row, 0, item.n0);
