@@ -48,15 +48,21 @@ static __device__ __forceinline__ uint64_t nanoseconds()
     return now;
 }
 
-/* Waits for a packet. A rank that does not come ends the kernel, and with it the context: the host
- * reads which one it was. */
-static __device__ __forceinline__ uint64_t receive(const exchange_window &w, const packet *at,
-                                                   int32_t from, uint64_t exchange)
+/* The contents of two packets of a rank. */
+struct contents {
+    uint64_t first, second;
+};
+
+/* Waits for two packets. A rank that does not come ends the kernel, and with it the context: the
+ * host reads which one it was. */
+static __device__ __forceinline__ contents receive(const exchange_window &w, const packet *at,
+                                                   const packet *next, int32_t from,
+                                                   uint64_t exchange)
 {
-    packet found = look(at);
+    packet x = look(at), y = look(next);
     uint64_t begin = 0;
-    for (uint32_t i = 1; found.exchange != exchange; i++) {
-        found = look(at);
+    for (uint32_t i = 1; x.exchange != exchange || y.exchange != exchange; i++) {
+        x = look(at), y = look(next);
         if (i % 4096 != 0) {
             continue;
         }
@@ -68,7 +74,7 @@ static __device__ __forceinline__ uint64_t receive(const exchange_window &w, con
             __trap();
         }
     }
-    return found.content;
+    return {x.content, y.content};
 }
 
 /* The number of this exchange; after it, what earlier kernels wrote can be read. */
@@ -135,6 +141,12 @@ static __device__ __forceinline__ void store_unit(uint8_t *at, uint64_t unit, in
     }
 }
 
+/* A thread's units. */
+#define UNITS_OF_THREAD(i, count)                                                                  \
+    for (uint32_t i = blockIdx.x * EXCHANGE_THREADS + threadIdx.x; i < (count);                    \
+         i += EXCHANGE_BLOCKS * EXCHANGE_THREADS)
+
+/* Loops over ranks are not unrolled: a thread runs them once, and each instruction is a miss. */
 static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     gather_heads(const __grid_constant__ exchange_gather a)
 {
@@ -142,19 +154,19 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     const exchange_sizes &s = a.sizes;
     const uint64_t exchange = begin_exchange(w);
     const uint32_t per_row = s.units[0] + s.units[1], count = s.tokens * s.heads * per_row;
-    const uint32_t first = blockIdx.x * EXCHANGE_THREADS + threadIdx.x;
-    const uint32_t step = EXCHANGE_BLOCKS * EXCHANGE_THREADS;
     const auto keep = [&](uint32_t row, uint32_t unit, int32_t rank, uint64_t content) {
         const int32_t which = unit >= s.units[0];
         const uint32_t to = place(s, row, rank, w.ranks);
         ((uint64_t *)a.all[which])[(size_t)to * s.units[which] + unit - which * s.units[0]] =
             content;
     };
-    for (uint32_t i = first; i < count; i += step) {
+    UNITS_OF_THREAD(i, count)
+    {
         const uint32_t row = i / per_row, unit = i - row * per_row;
         const int32_t which = unit >= s.units[0];
         const uint64_t content = load_unit(unit_at(a.own[which], s, row, unit - which * s.units[0]),
                                            s.unaligned[which], s.element);
+#pragma unroll 1
         for (int32_t rank = 0; rank < w.ranks; rank++) {
             if (rank != w.rank) {
                 send(part(w, rank, w.rank, exchange) + i, content, exchange);
@@ -162,12 +174,14 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
         }
         keep(row, unit, w.rank, content);
     }
-    for (uint32_t i = first; i < count; i += step) {
+    UNITS_OF_THREAD(i, count)
+    {
         const uint32_t row = i / per_row, unit = i - row * per_row;
+#pragma unroll 1
         for (int32_t rank = 0; rank < w.ranks; rank++) {
             if (rank != w.rank) {
-                keep(row, unit, rank,
-                     receive(w, part(w, w.rank, rank, exchange) + i, rank, exchange));
+                const packet *at = part(w, w.rank, rank, exchange) + i;
+                keep(row, unit, rank, receive(w, at, at, rank, exchange).first);
             }
         }
     }
@@ -247,8 +261,6 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     const exchange_sizes &s = a.sizes;
     const uint64_t exchange = begin_exchange(w);
     const uint32_t units = s.units[0], per_row = units + 1, rows = s.tokens * s.heads;
-    const uint32_t first = blockIdx.x * EXCHANGE_THREADS + threadIdx.x;
-    const uint32_t step = EXCHANGE_BLOCKS * EXCHANGE_THREADS;
     const auto unit_of = [&](uint32_t row, uint32_t unit, int32_t rank) {
         return ((const uint64_t *)a.all)[(size_t)place(s, row, rank, w.ranks) * units + unit];
     };
@@ -256,8 +268,10 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
         const uint32_t t = row / s.heads, head = place(s, row - t * s.heads, rank, w.ranks);
         return a.all_lse[(size_t)head * s.tokens + t];
     };
-    for (uint32_t i = first; i < rows * per_row; i += step) {
+    UNITS_OF_THREAD(i, rows * per_row)
+    {
         const uint32_t row = i / per_row, unit = i - row * per_row;
+#pragma unroll 1
         for (int32_t rank = 0; rank < w.ranks; rank++) {
             if (rank != w.rank) {
                 send(part(w, rank, w.rank, exchange) + i,
@@ -266,24 +280,30 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
             }
         }
     }
-    for (uint32_t i = first; i < rows * units; i += step) {
+    UNITS_OF_THREAD(i, rows * units)
+    {
         const uint32_t row = i / units, unit = i - row * units;
         const uint32_t t = row / s.heads, h = row - t * s.heads;
-        merged<KIND> m;
-        for (int32_t rank = 0; rank < w.ranks; rank++) {
-            if (rank == w.rank) {
-                m.add(unit_of(row, unit, rank), lse_of(row, rank));
-                continue;
-            }
-            const packet *from = part(w, w.rank, rank, exchange) + (size_t)row * per_row;
-            const uint64_t content = receive(w, from + unit, rank, exchange);
-            const uint64_t lse = receive(w, from + units, rank, exchange);
-            m.add(content, __uint_as_float((uint32_t)lse));
-        }
+        /* what is here is read before others' parts are waited for */
+        const uint64_t here = unit_of(row, unit, w.rank);
+        const float here_lse = lse_of(row, w.rank);
+        uint64_t own = 0;
+        float own_lse = -INFINITY;
         if (a.own.data != nullptr) {
-            m.add(load_unit(unit_at(a.own, s, row, unit), s.unaligned[0], s.element),
-                  a.own_lse.data[h * a.own_lse.head + t * a.own_lse.row]);
+            own = load_unit(unit_at(a.own, s, row, unit), s.unaligned[0], s.element);
+            own_lse = a.own_lse.data[h * a.own_lse.head + t * a.own_lse.row];
         }
+        merged<KIND> m;
+#pragma unroll 1
+        for (int32_t rank = 0; rank < w.ranks; rank++) {
+            contents x = {here, __float_as_uint(here_lse)};
+            if (rank != w.rank) {
+                const packet *from = part(w, w.rank, rank, exchange) + (size_t)row * per_row;
+                x = receive(w, from + unit, from + units, rank, exchange);
+            }
+            m.add(x.first, __uint_as_float((uint32_t)x.second));
+        }
+        m.add(own, own_lse);
         store_unit(unit_at(a.out, s, row, unit), m.result(), s.unaligned[1], s.element);
         if (unit == 0 && a.lse.data != nullptr) {
             a.lse.data[h * a.lse.head + t * a.lse.row] =
