@@ -77,8 +77,6 @@ struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of
         prepare_raw raw_k;
         chunk_tile scores[2];
     };
-    uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
-    float bias[2][CHUNK_DIMS];
     union {
         struct prepare_gates gates[2];
         struct channel_gates channels;
@@ -86,7 +84,11 @@ struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of
     struct prepare_item item, next; /* kept here instead of in registers */
     union alignas(256) {
         uint16_t q[CHUNK][CHUNK_DIMS];
-        prepare_raw raw_q;
+        struct {
+            prepare_raw raw_q;
+            uint2 weights[2][CHUNK_DIMS]; /* weights of channels of k and q, four taps in bf16 */
+            float bias[2][CHUNK_DIMS];
+        } inputs;
         struct prepare_a a;
     };
 };
@@ -95,6 +97,8 @@ struct alignas(256) prepare_memory { /* aligned so that xor finds the columns of
 struct alignas(256) rule_memory : prepare_memory {
     float scales[2][CHUNK];
 };
+static_assert(sizeof(rule_memory) <= 50176,
+              "two CTAs share a multiprocessor with 100 KB, 1 KB of which each needs besides");
 
 /* The gates that a kernel prepares: those of the gated delta rule, of any rule per head, of delta
  * rules per channel. */
@@ -162,10 +166,10 @@ GPU_INLINE void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
     int64_t channel = (int64_t)item.key_head * p.head_size_k;
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {
-        char *raw = is_q ? m.raw_q : m.raw_k;
+        char *raw = is_q ? m.inputs.raw_q : m.raw_k;
         delta_source<2> source(p, item.request, is_q ? p.q : p.k, item.key_head,
                                (is_q ? p.first_q : p.first_k) + channel, p.head_size_k, thread);
-        load_key_weights(p, source, m.weights[is_q][thread], m.bias[is_q][thread]);
+        load_key_weights(p, source, m.inputs.weights[is_q][thread], m.inputs.bias[is_q][thread]);
         const char *head = source.rows - (source.real > 0 ? thread * 2 : 0);
         int32_t piece = thread % 16, row = thread / 16;
         int32_t singly = a.wide_keys ? max(-before, 0) : RAW_KEY_ROWS;
@@ -218,8 +222,8 @@ GPU_INLINE void multiply_taps(const prepare_memory &m, const char *raw, int32_t 
     /* Selects the first and second tap of two for the diagonal. */
     uint32_t first = !on_diagonal ? 0x4444 : lane & 4 ? 0x1044 : 0x4410;
     uint32_t second = !on_diagonal ? 0x4444 : lane & 4 ? 0x3244 : 0x4432;
-    const uint2 *weights = m.weights[is_q] + of_eight;
-    const float *bias = m.bias[is_q] + pair;
+    const uint2 *weights = m.inputs.weights[is_q] + of_eight;
+    const float *bias = m.inputs.bias[is_q] + pair;
     uint32_t at = shared_address(raw);
 #pragma unroll
     for (int c = 0; c < CHUNK_DIMS / 8; c++) {
@@ -316,7 +320,7 @@ template <int GATES> GPU_INLINE void make_keys(const sm80_delta_params &a, prepa
     int32_t num_tokens = item.request.num_tokens - item.first;
 #pragma unroll 1
     for (int32_t is_q = 0; is_q < 2; is_q++) {
-        char *tile = is_q ? m.raw_q : m.raw_k;
+        char *tile = is_q ? m.inputs.raw_q : m.raw_k;
         uint32_t out[CHUNK_DIMS / 8][2];
         float *scales = GATES == GATES_OF_HEADS ? ((rule_memory &)m).scales[is_q] : nullptr;
         convolve_keys<GATES>(a.p, m, tile, is_q, num_tokens, scales, out);
@@ -400,8 +404,8 @@ GPU_INLINE void finish_tile()
 #endif
 }
 
-/* Copies a tile of a chunk to global memory, on sm_90 by a bulk copy of the first thread, which the
- * tile has to outlast (wait_for_tiles). */
+/* Copies a tile of a chunk to global memory, from sm_90 on by a bulk copy of the first thread,
+ * which the tile has to outlast (wait_for_tiles). */
 template <int BYTES> GPU_INLINE void store_tile(const void *tile, void *to)
 {
     int32_t thread = prepare_warp() * GPU_LANES + lane_again();

@@ -37,14 +37,14 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
            first < request.num_tokens;
 }
 
-/* Clears the warp's blocks that are always zero, which nothing else writes: of the transposed
- * inverse those to the left of the diagonal, of scores those to the right. */
-GPU_INLINE void clear_blocks(chunk_tile &tile, bool left)
+/* Clears the warp's blocks that are always zero, which nothing else writes. */
+enum { LEFT_OF_DIAGONAL /* the transposed inverse */, RIGHT_OF_DIAGONAL /* scores */ };
+template <int SIDE> GPU_INLINE void clear_blocks(chunk_tile &tile)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), row = warp * BLOCK + (lane >> 1);
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++) {
-        if (left ? i < warp : i > warp) {
+        if (SIDE == LEFT_OF_DIAGONAL ? i < warp : i > warp) {
             *(uint4 *)((char *)tile + place16<CHUNK / 8>(row, i * 2 + (lane & 1))) =
                 make_uint4(0, 0, 0, 0);
         }
@@ -324,7 +324,7 @@ GPU_INLINE void store_inverse(chunk_tile &to, int32_t row, int32_t column, const
 }
 
 /* One column of blocks of the inverse T, transposed: T_ij = -T_ii sum_k A_ik T_kj below the
- * diagonal. */
+ * diagonal. Blocks on it are rounded to f16 twice, before and after the product with beta. */
 GPU_INLINE void invert_column(const prepare_a &a, int32_t of_pair, const float *betas,
                               int32_t column, chunk_tile &to)
 {
@@ -477,7 +477,7 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
         chunk_head *heads = m.item.heads + pair;
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            clear_blocks(m.scores[i], false);
+            clear_blocks<RIGHT_OF_DIAGONAL>(m.scores[i]);
             decay_slots(m.gates[i], sums, m.scores[i], m.a, i);
         }
         bool has_delta = GATES == GATES_USUAL || !a.p.rule.additive;
@@ -493,7 +493,7 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
             store_tile<sizeof(chunk_tile)>(m.scores[i], heads[i].scores);
             if (has_delta) {
                 int32_t warp = prepare_warp();
-                clear_blocks(m.a.inverse[i], true);
+                clear_blocks<LEFT_OF_DIAGONAL>(m.a.inverse[i]);
                 invert_column(m.a, i, m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
                               m.a.inverse[i]);
             }

@@ -50,7 +50,7 @@ template <int TEAMS> struct state_memory {
 
 /* Roles of warps: states, chains, outputs, values; the first values warp also copies chunks. The
  * loop of each role is short, so that it stays in the instruction cache of its scheduler. */
-template <int TEAMS> constexpr int state_threads = 4 * TEAMS *GPU_LANES;
+template <int TEAMS> constexpr int state_threads = (4 * TEAMS * GPU_LANES);
 enum { ROLE_STATES, ROLE_CHAINS, ROLE_OUTPUTS, ROLE_VALUES };
 
 GPU_INLINE void barrier_wait_for(const uint64_t &barrier, int32_t count)

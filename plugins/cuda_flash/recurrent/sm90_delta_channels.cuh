@@ -408,11 +408,11 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
     store_decayed(m.channels, m.q, to.keys.q, false, nullptr);
     store_decayed(m.channels, m.k, to.ends, true, nullptr);
     lower.multiply_blocks(m, factors);
-    sync_preparers(); /* all warps have read q */
+    sync_preparers(); /* all warps have read q and factors */
     const float *beta = m.channels.beta;
     chunk_head &to_head = m.item.heads[of_group];
-    clear_blocks(to_head.scores, false);
-    clear_blocks(to_head.inverse, true);
+    clear_blocks<RIGHT_OF_DIAGONAL>(to_head.scores);
+    clear_blocks<LEFT_OF_DIAGONAL>(to_head.inverse);
     (warp < 2 ? to_head.from_start : to_head.to_end)[warp % 2 * GPU_LANES + lane_index()] = 1.0f;
     store_block(diagonal.q, warp, warp, nullptr, m.a, to_head);
     store_block(diagonal.k, warp, warp, beta, m.a, to_head);

@@ -6,7 +6,7 @@
  * head, and makes the products with k_j while the copy runs. Where the state is due,
  *     S = S_0 e + sum_j u_j (e_j k_j)^T + u k^T
  * is made of the rows in shared memory, 4 Dv Dk bytes more. Before a request goes in chunks, S is
- * written without its tokens. Instructions are the limit. */
+ * written without its tokens. Latencies are the limit. */
 #ifndef CUDA_FLASH_SM90_DELTA_RING_CUH
 #define CUDA_FLASH_SM90_DELTA_RING_CUH
 

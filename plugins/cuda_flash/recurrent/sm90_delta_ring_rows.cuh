@@ -170,7 +170,7 @@ GPU_INLINE float sum_before(float x, float &total)
 }
 
 /* Makes the right operands of 16 tokens by 8 columns: e_j k_j in parts of bf16. The lane has one
- * column and tokens 2 (lane % 4) + {0, 1, 8, 9}; those that the ring has not are 0. */
+ * column and tokens 2 (lane % 4) + {0, 1, 8, 9}; missing tokens are 0. */
 template <int PARTS, class MEMORY>
 GPU_INLINE void make_right(const MEMORY &m, const ring_tokens &ring, int32_t column,
                            uint32_t (&right)[PARTS][2])
@@ -208,8 +208,10 @@ GPU_INLINE void make_right(const MEMORY &m, const ring_tokens &ring, int32_t col
 }
 
 /* Writes S. A warp has 32 columns, in an order in which a lane has four neighbours of each 16, and
- * takes 16 rows at a time: S_0 e + u k^T, to which it adds the ring's u (e_j k_j)^T by mma.sync,
- * with e_j k_j in two or three parts. The rows are a multiple of 8. */
+ * takes 16 rows at a time: the ring's u (e_j k_j)^T by mma.sync, with e_j k_j in two or three
+ * parts, to which it adds u k^T and S_0 e. These are not the accumulators: tensor cores truncate
+ * sums, which would shrink S from one due state to the next. A non-finite u makes its whole row
+ * NaN, since low parts of e_j k_j may be 0. The rows are a multiple of 8. */
 template <int STATE, int ROWS>
 GPU_INLINE void write_rows(const ring_memory<STATE, ROWS> &m, const ring_tokens &ring,
                            float k_factor, bool has_state, int32_t rows, char *to)
@@ -235,21 +237,8 @@ GPU_INLINE void write_rows(const ring_memory<STATE, ROWS> &m, const ring_tokens 
 #pragma unroll 1
     for (int32_t first = 0; first < rows; first += 16) {
         uint32_t left[4];
-        float acc[4][4];
+        float acc[4][4] = {};
         load4_transposed(left, changes + first * 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int32_t row = first + of_eight + i % 2 * 8, d = warp_column + lane % 4 * 4;
-            const float u = m.v[row] * k_factor;
-            float s[4];
-            load_four<STATE>((const char *)m.state + ((row * CHUNK_DIMS) + d + i / 2 * 16) * bytes,
-                             s);
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                acc[i / 2 * 2 + c / 2][i % 2 * 2 + c % 2] =
-                    fmaf(has_state ? s[c] : 0.0f, e[i / 2][c], u * k[i / 2][c]);
-            }
-        }
 #pragma unroll
         for (int part = parts - 1; part >= 0; part--) {
 #pragma unroll
@@ -259,11 +248,18 @@ GPU_INLINE void write_rows(const ring_memory<STATE, ROWS> &m, const ring_tokens 
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int32_t row = first + of_eight + i % 2 * 8, d = warp_column + lane % 4 * 4;
-            const float *low = &acc[i / 2 * 2][i % 2 * 2], *high = &acc[i / 2 * 2 + 1][i % 2 * 2];
-            const float s[4] = {low[0], low[1], high[0], high[1]};
+            const int32_t row = first + of_eight + i % 2 * 8;
+            const int32_t at = (row * CHUNK_DIMS + warp_column + lane % 4 * 4 + i / 2 * 16) * bytes;
+            const float u = m.v[row] * k_factor;
+            float s[4];
+            load_four<STATE>((const char *)m.state + at, s);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float sum = acc[i / 2 * 2 + c / 2][i % 2 * 2 + c % 2];
+                s[c] = fmaf(has_state ? s[c] : 0.0f, e[i / 2][c], fmaf(u, k[i / 2][c], sum));
+            }
             if (first + i % 2 * 8 < rows) {
-                store_four<STATE>(to + ((int64_t)(row * CHUNK_DIMS) + d + i / 2 * 16) * bytes, s);
+                store_four<STATE>(to + at, s);
             }
         }
     }
