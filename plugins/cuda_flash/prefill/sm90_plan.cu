@@ -10,6 +10,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS)
 {
     __shared__ schedule_memory memory;
     schedule_items(a, memory);
+    release_stores(); /* prefill reads its first item before it waits for this kernel's end */
 }
 
 static cudaError_t launch_plan(const prefill_params *a, int32_t num_sms, cudaStream_t stream)

@@ -359,6 +359,9 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
      * the item stands in the CTA's sequence. Parts need not give the same bits in every place. */
     bool before_inner = S::cuts && S::terms == 0 && inner && smem.items[0].part > 0;
     softmax_tile(rows, inner);
+    if (S::lazy_rescale && before_inner) { /* an inner tile does not compute its maximum */
+        init_row_max(x.row_max);
+    }
     pack_p<S>(x.acc_s, x.p);
     x.scores_scale[0] = x.scores_scale[1] = 0.0f;
 #pragma unroll

@@ -31,8 +31,8 @@ GPU_INLINE bool slopes_fall(const prefill_params &a, int32_t head)
 
 /* Draws the CTA's items: first number blockIdx.x, then the next free number each time the previous
  * item is nearly copied. Every item draws once, so the CTA that draws the last number resets the
- * counter. The first is read before earlier kernels have ended: the one that plans is launched
- * without overlap, so that it ended before any kernel after it began. */
+ * counter. The first is read before earlier kernels have ended: the one that plans lets no later
+ * kernel begin before its end, and releases its stores. */
 template <class S> GPU_INLINE void draw_items(const prefill_params &a, prefill_shared<S> &smem)
 {
     constexpr int words = sizeof(prefill_item) / 4;
