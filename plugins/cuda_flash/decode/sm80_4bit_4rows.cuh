@@ -19,16 +19,16 @@ template <int D> struct queries_4rows<KIND_INT4, D> {
 
 /* Raw scores against the warp's 32 keys. `codes` is the lane's address of the first. */
 template <int KIND, int D>
-GPU_INLINE void scores_4rows(const sm80_params &a, const char *stage, const char *codes,
-                             const sm80_plane &plane, const char *sq, const char *rest,
-                             bool has_rest, const queries_4rows<KIND, D> &q, int first, int lane,
-                             float (&acc_s)[1][4])
+GPU_INLINE void scores_4rows(const sm80_params &a, const char *stage, uint32_t table,
+                             const char *codes, const sm80_plane &plane, const char *sq,
+                             const char *rest, bool has_rest, const queries_4rows<KIND, D> &q,
+                             int first, int lane, float (&acc_s)[1][4])
 {
     const bool second = (lane & 2) != 0; /* this lane takes keys 16 - 31 */
     float both[2][4] = {}, factors[2][2];
     if constexpr (KIND == KIND_LEVELS) {
-        dot_levels<D, SM80_SWAP8, 2>(stage, plane, a.p.k.bits, sq, rest, has_rest, q.queries, first,
-                                     lane, true, both, factors);
+        dot_levels<D, SM80_SWAP8, 2>(stage, table, plane, a.p.k.bits, sq, rest, has_rest, q.queries,
+                                     first, lane, true, both, factors);
     } else {
         dot_codes<KIND, D, SM80_SWAP8, 2>(stage, codes, plane, sq, rest, has_rest, q.queries, first,
                                           lane, true, both);
@@ -148,6 +148,9 @@ GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, tru
     const gpu_run *run = nullptr;
     char *sq = smem.q[0];
     clear_acc(row_max, row_sum, acc_o);
+    if constexpr (S::table) {
+        write_levels_of(p.k.bits, levels_at(smem));
+    }
 #pragma unroll 1
     for (;;) {
         barrier_wait(shared_address(&smem.full[place.stage]), place.phase);
@@ -186,8 +189,9 @@ GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, tru
         if constexpr (KIND == KIND_INT4) {
             score_digits<D>(at + key_at, k_scales, q.queries, lane, acc_s);
         } else {
-            scores_4rows<KIND, D>(a, at, at + codes.key, plane_at_offset(a, 0, before[0]), sq, rest,
-                                  has_rest, q, first, lane, acc_s);
+            scores_4rows<KIND, D>(a, at, levels_at(smem), at + codes.key,
+                                  plane_at_offset(a, 0, before[0]), sq, rest, has_rest, q, first,
+                                  lane, acc_s);
         }
         bool apart = false;
         if (unusual != 0 || tile_base < all.x || tile_base + 31 > all.y) {

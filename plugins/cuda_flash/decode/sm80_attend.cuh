@@ -45,6 +45,9 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
     char *sq = smem.q[0];
     bool high_rows = true;
     clear_acc(row_max, row_sum, acc_o);
+    if constexpr (S::table) {
+        write_levels_of(p.k.bits, levels_at(smem));
+    }
 #pragma unroll 1
     for (;;) {
         barrier_wait(shared_address(&smem.full[place.stage]), place.phase);
@@ -92,9 +95,9 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
             constexpr int each = SWAP ? 1 : 2; /* two at a time would spill */
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_levels<D, SWAP, 1>(at, k_plane, p.k.bits, sq, rest, has_rest, queries,
-                                       first + sub * 16, lane, high_rows, &acc_s[sub * each],
-                                       &factors[sub * each]);
+                dot_levels<D, SWAP, 1>(at, levels_at(smem), k_plane, p.k.bits, sq, rest, has_rest,
+                                       queries, first + sub * 16, lane, high_rows,
+                                       &acc_s[sub * each], &factors[sub * each]);
             }
         } else if constexpr (KIND == KIND_K8V4) {
             dot_e4m3_rows<D, SWAP, subs>(at, k_plane, sq, queries, first, lane, high_rows, acc_s);

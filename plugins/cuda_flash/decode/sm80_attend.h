@@ -19,6 +19,11 @@ extern "C" {
  * kinds; for two tiles' scores of heads over 256. */
 #define SM80_FIXED_SMEM 1024
 #define SM80_TERMS_SMEM 1024
+/* KIND_LEVELS up to 128 dims: the table of levels (sm80_turboquant.cuh), `bytes` or more after the
+ * beginning of shared memory, before which the system keeps 1024, at a multiple of its size. */
+#define SM80_LEVELS_TABLE 16384
+#define SM80_LEVELS_AT(bytes)                                                                      \
+    (((bytes) + 1024 + SM80_LEVELS_TABLE - 1) / SM80_LEVELS_TABLE * SM80_LEVELS_TABLE - 1024)
 #define SM80_SCORES_SMEM(tile) (2 * 16 * ((tile) + 8) * 4)
 /* Bytes that a key and a value of KIND_LEVELS and KIND_K8V4 need in a stage besides their codes:
  * norms, steps, and the neighbouring bytes that copies in whole pieces include. */

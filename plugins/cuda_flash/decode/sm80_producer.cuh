@@ -63,9 +63,14 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
     static constexpr int q_buffers = SPLIT && !large_head ? 2 : 1;
     /* The terms are followed by the rounding errors of Hadamard-transformed queries, and by two
      * tiles' scores that warps exchange. */
-    static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
-                                 (hadamard ? q_bytes : 0) +
-                                 (large_head ? SM80_SCORES_SMEM(tile) : 0);
+    static constexpr int before_levels = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
+                                         (hadamard ? q_bytes : 0) +
+                                         (large_head ? SM80_SCORES_SMEM(tile) : 0);
+    /* whether a table has the levels (sm80_turboquant.cuh) */
+    static constexpr bool table = KIND == KIND_LEVELS && D <= 128;
+    static constexpr int levels = SM80_LEVELS_AT(q_buffers * q_bytes + before_levels);
+    static constexpr int fixed =
+        table ? levels + SM80_LEVELS_TABLE - q_buffers * q_bytes : before_levels;
     /* 4 consumer warps and the producers. One producer suffices for KIND_NVFP4 and KIND_LEVELS,
      * whose tiles are a few spans; this leaves registers for three CTAs with swapped operands. */
     static constexpr bool alone = (KIND == KIND_NVFP4 || KIND == KIND_LEVELS) && D <= 128;
@@ -97,6 +102,13 @@ GPU_INLINE char *stage_at(shared_storage<KIND, D, SPLIT> &smem, int stage)
     using S = decode_shape<KIND, D, SPLIT>;
     static_assert(sizeof smem <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
     return (char *)&smem + S::q_buffers * S::q_bytes + S::fixed + stage * S::stage;
+}
+
+/* The shared address of the table of levels. */
+template <int KIND, int D, bool SPLIT>
+GPU_INLINE uint32_t levels_at(shared_storage<KIND, D, SPLIT> &smem)
+{
+    return shared_address(&smem) + decode_shape<KIND, D, SPLIT>::levels;
 }
 
 template <int KIND, int D, bool SPLIT>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, whose squares give a
- * key's length. */
+/* TurboQuant's keys in one warp: codes become f16 levels by a table of pairs or, over 128 dims,
+ * byte permutations. The levels' squares give a key's length. */
 #ifndef CUDA_FLASH_SM80_TURBOQUANT_CUH
 #define CUDA_FLASH_SM80_TURBOQUANT_CUH
 
@@ -39,6 +39,51 @@ template <int BITS> GPU_INLINE void widen_levels(uint32_t word, uint32_t (&pairs
         }
         pairs[2 * i] = pick_bytes(low, high, 0x5140);
         pairs[2 * i + 1] = pick_bytes(low, high, 0x7362);
+    }
+}
+
+/* A table in shared memory has the levels of all pairs of codes, in copies for so many lanes each,
+ * whose words are in different banks. Its place is a multiple of its size. */
+template <int BITS> constexpr int LEVEL_LANES = BITS == 4 ? 16 : 32;
+template <int BITS> constexpr int LEVEL_TABLE = (1 << 2 * BITS) * LEVEL_LANES<BITS> * 4; /* bytes */
+static_assert(LEVEL_TABLE<4> <= SM80_LEVELS_TABLE && LEVEL_TABLE<3> <= SM80_LEVELS_TABLE,
+              "room for them");
+
+/* Writes the table; all consumers call. */
+template <int BITS> GPU_INLINE void write_levels(uint32_t table)
+{
+#pragma unroll 1
+    for (int i = threadIdx.x; i < LEVEL_TABLE<BITS> / 4; i += 128) {
+        uint32_t pairs[4];
+        widen_levels<BITS>(i / LEVEL_LANES<BITS>, pairs);
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(table + i * 4), "r"(pairs[0]) : "memory");
+    }
+}
+
+GPU_INLINE void write_levels_of(int bits, uint32_t table)
+{
+    if (table % SM80_LEVELS_TABLE != 0) {
+        __trap(); /* the system keeps another number of bytes */
+    }
+    if (bits == 4) {
+        write_levels<4>(table);
+    } else {
+        write_levels<3>(table);
+    }
+    barrier_consumers(); /* the table is written */
+}
+
+/* As widen_levels. `own` is the lane's place in the table's entry 0. */
+template <int BITS> GPU_INLINE void find_levels(uint32_t own, uint32_t word, uint32_t (&pairs)[4])
+{
+    constexpr int at = BITS == 4 ? 6 : 7; /* log2 of an entry's bytes */
+    static_assert(LEVEL_LANES<BITS> * 4 == 1 << at, "an entry's bytes");
+    constexpr uint32_t mask = ((1 << 2 * BITS) - 1) << at;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int shift = 2 * BITS * i - at;
+        const uint32_t entry = (shift < 0 ? word << -shift : word >> shift) & mask;
+        asm("ld.shared.b32 %0, [%1];" : "=r"(pairs[i]) : "r"(entry | own));
     }
 }
 
@@ -99,14 +144,16 @@ GPU_INLINE void length_factors(const char *stage, const sm80_plane &plane, int f
 /* Raw scores against 16 SUBS keys from `first` on, and their factors. Keys alternate, so that no
  * product waits for the previous one. */
 template <int D, int SWAP, int BITS, bool HAS_REST, int SUBS>
-GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const char *sq,
-                              const char *rest, const lane_queries<D, SWAP> &queries, int first,
-                              int lane, bool high_rows, float (*acc_s)[4], float (*factors)[2])
+GPU_INLINE void dot_levels_of(const char *stage, uint32_t table, const sm80_plane &plane,
+                              const char *sq, const char *rest,
+                              const lane_queries<D, SWAP> &queries, int first, int lane,
+                              bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     constexpr int words = D / 32, each = SWAP ? 1 : 2;
     constexpr int batch = words > 4 ? 4 : words; /* words loaded together */
     const code_place place = place_of_codes(stage, plane.at + (first + (lane >> 2)) * plane.pitch +
                                                        (lane & 3) * words * BITS);
+    const uint32_t own = table + lane % LEVEL_LANES<BITS> * 4;
     float lengths[SUBS][SWAP ? 1 : 2][4] = {};
     uint32_t squares[SUBS][2][2]; /* two words, keys 0 - 7 and 8 - 15 */
 #pragma unroll
@@ -120,8 +167,14 @@ GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const 
         for (int i = 0; i < batch * SUBS; i++) {
             const int j = i / SUBS, sub = i % SUBS;
             uint32_t pairs[2][4];
-            widen_levels<BITS>(x[2 * sub][j], pairs[0]);
-            widen_levels<BITS>(x[2 * sub + 1][j], pairs[1]);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                if constexpr (D <= 128) {
+                    find_levels<BITS>(own, x[2 * sub + n][j], pairs[n]);
+                } else {
+                    widen_levels<BITS>(x[2 * sub + n][j], pairs[n]);
+                }
+            }
             queries.multiply(sq, lane, from + j, high_rows, pairs, &acc_s[sub * each]);
             squares[sub][0][j % 2] = squares_of(pairs[0]);
             squares[sub][1][j % 2] = squares_of(pairs[1]);
@@ -143,38 +196,38 @@ GPU_INLINE void dot_levels_of(const char *stage, const sm80_plane &plane, const 
 /* Selects the code for the run-time condition has_rest, so that no branch separates products. With
  * rounding errors, registers do not suffice for alternating keys. */
 template <int D, int SWAP, int BITS, int SUBS>
-GPU_INLINE void dot_levels_by_rest(const char *stage, const sm80_plane &plane, const char *sq,
-                                   const char *rest, bool has_rest,
+GPU_INLINE void dot_levels_by_rest(const char *stage, uint32_t table, const sm80_plane &plane,
+                                   const char *sq, const char *rest, bool has_rest,
                                    const lane_queries<D, SWAP> &queries, int first, int lane,
                                    bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     if (!has_rest) {
-        dot_levels_of<D, SWAP, BITS, false, SUBS>(stage, plane, sq, rest, queries, first, lane,
-                                                  high_rows, acc_s, factors);
+        dot_levels_of<D, SWAP, BITS, false, SUBS>(stage, table, plane, sq, rest, queries, first,
+                                                  lane, high_rows, acc_s, factors);
         return;
     }
 #pragma unroll
     for (int sub = 0; sub < SUBS; sub++) {
         const int at = sub * (SWAP ? 1 : 2);
         /* opaque: the address of the rest is not computed where it is not used */
-        dot_levels_of<D, SWAP, BITS, true, 1>(stage, plane, sq, rest, queries, first + sub * 16,
-                                              SUBS > 1 ? opaque(lane) : lane, high_rows, acc_s + at,
-                                              factors + at);
+        dot_levels_of<D, SWAP, BITS, true, 1>(stage, table, plane, sq, rest, queries,
+                                              first + sub * 16, SUBS > 1 ? opaque(lane) : lane,
+                                              high_rows, acc_s + at, factors + at);
     }
 }
 
 template <int D, int SWAP, int SUBS>
-GPU_INLINE void dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq,
-                           const char *rest, bool has_rest, const lane_queries<D, SWAP> &queries,
-                           int first, int lane, bool high_rows, float (*acc_s)[4],
-                           float (*factors)[2])
+GPU_INLINE void dot_levels(const char *stage, uint32_t table, const sm80_plane &plane, int bits,
+                           const char *sq, const char *rest, bool has_rest,
+                           const lane_queries<D, SWAP> &queries, int first, int lane,
+                           bool high_rows, float (*acc_s)[4], float (*factors)[2])
 {
     if (bits == 4) {
-        dot_levels_by_rest<D, SWAP, 4, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
-                                             high_rows, acc_s, factors);
+        dot_levels_by_rest<D, SWAP, 4, SUBS>(stage, table, plane, sq, rest, has_rest, queries,
+                                             first, lane, high_rows, acc_s, factors);
     } else {
-        dot_levels_by_rest<D, SWAP, 3, SUBS>(stage, plane, sq, rest, has_rest, queries, first, lane,
-                                             high_rows, acc_s, factors);
+        dot_levels_by_rest<D, SWAP, 3, SUBS>(stage, table, plane, sq, rest, has_rest, queries,
+                                             first, lane, high_rows, acc_s, factors);
     }
 }
 
