@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Transformers can ask of an attention implementation, one by one, held against eager."""
+import copy
 import importlib
 import logging
 import os
@@ -10,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from torch import library
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -71,13 +73,42 @@ class Selection(unittest.TestCase):
         model = model_of("llama", head_dim=520)
         with self.assertRaisesRegex(libattn.AttnError, "head_size.*520.*512.*\n  layers of LlamaForCausalLM; set attn_impl.*'sdpa'"):
             model.set_attn_implementation("libattn")
+        model = model_of("deepseek-v3", v_head_dim=520)
+        with self.assertRaisesRegex(libattn.AttnError, "head_size_v.*520.*\n  layers of Deepseek.*; set attn_impl.*'sdpa'"):
+            type(model)._from_config(model.config, attn_implementation="libattn")
         model = model_of("llama")
-        with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64.*\n  layers of LlamaForCausalLM; set attn_impl.*'sdpa'"):
-            type(model)._from_config(model.config, attn_implementation="libattn", dtype=torch.float64)
         model.set_attn_implementation("libattn")
         with torch.no_grad(), self.assertRaisesRegex(
                 libattn.AttnError, "dtype: torch.float64.*\n  layer 0, a LlamaAttention; set attn_implementation to .*'sdpa'"):
             model.double()(ids(1, 4))
+
+    def test_models_that_only_a_call_can_judge_are_made(self) -> None:
+        """Sizes that differ by layer, several text models, heads that are padded, a codec with a head of 1024, other dtypes of the
+        first parameter."""
+        integration.register()
+        emu3 = transformers.Emu3Config(vocabulary_map={"<image>": 5, "<|extra_200|>": 7, "<|visual token 000000|>": 8})
+        emu3.text_config.num_hidden_layers = 1
+        small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        made = [
+            (transformers.Gemma4ForCausalLM, transformers.Gemma4TextConfig(
+                **small, vocab_size=32, intermediate_size=32, num_key_value_heads=2, head_dim=16, global_head_dim=32,
+                layer_types=["full_attention"], vocab_size_per_layer_input=32, hidden_size_per_layer_input=0, num_kv_shared_layers=0)),
+            (transformers.MoonshineForConditionalGeneration, transformers.MoonshineConfig(
+                vocab_size=32, hidden_size=288, intermediate_size=32, encoder_num_hidden_layers=1, decoder_num_hidden_layers=1,
+                pad_head_dim_to_multiple_of=8)),
+            (transformers.MusicgenForConditionalGeneration, transformers.MusicgenConfig(
+                text_encoder=transformers.T5Config(num_layers=1, d_model=32, d_ff=32, num_heads=2, d_kv=16).to_dict(),
+                audio_encoder=transformers.EncodecConfig().to_dict(),
+                decoder=transformers.MusicgenDecoderConfig(**small, ffn_dim=32).to_dict())),
+            (transformers.Emu3ForConditionalGeneration, emu3)]
+        for model, config in made:
+            with self.subTest(model.__name__), torch.device("meta"):
+                model._from_config(copy.deepcopy(config), attn_implementation="libattn")
+                model._from_config(copy.deepcopy(config)).set_attn_implementation("libattn")
+        for dtype in (torch.int8, torch.float8_e4m3fn, torch.float64):
+            model = model_of("llama")
+            model.model.embed_tokens.weight = torch.nn.Parameter(torch.zeros(families.VOCABULARY, 64).to(dtype), requires_grad=False)
+            model.set_attn_implementation("libattn")
 
     def test_releases_that_are_too_old(self) -> None:
         with mock.patch.object(torch, "__version__", "2.7.1+cu126"), \

@@ -2,7 +2,8 @@
 """Where Transformers needs more than the name of an attention.
 
 Models that compute their attention themselves (BLOOM, for one) take any registered name and go on as before: for ours
-they are refused aloud. So are models of whose layers a configuration says that no backend serves them, before weights are loaded.
+they are refused aloud. So are text decoders whose configuration names a head size that no backend serves, before their weights are
+loaded.
 
 Continuous batching: Transformers 5 takes its own implementations alone for it. It compares the name with a list, and
 offers block tables only to names with ``flash`` in them. Two functions are wrapped so that ours is taken too; for
@@ -12,14 +13,13 @@ is and refuses the name itself.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
-
-import torch
 
 from ..._declarations import Status
 from ...errors import AttnError, make
 from ...torch import dense
-from ...torch.store import store
+from ...torch.store import DTYPES, store
 
 _MARK = "_libattn_wrapped"
 
@@ -58,29 +58,31 @@ def allow_continuous_batching(name: str) -> bool:
 ADVICE = "set attn_implementation to another one than libattn, such as 'sdpa'"
 
 
-def _heads_of(config: Any) -> tuple[int, int, int, int] | None:
-    """Query heads, key heads and sizes of keys and values, where a configuration says them."""
-    text = config.get_text_config()
-    heads, hidden = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
-    if not isinstance(heads, int) or heads < 1:
+def _head_sizes(config: Any) -> tuple[int, int] | None:
+    """Sizes of keys and values that a text decoder's configuration names for all its layers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as decoders
+
+    try:
+        if config.model_type not in decoders:
+            return None
+        key = value = getattr(config, "head_dim", None)
+        if getattr(config, "kv_lora_rank", None):
+            key, value = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    except Exception:  # noqa: BLE001 configurations whose sizes differ by layer (Gemma 4's) raise errors of their own
         return None
-    size = getattr(text, "head_dim", None) or (hidden // heads if isinstance(hidden, int) else None)
-    value = None
-    if getattr(text, "kv_lora_rank", None):
-        size, value = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
-    keys = getattr(text, "num_key_value_heads", None) or heads
-    return (heads, keys, size, value or size) if isinstance(size, int) and isinstance(keys, int) else None
+    return (key, value) if isinstance(key, int) and isinstance(value, int) and min(key, value) > 0 else None
 
 
-def refuse_unserved(model: Any) -> None:
-    """Raise if no backend of any device here serves usual layers of a model that is being made."""
-    heads, dtype = _heads_of(model.config), next((p.dtype for p in model.parameters()), torch.get_default_dtype())
-    if heads is None:
+def refuse_head_sizes(model: Any) -> None:
+    """Raise if no backend, on any device that is here, serves the head sizes that the configuration names. Nothing else is judged
+    before a call: it alone knows the tensors' dtype, their padding and the other terms."""
+    sizes, refusal = _head_sizes(model.config), None
+    if sizes is None:
         return
-    refusal = None
-    for device in {device.device for device in store.runtime.devices}:
+    for device, dtype in itertools.product({device.device for device in store.runtime.devices}, DTYPES):
         try:
-            store.runtime.select([dense.describe("decoder", *heads, dtype, heads[2]**-0.5, True, None, 0.0, False, 0)], device=device)
+            desc = dense.describe("decoder", 1, 1, *sizes, dtype, 1.0, True, None, 0.0, False, 0)
+            store.runtime.select([desc], backend="", device=device)
             return
         except AttnError as error:
             refusal = error
@@ -89,7 +91,7 @@ def refuse_unserved(model: Any) -> None:
 
 
 def refuse_models_without_hook(name: str) -> None:
-    """Raise where a model would take the name and never call us, or call us in vain."""
+    """Raise where a model would take the name and never call us, or where no backend serves it."""
     from transformers import PreTrainedModel
 
     def wrap(method: str) -> None:
@@ -105,7 +107,7 @@ def refuse_models_without_hook(name: str) -> None:
                            f"'{name}' for {type(self).__name__}, which computes its attention itself; supported: "
                            f"models that ask Transformers' AttentionInterface; {ADVICE}")
             if requested == name:
-                refuse_unserved(self)
+                refuse_head_sizes(self)
             return inner(self, requested, *args, **kwargs)
 
         setattr(checked, _MARK, True)
