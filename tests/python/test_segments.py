@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import libattn
-from libattn.torch.segments import of_mask, rebuild, whole
+from libattn.torch.segments import _counted, intervals, of_mask, rebuild, whole
 
 
 def causal_mask(queries: int, keys: int) -> np.ndarray:
@@ -32,6 +32,14 @@ class OfMask(unittest.TestCase):
         self.assertEqual(segments.complete, len(rows) == batch * queries)
         if most is not None:
             self.assertLessEqual(len(segments.requests), most)
+
+    def test_rows_are_counted_alike_on_a_gpu(self) -> None:
+        """By torch's operators, which masks on the CPU do not take."""
+        first, length = (torch.randint(0, 9, (4, 7), generator=torch.Generator().manual_seed(seed))[..., None] for seed in (1, 2))
+        mask = (torch.arange(16) >= first) & (torch.arange(16) < first + length)
+        count, *found = _counted(mask, 16).numpy()
+        np.testing.assert_array_equal(found, intervals(mask))
+        np.testing.assert_array_equal(count, length[..., 0])
 
     def test_causal(self) -> None:
         self.check(causal_mask(7, 7)[None], True, most=1)

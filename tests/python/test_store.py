@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
 import importlib
+import types
 import unittest
 import unittest.mock
 from typing import Any
@@ -134,17 +135,18 @@ class Again(unittest.TestCase):
             return bind(descs, *args)
 
         for backend in BACKENDS:
-            for queries, window, given, refused, in_place in ((1, 0, None, False, True), (1, 9, mask, False, True), (1, 8, None, False, False),
-                                                              (2, 0, None, False, False), (1, 0, mask, True, False)):
+            for queries, window, given, refused, in_place in (
+                    (1, None, None, False, True), (1, (8, 0), mask, False, True), (1, (7, 0), None, False, False),
+                    (1, (-1, 0), None, False, True), (2, None, None, False, False), (1, None, mask, True, False)):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 q, k, v = (torch.randn(2, heads, rows, 16, generator=generator) for heads, rows in ((4, queries), (2, 9), (2, 9)))
                 blocks.clear()
                 with unittest.mock.patch.object(libattn.torch.store, "_bind", refusing if refused else bind), \
                         unittest.mock.patch.object(store_module.Bound, "reserve", lambda bound, n: (blocks.append(n), reserve(bound, n))):
-                    out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=(window - 1, 0) if window else None)
+                    out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=window)
                 self.assertEqual(blocks == [0], in_place, (backend, queries, window, refused))
                 for b in range(2):
-                    seen = causal(queries, 9, window) if given is None else given[b, 0]
+                    seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[b, 0]
                     wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen)[0]
                     self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, window, refused))
                 self.assertEqual([(row.kind, row.decode.split("@")[0]) for row in libattn.torch.table()],
@@ -177,6 +179,30 @@ class Again(unittest.TestCase):
             call()
         tags = {str(tag).split(".")[-1] for tag in torch.ops.libattn.attend.default.tags}
         self.assertEqual("cudagraph_unsafe" in tags, hasattr(torch.Tag, "cudagraph_unsafe"))
+
+    def test_a_capture_is_asked_for_on_the_tensors_device(self) -> None:
+        """Stand-ins for torch.cuda and torch.xpu, of which the stream of device 1 captures."""
+        for kind in ("cuda", "xpu"):
+            current, switched = [0], []
+
+            class Device:
+                def __init__(self, device: torch.device) -> None:
+                    self.index = device.index
+
+                def __enter__(self) -> None:
+                    switched.append(self.index)
+                    self.outer, current[0] = current[0], self.index
+
+                def __exit__(self, *_: object) -> None:
+                    current[0] = self.outer
+
+            module = types.SimpleNamespace(device=Device, current_device=lambda: current[0],
+                                           is_current_stream_capturing=lambda: current[0] == 1)
+            with self.subTest(kind), unittest.mock.patch.object(torch, kind, module):
+                answers = [store_module.capturing(torch.device(name)) for name in (kind, f"{kind}:0", f"{kind}:1", "cpu")]
+                self.assertEqual((answers, switched, current), ([False, False, True, False], [1], [0]))
+                del module.is_current_stream_capturing
+                self.assertFalse(store_module.capturing(torch.device(kind, 1)))
 
     def test_a_gradient_is_refused_after_calls_without(self) -> None:
         libattn.torch.configure(ignore_environment=True)

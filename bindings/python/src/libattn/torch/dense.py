@@ -320,7 +320,7 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
                     causal: bool, window: Window, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int,
                     fp8: EncoderScales | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
     """`attend` for requests that are known; None: every row of the batch sees its keys, as `causal` and `window` say."""
-    if q.is_cuda:
+    if q.is_cuda or q.is_xpu:
         refuse_capture(q.device)
     key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
            segments, scale, causal, window, soft_cap, kind, None if sinks is None else identity((("sinks", sinks),)))

@@ -45,7 +45,9 @@ class Segments:
     @property
     def sees_all(self) -> bool:
         """Whether the window leaves out no key of a request of one query."""
-        return self.window is None or int((self.requests[:, 4] - self.requests[:, 3]).max(initial=0)) <= self.window[0] + 1
+        if self.window is None or self.window[0] < 0:
+            return True
+        return int((self.requests[:, 4] - self.requests[:, 3]).max(initial=0)) <= self.window[0] + 1
 
 
 def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> Segments:
@@ -55,9 +57,15 @@ def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> 
     return Segments(np.stack([b, zero, zero + queries, zero, zero + keys], axis=1), causal, window, True)
 
 
+def _counted(visible: torch.Tensor, length: int) -> torch.Tensor:
+    """[3, B, S]: visible keys, first and end of each row, by operators of torch."""
+    bits, count = visible.view(torch.uint8), visible.sum(-1)  # argmax is the first of equal ones
+    return torch.stack([count, bits.argmax(-1), length - bits.flip(-1).argmax(-1)]) * (count > 0)
+
+
 def intervals(visible: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """First and end visible key of each row of a mask [B, S, L]; (0, 0) where a row sees nothing. They are found where the mask
-    lies: two numbers of a row come to the host, not the row.
+    lies: three numbers a row (its visible keys, first and end) come to the host, not the row.
 
     Raises
     ------
@@ -67,9 +75,13 @@ def intervals(visible: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     batch, length = visible.shape[0], visible.shape[-1]
     if batch > 1 and visible.stride(0) == 0:  # one for all entries
         visible = visible[:1]
-    bits, count = visible.view(torch.uint8), visible.sum(-1)  # argmax is the first of equal ones
-    found = torch.stack([count, bits.argmax(-1), length - bits.flip(-1).argmax(-1)]) * (count > 0)
-    count, first, end = np.broadcast_to(found.cpu().numpy(), (3, batch, visible.shape[1]))
+    if visible.device.type == "cpu":  # NumPy's argmax ends at the first True
+        seen = visible.numpy()
+        count = seen.sum(-1)
+        found = np.stack([count, seen.argmax(-1), length - seen[..., ::-1].argmax(-1)]) * (count > 0)
+    else:
+        found = _counted(visible, length).cpu().numpy()
+    count, first, end = np.broadcast_to(found, (3, batch, visible.shape[1]))
     if not np.array_equal(end - first, count):
         b, row = (int(i) for i in np.argwhere(end - first != count)[0])
         raise make(Status.UNSUPPORTED, "attention_mask",
@@ -164,7 +176,7 @@ def of_mask(visible: torch.Tensor, causal: bool, window: Window, own_keys: bool)
     first, end = intervals(visible)
     batch, queries, keys = visible.shape
     if own_keys and queries == keys:
-        padding = ~visible.any(1).cpu().numpy()
+        padding = ~(visible.numpy().any(1) if visible.device.type == "cpu" else visible.any(1).cpu().numpy())
         first, end = np.where(padding, 0, first), np.where(padding, 0, end)
     if queries == 1:
         rows = np.flatnonzero(end[:, 0] > first[:, 0])

@@ -215,8 +215,17 @@ def stream_of(device: torch.device) -> int | None:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    """Whether torch's current stream on a device is being captured into a graph."""
+    if device.type == "cpu":
+        return False
+    module = getattr(torch, device.type, None)
+    ask = getattr(module, "is_current_stream_capturing", None)  # newer torch has one for XPUs
+    if ask is None:
+        return False
+    if device.index is None or device.index == module.current_device():
+        return bool(ask())
+    with module.device(device):
+        return bool(ask())
 
 
 def refuse_capture(device: torch.device) -> None:
