@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
 }
 #: Options of some. Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree; libattn's
-#: indexer in place of vLLM's.
+#: indexer in place of vLLM's, where libattn serves.
 OPTIONS: dict[str, dict[str, Any]] = {"llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3},
                                       "deepseek-v3.2, indexer": {"indexer": True}}
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -104,7 +104,8 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))] * 2
     try:
-        made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **OPTIONS.get(name, {}))
+        options = {key: value for key, value in OPTIONS.get(name, {}).items() if backend == "libattn" or key != "indexer"}
+        made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **options)
         rows = on_gpu.chosen(made, prompts[:8], 40) + on_gpu.chosen(made, prompts[8:], 40)  # the second from the prefix cache
     except Exception as error:  # noqa: BLE001
         print("@@" + json.dumps(line | {"error": str(error)[-300:]}), flush=True)

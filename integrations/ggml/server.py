@@ -38,21 +38,22 @@ class Server:
         self.log.seek(0)
         return self.log.read()
 
-    def ask(self, path: str, **body: object) -> dict[str, object]:
+    def ask(self, path: str, seconds: float = 120, **body: object) -> dict[str, object]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", json.dumps(body).encode() if body else None,
                                          {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
             return json.load(answer)
 
     def wait(self) -> None:
-        """Until the model is loaded."""
-        for _ in range(600):
+        """Until the model is loaded, a minute at most."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
             if self.process.poll() is not None:
                 raise RuntimeError(f"llama-server ended with {self.process.returncode}: {self.text()[-600:]}")
             try:
-                self.ask("health")
+                self.ask("health", 5)
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.1)
         raise RuntimeError("llama-server does not answer")
 
@@ -66,11 +67,25 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def busiest(log: str) -> int:
+    """How many slots were busy together, by the server's log."""
+    busy = most = 0
+    for line in log.splitlines():
+        busy += (" launch_slot_: " in line) - (" release: " in line)
+        most = max(most, busy)
+    return most
 
 
 def served(program: str, arguments: list[str], prompts: list[str], at_once: int, **environment: str) -> list[list[int]]:
-    """The tokens of each prompt; libattn serves where ``ATTN_LIBRARY`` is given, and says nothing."""
+    """The tokens of each prompt; libattn serves where ``ATTN_LIBRARY`` is given and refuses nothing. Of `at_once` requests
+    two or more are in slots together, and one is alone."""
     server = Server(program, *arguments, **environment)
     try:
         server.wait()
@@ -79,9 +94,12 @@ def served(program: str, arguments: list[str], prompts: list[str], at_once: int,
         loaded = server.has_open("libattn.so")
     finally:
         server.stop()
-    said = [line for line in server.text().splitlines() if "libattn" in line]
+    log = server.text()
+    said = [line for line in log.splitlines() if line.startswith("libattn: ")]
     if said or loaded != ("ATTN_LIBRARY" in environment):
         raise RuntimeError(f"libattn {'is' if loaded else 'is not'} loaded: {said}")
+    if (busiest(log) > 1) != (at_once > 1):
+        raise RuntimeError(f"{busiest(log)} slots were busy together; {at_once} requests were sent at once")
     return found
 
 
