@@ -60,15 +60,15 @@ ADVICE = "set attn_implementation to another one than libattn, such as 'sdpa'"
 
 def _head_sizes(config: Any) -> tuple[int, int] | None:
     """Sizes of keys and values that a text decoder's configuration names for all its layers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as decoders
-
     try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as decoders
+
         if config.model_type not in decoders:
             return None
         key = value = getattr(config, "head_dim", None)
         if getattr(config, "kv_lora_rank", None):
             key, value = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    except Exception:  # noqa: BLE001 configurations whose sizes differ by layer (Gemma 4's) raise errors of their own
+    except Exception:  # noqa: BLE001 not judged: configurations whose sizes differ by layer (Gemma 4's) raise, or another release
         return None
     return (key, value) if isinstance(key, int) and isinstance(value, int) and min(key, value) > 0 else None
 
