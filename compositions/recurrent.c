@@ -252,8 +252,12 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
             "b");
     CHECK_TENSOR_IF(a, gdn->a, NULL, "a", 2, {rows, gates}, 1, .strided = true);
     CHECK_TENSOR_IF(b, gdn->b, NULL, "b", 2, {rows, g->num_v_heads}, 1, .strided = true);
+    /* A window keeps inputs in the layer's dtype: a cut must not round what a step reads whole. */
+    const struct attn_layer_desc *l = step->layer->desc;
+    const bool as_kept = l->batch_invariant >= 2 && g->conv_width > 1;
     CHECK_TENSOR_IF(g->conv_width > 0, gdn->mixed_qkv, NULL, "mixed_qkv", 2,
-                    {rows, num_channels(g)}, 1);
+                    {rows, num_channels(g)}, 1,
+                    as_kept ? dtype_of_id(l->dtype) : (struct attn_dtype){0});
     if (g->conv_width == 0) {
         TRY(check_input(plan, "q", io->q, &step->q, rows, error));
         TRY(step_check_keys(plan, step, io, rows, error));

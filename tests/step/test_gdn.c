@@ -30,7 +30,7 @@ enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFT
 
 struct gdn {
     OPENED;
-    int32_t width, drafted, interval;
+    int32_t width, drafted, interval, invariant;
     bool moves; /* each step leaves its states in other slots, and checkpoints */
     bool turned;
     bool trusted; /* the core does not look at what a step reads */
@@ -85,6 +85,7 @@ static void describe(struct gdn *g)
                                             .dtype = ATTN_DTYPE_F32,
                                             .window_left = -1,
                                             .window_right = -1,
+                                            .batch_invariant = g->invariant,
                                             .num_speculative_tokens = g->drafted};
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
     g->caches = layer_caches(&g->cache, 1, NULL);
@@ -504,6 +505,26 @@ TEST(test_bad_steps)
     PLAN(g);
     PLAN_REFUSED("state_slots", g->slots[1][1] = -1);
     gdn_destroy(g);
+}
+
+/* A window in the layer's dtype rounds wider inputs, which a cut of a prompt must not show. */
+TEST(test_inputs_of_windows)
+{
+    static const int32_t queries[] = {1, 1, 7, 5, 2};
+    for (int32_t invariant = 1; invariant <= 2; invariant++) {
+        const struct gdn given = {.width = WIDTH, .invariant = invariant};
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
+        set_step(g, queries, false);
+        PLAN(g);
+        struct attn_tensor other = *g->io_ext.mixed_qkv;
+        other.dtype.bits = 16;
+        if (invariant == 2) {
+            RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = &other);
+        } else {
+            WITH(g->io_ext, g->io_ext.mixed_qkv = &other, RUN(g));
+        }
+        RUN(g);
+    }
 }
 
 /* Requests of a batch run at once: what one writes, no other reads or writes. */
