@@ -108,7 +108,7 @@ attn_status gpu_supports(const struct attn_supports_args *args,
     const struct attn_recurrent_desc *gdn = ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
     if (gdn != NULL && gdn->state_dtype != ATTN_DTYPE_F32 && layer->batch_invariant >= 2) {
         reasons->refuse(reasons->user, "batch_invariant", "2 with states of 16 bits",
-                        "2 with states in float32");
+                        "0, 1, or 2 with states in float32");
     }
     if (!layer_is_latent(layer)) { /* else a kernel reads the lists themselves */
         refuse_beside_lists(layer, reasons);

@@ -23,7 +23,7 @@ static size_t round_up(size_t bytes)
 }
 
 /* The segments of a plan, and how many of them may leave parts of 16 rows. With 64 rows there are
- * fewer parts, since each CTA has one segment. */
+ * fewer parts, since each CTA has one segment. Where a prefix may be cached, no item is cut. */
 static int64_t segment_bound(const struct attn_instance *instance,
                              const struct attn_prepared *prepared, int64_t reqs, int64_t row_tiles,
                              bool by_item, int64_t *part_rows)
@@ -32,9 +32,10 @@ static int64_t segment_bound(const struct attn_instance *instance,
                                                         : prepared->dense           ? 3
                                                                                     : 2);
     if (by_item) {
-        int64_t invariant = reqs * prepared->num_kv_heads * GPU_INVARIANT_CUTS;
-        int64_t cut =
-            prepared->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
+        int64_t cut = 4 * ctas; /* cut_count in gpu/kernels/cut.h */
+        if (prepared->invariant) {
+            cut = prepared->invariant >= 2 ? 0 : reqs * prepared->num_kv_heads * GPU_INVARIANT_CUTS;
+        }
         *part_rows = cut * 16;
         if (prepared->way == GPU_WAY_LATENT && instance->latent != NULL) {
             int64_t parts = prepared->invariant ? cut : 2 * ctas; /* two for each share */
@@ -319,8 +320,7 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
     plan->fast_few = 0;
     if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
-        /* where a prefix may be cached, rows that share an item must not change each other's bits
-         */
+        /* rows that share an item change each other's bits, which a cached prefix would show */
         bool served = fast != NULL && args->prepared->invariant < 2 && fast->serves(args);
         plan->fast = served;
         plan->by_item = served && !args->prepared->invariant ? 2 : 1;
