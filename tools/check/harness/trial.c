@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum trial_result trial_say(struct trial *trial, enum trial_result result, const char *format, ...)
 {
@@ -74,4 +75,18 @@ bool trial_supports(struct trial *trial, const struct backend *backend,
     trial->message[0] = '\0';
     return backend->plugin->supports == NULL ||
            (backend->plugin->supports(&args, &sink, NULL) == ATTN_OK && trial->message[0] == '\0');
+}
+
+enum trial_result trial_of_layer(struct trial *trial, const struct attn_layer_desc *layer,
+                                 enum trial_result result)
+{
+    const uint64_t features = trial->tested->caps.features;
+    if (result != TRIAL_SKIPPED || layer->batch_invariant < 2 ||
+        !(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX)) {
+        return result;
+    }
+    char why[sizeof trial->message];
+    memcpy(why, trial->message, sizeof why);
+    return trial_say(trial, TRIAL_FAILED, "BATCH_INVARIANT_PREFIX is declared; %.*s",
+                     (int)sizeof why - 50, why);
 }

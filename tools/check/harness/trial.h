@@ -65,4 +65,10 @@ enum trial_result trial_call_refused(struct trial *trial, const struct attn_erro
 bool trial_supports(struct trial *trial, const struct backend *backend,
                     const struct attn_layer_desc *layer, int32_t phase);
 
+/* The result of a case of this layer that was called or refused: a refusal of batch_invariant 2 is
+ * a failure where the backend declares it. Not called for states of 16 bits, which may be refused.
+ */
+enum trial_result trial_of_layer(struct trial *trial, const struct attn_layer_desc *layer,
+                                 enum trial_result result);
+
 #endif

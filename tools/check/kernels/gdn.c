@@ -346,6 +346,7 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     enum trial_result result = trial_supports(trial, trial->tested, &s.layer, s.attend.phase)
                                    ? kernel_test_run(&test, call_gdn, &c)
                                    : TRIAL_SKIPPED;
+    result = c.v.state_dtype != ATTN_DTYPE_F32 ? result : trial_of_layer(trial, &s.layer, result);
     result = result == TRIAL_PASSED ? verify_out(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
     result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
@@ -582,12 +583,11 @@ void gdn_cases(const struct kernel_sink *sink)
                 continue; /* one dtype each */
             }
             try_gdn(sink, caps, &v);
-            /* one in four again, level 2 where a request can be cut */
+            /* one in four again, level 2 where a request can be cut or is a step */
             for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && !v.nan; v.invariant++) {
                 const uint64_t needed = v.invariant == 1 ? ATTN_FEATURE_BATCH_INVARIANT
                                                          : ATTN_FEATURE_BATCH_INVARIANT_PREFIX;
-                bool cut = v.shape != GDN_STEPS && v.drafted == 0 && !v.initial && v.kept == 0 &&
-                           v.replay == 0;
+                bool cut = v.drafted == 0 && !v.initial && v.kept == 0 && v.replay == 0;
                 if (sink->caps->features & needed && (cut || v.invariant == 1)) {
                     try_gdn(sink, caps, &v);
                 }

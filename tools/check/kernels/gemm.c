@@ -19,6 +19,7 @@ struct gemm_variant {
     int32_t mx;       /* MX_*: w is mxfp4, whatever w_dtype says */
     int32_t rows;     /* 0: the usual ones */
     bool shared;      /* all batches multiply the same rows of a */
+    bool parts;       /* the bits of a row do not depend on the number of rows */
 };
 
 struct sizes {
@@ -35,10 +36,19 @@ static struct sizes sizes_of(const struct gemm_variant *v)
 
 enum { A, W, W_SCALE, BLOCK_SCALE, OUT, NUM_OPERANDS };
 
+/* A batch-invariant layer's rows come in any number: parts of 1, 4, 5, 17 and 173 rows. */
+static const int64_t first_rows[] = {0, 1, 5, 10, 27, 200};
+enum { NUM_PARTS = sizeof first_rows / sizeof *first_rows - 1, PART_ROWS = 200 };
+
 static attn_status call_gemm(struct kernel_call *call, const void *context,
                              struct attn_error *error)
 {
     const struct gemm_variant *v = context;
+    if (call->part >= 0) {
+        const int64_t first = first_rows[call->part], count = first_rows[call->part + 1] - first;
+        call_narrow(call, A, 1, first, count);
+        call_narrow(call, OUT, 1, first, count);
+    }
     const struct attn_batched_gemm_args args = SIZED(
         attn_batched_gemm_args, .instance = call->backend->instance, .stream = call->stream,
         .a = &call->tensors[A], .w = &call->tensors[W],
@@ -107,8 +117,11 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
     }
     enum trial_result result = kernel_test_run(&test, call_gemm, v);
     /* a batch is a row here, and its rows are heads */
-    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
-                                  : result;
+    result = result == TRIAL_PASSED
+                 ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
+                 : result;
+    return result == TRIAL_PASSED && v->parts ? kernel_test_parts(&test, call_gemm, v, NUM_PARTS)
+                                              : result;
 }
 
 void gemm_cases(const struct kernel_sink *sink)
@@ -135,6 +148,19 @@ void gemm_cases(const struct kernel_sink *sink)
                                      i % 2 != 0, .rows = many[i], .shared = i > 3};
             kernel_try(sink, run_gemm, &v, "batched_gemm.%s.rows%d%s%s", dtype_name(dtype), v.rows,
                        v.transposed ? ".transposed" : "", v.shared ? ".shared" : "");
+        }
+        for (int32_t i = 0; i < 2 && there; i++) {
+            struct gemm_variant v = {dtype,
+                                     i != 0 ? ATTN_DTYPE_FP8_E4M3 : dtype,
+                                     scales[i],
+                                     (dtype + i) % 2 != 0,
+                                     .rows = PART_ROWS,
+                                     .parts = true};
+            if (sink->caps->features & ATTN_FEATURE_BATCH_INVARIANT) {
+                kernel_try(sink, run_gemm, &v, "batched_gemm.%s.%s.rows%d%s.invariant",
+                           dtype_name(dtype), dtype_name(v.w_dtype), v.rows,
+                           v.transposed ? ".transposed" : "");
+            }
         }
         there = there && sink->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS;
         for (int32_t i = 0; i < 4 && there; i++) {

@@ -119,7 +119,8 @@ enum trial_result latent_run(const struct latent_batch *b, struct kernel_test *t
     s->write.num_slots = b->num_context;
     TRIAL_CALL(trial, "reference write_kv", trial->reference->kernels.write_kv(&s->write, &error),
                &error);
-    return trial_supports(trial, trial->tested, &s->layer, s->attend.phase)
-               ? kernel_test_run(test, run, context)
-               : TRIAL_SKIPPED;
+    return trial_of_layer(trial, &s->layer,
+                          trial_supports(trial, trial->tested, &s->layer, s->attend.phase)
+                              ? kernel_test_run(test, run, context)
+                              : TRIAL_SKIPPED);
 }

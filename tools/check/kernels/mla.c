@@ -475,6 +475,9 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_BF16, false, 3, false, 2},
         {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, false, 2},
         {0, 16, ATTN_KV_BF16, true, 4, false, 2},
+        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_FP8_E4M3, false, 5, false, 2},
+        {0, 16, ATTN_KV_FP8_DS_MLA, false, 4, false, 2},
+        {0, 16, ATTN_KV_FP8_DS_MLA, true, 4, false, 2},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_FP8_E4M3, false},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_BF16, false, 3},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
@@ -526,7 +529,12 @@ static void list_cases(const struct kernel_sink *sink, const struct attn_mla_cap
                                 .term = mla_terms[i % num_terms].term,
                                 .invariant = i % 4 == 2,
                                 .lists = case_lists_at(i)};
-        if (case_lists_declared(sink->caps, &v.lists, true)) {
+        const bool declared = case_lists_declared(sink->caps, &v.lists, true);
+        if (declared) {
+            try_mla(sink, &v);
+        }
+        if (declared && i == 7 && sink->caps->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) {
+            v.invariant = 2;
             try_mla(sink, &v);
         }
     }
