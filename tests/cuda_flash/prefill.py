@@ -163,7 +163,7 @@ def checks():
         for size in ((64, 64), (128, 128), (256, 256)):
             for page in (0, 16):
                 yield dict(queries=[700, 129, 1, 300], keys=[1500, 129, 900, 2300], lse=True, cap=cap, spread=spread, page=page, size=size)
-    # copies of some heads at a time: all have more than 256 MiB
+    # copies of some heads at a time: all have more than 160 MiB
     yield dict(queries=[1500, 700, 9], keys=[60000, 30000, 25000], lse=True, page=16, fp8=random.randint(1, 2))
     for dtype in (torch.bfloat16, torch.float16):
         for spread in (12.0, 100.0):  # scores that grow past what a row's base leaves room for
