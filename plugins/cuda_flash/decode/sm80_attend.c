@@ -160,7 +160,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
                            : 64) *
                         d * q_element +
                     (wide ? SM80_SCORES_SMEM(tile) : 0);
-    fixed = kind == KIND_LEVELS && d <= 128 ? SM80_LEVELS_AT(fixed) + SM80_LEVELS_TABLE : fixed;
+    fixed = kind == KIND_LEVELS && d == 128 ? SM80_LEVELS_AT(fixed) + SM80_LEVELS_TABLE : fixed;
     for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;

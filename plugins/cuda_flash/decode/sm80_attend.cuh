@@ -268,6 +268,12 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
         error =
             error ? error
                   : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        if (S::table && !error) { /* the table's place counts on it */
+            int reserved = 0;
+            error =
+                cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
+            error = error == cudaSuccess && reserved != 1024 ? cudaErrorNotSupported : error;
+        }
         return error ? error
                      : cudaFuncSetAttribute(attend<KIND, D, SPLIT, SWAP>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);

@@ -19,7 +19,7 @@ extern "C" {
  * kinds; for two tiles' scores of heads over 256. */
 #define SM80_FIXED_SMEM 1024
 #define SM80_TERMS_SMEM 1024
-/* KIND_LEVELS up to 128 dims: the table of levels (sm80_turboquant.cuh), `bytes` or more after the
+/* KIND_LEVELS with 128 dims: the table of levels (sm80_turboquant.cuh), `bytes` or more after the
  * beginning of shared memory, before which the system keeps 1024, at a multiple of its size. */
 #define SM80_LEVELS_TABLE 16384
 #define SM80_LEVELS_AT(bytes)                                                                      \

@@ -66,8 +66,8 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
     static constexpr int before_levels = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
                                          (hadamard ? q_bytes : 0) +
                                          (large_head ? SM80_SCORES_SMEM(tile) : 0);
-    /* whether a table has the levels (sm80_turboquant.cuh) */
-    static constexpr bool table = KIND == KIND_LEVELS && D <= 128;
+    /* whether a table has the levels (sm80_turboquant.cuh); with D 64 it would cost CTAs */
+    static constexpr bool table = KIND == KIND_LEVELS && D == 128;
     static constexpr int levels = SM80_LEVELS_AT(q_buffers * q_bytes + before_levels);
     static constexpr int fixed =
         table ? levels + SM80_LEVELS_TABLE - q_buffers * q_bytes : before_levels;

@@ -169,7 +169,7 @@ GPU_INLINE void dot_levels_of(const char *stage, uint32_t table, const sm80_plan
             uint32_t pairs[2][4];
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                if constexpr (D <= 128) {
+                if constexpr (D == 128) {
                     find_levels<BITS>(own, x[2 * sub + n][j], pairs[n]);
                 } else {
                     widen_levels<BITS>(x[2 * sub + n][j], pairs[n]);
