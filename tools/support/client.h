@@ -7,7 +7,7 @@
 #include <attn/api.h>
 #include <attn/plugin.h>
 
-/* A struct of the ABI with these fields, and its own size in the first one. */
+/* A struct of the ABI with these fields and its struct_size. */
 #define SIZED(type, ...) ((struct type){.struct_size = sizeof(struct type), __VA_ARGS__})
 
 /* The table of the core in the file `path`; it lives as long as the process. */

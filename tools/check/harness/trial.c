@@ -82,7 +82,8 @@ enum trial_result trial_of_layer(struct trial *trial, const struct attn_layer_de
 {
     const uint64_t features = trial->tested->caps.features;
     if (result != TRIAL_SKIPPED || layer->batch_invariant < 2 ||
-        !(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX)) {
+        !(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) ||
+        strstr(trial->message, "batch_invariant") == NULL) {
         return result;
     }
     char why[sizeof trial->message];
