@@ -120,7 +120,7 @@ static bool bind_weights(struct trial *t, const struct geometry *g, attn_layer *
     return true;
 }
 
-bool side_init(struct trial *t, struct side *s)
+bool planned_layer_init(struct trial *t, struct planned_layer *s)
 {
     const struct geometry *g = &s->geometry;
     const bool latent = g->hk == 0;
@@ -171,7 +171,7 @@ bool side_init(struct trial *t, struct side *s)
     return true;
 }
 
-void side_finish(struct trial *t, struct side *s)
+void planned_layer_finish(struct trial *t, struct planned_layer *s)
 {
     t->api->plan_destroy(s->plan);
     t->api->model_destroy(s->model);
@@ -179,7 +179,7 @@ void side_finish(struct trial *t, struct side *s)
 }
 
 /* Slots of the new positions of all requests into slots[], where each begins into starts[]. */
-static bool find_slots(struct trial *t, const struct side *s, const int32_t *first,
+static bool find_slots(struct trial *t, const struct planned_layer *s, const int32_t *first,
                        const int32_t *end, int32_t *starts, int64_t *slots)
 {
     const struct geometry *g = &s->geometry;
@@ -205,7 +205,8 @@ static bool find_slots(struct trial *t, const struct side *s, const int32_t *fir
     return true;
 }
 
-bool side_plan(struct trial *t, struct side *s, const int32_t *first, const int32_t *end)
+bool planned_layer_plan(struct trial *t, struct planned_layer *s, const int32_t *first,
+                        const int32_t *end)
 {
     const struct geometry *g = &s->geometry;
     int32_t starts[NCCL_MAX_REQS + 1] = {0};
@@ -231,7 +232,8 @@ bool side_plan(struct trial *t, struct side *s, const int32_t *first, const int3
     return true;
 }
 
-cudaGraphExec_t side_capture(struct trial *t, struct side *s, struct attn_step_io *io, int32_t runs)
+cudaGraphExec_t planned_layer_capture(struct trial *t, struct planned_layer *s,
+                                      struct attn_step_io *io, int32_t runs)
 {
     cudaStream_t stream = t->rank->stream;
     cudaGraph_t captured = NULL;

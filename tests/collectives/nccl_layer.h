@@ -28,7 +28,7 @@ struct trial {
 };
 
 /* The layer, spread (`cp`) or whole. */
-struct side {
+struct planned_layer {
     struct geometry geometry;
     const struct attn_context_parallel *cp;
     attn_assignment *assignment;
@@ -64,9 +64,10 @@ void trial_release(struct trial *t);
 /* Requests' blocks, backwards. False without memory. */
 bool trial_tables(struct trial *t, const struct geometry *g);
 
-/* Selected, bound and planned for; its cache is poisoned. side_finish leaves the memory. */
-bool side_init(struct trial *t, struct side *s);
-void side_finish(struct trial *t, struct side *s);
+/* Selected, bound and planned for; its cache is poisoned. planned_layer_finish leaves the memory.
+ */
+bool planned_layer_init(struct trial *t, struct planned_layer *s);
+void planned_layer_finish(struct trial *t, struct planned_layer *s);
 
 /* Tensors of `tokens` rows: new keys and values, the same on every rank, from `seed`; with
  * `attends` also queries, this rank's own, an output and its LSE. */
@@ -74,9 +75,10 @@ struct run_tensors *run_tensors(struct trial *t, const struct geometry *g, int64
                                 uint32_t seed, bool attends);
 
 /* Plans positions first[r] .. end[r]-1 of every request. */
-bool side_plan(struct trial *t, struct side *s, const int32_t *first, const int32_t *end);
+bool planned_layer_plan(struct trial *t, struct planned_layer *s, const int32_t *first,
+                        const int32_t *end);
 /* `runs` runs of the layer, captured; NULL on failure. */
-cudaGraphExec_t side_capture(struct trial *t, struct side *s, struct attn_step_io *io,
-                             int32_t runs);
+cudaGraphExec_t planned_layer_capture(struct trial *t, struct planned_layer *s,
+                                      struct attn_step_io *io, int32_t runs);
 
 #endif

@@ -24,30 +24,30 @@ static int order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* One way of doing it, captured, and what its rounds took. */
-struct way {
-    struct side side;
+/* A layer, whole or spread, captured, and what its rounds took. */
+struct timed_layer {
+    struct planned_layer planned;
     struct run_tensors *tensors;
     cudaGraphExec_t graph;
     float ms[ROUNDS];
 };
 
-static bool prepare(struct trial *t, struct way *w)
+static bool prepare(struct trial *t, struct timed_layer *w)
 {
-    const struct geometry *g = &w->side.geometry;
+    const struct geometry *g = &w->planned.geometry;
     int32_t first = g->blocks * g->block - 1, end = first + 1;
-    if (!side_init(t, &w->side)) {
+    if (!planned_layer_init(t, &w->planned)) {
         return false;
     }
     w->tensors = run_tensors(t, g, 1, 4, true);
-    cudaMemsetAsync(w->side.cache, 0, w->side.cache_bytes, t->rank->stream); /* any keys do */
-    w->graph = side_plan(t, &w->side, &first, &end)
-                   ? side_capture(t, &w->side, &w->tensors->io, RUNS)
+    cudaMemsetAsync(w->planned.cache, 0, w->planned.cache_bytes, t->rank->stream); /* any keys do */
+    w->graph = planned_layer_plan(t, &w->planned, &first, &end)
+                   ? planned_layer_capture(t, &w->planned, &w->tensors->io, RUNS)
                    : NULL;
     return w->graph != NULL;
 }
 
-static bool launch(struct trial *t, const struct way *w, float *ms)
+static bool launch(struct trial *t, const struct timed_layer *w, float *ms)
 {
     cudaEvent_t begin = NULL, ended = NULL;
     bool done = cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&ended) == cudaSuccess;
@@ -65,13 +65,13 @@ static bool launch(struct trial *t, const struct way *w, float *ms)
 }
 
 /* Microseconds of one run. */
-static double median(struct way *w)
+static double median(struct timed_layer *w)
 {
     qsort(w->ms, ROUNDS, sizeof *w->ms, order);
     return w->ms[ROUNDS / 2] * 1e3 / (LAUNCHES * RUNS);
 }
 
-/* A cell by all ways in turns; false where a rank may be left waiting. */
+/* A cell by all timed in turns; false where a rank may be left waiting. */
 static bool time_cell(struct trial *t, size_t which)
 {
     const struct attn_collectives *ranks = t->rank->ranks, plain = without_windows(ranks);
@@ -81,39 +81,40 @@ static bool time_cell(struct trial *t, size_t which)
          .decode = &plain,
          .interleave = BLOCK,
          .reduce = ATTN_CP_ALL_TO_ALL}};
-    struct way ways[3] = {0};
+    struct timed_layer timed[3] = {0};
     bool going = true;
     cp[1] = cp[0];
     cp[1].decode = ranks;
     for (int32_t i = 0; i < count; i++) {
-        ways[i].side.geometry = (struct geometry){cells[which].hq / (i > 0 ? n : 1),
-                                                  cells[which].hk,
-                                                  cells[which].d,
-                                                  BLOCK,
-                                                  cells[which].keys / BLOCK,
-                                                  1,
-                                                  ATTN_DTYPE_BF16};
-        ways[i].side.cp = i > 0 ? &cp[i - 1] : NULL;
-        going = going && (i > 0 || trial_tables(t, &ways[i].side.geometry)) && prepare(t, &ways[i]);
+        timed[i].planned.geometry = (struct geometry){cells[which].hq / (i > 0 ? n : 1),
+                                                      cells[which].hk,
+                                                      cells[which].d,
+                                                      BLOCK,
+                                                      cells[which].keys / BLOCK,
+                                                      1,
+                                                      ATTN_DTYPE_BF16};
+        timed[i].planned.cp = i > 0 ? &cp[i - 1] : NULL;
+        going = going && (i > 0 || trial_tables(t, &timed[i].planned.geometry)) &&
+                prepare(t, &timed[i]);
     }
     for (int32_t round = -1; round < ROUNDS && going; round++) {
         for (int32_t i = 0; i < count && going; i++) {
-            going = launch(t, &ways[i], &ways[i].ms[round < 0 ? 0 : round]);
+            going = launch(t, &timed[i], &timed[i].ms[round < 0 ? 0 : round]);
         }
     }
     for (int32_t i = 0; i < count; i++) {
-        if (ways[i].graph != NULL) {
-            cudaGraphExecDestroy(ways[i].graph);
-            side_finish(t, &ways[i].side);
+        if (timed[i].graph != NULL) {
+            cudaGraphExecDestroy(timed[i].graph);
+            planned_layer_finish(t, &timed[i].planned);
         }
-        free(ways[i].tensors);
+        free(timed[i].tensors);
     }
     trial_release(t);
     if (ranks->rank == 0 && going) {
-        const double one = median(&ways[0]);
+        const double one = median(&timed[0]);
         printf("| %s, %d keys | %.1f |", cells[which].name, cells[which].keys, one);
         for (int32_t i = 1; i < count; i++) {
-            const double time = median(&ways[i]);
+            const double time = median(&timed[i]);
             printf(" %.1f | %.2f |", time, one / (n * time));
         }
         printf("\n");

@@ -34,13 +34,14 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* One run over positions first[r] .. end[r]-1 of every request; `graph`: captured, then launched
  * twice. */
-static bool step(struct trial *t, struct side *s, const int32_t *first, const int32_t *end,
+static bool step(struct trial *t, struct planned_layer *s, const int32_t *first, const int32_t *end,
                  struct attn_step_io *io, bool graph)
 {
     cudaError_t ran = cudaSuccess;
     cudaGraphExec_t exec = NULL;
     io->stream = t->rank->stream;
-    if (!side_plan(t, s, first, end) || (graph && (exec = side_capture(t, s, io, 1)) == NULL)) {
+    if (!planned_layer_plan(t, s, first, end) ||
+        (graph && (exec = planned_layer_capture(t, s, io, 1)) == NULL)) {
         return false;
     }
     if (!graph) {
@@ -57,7 +58,7 @@ static bool step(struct trial *t, struct side *s, const int32_t *first, const in
     return ran == cudaSuccess;
 }
 
-/* Largest difference of elements, infinite for a NaN on one side. */
+/* Largest difference of elements, infinite for a NaN on one of them. */
 static double difference(const void *a, const void *b, size_t count, bool wide)
 {
     size_t size = wide ? 4 : 2;
@@ -104,7 +105,7 @@ static const char *name_of(const struct attn_context_parallel *cp)
 static bool trial(struct trial *t, const struct geometry *g, size_t which,
                   const struct attn_context_parallel *cp, bool graph)
 {
-    struct side sides[2] = {{.geometry = *g}, {.geometry = *g, .cp = cp}};
+    struct planned_layer sides[2] = {{.geometry = *g}, {.geometry = *g, .cp = cp}};
     struct run_tensors *tensors[2] = {NULL, NULL};
     int32_t context[REQS], start[REQS] = {0}, contexts = 0, tokens = 0;
     char what[96];
@@ -113,7 +114,8 @@ static bool trial(struct trial *t, const struct geometry *g, size_t which,
         contexts += context[r];
         tokens += batches[which].queries[r];
     }
-    bool done = trial_tables(t, g) && side_init(t, &sides[0]) && side_init(t, &sides[1]);
+    bool done =
+        trial_tables(t, g) && planned_layer_init(t, &sides[0]) && planned_layer_init(t, &sides[1]);
     for (int32_t i = 0; i < 2 && done; i++) {
         struct run_tensors *old = run_tensors(t, g, contexts, 1, false);
         tensors[i] = run_tensors(t, g, tokens, 4, true);
@@ -126,8 +128,8 @@ static bool trial(struct trial *t, const struct geometry *g, size_t which,
                  g->hk == 0 ? "mla " : "", g->dtype == ATTN_DTYPE_F32 ? "f32" : "bf16",
                  cp->interleave, name_of(cp), graph ? ", captured" : "");
         compare(t, tensors[0], tensors[1], what);
-        side_finish(t, &sides[0]);
-        side_finish(t, &sides[1]);
+        planned_layer_finish(t, &sides[0]);
+        planned_layer_finish(t, &sides[1]);
     }
     free(tensors[0]);
     free(tensors[1]);

@@ -30,7 +30,7 @@ static const struct {
     const char *name;
     int32_t reduce;
     bool small, old;
-} ways[] = {
+} exchanges[] = {
     {"reduce-scatter", ATTN_CP_ALL_GATHER_REDUCE_SCATTER, false, false},
     {"all to all", ATTN_CP_ALL_TO_ALL, false, false},
     {"heads", ATTN_CP_ALL_TO_ALL, true, false},
@@ -45,17 +45,17 @@ struct spread {
     struct attn_batch batch;
 };
 
-static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t way)
+static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t exchange)
 {
     s->table = *heads_over(ranks);
     s->table.struct_size = offsetof(struct attn_collectives, gather_heads);
     const struct attn_context_parallel cp = {
         .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-        .decode = ways[way].small ? heads_over(ranks)
-                  : ways[way].old ? &s->table
-                                  : ranks,
+        .decode = exchanges[exchange].small ? heads_over(ranks)
+                  : exchanges[exchange].old ? &s->table
+                                            : ranks,
         .interleave = interleave,
-        .reduce = ways[way].reduce};
+        .reduce = exchanges[exchange].reduce};
     shard_init(&s->shard, f, &cp, ranks->rank, ranks->world_size);
     s->batch = f->batch;
     s->batch.block_table = s->shard.table;
@@ -76,7 +76,8 @@ static double difference(const float *a, const float *b, int64_t count)
     return most;
 }
 
-static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t way, int32_t sinks)
+static void verify(size_t which, int32_t kv_heads, int32_t interleave, int32_t exchange,
+                   int32_t sinks)
 {
     const struct attn_layer_desc desc = {
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = kv_heads, .has_sinks = sinks};
@@ -93,7 +94,7 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t way
     float *out = malloc((size_t)elements * sizeof *out), *lse = malloc((size_t)rows * sizeof *lse);
     memcpy(out, f.out, (size_t)elements * sizeof *out);
     memcpy(lse, f.lse, (size_t)rows * sizeof *lse);
-    spread_init(&s, &f, interleave, way);
+    spread_init(&s, &f, interleave, exchange);
     int64_t merges = heads_merges();
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(f.out, 0xff, (size_t)elements * sizeof *out);
@@ -104,10 +105,10 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t way
     double d = fmax(difference(out, f.out, elements), difference(lse, f.lse, rows));
     if (ranks->rank == 0) {
         print_message("%s, %d key heads, interleave %d, %s%s: %g\n", batches[which].name, kv_heads,
-                      interleave, ways[way].name, sinks ? ", sinks" : "", d);
+                      interleave, exchanges[exchange].name, sinks ? ", sinks" : "", d);
     }
     assert_true(d < BOUND);
-    assert_int_equal(heads_merges() - merges, ways[way].small ? 2 : 0);
+    assert_int_equal(heads_merges() - merges, exchanges[exchange].small ? 2 : 0);
     shard_finish(&s.shard, &f);
     fixture_finish(&f);
     free(out);
@@ -119,8 +120,9 @@ TEST(test_equal_to_one_rank)
     static const int32_t interleaves[] = {1, 2, 16};
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 3; i++) {
-            for (int32_t way = 0; way < (int32_t)(sizeof ways / sizeof *ways); way++) {
-                hold(which, 1 + (i + way) % 2, interleaves[i], way, i == 1);
+            for (int32_t exchange = 0; exchange < (int32_t)(sizeof exchanges / sizeof *exchanges);
+                 exchange++) {
+                verify(which, 1 + (i + exchange) % 2, interleaves[i], exchange, i == 1);
             }
         }
     }

@@ -24,7 +24,7 @@ struct latent_row {
 struct latent_memory {
     float key[LATENT_KEYS][LATENT_MAX_SIZE];
     float weight[LATENT_KEYS][LATENT_ROWS];
-    float shrink[LATENT_ROWS], factor[LATENT_ROWS];
+    float scores_scale[LATENT_ROWS], factor[LATENT_ROWS];
     uint32_t seen[LATENT_ROWS]; /* bit j: the row sees key j of the tile */
     int32_t position[LATENT_KEYS];
     latent_row rows[LATENT_ROWS];
@@ -35,7 +35,7 @@ struct latent_memory {
 struct latent_queries {
     float q[LATENT_WARP_ROWS][LATENT_DIMS];
     gpu_interval range[LATENT_WARP_ROWS];
-    float m[LATENT_WARP_ROWS], l[LATENT_WARP_ROWS];
+    float row_max[LATENT_WARP_ROWS], row_sum[LATENT_WARP_ROWS];
     float slope[LATENT_WARP_ROWS];
 };
 
@@ -57,8 +57,8 @@ GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &reques
                              (int64_t)row.head * p.attend.q.head;
         const char *rope =
             p.q_rope.data + (int64_t)row.token * p.q_rope.row + (int64_t)row.head * p.q_rope.head;
-        w.m[i] = -INFINITY;
-        w.l[i] = w.slope[i] = 0.0f;
+        w.row_max[i] = -INFINITY;
+        w.row_sum[i] = w.slope[i] = 0.0f;
 #pragma unroll
         for (int n = 0; n < LATENT_DIMS; n++) {
             int32_t d = n * GPU_LANES + lane;
@@ -135,20 +135,20 @@ GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &reques
         }
         sees = sees && own != -INFINITY;
         own = sees ? own : -INFINITY;
-        float high = fmaxf(w.m[i], warp_largest(own, false));
+        float high = fmaxf(w.row_max[i], warp_largest(own, false));
         float base = softmax_base(high);
-        float weight = sees ? expf(own - base) : 0.0f, shrink = expf(w.m[i] - base);
+        float weight = sees ? expf(own - base) : 0.0f, scores_scale = expf(w.row_max[i] - base);
         uint32_t bits = sees ? 1u << lane : 0u;
         for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
             bits |= lane_xor(bits, d);
         }
-        w.l[i] = w.l[i] * shrink + warp_sum(weight);
-        w.m[i] = high;
+        w.row_sum[i] = w.row_sum[i] * scores_scale + warp_sum(weight);
+        w.row_max[i] = high;
         if (lane < LATENT_KEYS) {
             memory.weight[lane][r] = weight;
         }
         if (lane == 0) {
-            memory.shrink[r] = shrink;
+            memory.scores_scale[r] = scores_scale;
             memory.seen[r] = bits;
         }
     }
@@ -164,7 +164,7 @@ GPU_INLINE void add_values(const gpu_latent_params &p, const latent_memory &memo
     }
 #pragma unroll
     for (int r = 0; r < LATENT_ROWS; r++) {
-        v.o[r] *= memory.shrink[r];
+        v.o[r] *= memory.scores_scale[r];
     }
 #pragma unroll 2
     for (int j = 0; j < LATENT_KEYS; j++) {
@@ -204,8 +204,8 @@ GPU_INLINE void clear_values(latent_values &v)
 }
 
 /* Computes a row's final factor and log-sum-exp. */
-GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float m, float l,
-                            bool writes)
+GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float row_max,
+                            float row_sum, bool writes)
 {
     const gpu_params &a = p.attend;
     if (row.token < 0) {
@@ -213,8 +213,9 @@ GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float m,
     }
     float sink = a.problem.sinks != nullptr ? a.problem.sinks[row.head] : -INFINITY;
     bool wanted = writes && a.lse.data != nullptr;
-    return softmax_close(
-        sink, m, l, wanted ? &a.lse.data[row.head * a.lse.head + row.token * a.lse.row] : nullptr);
+    return softmax_close(sink, row_max, row_sum,
+                         wanted ? &a.lse.data[row.head * a.lse.head + row.token * a.lse.row]
+                                : nullptr);
 }
 
 GPU_INLINE void write_values(const gpu_latent_params &p, const latent_memory &memory,
@@ -242,7 +243,7 @@ GPU_INLINE void write_rows(const gpu_latent_params &p, latent_memory &memory,
 #pragma unroll
         for (int i = 0; i < LATENT_WARP_ROWS; i++) {
             int32_t r = warp_index() * LATENT_WARP_ROWS + i;
-            memory.factor[r] = finish_row(p, memory.rows[r], w.m[i], w.l[i], true);
+            memory.factor[r] = finish_row(p, memory.rows[r], w.row_max[i], w.row_sum[i], true);
         }
     }
     sync_group(); /* factors are written */
@@ -258,19 +259,19 @@ GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int3
                             latent_memory &memory)
 {
     int32_t t = (int32_t)thread_index(), d = min(t, LATENT_MAX_RANK - 1);
-    const float *m = parts + LATENT_ROWS * LATENT_MAX_RANK, *l = m + LATENT_ROWS;
+    const float *row_max = parts + LATENT_ROWS * LATENT_MAX_RANK, *row_sum = row_max + LATENT_ROWS;
     latent_values v;
     clear_values(v);
     for (int r = 0; r < LATENT_ROWS; r++) {
         float high = -INFINITY, sum = 0.0f, o = 0.0f;
         for (int32_t i = 0; i < count; i++) {
-            high = fmaxf(high, m[(int64_t)i * LATENT_PART + r]);
+            high = fmaxf(high, row_max[(int64_t)i * LATENT_PART + r]);
         }
         float base = softmax_base(high);
         for (int32_t i = 0; i < count; i++) {
-            float f = expf(m[(int64_t)i * LATENT_PART + r] - base);
-            sum += f * l[(int64_t)i * LATENT_PART + r];
-            o += f * parts[(int64_t)i * LATENT_PART + r * LATENT_MAX_RANK + d];
+            float scores_scale = expf(row_max[(int64_t)i * LATENT_PART + r] - base);
+            sum += scores_scale * row_sum[(int64_t)i * LATENT_PART + r];
+            o += scores_scale * parts[(int64_t)i * LATENT_PART + r * LATENT_MAX_RANK + d];
         }
 #pragma unroll
         for (int k = 0; k < LATENT_ROWS; k++) { /* indexing by r would put v into local memory */
@@ -330,8 +331,8 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
 #pragma unroll
         for (int i = 0; i < LATENT_WARP_ROWS; i++) {
             int32_t r = warp_index() * LATENT_WARP_ROWS + i;
-            part[LATENT_ROWS * LATENT_MAX_RANK + r] = w.m[i];
-            part[LATENT_ROWS * (LATENT_MAX_RANK + 1) + r] = w.l[i];
+            part[LATENT_ROWS * LATENT_MAX_RANK + r] = w.row_max[i];
+            part[LATENT_ROWS * (LATENT_MAX_RANK + 1) + r] = w.row_sum[i];
         }
     }
     sync_group(); /* the part is written, and thread 0 publishes it */

@@ -20,11 +20,11 @@ struct plain_row {
     int32_t index, head, kv_head, k0, k1;
     int64_t table; /* where the list's units begin */
     float slope;
-    float q[LANE_DIMS], o[LANE_DIMS], m, l;
+    float q[LANE_DIMS], o[LANE_DIMS], row_max, row_sum;
 };
 
 struct plain_memory {
-    float m[PLAIN_WARPS], l[PLAIN_WARPS];
+    float row_max[PLAIN_WARPS], row_sum[PLAIN_WARPS];
     float o[PLAIN_WARPS][PLAIN_MAX_SIZE];
 };
 
@@ -69,8 +69,8 @@ GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_r
     if (turned) {
         hadamard(row.q, p.problem.head_size, lane);
     }
-    row.m = -INFINITY;
-    row.l = 0.0f;
+    row.row_max = -INFINITY;
+    row.row_sum = 0.0f;
 }
 
 /* The location of a key and the bias of its position; -inf: hidden. */
@@ -197,19 +197,19 @@ GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS
                          const float (&s)[PLAIN_KEYS], int lane, plain_row &row)
 {
     gpu_cache_row rows[PLAIN_KEYS];
-    float w[PLAIN_KEYS], high = row.m;
+    float w[PLAIN_KEYS], high = row.row_max;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         rows[u] = enter_row<NIBBLES>(p.v, keys[u].block, keys[u].slot, row.kv_head);
         high = s[u] > high ? s[u] : high; /* a NaN is caught by the probability */
     }
-    float shrink = softmax_rescale(row.m, high);
-    row.m = high;
-    row.l *= shrink;
+    float scores_scale = softmax_rescale(row.row_max, high);
+    row.row_max = high;
+    row.row_sum *= scores_scale;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         w[u] = s[u] == -INFINITY ? 0.0f : softmax_rescale(s[u], high);
-        row.l += w[u];
+        row.row_sum += w[u];
         w[u] = p.p_dtype >= 0 ? round_probability(p, w[u]) : w[u];
         w[u] *= row_scale<NIBBLES>(p.v, rows[u]);
     }
@@ -223,7 +223,7 @@ GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
             int32_t d = min((i + n) * GPU_LANES + lane, p.problem.head_size_v - 1);
-            row.o[i + n] *= shrink;
+            row.o[i + n] *= scores_scale;
 #pragma unroll
             for (int u = 0; u < PLAIN_KEYS; u++) {
                 float v = element_number<NIBBLES>(p.v, rows[u], x[n][u], row.kv_head, d);
@@ -233,11 +233,11 @@ GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS
     }
 }
 
-GPU_INLINE float largest_of_warps(const float *m)
+GPU_INLINE float largest_of_warps(const float *row_max)
 {
-    float high = m[0];
+    float high = row_max[0];
     for (int w = 1; w < PLAIN_WARPS; w++) {
-        high = m[w] > high ? m[w] : high;
+        high = row_max[w] > high ? row_max[w] : high;
     }
     return high;
 }
@@ -258,16 +258,16 @@ GPU_INLINE void visit_keys(const gpu_params &p, int warp, int lane, plain_memory
             if (pass == 0) {
 #pragma unroll
                 for (int u = 0; u < PLAIN_KEYS; u++) {
-                    row.m = s[u] > row.m ? s[u] : row.m;
+                    row.row_max = s[u] > row.row_max ? s[u] : row.row_max;
                 }
             } else {
                 add_keys<NIBBLES>(p, keys, s, lane, row);
             }
         }
         if (pass == 0) {
-            memory.m[warp] = row.m;
+            memory.row_max[warp] = row.row_max;
             sync_group(); /* all maxima are written */
-            row.m = largest_of_warps(memory.m);
+            row.row_max = largest_of_warps(memory.row_max);
             sync_group(); /* the memory is reused */
         }
     }
@@ -278,18 +278,18 @@ GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const pl
                           plain_row &row)
 {
     float sink = p.problem.sinks != nullptr ? p.problem.sinks[row.head] : -INFINITY;
-    float base = softmax_base(fmaxf(largest_of_warps(memory.m), sink));
-    float sum = expf(sink - base), shrink[PLAIN_WARPS];
+    float base = softmax_base(fmaxf(largest_of_warps(memory.row_max), sink));
+    float sum = expf(sink - base), scores_scale[PLAIN_WARPS];
     for (int w = 0; w < PLAIN_WARPS; w++) {
-        shrink[w] = softmax_rescale(memory.m[w], base);
-        sum += memory.l[w] * shrink[w];
+        scores_scale[w] = softmax_rescale(memory.row_max[w], base);
+        sum += memory.row_sum[w] * scores_scale[w];
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * GPU_LANES + lane;
         row.o[i] = 0.0f;
         for (int w = 0; w < PLAIN_WARPS && d < p.problem.head_size_v; w++) {
-            row.o[i] += memory.o[w][d] * shrink[w];
+            row.o[i] += memory.o[w][d] * scores_scale[w];
         }
     }
     if (is_turned(p.v)) {
@@ -317,8 +317,8 @@ GPU_INLINE void attend_row(const gpu_params &p, int32_t token, int32_t head, pla
     load_query(p, token, lane, row);
     visit_keys<NIBBLES>(p, warp, lane, memory, row);
     if (lane == 0) {
-        memory.m[warp] = row.m;
-        memory.l[warp] = row.l;
+        memory.row_max[warp] = row.row_max;
+        memory.row_sum[warp] = row.row_sum;
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
