@@ -21,6 +21,7 @@ import libattn
 import libattn.integrations.transformers as integration
 import libattn.torch
 from common import BACKENDS
+from libattn.torch import dense
 
 torch.set_num_threads(1)
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
@@ -109,6 +110,42 @@ class Selection(unittest.TestCase):
             model = model_of("llama")
             model.model.embed_tokens.weight = torch.nn.Parameter(torch.zeros(families.VOCABULARY, 64).to(dtype), requires_grad=False)
             model.set_attn_implementation("libattn")
+
+    def test_sizes_that_the_model_does_not_read_are_not_judged(self) -> None:
+        integration.register()
+        small = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        for kind in ("StableLm", "GPTNeoX"):
+            config = getattr(transformers, f"{kind}Config")(**small, head_dim=20)
+            with torch.device("meta"):
+                getattr(transformers, f"{kind}ForCausalLM")._from_config(config, attn_implementation="libattn")
+
+    def test_heads_of_the_configuration(self) -> None:
+        integration.register()
+        with mock.patch.object(dense, "describe", wraps=dense.describe) as describe:
+            model_of("llama").set_attn_implementation("libattn")
+            self.assertEqual({call.args[:5] for call in describe.call_args_list}, {("decoder", 8, 2, 16, 16)})
+
+    def test_a_refusal_leaves_all_parts_as_they_were(self) -> None:
+        integration.register()
+        small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**small, image_size=32, patch_size=16),
+            text_config=transformers.LlamaConfig(**small, vocab_size=32, head_dim=520), attn_implementation="eager")
+        with torch.device("meta"):
+            model = transformers.LlavaForConditionalGeneration(config)
+        with self.assertRaisesRegex(libattn.AttnError, "head_size.*520.*\n  layers of Llama"):
+            model.set_attn_implementation("libattn")
+        parts = (model.config, model.config.vision_config, model.config.text_config)
+        self.assertEqual([part._attn_implementation for part in parts], ["eager"] * 3)
+
+    def test_by_keyword(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        for name in ("libattn", "sdpa"):
+            model.set_attn_implementation(attn_implementation=name)
+            self.assertEqual(model.config._attn_implementation, name)
+        with self.assertRaisesRegex(libattn.AttnError, "head_size.*520"):
+            model_of("llama", head_dim=520).set_attn_implementation(attn_implementation="libattn")
 
     def test_releases_that_are_too_old(self) -> None:
         with mock.patch.object(torch, "__version__", "2.7.1+cu126"), \
