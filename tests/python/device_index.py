@@ -9,6 +9,7 @@ where another machine built it); 77 without a GPU:
 """
 from __future__ import annotations
 
+import os
 import sys
 import types
 import unittest
@@ -20,8 +21,10 @@ import torch
 
 import libattn.torch
 import test_vllm as recorded
-import test_vllm_index as subject
 from captured import Graph
+
+os.environ["ATTN_TEST_DEVICE"] = "cuda"
+import test_vllm_index as subject  # noqa: E402
 
 #: Entries that have to be the same: torch's products are rounded to bfloat16, which decides where scores are close.
 SAME = 0.99

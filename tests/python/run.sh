@@ -13,7 +13,7 @@ elif [ ! -e "$build/venv/.complete" ]; then
     echo "skipped: $build/venv is not there; tools/test.sh makes it from tests/requirements.txt"
     exit 77
 fi
-unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_LOCK ATTN_RECORD
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_LOCK ATTN_RECORD ATTN_TEST_DEVICE
 export ATTN_CACHE_DIR="$build/cache" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH="$root/bindings/python/src:$root/tests/python" ATTN_TEST_BUILD="$build"
 cd "$root/tests/python"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's indexer through the adapter: its function is replaced in its operator and where models have imported it, and lists over its
-cache are held against float64. On the GPU where there is one (`device_index.py`), captured graphs too."""
+cache are held against float64. On a GPU where `device_index.py` asks for it, captured graphs too."""
 import ast
 import inspect
+import os
 import types
 import unittest
 from typing import Any
@@ -27,7 +28,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device(os.environ.get("ATTN_TEST_DEVICE", "cpu"))
 BACKENDS = common.BACKENDS if DEVICE.type == "cpu" else ("cuda_flash",)
 HEADS, SIZE, BLOCK, BLOCKS, LONGEST = 4 if DEVICE.type == "cpu" else 64, 128, 64, 9, 160
 RECORDED = recorded.RECORDED["modules"]
