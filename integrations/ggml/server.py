@@ -20,6 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 WORDS = "the river ran under a bridge of stone where nobody had lived for years and the light of the old lamp was green".split()
 SLOTS, TOKENS = 3, 12
+LOGGED = 2000  # characters of a log that a failure prints
+#: Without the environment's proxies: the server is on this machine.
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server:
@@ -41,7 +44,7 @@ class Server:
     def ask(self, path: str, seconds: float = 120, **body: object) -> dict[str, object]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", json.dumps(body).encode() if body else None,
                                          {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
+        with opener.open(request, timeout=seconds) as answer:
             return json.load(answer)
 
     def wait(self) -> None:
@@ -49,7 +52,7 @@ class Server:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {self.process.returncode}: {self.text()[-600:]}")
+                raise RuntimeError(f"llama-server ended with {self.process.returncode}")
             try:
                 self.ask("health", 5)
                 return
@@ -83,24 +86,31 @@ def busiest(log: str) -> int:
     return most
 
 
-def served(program: str, arguments: list[str], prompts: list[str], at_once: int, **environment: str) -> list[list[int]]:
-    """The tokens of each prompt; libattn serves where ``ATTN_LIBRARY`` is given and refuses nothing. Of `at_once` requests
-    two or more are in slots together, and one is alone."""
-    server = Server(program, *arguments, **environment)
+def completed(server: Server, prompts: list[str], at_once: int) -> tuple[list[list[int]], bool]:
+    """The tokens of each prompt, and whether libattn is loaded; stops the server, and prints the end of its log on an error."""
     try:
         server.wait()
         with ThreadPoolExecutor(at_once) as pool:
-            found = list(pool.map(server.tokens, prompts))
-        loaded = server.has_open("libattn.so")
+            return list(pool.map(server.tokens, prompts)), server.has_open("libattn.so")
+    except Exception:
+        print(server.text()[-LOGGED:])
+        raise
     finally:
         server.stop()
+
+
+def served(program: str, arguments: list[str], prompts: list[str], at_once: int, **environment: str) -> tuple[list[list[int]], str]:
+    """The tokens of each prompt, and the end of the log; libattn serves where ``ATTN_LIBRARY`` is given and refuses nothing. Of
+    `at_once` requests two or more are in slots together, and one is alone."""
+    server = Server(program, *arguments, **environment)
+    found, loaded = completed(server, prompts, at_once)
     log = server.text()
     said = [line for line in log.splitlines() if line.startswith("libattn: ")]
     if said or loaded != ("ATTN_LIBRARY" in environment):
-        raise RuntimeError(f"libattn {'is' if loaded else 'is not'} loaded: {said}")
+        raise RuntimeError(f"libattn {'is' if loaded else 'is not'} loaded: {said}\n{log[-LOGGED:]}")
     if (busiest(log) > 1) != (at_once > 1):
-        raise RuntimeError(f"{busiest(log)} slots were busy together; {at_once} requests were sent at once")
-    return found
+        raise RuntimeError(f"{busiest(log)} slots were busy together; {at_once} requests were sent at once\n{log[-LOGGED:]}")
+    return found, log[-LOGGED:]
 
 
 def main() -> int:
@@ -108,12 +118,18 @@ def main() -> int:
     prompts = [" ".join(WORDS[i:] + WORDS[:i] * i) for i in range(2 * SLOTS)]
     arguments = ["-m", model, "-ctk", k, "-ctv", v, *options]
     ours = {"GGML_BACKEND_PATH": backend, "ATTN_LIBRARY": library, "ATTN_VALIDATE": "1"}
-    theirs = served(program, arguments, prompts, 1, GGML_BACKEND_PATH="")
-    alone, together = (served(program, arguments, prompts, at_once, **ours) for at_once in (1, SLOTS))
+    theirs, _ = served(program, arguments, prompts, 1, GGML_BACKEND_PATH="")
+    (alone, _), (together, log) = (served(program, arguments, prompts, at_once, **ours) for at_once in (1, SLOTS))
     same, exact = sum(map(list.__eq__, together, theirs)), k == v == "f16"
     print(f"llama-server, {SLOTS} slots, K {k}, V {v}{', one cache' if '--kv-unified' in options else ''}: of {len(prompts)} requests "
           f"{sum(map(list.__eq__, together, alone))} equal to those alone, {same} to ggml's")
-    return 0 if together == alone and (same == len(prompts) or not exact) and all(len(row) == TOKENS for row in together) else 1
+    good = together == alone and (same == len(prompts) or not exact) and all(len(row) == TOKENS for row in together)
+    if not good:
+        for i, (a, b, c) in enumerate(zip(together, alone, theirs)):
+            if not a == b == c or len(a) != TOKENS:
+                print(f"request {i}: together {a}\n  alone {b}\n  ggml's {c}")
+        print(log)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
