@@ -118,7 +118,7 @@ time_cuda_flash() {
         --shape prefill:r=1,s=64+512,l=8704,block=16 \
         --shape mla:r=1+32,l=4096+32768,hq=16+128,block=64 --shape mla:r=128,l=4096,hq=128,s=1+2,block=64,absorb=1 \
         --shape mla_sparse:r=1+128,l=4096,hq=128,block=64 --shape gdn:r=8,s=1+4096 --shape gdn:r=1,s=8192 \
-        --shape write:s=65536,block=64 || count fail "timing" /dev/null
+        --shape dispatch:r=256,l=1024,hq=32,hkv=8,d=128 --shape write:s=65536,block=64 || count fail "timing" /dev/null
     "$@" --kv-dtype fp8_e4m3 --shape decode:r=1+64,l=8192,block=64 --shape decode:r=256,l=32768,block=64 \
         --shape prefill:r=2,s=8192,block=64 --shape write:s=65536,block=64 || count fail "timing over fp8" /dev/null
 }

@@ -103,6 +103,14 @@ expect 2 'more than 8' "$bench" $(printf -- '--backend cpu_ref %.0s' 1 2 3 4 5 6
 lines=$("$bench" $short --csv --backend cpu_ref --threads 2 --shape "write:s=16..64+100,hkv=2,d=64" --shape merge:s=32,hq=4,d=64 | wc -l)
 [ "$lines" -eq 6 ] || { echo "the sweep and a merge have $lines lines, not 6"; failed=1; }
 
+# What the core adds, by the reference's kernels; where instructions can be counted there is a number.
+"$bench" $short --json --backend cpu_ref --dtype f32 --shape dispatch:write=0+1 >"$folder/out.json" 2>"$folder/err" ||
+    { cat "$folder/err"; failed=1; }
+numbers run_ns direct_ns
+if command -v valgrind >/dev/null; then
+    numbers added_instructions
+fi
+
 # A baseline whose times are a thousandth, or a thousand times, of today's: no time is judged.
 "$bench" $short --csv --backend cpu_ref --threads 1 --shape decode:$tiny >"$folder/now.csv" 2>/dev/null
 for times in 0.001 1000; do

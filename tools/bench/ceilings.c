@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "common/command.h"
+
 static double pass(struct ceilings *ceilings, const struct meter_kernel *kernel)
 {
     double rate = ceilings->type->run(ceilings->meter, kernel);
@@ -26,7 +28,7 @@ static void calibrate(struct ceilings *ceilings, int32_t passes)
     }
 }
 
-static const struct meter_type *type_of(int32_t device_type)
+static const struct meter_type *type_of(int32_t device_type, struct attn_error *error)
 {
     static const struct meter_type *const types[] = {&meter_cpu, &meter_cuda, &meter_hip};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -34,23 +36,21 @@ static const struct meter_type *type_of(int32_t device_type)
             return types[i];
         }
     }
+    command_error(error, ATTN_ERROR_UNSUPPORTED, "device",
+                  "type %d: ceilings are measured on CPUs (%d), CUDA (%d) and ROCm devices (%d)",
+                  device_type, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, ATTN_DEVICE_ROCM);
     return NULL;
-}
-
-bool ceilings_known(int32_t device_type)
-{
-    return type_of(device_type) != NULL;
 }
 
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
                             int32_t num_units, int32_t passes, bool cpu_time,
                             struct attn_error *error)
 {
-    const struct meter_type *type = type_of(device->device.type);
-    struct ceilings *made = calloc(1, sizeof *made);
+    const struct meter_type *type = type_of(device->device.type, error);
+    struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
     *ceilings = NULL;
     if (made == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
+        return type != NULL ? ATTN_ERROR_OUT_OF_MEMORY : error->status;
     }
     made->type = type;
     attn_status status =

@@ -50,11 +50,8 @@ struct ceilings {
     double best[CEILING_COUNT];                       /* the best rate seen so far */
 };
 
-/* Whether ceilings of such a device can be measured: of CPUs, CUDA and ROCm devices. */
-bool ceilings_known(int32_t device_type);
-/* For devices whose ceilings are known. num_units: threads of a CPU, else multiprocessors. passes:
- * how often each kernel runs before the best is chosen. cpu_time: a pass takes what its threads
- * take of the processor; of CPUs. */
+/* num_units: threads of a CPU, else multiprocessors. passes: how often each kernel runs before the
+ * best is chosen. cpu_time: a pass takes what its threads take of the processor; of CPUs. */
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
                             int32_t num_units, int32_t passes, bool cpu_time,
                             struct attn_error *error);

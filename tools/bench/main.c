@@ -9,7 +9,7 @@
 #include "common/command.h"
 #include "common/names.h"
 #include "baseline.h"
-#include "merge.h"
+#include "direct.h"
 #include "peer_file.h"
 #include "report.h"
 #include "measured.h"
@@ -66,6 +66,7 @@ struct entry {
     struct result result;
     struct measured measured;
     struct merge *merge;
+    struct direct_calls *calls;
     struct peer peer;
     bool has_measured, has_peer;
 };
@@ -145,7 +146,19 @@ static void entry_finish(struct entry *entry)
     if (entry->has_measured) {
         measured_finish(&entry->measured);
     }
+    direct_calls_destroy(entry->calls);
     merge_destroy(entry->merge);
+}
+
+/* A dispatch shape's kernels without the core, over what the backend was measured with. */
+static void entry_init_direct(struct entry *entry, struct contender *contender, struct entry *first)
+{
+    *contender = (struct contender){.error = ATTN_ERROR_INIT};
+    if (first->has_measured) {
+        contender->work = direct_calls_create(&entry->calls, &first->measured, &contender->error);
+        keep_error(&first->result, contender->error.status, first->measured.session,
+                   &contender->error);
+    }
 }
 
 /* Root mean square of what an output differs by from the first one, over the first one's own: the
@@ -181,14 +194,16 @@ static void compare_outputs(struct entry *entry, const struct contender *contend
 }
 
 /* One result for each backend, all of them alive at once and measured in turns; then --against's,
- * then --peer's. */
-static void measure(void *user, const struct bench_shape *shape, const char *const *backends,
-                    int32_t num_backends)
+ * then --peer's. `dispatch` has one backend, in turns with direct calls of its kernels. */
+static void measure_together(void *user, const struct bench_shape *shape,
+                             const char *const *backends, int32_t num_backends)
 {
     struct bench *bench = user;
     struct contender contenders[MAX_CONTENDERS];
     struct entry *entries = calloc(MAX_CONTENDERS, sizeof *entries);
-    int32_t count = num_backends * (bench->against.against ? 2 : 1);
+    const bool dispatches = shape->kind == SHAPE_DISPATCH;
+    const bool against = bench->against.against && !dispatches;
+    int32_t count = num_backends * (against ? 2 : 1), reported;
     if (entries == NULL) {
         bench->report.failed = true;
         return;
@@ -198,19 +213,30 @@ static void measure(void *user, const struct bench_shape *shape, const char *con
                    i < num_backends ? &bench->session : &bench->against, shape,
                    backends[i % num_backends]);
     }
-    if (bench->peer.name != NULL) {
+    if (bench->peer.name != NULL && !dispatches) {
         entry_init_peer(&entries[count], &contenders[count], bench, entries);
         count++;
     }
-    for (int32_t i = num_backends; i < count; i++) {
+    reported = count;
+    if (dispatches) {
+        entry_init_direct(&entries[count], &contenders[count], entries);
+        count++;
+    }
+    for (int32_t i = num_backends; i < reported; i++) {
         compare_outputs(&entries[i], &contenders[i], entries, contenders);
     }
     timing_measure(contenders, count, &bench->session);
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < reported; i++) {
         struct result *result = &entries[i].result;
         result->timing = contenders[i].timing;
         if (contenders[i].work != NULL) {
             keep_error(result, contenders[i].status, &bench->session, &contenders[i].error);
+        }
+        if (dispatches) {
+            keep_error(result, contenders[1].status, &bench->session, &contenders[1].error);
+        }
+        if (dispatches && result->error[0] == '\0') {
+            dispatch_compare(result, &bench->session, &contenders[0], &contenders[1]);
         }
         if (bench->baseline.text != NULL && i < num_backends && result->error[0] == '\0') {
             baseline_compare(&bench->baseline, bench->session.options->baseline, result,
@@ -222,6 +248,15 @@ static void measure(void *user, const struct bench_shape *shape, const char *con
         entry_finish(&entries[--count]);
     }
     free(entries);
+}
+
+static void measure(struct bench *bench, const struct bench_shape *shape,
+                    const char *const *backends, int32_t count)
+{
+    const int32_t together = shape->kind == SHAPE_DISPATCH ? 1 : count;
+    for (int32_t i = 0; i < count; i += together) {
+        measure_together(bench, shape, backends + i, together);
+    }
 }
 
 /* Every backend of the device that can serve the shape; the others are no failure, unless none is
@@ -267,7 +302,7 @@ static void run_shapes(struct bench *bench)
 {
     const struct options *options = bench->session.options;
     if (options->model != NULL) {
-        tuning_run(&bench->tuning, &bench->session, &bench->report, measure, bench);
+        tuning_run(&bench->tuning, &bench->session, &bench->report, measure_together, bench);
     }
     for (int32_t i = 0; i < options->shapes.count && options->model == NULL; i++) {
         tell_progress(options, i, &options->shapes.shapes[i]);
@@ -347,6 +382,9 @@ static int run_tool(int argc, char **argv)
     struct bench bench = {.report.results = NULL};
     struct attn_error error = ATTN_ERROR_INIT;
     int code = options_parse(argc, argv, &options);
+    if (code < 0 && options.child != NULL) {
+        code = dispatch_child(&options);
+    }
     if (code < 0 && options.plot != NULL && !plot_possible(options.plot, &error)) {
         code = fail_with("--plot", &error);
     }

@@ -53,7 +53,8 @@ static bool stays_near(const struct measured *measured)
 
 static bool make_layers(struct measured *measured)
 {
-    measured->num_layers = stays_near(measured) ? 1 : work_copies(guess_bytes(measured));
+    bool one = measured->shape.kind == SHAPE_DISPATCH || stays_near(measured);
+    measured->num_layers = one ? 1 : work_copies(guess_bytes(measured));
     measured->names = calloc((size_t)measured->num_layers, sizeof *measured->names);
     measured->io = calloc((size_t)measured->num_layers, sizeof *measured->io);
     for (int32_t i = 0; measured->names != NULL && i < measured->num_layers; i++) {
@@ -94,9 +95,12 @@ attn_status measured_init(struct measured *measured, struct session *session,
     }
     measured->work = (struct work){.num_copies = measured->num_layers,
                                    .near = stays_near(measured),
+                                   .host_only = shape->kind == SHAPE_DISPATCH,
                                    .run = run,
                                    .user = measured};
-    measured_count(measured);
+    if (!measured->work.host_only) {
+        measured_count(measured);
+    }
     return ATTN_OK;
 }
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "merge.h"
+/* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
+ */
+#include "direct.h"
 
-#include <attn/plugin.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
-#include "host/host.h"
-#include "support/client.h"
 #include "support/number.h"
 #include "support/tensor.h"
 #include "common/memory.h"
@@ -18,62 +17,29 @@ enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 
 struct merge {
     struct session *session;
-    struct attn_host host;
-    struct host_services services;
-    const struct attn_plugin *plugin;
-    attn_instance *instance;
-    const struct attn_kernels *kernels;
+    struct direct direct;
     struct memory memory;
     int64_t num_rows;
     struct shaped (*tensors)[NUM_TENSORS]; /* each copy's */
     struct work work;
 };
 
-static attn_status start_services(struct merge *merge, int32_t num_threads,
-                                  struct attn_error *error)
-{
-    num_threads = num_threads > 0 ? num_threads : 1;
-    merge->services.log_level = ATTN_LOG_WARN;
-    host_init(&merge->host, &merge->services, num_threads);
-    merge->services.pool = pool_create(&merge->host, num_threads);
-    if (merge->services.pool == NULL) {
-        return command_error(error, ATTN_ERROR_OUT_OF_MEMORY, "", "%d threads cannot be started",
-                             num_threads);
-    }
-    return ATTN_OK;
-}
-
-/* An instance of the runtime's backend `index`, with services as the core's own. */
-static attn_status open_backend(struct merge *merge, int32_t index, struct attn_error *error)
-{
-    struct attn_backend_info backend = {.struct_size = sizeof backend};
-    struct attn_plugin_info file = {.struct_size = sizeof file};
-    const struct session *session = merge->session;
-    session->api->backend_info(session->runtime, index, &backend);
-    session->api->plugin_info(session->runtime, backend.plugin, &file);
-    attn_status status =
-        client_plugin(file.file, ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &merge->plugin, error);
-    status = status ? status : start_services(merge, session->num_threads, error);
-    if (status == ATTN_OK) {
-        status = merge->plugin->create(
-            &SIZED(attn_create_args, .host = &merge->host, .backend = backend.caps->name,
-                   .variant = backend.caps->variant, .device = backend.caps->device),
-            &merge->instance, &merge->kernels, error);
-    }
-    return status;
-}
-
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct merge *merge = user;
     const struct shaped *t = merge->tensors[copy];
-    const struct attn_merge_states_args args =
-        SIZED(attn_merge_states_args, .instance = merge->instance, .stream = merge->session->stream,
-              .prefix_out = &t[PREFIX_OUT].tensor, .prefix_lse = &t[PREFIX_LSE].tensor,
-              .suffix_out = &t[SUFFIX_OUT].tensor, .suffix_lse = &t[SUFFIX_LSE].tensor,
-              .out = &t[OUT].tensor, .lse = &t[LSE].tensor, .num_rows = merge->num_rows,
-              .num_rows_with_prefix = merge->num_rows);
-    return merge->kernels->merge_states(&args, error);
+    const struct attn_merge_states_args args = {.struct_size = sizeof args,
+                                                .instance = merge->direct.instance,
+                                                .stream = merge->session->stream,
+                                                .prefix_out = &t[PREFIX_OUT].tensor,
+                                                .prefix_lse = &t[PREFIX_LSE].tensor,
+                                                .suffix_out = &t[SUFFIX_OUT].tensor,
+                                                .suffix_lse = &t[SUFFIX_LSE].tensor,
+                                                .out = &t[OUT].tensor,
+                                                .lse = &t[LSE].tensor,
+                                                .num_rows = merge->num_rows,
+                                                .num_rows_with_prefix = merge->num_rows};
+    return merge->direct.kernels->merge_states(&args, error);
 }
 
 /* The variant of the named backend, or of any, that would prefill best. */
@@ -155,7 +121,8 @@ struct merge *merge_create(struct result *result, struct session *session, const
     merge->session = session;
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, result, error);
-    attn_status status = index < 0 ? error->status : open_backend(merge, index, error);
+    attn_status status =
+        index < 0 ? error->status : direct_open(&merge->direct, session, index, error);
     status = status ? status : make_tensors(merge, &result->shape, error);
     if (status != ATTN_OK) {
         error->status = status;
@@ -175,10 +142,7 @@ void merge_destroy(struct merge *merge)
     if (merge == NULL) {
         return;
     }
-    if (merge->instance != NULL) {
-        merge->plugin->destroy(merge->instance);
-    }
-    pool_destroy(merge->services.pool);
+    direct_close(&merge->direct);
     memory_finish(&merge->memory);
     free(merge->tensors);
     free(merge);

@@ -154,7 +154,8 @@ int options_parse(int argc, char **argv, struct options *options)
         {"model", .text = &options->model},
         {"seconds", .parse = parse_seconds},
         {"max-spread", .count = &options->max_spread, .least = 1, .most = 10000},
-        {"json", &options->json}};
+        {"json", &options->json},
+        {"child", .text = &options->child}};
     const struct command command = {"attn-bench",
                                     usage,
                                     .describe = describe,

@@ -23,6 +23,7 @@ struct options {
     const char *model;  /* whose layers are tuned; NULL: those of the shapes */
     double seconds;     /* that --tune --model takes in all */
     int32_t max_spread; /* percent; --tune --model keeps no time above it */
+    const char *child;  /* what a process started by `dispatch` calls; NULL: a user's process */
 };
 
 /* -1: go on; else the exit status. */

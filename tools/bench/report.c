@@ -20,6 +20,7 @@ void report_finish(struct report *report)
 {
     for (int32_t i = 0; i < report->count; i++) {
         json_destroy(report->results[i].reasons);
+        json_destroy(report->results[i].dispatch);
     }
     json_destroy(report->choices);
     free(report->results);
@@ -32,6 +33,7 @@ void report_add(struct report *report, const struct result *result)
     if (larger == NULL) {
         report->failed = true;
         json_destroy(result->reasons);
+        json_destroy(result->dispatch);
         return;
     }
     report->results = larger;
@@ -140,6 +142,10 @@ static struct json *result_json(struct result *result, const struct session *ses
         json_add(item, "reasons", result->reasons);
         result->reasons = NULL;
     }
+    if (result->dispatch != NULL) {
+        json_add(item, "dispatch", result->dispatch);
+        result->dispatch = NULL;
+    }
     return item;
 }
 
@@ -161,6 +167,21 @@ bool report_json(struct report *report, const struct session *session)
     bool printed = json_print(root);
     json_destroy(root);
     return printed;
+}
+
+static void print_dispatch(const struct json *dispatch)
+{
+    const struct json *value;
+    putchar(' ');
+    JSON_EACH(value, dispatch)
+    {
+        if (value->type == JSON_NUMBER) {
+            printf(" %s %.6g", value->name, value->number);
+        } else if (value->type == JSON_STRING) {
+            printf(" %s %s", value->name, value->text);
+        }
+    }
+    putchar('\n');
 }
 
 /* Prints a Markdown table; each row begins with the model. */
@@ -230,6 +251,9 @@ void report_text(const struct report *report, const struct session *session)
             printf("  differs by %.2g", result->difference);
         }
         puts(t->failed ? "  FAILED: under the floor" : "");
+        if (result->dispatch != NULL) {
+            print_dispatch(result->dispatch);
+        }
     }
     if (report->ranks_file[0] != '\0') {
         if (report->choices != NULL) {

@@ -15,6 +15,7 @@ struct result {
     struct timing timing;
     char error[1024];         /* empty: measured */
     struct json *reasons;     /* a refusal's: backend, phase, field, asked, supported; or NULL */
+    struct json *dispatch;    /* what the core adds, in `dispatch`; or NULL */
     double ratio_to_baseline; /* 0: not compared with --baseline's */
     char regression[512];     /* why --baseline fails it; empty: it does not */
     double difference; /* the output's from the first one's, relative; negative: not compared */

@@ -67,6 +67,8 @@ static const struct {
                      "r=1 s=4096 hkv=8 d=128 dv=0 " PLACE "seed=1"},
     [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",
                      "s=4096 hq=32 d=128 seed=1"},
+    [SHAPE_DISPATCH] = {"dispatch", "what the core adds to the kernel of a small decode",
+                        "r=1 l=8 s=1 hq=1 hkv=1 d=64 layout=own write=0 seed=1"},
 };
 
 const char *shape_name(const struct bench_shape *shape)

@@ -77,6 +77,7 @@ enum shape_kind_code {
     SHAPE_GDN,
     SHAPE_WRITE,
     SHAPE_MERGE,
+    SHAPE_DISPATCH,
     SHAPE_KIND_COUNT
 };
 

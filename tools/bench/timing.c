@@ -13,6 +13,7 @@
 #define SLOW_SAMPLES 3
 /* part of the bytes that is read and written: a copy ceiling counts */
 #define COPY_PART 0.05
+#define QUEUED_CALLS 50 /* few enough for a stream's queue, where the host's part is timed */
 
 static int compare(const void *a, const void *b)
 {
@@ -57,7 +58,7 @@ static void capture(struct sampler *s)
 {
     const struct device *device = &s->session->device;
     attn_status status = ATTN_OK;
-    if (!device_capture_begin(device, s->session->stream)) {
+    if (s->work->host_only || !device_capture_begin(device, s->session->stream)) {
         return;
     }
     for (int32_t i = 0; i < s->work->num_copies && status == ATTN_OK; i++) {
@@ -70,6 +71,25 @@ static void capture(struct sampler *s)
     }
 }
 
+/* Seconds of the host for `calls` calls, without the time that it waits. */
+static attn_status time_host(struct sampler *s, int64_t calls, double *elapsed,
+                             struct attn_error *error)
+{
+    const struct work *work = s->work;
+    attn_status status = ATTN_OK;
+    *elapsed = 0;
+    for (int64_t done = 0; done < calls && status == ATTN_OK; done += QUEUED_CALLS) {
+        int64_t end = done + QUEUED_CALLS < calls ? done + QUEUED_CALLS : calls;
+        double begin = seconds_of(CLOCK_MONOTONIC);
+        for (int64_t i = done; i < end && status == ATTN_OK; i++) {
+            status = work->run(work->user, 0, error);
+        }
+        *elapsed += seconds_of(CLOCK_MONOTONIC) - begin;
+        status = device_wait(&s->session->device) || status ? status : ATTN_ERROR_DEVICE;
+    }
+    return status;
+}
+
 /* Seconds of `calls` calls, until the device has done them. Whole rounds where they are captured.
  */
 static attn_status time_calls(struct sampler *s, int64_t calls, double *elapsed,
@@ -77,8 +97,8 @@ static attn_status time_calls(struct sampler *s, int64_t calls, double *elapsed,
 {
     const struct device *device = &s->session->device;
     attn_status status = device_wait(device) ? ATTN_OK : ATTN_ERROR_DEVICE;
-    if (status != ATTN_OK) {
-        return status;
+    if (status != ATTN_OK || s->work->host_only) {
+        return status != ATTN_OK ? status : time_host(s, calls, elapsed, error);
     }
     double begin = clock_seconds(s->session);
     if (s->graph != NULL) {
@@ -158,9 +178,9 @@ static void warm_up(struct sampler *s)
 }
 
 /* Ceilings take seconds, which --tune --model has better use for. */
-static bool has_floor(const struct session *session)
+static bool has_floor(const struct session *session, const struct work *work)
 {
-    return session->options->model == NULL && ceilings_known(session->device.device.type);
+    return !work->host_only && session->options->model == NULL;
 }
 
 static void conclude(struct sampler *sampler, int32_t count)
@@ -179,7 +199,7 @@ static void conclude(struct sampler *sampler, int32_t count)
     timing->ratio_to_floor = least > 0 ? median / least : 0;
     timing->gb_s = median > 0 ? 1e-9 * bytes / median : 0;
     timing->tflop_s = median > 0 ? 1e-12 * work->operations / median : 0;
-    timing->failed = has_floor(sampler->session) && !(timing->ratio_to_floor >= 1);
+    timing->failed = has_floor(sampler->session, work) && !(timing->ratio_to_floor >= 1);
 }
 
 static double median_ratio(const struct sampler *sampler, const struct sampler *first,
@@ -199,7 +219,7 @@ static void take_sample(struct sampler *sampler, int32_t index)
     if (contender->status != ATTN_OK) {
         return;
     }
-    if (has_floor(sampler->session)) {
+    if (has_floor(sampler->session, contender->work)) {
         sampler->floors[index] =
             floor_seconds(sampler->session, contender->work, &contender->timing.bound);
     }
@@ -238,7 +258,7 @@ void timing_measure(struct contender *contenders, int32_t count, struct session 
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t running = 0, bound = 0;
     for (int32_t i = 0; i < count; i++) {
-        bound += contenders[i].work != NULL && has_floor(session);
+        bound += contenders[i].work != NULL && has_floor(session, contenders[i].work);
     }
     attn_status status = samplers != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
     if (status == ATTN_OK && bound > 0) {

@@ -17,6 +17,7 @@ struct work {
     bool narrow;        /* operands of 8 bits, which a GPU multiplies at twice the rate */
     int32_t num_copies; /* one after the other, they push each other out of the caches */
     bool near;          /* one copy, which the caches may hold: its bytes make no floor */
+    bool host_only; /* one copy; what the host takes for a call is timed, not the device's work */
     attn_status (*run)(void *user, int32_t copy, struct attn_error *error);
     void *user;
 };

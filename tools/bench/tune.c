@@ -18,7 +18,8 @@ static const char *const phase_names[] = {"prefill", "decode"};
 
 bool tune_takes(enum shape_kind_code kind)
 {
-    return kind != SHAPE_MIXED && kind != SHAPE_WRITE && kind != SHAPE_MERGE;
+    return kind != SHAPE_MIXED && kind != SHAPE_WRITE && kind != SHAPE_MERGE &&
+           kind != SHAPE_DISPATCH;
 }
 
 static bool usable(const struct result *result)

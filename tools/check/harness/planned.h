@@ -6,14 +6,7 @@
 
 #include "harness/backend.h"
 #include "common/device.h"
-
-/* prepare, into call->prepared, create_plan_state, into call->plan_state, and schedule_size as the
- * core asks them for such a call; what the backend leaves out is left as it is. planned_release
- * drops what they made. */
-attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
-                            const struct attn_limits *limits, struct attn_schedule_size *size,
-                            struct attn_error *error);
-void planned_release(const struct attn_kernels *kernels, const struct attn_attend_args *call);
+#include "support/planned.h"
 
 struct plan_memory {
     size_t host_bytes, device_bytes, scratch_bytes;
