@@ -427,8 +427,8 @@ GPU_INLINE int32_t entry_of_lane(const latent_shared &smem, const key_lookup &lo
     return at >= lookup.end ? -1 : lookup.list != nullptr ? lookup.list[at] : at;
 }
 
-/* The key of such an entry; -1: none; with BOTH caches below -1: row -2 - key of the second. The
- * first to wait for the entry. */
+/* The key of such an entry; -1: none; with BOTH caches below -1: row -2 - key of the second.
+ * Waits for the load of the entry. */
 template <int WARPS, bool BOTH>
 GPU_INLINE int32_t key_of_entry(const latent_shared &smem, const key_lookup &lookup, int32_t t,
                                 int32_t entry)
