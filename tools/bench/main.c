@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attn-bench: how fast a backend is, next to what the machine can do, through the public ABI. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,22 @@
 
 /* Outputs of one layer by two libraries differ by less; codes of 8 bits stay well below. */
 #define MAX_DIFFERENCE 0.05
+
+/* SIGINT and SIGTERM end the run after the shape that is being measured, so that what was measured
+ * is reported; a second one ends the process. */
+static volatile sig_atomic_t ended_by;
+
+static void end_run(int number)
+{
+    ended_by = number;
+}
+
+static void catch_signals(void)
+{
+    const struct sigaction action = {.sa_handler = end_run, .sa_flags = (int)SA_RESETHAND};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
 
 static int fail_with(const char *what, const struct attn_error *error)
 {
@@ -304,7 +321,14 @@ static void run_shapes(struct bench *bench)
     if (options->model != NULL) {
         tuning_run(&bench->tuning, &bench->session, &bench->report, measure_together, bench);
     }
+    catch_signals();
     for (int32_t i = 0; i < options->shapes.count && options->model == NULL; i++) {
+        if (ended_by != 0) {
+            fprintf(stderr, "attn-bench: ended by signal %d: %d of %d shapes were measured\n",
+                    (int)ended_by, i, options->shapes.count);
+            bench->report.failed = true;
+            break;
+        }
         tell_progress(options, i, &options->shapes.shapes[i]);
         if (options->tune) {
             tune_shape(bench, &options->shapes.shapes[i]);
