@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers: layers that choose keys for others. A step writes index keys and is one call of
  * `attend`, whose output is lists. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -57,7 +57,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     layer->is_latent = layer->writes_apart = true;
     layer->tokens_per_row = x->tokens_per_row;
     /* another table than those of layers whose rows hold other numbers of tokens */
-    const int32_t key[] = {ATTN_LAYER_DRAFT_INDEXER, x->tokens_per_row};
+    const int32_t key[] = {ATTN_LAYER_INDEXER, x->tokens_per_row};
     memcpy(layer->batch_key, key, sizeof key);
     return ATTN_OK;
 }
@@ -70,8 +70,8 @@ static int32_t at_least_one(int32_t most)
 static void match(struct check *check, int32_t phase)
 {
     const struct attn_indexer_desc *x = check->whole->indexer;
-    const struct attn_indexer_caps *caps = ext_find(check->caps->next, ATTN_EXT_DRAFT_INDEXER_CAPS);
-    if (!(check->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1)) {
+    const struct attn_indexer_caps *caps = ext_find(check->caps->next, ATTN_EXT_CAPS_INDEXER);
+    if (!(check->caps->layer_kinds >> ATTN_LAYER_INDEXER & 1)) {
         return;
     }
     if (caps == NULL) {
@@ -108,7 +108,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
-    const struct attn_io_indexer *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEXER);
+    const struct attn_io_indexer *given = ext_find(io->next, ATTN_EXT_IO_INDEXER);
     FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
             "is given; an indexer has neither v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));

@@ -5,6 +5,7 @@
 
 #include "attend.h"
 #include "collectives.h"
+#include "indexer.h"
 #include "recurrent.h"
 #include "mla.h"
 #include "selection.h"

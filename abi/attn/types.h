@@ -35,7 +35,8 @@ enum attn_layer_kind {
     ATTN_LAYER_ENCODER = 1,
     ATTN_LAYER_CROSS = 2, /* keys of the encoder, written once */
     ATTN_LAYER_MLA = 3,
-    ATTN_LAYER_RECURRENT = 4 /* a state instead of keys, see recurrent.h */
+    ATTN_LAYER_RECURRENT = 4, /* a state instead of keys, see recurrent.h */
+    ATTN_LAYER_INDEXER = 5    /* chooses the keys of another layer, see indexer.h */
 };
 
 /* Does a key after a query's position stay hidden? */

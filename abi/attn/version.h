@@ -127,7 +127,10 @@ enum attn_ext_id {
     ATTN_EXT_CAPS_MLA = 13,         /* struct attn_mla_caps, on attn_backend_caps */
     ATTN_EXT_CAPS_RECURRENT = 14,   /* struct attn_recurrent_caps, on attn_backend_caps */
     ATTN_EXT_LAYER_CACHES = 17,     /* struct attn_layer_caches, on attn_layer_desc */
-    ATTN_EXT_IO_CACHES = 18         /* struct attn_io_caches, on attn_step_io */
+    ATTN_EXT_IO_CACHES = 18,        /* struct attn_io_caches, on attn_step_io */
+    ATTN_EXT_INDEXER_DESC = 19,     /* struct attn_indexer_desc, on attn_layer_desc */
+    ATTN_EXT_IO_INDEXER = 20,       /* struct attn_io_indexer, on attn_step_io */
+    ATTN_EXT_CAPS_INDEXER = 21      /* struct attn_indexer_caps, on attn_backend_caps */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_ext) == 24, "attn_ext is frozen");

@@ -226,7 +226,7 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
         {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla",
          "attend_mla or attend_mla_sparse"},
         {BIT(ATTN_LAYER_RECURRENT), ATTN_KERNEL_RECURRENT, "gdn", "recurrent"},
-        {BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR), ATTN_KERNEL_ATTEND,
+        {BIT(ATTN_LAYER_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR), ATTN_KERNEL_ATTEND,
          "indexer or compressor", "attend"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {

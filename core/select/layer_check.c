@@ -137,7 +137,7 @@ attn_status layer_check_fields(const struct attn_layer_desc *layer, struct attn_
 static attn_status set_causal(struct attn_layer_desc *l, struct attn_error *error)
 {
     const bool can = l->kind != ATTN_LAYER_ENCODER && l->kind != ATTN_LAYER_CROSS;
-    const bool can_not = l->kind != ATTN_LAYER_RECURRENT && l->kind != ATTN_LAYER_DRAFT_INDEXER &&
+    const bool can_not = l->kind != ATTN_LAYER_RECURRENT && l->kind != ATTN_LAYER_INDEXER &&
                          l->kind != ATTN_LAYER_DRAFT_COMPRESSOR;
     if (l->causal == ATTN_CAUSAL_DEFAULT) {
         l->causal = can ? ATTN_CAUSAL_YES : ATTN_CAUSAL_NO;

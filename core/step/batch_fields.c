@@ -13,7 +13,7 @@ static const char *keeps_causal(const attn_layer *layer)
     if (l->kind == ATTN_LAYER_RECURRENT) {
         return "a recurrence is causal";
     }
-    if (l->kind == ATTN_LAYER_DRAFT_INDEXER) {
+    if (l->kind == ATTN_LAYER_INDEXER) {
         return "index keys are chosen from what a token has before it";
     }
     if (l->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {

@@ -57,7 +57,7 @@
     X(RECURRENT_DESC, attn_recurrent_desc, 72, LAYER_DESC, recurrent_desc, NULL)                   \
     X(DRAFT_RECURRENT_RULE, attn_recurrent_rule, 64, LAYER_DESC, recurrent_rule, NULL)             \
     X(DRAFT_RECURRENT_NORM, attn_recurrent_norm, 40, LAYER_DESC, recurrent_norm, NULL)             \
-    X(DRAFT_INDEXER_DESC, attn_indexer_desc, 64, LAYER_DESC, indexer_desc, NULL)                   \
+    X(INDEXER_DESC, attn_indexer_desc, 64, LAYER_DESC, indexer_desc, NULL)                         \
     X(CONTEXT_PARALLEL, attn_context_parallel, 56, LAYER_DESC, context_parallel, NULL)             \
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \
     X(LAYER_CACHES, attn_layer_caches, 40, LAYER_DESC, none, NULL)                                 \
@@ -83,7 +83,7 @@
     X(IO_RECURRENT, attn_io_recurrent, 48, STEP_IO, io_recurrent, "kind recurrent")                \
     X(DRAFT_IO_RECURRENT_GATE, attn_io_recurrent_gate, 32, STEP_IO, io_recurrent_gate,             \
       "attn_recurrent_norm")                                                                       \
-    X(DRAFT_IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                  \
+    X(IO_INDEXER, attn_io_indexer, 40, STEP_IO, io_indexer, "kind indexer")                        \
     X(IO_OUTPUT_QUANT, attn_io_output_quant, 40, STEP_IO, io_output_quant,                         \
       "a quantized output_form")                                                                   \
     X(DRAFT_IO_COMPRESSOR, attn_io_compressor, 56, STEP_IO, io_compressor, "kind compressor")      \
@@ -94,7 +94,7 @@
     X(CAPS_MLA, attn_mla_caps, 48, BACKEND_CAPS, none, NULL)                                       \
     X(CAPS_RECURRENT, attn_recurrent_caps, 56, BACKEND_CAPS, none, NULL)                           \
     X(DRAFT_RECURRENT_CAPS, attn_recurrent_rule_caps, 48, BACKEND_CAPS, none, NULL)                \
-    X(DRAFT_INDEXER_CAPS, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)                         \
+    X(CAPS_INDEXER, attn_indexer_caps, 56, BACKEND_CAPS, none, NULL)                               \
     X(DRAFT_INDEX_LISTS_CAPS, attn_index_lists_caps, 56, BACKEND_CAPS, none, NULL)                 \
     X(DRAFT_COMPRESSED_CAPS, attn_compressed_caps, 48, BACKEND_CAPS, none, NULL)
 

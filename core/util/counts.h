@@ -7,7 +7,6 @@
 #include <attn/api.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
 #include <attn/draft/recurrent.h>
 
 enum {

@@ -2,7 +2,7 @@
 #include "select/bound.h"
 
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 
 /* float32: sums of float32 products and an exponential good to a few units in the last place.
  * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of
@@ -95,7 +95,7 @@ void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
         .head_size = layer->head_size};
     const bool recurrent =
         layer->kind == ATTN_LAYER_RECURRENT || layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR;
-    if (layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+    if (layer->kind == ATTN_LAYER_INDEXER) {
         return; /* its output is lists */
     }
     const struct bound out = recurrent ? bound_of_dtype(layer->dtype) : bound_of_attend(&form);

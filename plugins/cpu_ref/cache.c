@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a KV cache through their strided view, and the kernels that move them. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <string.h>
 
 #include "common/number.h"
@@ -116,7 +116,7 @@ static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t
 {
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
     const struct attn_kv_view *view = args->k_cache;
-    const struct attn_indexer_desc *desc = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const struct attn_indexer_desc *desc = ext_of(args->layer->next, ATTN_EXT_INDEXER_DESC);
     const int32_t tokens = desc->tokens_per_row;
     double row[REF_MAX_HEAD_SIZE];
     for (int64_t t = begin; t < end; t++) {
@@ -159,9 +159,9 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
     const struct attn_host *host = args->instance->host;
     struct write_loop loop = {args};
     host->parallel_for(host->user, args->num_slots, 8,
-                       args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ? write_index_rows
-                       : layer_is_latent(args->layer)                ? write_latent_rows
-                                                                     : write_rows,
+                       args->layer->kind == ATTN_LAYER_INDEXER ? write_index_rows
+                       : layer_is_latent(args->layer)          ? write_latent_rows
+                                                               : write_rows,
                        &loop);
     return ATTN_OK;
 }

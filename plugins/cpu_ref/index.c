@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers: scores of a query's rows, and the list of the best of them. A list's candidates are
  * kept in a heap whose root is the worst, so that no scores are stored. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <math.h>
 
 #include "common/number.h"
@@ -211,9 +211,8 @@ attn_status ref_index(const struct attn_attend_args *args, struct attn_error *er
 {
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;
-    struct index_loop loop = {args, ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC),
-                              ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER),
-                              batch->query_start_loc[0]};
+    struct index_loop loop = {args, ext_of(args->layer->next, ATTN_EXT_INDEXER_DESC),
+                              ext_of(args->next, ATTN_EXT_IO_INDEXER), batch->query_start_loc[0]};
     int64_t end = batch->query_start_loc[batch->num_reqs];
     end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
     if (end > loop.first_row) {

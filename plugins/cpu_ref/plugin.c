@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref: every feature, plain and slow: the definition of right. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <string.h>
 
 #include "common/cpu_device.h"
@@ -9,7 +9,7 @@
 #include "reference.h"
 
 static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
     .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
     .head_size_max = 512,
     .topk_max = REF_MAX_TOPK,
@@ -39,8 +39,7 @@ static const struct attn_backend_caps caps = {
     .variant = "",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = COMMON_KERNELS,
-    .layer_kinds =
-        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) |
                  BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4),
     .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
@@ -54,7 +53,7 @@ static const struct attn_backend_caps caps = {
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    return args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ? ref_index(args, error)
+    return args->layer->kind == ATTN_LAYER_INDEXER ? ref_index(args, error)
            : args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR
                ? compressor_attend(args, args->instance->host)
                : ref_attend(args, error);

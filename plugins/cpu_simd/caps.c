@@ -7,7 +7,7 @@
 #include "cpu_simd/internal.h"
 
 static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
     .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
     .head_size_max = 512,
     .topk_max = 16384,
@@ -27,8 +27,7 @@ static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 static const struct attn_backend_caps common_caps = {
     COMMON_CAPS,
-    .layer_kinds =
-        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .next = &mla_caps.ext,
     .name = "cpu_simd",
     .device = {ATTN_DEVICE_CPU, 0},

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
@@ -481,7 +481,7 @@ size_t index_workspace_bytes(const struct layer_shape *shape, const struct attn_
                              int32_t num_threads);
 static inline const struct attn_indexer_desc *indexer_of(const struct attn_layer_desc *layer)
 {
-    return ext_of(layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    return ext_of(layer->next, ATTN_EXT_INDEXER_DESC);
 }
 
 /* gdn.c */

@@ -73,8 +73,7 @@ static attn_status simd_schedule_size(const struct attn_schedule_size_args *args
 static attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
                                  struct attn_error *error)
 {
-    if (args->layer->kind == ATTN_LAYER_RECURRENT ||
-        args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ||
+    if (args->layer->kind == ATTN_LAYER_RECURRENT || args->layer->kind == ATTN_LAYER_INDEXER ||
         args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
         return ATTN_OK; /* nothing is planned: items are heads, chunks of queries, or tokens */
     }
@@ -92,7 +91,7 @@ static attn_status simd_update_block_table(const struct attn_attend_args *args,
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     const int32_t kind = args != NULL && args->layer != NULL ? args->layer->kind : 0;
-    return kind == ATTN_LAYER_DRAFT_INDEXER      ? simd_index(args, error)
+    return kind == ATTN_LAYER_INDEXER            ? simd_index(args, error)
            : kind == ATTN_LAYER_DRAFT_COMPRESSOR ? compressor_attend(args, args->instance->host)
                                                  : simd_attend(args, error);
 }

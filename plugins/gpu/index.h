@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters of an indexer's kernels (attn/draft/indexer.h), shared by host and device. */
+/* Parameters of an indexer's kernels (attn/indexer.h), shared by host and device. */
 #ifndef GPU_INDEX_H
 #define GPU_INDEX_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers through the public table: caches, blocks that move, idle steps, and what is refused. The
  * lists are attn-check's, and Python's next to Transformers' own. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -108,7 +108,7 @@ static void fill(struct index *x, const int32_t queries[REQS])
     client_blocks(&x->batch, x->table[0], WIDTH, x->slots);
     x->batch.max_query_len = LENGTH;
     x->batch.max_seq_len = LENGTH;
-    x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof x->ext, NULL},
+    x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_IO_INDEXER, 0, sizeof x->ext, NULL},
                                       .weights = tensor(x, 3, x->w, tokens, H, 0),
                                       .lengths = x->lengths};
     x->io =

@@ -6,7 +6,7 @@
 #define BENCH_MEASURED_H
 
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/recurrent.h>
 
 #include "common/json.h"

@@ -7,7 +7,7 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/output_rope.h>
 #include <attn/draft/recurrent.h>
 #include <attn/layer.h>

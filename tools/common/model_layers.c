@@ -42,7 +42,7 @@ void model_config_link(struct model_config *config)
             layer->caches.caches = &layer->cache;
             layer->caches.ext.next = &layer->compressed.ext;
             layer->compressed.ext.next = rope;
-        } else if (layer->desc.kind == ATTN_LAYER_DRAFT_INDEXER) {
+        } else if (layer->desc.kind == ATTN_LAYER_INDEXER) {
             layer->desc.next = &layer->indexer.ext;
         } else if (layer->desc.kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
             layer->desc.next = &layer->compressor.ext;

@@ -171,7 +171,7 @@ attn_status attention_bind(struct run_engine *engine, struct run_layer *layer)
                                       .num_out_heads = d->num_q_heads,
                                       .out_size = size_v,
                                       .scale = d->scale};
-    if (d->kind == ATTN_LAYER_DRAFT_INDEXER) {
+    if (d->kind == ATTN_LAYER_INDEXER) {
         layer->terms.num_out_heads = layer->source->indexer.num_groups;
         layer->terms.out_size = layer_list_room(&layer->source->indexer);
     }

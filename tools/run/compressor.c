@@ -15,8 +15,8 @@ const struct run_layer *compressor_of(const struct run_engine *engine,
                                       const struct run_layer *layer)
 {
     const struct model_layer *of = layer->source;
-    const int32_t tokens = of->desc.kind == ATTN_LAYER_DRAFT_INDEXER ? of->indexer.tokens_per_row
-                                                                     : of->cache.tokens_per_row;
+    const int32_t tokens =
+        of->desc.kind == ATTN_LAYER_INDEXER ? of->indexer.tokens_per_row : of->cache.tokens_per_row;
     while (tokens > 0 && layer-- > engine->layers) {
         if (layer->source->compressor.tokens_per_row == tokens &&
             layer->source->desc.head_size == of->desc.head_size) {

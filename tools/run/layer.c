@@ -14,7 +14,7 @@
 
 static bool is_indexer(const struct run_layer *layer)
 {
-    return layer->source->desc.kind == ATTN_LAYER_DRAFT_INDEXER;
+    return layer->source->desc.kind == ATTN_LAYER_INDEXER;
 }
 
 /* The rows in which each tensor lies, and whether it takes their end or their beginning. */

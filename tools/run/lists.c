@@ -10,10 +10,10 @@
 static const struct run_layer *indexer_of(const struct run_engine *engine,
                                           const struct run_layer *layer)
 {
-    while (layer > engine->layers && layer->source->desc.kind != ATTN_LAYER_DRAFT_INDEXER) {
+    while (layer > engine->layers && layer->source->desc.kind != ATTN_LAYER_INDEXER) {
         layer--;
     }
-    return layer->source->desc.kind == ATTN_LAYER_DRAFT_INDEXER ? layer : NULL;
+    return layer->source->desc.kind == ATTN_LAYER_INDEXER ? layer : NULL;
 }
 
 /* Some entries that a query sees, its last one among them, and what lists nothing: -1 and entries

@@ -81,7 +81,7 @@ static attn_status select_layers(struct run_engine *engine)
         int32_t kind;
         const char *name;
     } drafts[] = {{ATTN_LAYER_DRAFT_COMPRESSOR, "compressor, with rotations of outputs,"},
-                  {ATTN_LAYER_DRAFT_INDEXER, "indexer"}};
+                  {ATTN_LAYER_INDEXER, "indexer"}};
     engine->config.rotates = true;
     model_config_link(&engine->config);
     attn_status status = try_select(engine);
@@ -106,7 +106,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
     layer->kind = d->kind == ATTN_LAYER_RECURRENT ? &run_recurrent_kind
                   : d->kind == ATTN_LAYER_MLA
                       ? (layer->source->mla.absorb_in_core ? &run_mla_kind : &run_latent_kind)
-                  : d->kind == ATTN_LAYER_DRAFT_INDEXER    ? &run_indexer_kind
+                  : d->kind == ATTN_LAYER_INDEXER          ? &run_indexer_kind
                   : d->kind == ATTN_LAYER_DRAFT_COMPRESSOR ? &run_compressor_kind
                                                            : &run_attention_kind;
     layer->compressor = compressor_of(engine, layer);

@@ -96,13 +96,13 @@ static int32_t at_least_one(int32_t number)
 
 void layer_set_indexer(struct attn_layer_desc *layer, struct attn_indexer_desc *indexer)
 {
-    indexer->ext.id = ATTN_EXT_DRAFT_INDEXER_DESC;
+    indexer->ext.id = ATTN_EXT_INDEXER_DESC;
     indexer->ext.struct_size = sizeof *indexer;
     indexer->num_groups = at_least_one(indexer->num_groups);
     indexer->tokens_per_row = at_least_one(indexer->tokens_per_row);
     indexer->rows_per_entry = at_least_one(indexer->rows_per_entry);
     layer->next = &indexer->ext;
-    layer->kind = ATTN_LAYER_DRAFT_INDEXER;
+    layer->kind = ATTN_LAYER_INDEXER;
     layer->causal = ATTN_CAUSAL_YES;
     layer->num_kv_heads = 1;
     layer->head_size_v = layer->head_size;

@@ -5,7 +5,7 @@
 
 #include <attn/api.h>
 #include <attn/draft/compressed.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/kv_cache.h>
 #include <attn/layer.h>

@@ -69,7 +69,7 @@ static void recurrent_rows(const struct attn_layer_desc *l, struct layer_rows ro
 
 static void indexer_rows(const struct attn_layer_desc *l, struct layer_rows rows[LAYER_ROLES])
 {
-    const struct attn_indexer_desc *x = layer_extension(l, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const struct attn_indexer_desc *x = layer_extension(l, ATTN_EXT_INDEXER_DESC);
     rows[ROLE_Q] = (struct layer_rows){l->num_q_heads, l->head_size};
     rows[ROLE_K] = (struct layer_rows){l->num_kv_heads, l->head_size};
     rows[ROLE_WEIGHTS].dims = x->has_weights ? l->num_q_heads : 0;
@@ -85,7 +85,7 @@ static void compressor_rows(const struct attn_layer_desc *l, struct layer_rows r
 struct layer_rows layer_rows(const struct attn_layer_desc *layer, enum layer_role role)
 {
     struct layer_rows rows[LAYER_ROLES] = {{0}};
-    const bool indexer = layer->kind == ATTN_LAYER_DRAFT_INDEXER;
+    const bool indexer = layer->kind == ATTN_LAYER_INDEXER;
     const bool scaled = role == ROLE_Q && layer->q_scale_form != ATTN_SCALE_NONE;
     (layer->kind == ATTN_LAYER_MLA                ? mla_rows
      : layer->kind == ATTN_LAYER_RECURRENT        ? recurrent_rows
@@ -105,12 +105,12 @@ void layer_io_init(struct layer_io *io, const struct attn_layer_desc *layer, voi
                           .layer = layer,
                           .mla.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
                           .recurrent.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof io->recurrent, NULL},
-                          .indexer.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof io->indexer, NULL},
+                          .indexer.ext = {ATTN_EXT_IO_INDEXER, 0, sizeof io->indexer, NULL},
                           .lists.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof io->lists, NULL}};
-    io->io.next = layer->kind == ATTN_LAYER_MLA             ? &io->mla.ext
-                  : layer->kind == ATTN_LAYER_RECURRENT     ? &io->recurrent.ext
-                  : layer->kind == ATTN_LAYER_DRAFT_INDEXER ? &io->indexer.ext
-                                                            : NULL;
+    io->io.next = layer->kind == ATTN_LAYER_MLA         ? &io->mla.ext
+                  : layer->kind == ATTN_LAYER_RECURRENT ? &io->recurrent.ext
+                  : layer->kind == ATTN_LAYER_INDEXER   ? &io->indexer.ext
+                                                        : NULL;
 }
 
 void layer_io_set(struct layer_io *io, enum layer_role role, struct layer_rows rows, int64_t tokens,
@@ -130,7 +130,7 @@ void layer_io_set(struct layer_io *io, enum layer_role role, struct layer_rows r
                                                       &io->io.out};
     struct attn_tensor *tensor = &io->tensors[role];
     int64_t *shape = io->shapes[role], *strides = io->strides[role];
-    const bool lists = role == ROLE_OUT && io->layer->kind == ATTN_LAYER_DRAFT_INDEXER;
+    const bool lists = role == ROLE_OUT && io->layer->kind == ATTN_LAYER_INDEXER;
     shape[0] = tokens;
     shape[1] = rows.heads > 0 ? rows.heads : rows.dims;
     shape[2] = rows.dims;

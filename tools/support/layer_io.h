@@ -5,7 +5,7 @@
 #define SUPPORT_LAYER_IO_H
 
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/io.h>
 #include <attn/layer.h>
 #include <attn/mla.h>

@@ -518,7 +518,7 @@ attn_status simd_index(const struct attn_attend_args *args, struct attn_error *e
     struct attn_attend_args given = *args;
     struct index_loop loop = {.args = args,
                               .desc = indexer_of(args->layer),
-                              .io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER)};
+                              .io = ext_of(args->next, ATTN_EXT_IO_INDEXER)};
     struct index_scratch s;
     given.v_cache = args->k_cache;
     attn_status status = problem_init(&loop.problem, &given, NULL, false, error);

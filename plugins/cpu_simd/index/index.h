@@ -3,7 +3,7 @@
 #ifndef CPU_SIMD_INDEX_H
 #define CPU_SIMD_INDEX_H
 
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 
 #include "cpu_simd/internal.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend: turns arguments into gpu_params and chooses the kernels that serve them. */
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 
 #include "gpu/host/schedule.h"
 
@@ -173,7 +173,7 @@ static char *list_memory(const struct attn_attend_args *args)
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gpu_params p = {0};
-    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+    if (args->layer->kind == ATTN_LAYER_INDEXER) {
         return gpu_index(args, error);
     }
     if (args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {

@@ -4,7 +4,7 @@
 
 #include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/output_rope.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ ATTN_STATIC_ASSERT(GDN_MAX_HEAD_SIZE <= DELTA_MAX_HEAD_SIZE &&
                        LATENT_MAX_SIZE >= 576,
                    "what is declared fits into the kernels");
 static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEXER_CAPS, 0, sizeof indexer_caps, NULL},
+    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
     .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
     .head_size_max = 512,
     .topk_max = INT32_MAX,
@@ -39,8 +39,7 @@ static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 
 const struct attn_backend_caps gpu_caps = {
     COMMON_CAPS,
-    .layer_kinds =
-        COMMON_LAYER_KINDS | BIT(ATTN_LAYER_DRAFT_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
+    .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .next = &mla_caps.ext,
     .name = "",
     .variant = "",

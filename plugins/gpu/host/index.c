@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Indexers (attn/draft/indexer.h): scores of a chunk of tokens, which stay in the scratch, then
+/* Indexers (attn/indexer.h): scores of a chunk of tokens, which stay in the scratch, then
  * their lists. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 
 #include "gpu/host/schedule.h"
 #include "gpu/index.h"
@@ -10,7 +10,7 @@
 
 static const struct attn_indexer_desc *indexer_of(const struct attn_layer_desc *layer)
 {
-    return ext_of(layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    return ext_of(layer->next, ATTN_EXT_INDEXER_DESC);
 }
 
 /* Floats of a list's scores. */
@@ -45,7 +45,7 @@ size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn
 static struct gpu_index_params params_of(const struct attn_attend_args *args)
 {
     const struct attn_indexer_desc *x = indexer_of(args->layer);
-    const struct attn_io_indexer *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEXER);
+    const struct attn_io_indexer *io = ext_of(args->next, ATTN_EXT_IO_INDEXER);
     const struct schedule_host *plan = args->schedule_host;
     const struct attn_batch *batch = args->batch;
     const int64_t bytes = args->out->dtype.bits / 8;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots that write and gather the cache, copy, fill, and make block tables. */
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/output_rope.h>
 
 #include "gpu/host/instance.h"
@@ -111,7 +111,7 @@ static const char *launch_write(const struct gpu_device *device, struct gpu_writ
 /* An indexer's rows, which are keys without values, or a compressor's states. */
 static attn_status write_keys(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_indexer_desc *x = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEXER_DESC);
+    const struct attn_indexer_desc *x = ext_of(args->layer->next, ATTN_EXT_INDEXER_DESC);
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_write_params p = {
         .from = {gpu_tensor_of(args->k)},
@@ -147,7 +147,7 @@ static attn_status write_latent(const struct attn_write_kv_args *args, struct at
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER ||
+    if (args->layer->kind == ATTN_LAYER_INDEXER ||
         args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
         return write_keys(args, error);
     }

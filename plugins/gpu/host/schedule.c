@@ -3,7 +3,7 @@
  * schedule. */
 #include <attn/draft/compressed.h>
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/mla.h>
 
 #include "common/recurrent.h"
@@ -137,7 +137,7 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     }
     const char *cause = NULL;
     *made = (struct attn_prepared){0};
-    if (args->layer->kind == ATTN_LAYER_DRAFT_INDEXER) {
+    if (args->layer->kind == ATTN_LAYER_INDEXER) {
         gpu_prepare_index(args->layer, made);
     } else if (args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
         made->way = GPU_WAY_WITHOUT_PLAN;

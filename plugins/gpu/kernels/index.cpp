@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Indexers (attn/draft/indexer.h). index_scores: a group has a tile of INDEX_ROWS rows of the cache
+/* Indexers (attn/indexer.h). index_scores: a group has a tile of INDEX_ROWS rows of the cache
  * by up to INDEX_COLUMNS columns, each a head of one list; 2 * D FLOPs for a row and head on FMA
  * units, which is the limit. Scores are summed over a list's heads before they are stored. */
 #include "gpu/device/rows.h"

@@ -6,7 +6,7 @@
 #define CPU_REF_CHECKED_H
 
 #include <attn/draft/compressor.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 
@@ -16,7 +16,7 @@ extern const struct attn_kernels *const cpu_ref_kernels;
 /* Indexers' lists and compressors' rows are held to their formulas by attn-check's own cases. */
 static inline bool attends(const struct attn_layer_desc *layer)
 {
-    return layer->kind != ATTN_LAYER_DRAFT_INDEXER && layer->kind != ATTN_LAYER_DRAFT_COMPRESSOR;
+    return layer->kind != ATTN_LAYER_INDEXER && layer->kind != ATTN_LAYER_DRAFT_COMPRESSOR;
 }
 
 /* What cpu_ref wrote is not what the formula says: fills *error (may be NULL) and returns its

@@ -96,7 +96,7 @@ static void take_extensions(struct backend *backend, const struct attn_backend_c
         struct attn_ext *copy;
     } known[] = {
         {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, sizeof backend->lists, &backend->lists.ext},
-        {ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof backend->indexer, &backend->indexer.ext},
+        {ATTN_EXT_CAPS_INDEXER, sizeof backend->indexer, &backend->indexer.ext},
         {ATTN_EXT_DRAFT_COMPRESSED_CAPS, sizeof backend->compressed, &backend->compressed.ext},
         {ATTN_EXT_DRAFT_RECURRENT_CAPS, sizeof backend->rule, &backend->rule.ext},
         {ATTN_EXT_CAPS_MLA, sizeof backend->mla, &backend->mla.ext},

@@ -5,7 +5,7 @@
 
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <attn/draft/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>

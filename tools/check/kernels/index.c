@@ -2,7 +2,7 @@
 /* Indexers: index keys are written, then chosen from, and each list is held to the scores that the
  * oracle computes of what lies in the cache. Most inputs are small whole numbers: every sum is
  * exact in float32, many scores are equal, and so there is one right list. */
-#include <attn/draft/indexer.h>
+#include <attn/indexer.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -153,7 +153,7 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
         s->step.view.scale_stride_slot = s->step.view.scale_stride_head = 4;
     }
     s->io =
-        (struct attn_io_indexer){.ext = {ATTN_EXT_DRAFT_IO_INDEXER, 0, sizeof s->io, NULL},
+        (struct attn_io_indexer){.ext = {ATTN_EXT_IO_INDEXER, 0, sizeof s->io, NULL},
                                  .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
                                  .lengths = call_array(call, LENGTHS)};
     s->step.attend.next = &s->io.ext;
@@ -401,10 +401,10 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
 void index_cases(const struct kernel_sink *sink)
 {
     const struct attn_indexer_caps *caps =
-        backend_extension(sink->caps, ATTN_EXT_DRAFT_INDEXER_CAPS, sizeof *caps);
+        backend_extension(sink->caps, ATTN_EXT_CAPS_INDEXER, sizeof *caps);
     static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD};
     enum { SHAPES = sizeof shapes / sizeof *shapes, FORMS = sizeof forms / sizeof *forms };
-    if (!(sink->caps->layer_kinds >> ATTN_LAYER_DRAFT_INDEXER & 1) || caps == NULL) {
+    if (!(sink->caps->layer_kinds >> ATTN_LAYER_INDEXER & 1) || caps == NULL) {
         return;
     }
     for (int32_t i = 0; i < FORMS * SHAPES; i++) {

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from . import _declarations
-from ._declarations import (ATTN_LAYER_DRAFT_COMPRESSOR, ATTN_LAYER_DRAFT_INDEXER, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
+from ._declarations import (ATTN_LAYER_DRAFT_COMPRESSOR, Alibi, CpOrder, CpReduce, DtypeId, Encoder, GraphLevel,
                             IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentGateActivation, RecurrentUpdate,
                             RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
                             attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_mm_encoder_quant,
@@ -29,7 +29,7 @@ _MASKS = {"needed_view_forms": "ATTN_VIEW_", "needed_features": "ATTN_FEATURE_"}
 #: Names of layers that are a kind and a parameter.
 _ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
 _KINDS: dict[Any, Any] = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder",
-                          "gdn": "recurrent", "indexer": ATTN_LAYER_DRAFT_INDEXER, "compressor": ATTN_LAYER_DRAFT_COMPRESSOR}
+                          "gdn": "recurrent", "compressor": ATTN_LAYER_DRAFT_COMPRESSOR}
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
@@ -131,7 +131,7 @@ class RecurrentNorm(_Described):
 
 @dataclass(frozen=True)
 class IndexerDesc(_Described):
-    """A layer of kind ``"indexer"``, which chooses keys for another one: a draft, see ``attn/draft/indexer.h``."""
+    """A layer of kind ``"indexer"``, which chooses keys for another one: see ``attn/indexer.h``."""
 
     _struct = attn_indexer_desc
     topk: int

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._declarations import ATTN_EXT_DRAFT_IO_INDEXER, Status, attn_io_indexer
+from ..._declarations import ExtId, Status, attn_io_indexer
 from ...errors import make
 from ...layers import LayerDesc
 from ...model import KvView
@@ -110,7 +110,7 @@ class Index:
         """Rows [T, H, D] of e4m3, [T, D] or None where they are in the cache, [T, H], and int32 [T, k]."""
         place = m.steps.place(self, self, self.kv_cache, m, dtype)
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
-        io = place.bound.io(attn_io_indexer, ATTN_EXT_DRAFT_IO_INDEXER, weights=weights)
+        io = place.bound.io(attn_io_indexer, ExtId.IO_INDEXER, weights=weights)
         place.bound.run_rows(stream_of(q.device), q, None if k is None else k.unsqueeze(1), None, lists.unsqueeze(1),
                              NO_WRITE if k is None else 0, place.at, plan, io)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A draft (abi/README.md, Drafts): an indexer, a layer of its own kind that scores the rows of a
- * cache of index keys and gives, for each query token, the list of those that another layer is to
- * attend to. Terms and ties: docs/semantics.md, Indexers.
+/* An indexer (ATTN_LAYER_INDEXER), a layer of its own kind that scores the rows of a cache of index
+ * keys and gives, for each query token, the list of those that another layer is to attend to. Terms
+ * and ties: docs/semantics.md, Indexers.
  *
  *     DeepSeek-V3.2, GLM-5 (DSA)   ReLU, weights, topk 2048
  *     MiniMax-M3 (MSA)             identity, num_groups = num_q_heads = its KV heads, topk 16,
@@ -23,21 +23,15 @@
  * write_kv: a row k [num_slots, 1, D]; the one at slot s is row s / tokens_per_row of the cache,
  * and is written where s is the last token of its row, else skipped. Norm, rotation, Hadamard and
  * pooling over the row's tokens are the engine's, before the write. */
-#ifndef ATTN_DRAFT_INDEXER_H
-#define ATTN_DRAFT_INDEXER_H
+#ifndef ATTN_INDEXER_H
+#define ATTN_INDEXER_H
 
-#include "../tensor.h"
-
-#define ATTN_LAYER_DRAFT_INDEXER 5 /* a further enum attn_layer_kind */
-
-#define ATTN_EXT_DRAFT_INDEXER_DESC 0x806u /* struct attn_indexer_desc, of a layer */
-#define ATTN_EXT_DRAFT_IO_INDEXER 0x807u   /* struct attn_io_indexer, of a run */
-#define ATTN_EXT_DRAFT_INDEXER_CAPS 0x808u /* struct attn_indexer_caps, of a backend */
+#include "tensor.h"
 
 enum attn_indexer_activation { ATTN_INDEXER_IDENTITY = 0, ATTN_INDEXER_RELU = 1 };
 
 struct attn_indexer_desc { /* on attn_layer_desc */
-    struct attn_ext ext;   /* id ATTN_EXT_DRAFT_INDEXER_DESC */
+    struct attn_ext ext;   /* id ATTN_EXT_INDEXER_DESC */
     int32_t topk;          /* entries of a list: those of the highest scores */
     /* G lists for each token, of num_q_heads / G heads each; 0 reads as 1, here and below, and
      * kernels get 1 */
@@ -63,7 +57,7 @@ struct attn_indexer_desc { /* on attn_layer_desc */
  * once, then -1; an entry is a position in the request divided by tokens_per_row rows_per_entry.
  * The last stride is 1. Idle steps write -1. */
 struct attn_io_indexer { /* on attn_step_io; needed with has_weights, else optional */
-    struct attn_ext ext; /* id ATTN_EXT_DRAFT_IO_INDEXER */
+    struct attn_ext ext; /* id ATTN_EXT_IO_INDEXER */
     /* [T, H] of f16, bf16 or f32: factors of the head's score, whatever else the model multiplies
      * in (1 / sqrt(H), the scale of a quantized query) */
     const struct attn_tensor *weights;
@@ -71,7 +65,7 @@ struct attn_io_indexer { /* on attn_step_io; needed with has_weights, else optio
 };
 
 struct attn_indexer_caps { /* on attn_backend_caps; without it the kind is not served */
-    struct attn_ext ext;   /* id ATTN_EXT_DRAFT_INDEXER_CAPS */
+    struct attn_ext ext;   /* id ATTN_EXT_CAPS_INDEXER */
     uint32_t activations;  /* mask of 1 << enum attn_indexer_activation; 0: identity alone */
     int32_t head_size_max;
     int32_t topk_max;
