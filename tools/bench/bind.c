@@ -72,19 +72,16 @@ static void mla_parameters(struct measured *measured, struct parameters *p)
     const struct attn_mla_desc *mla = &measured->layer.mla;
     int64_t rows =
         (int64_t)measured->layer.desc.num_q_heads * (mla->qk_nope_head_dim + mla->v_head_dim);
-    p->mla = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof p->mla, NULL},
-                                       .kv_b_proj =
-                                           weight_of(measured, p, rows, mla->kv_lora_rank, 0.05)};
+    p->mla = EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL,
+                       .kv_b_proj = weight_of(measured, p, rows, mla->kv_lora_rank, 0.05));
     p->params.next = &p->mla.ext;
 }
 
 static void gdn_parameters(struct measured *measured, struct parameters *p)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    p->gdn = (struct attn_recurrent_weights){
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
-        .a_log = upload_floats(measured, gdn->num_v_heads, -1, 1),
-    };
+    p->gdn = EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL,
+                       .a_log = upload_floats(measured, gdn->num_v_heads, -1, 1));
     if (measured->layer.rule.gate != ATTN_GATE_CONSTANT) {
         p->gdn.dt_bias = upload_floats(measured, layer_gates(&measured->layer.desc), 0.5f, 1);
     }
@@ -129,12 +126,9 @@ static bool explicit_views(const struct measured *measured, void *base, struct a
     bool inner = layout == ATTN_KV_LAYOUT_NHD_INNER || layout == ATTN_KV_LAYOUT_HND_INNER;
     bool rows = layout == ATTN_KV_LAYOUT_HND_ROWS;
     int64_t page = slots * heads * dims * element;
-    *k = (struct attn_kv_view){.struct_size = sizeof *k,
-                               .data = base,
-                               .num_blocks = measured->num_blocks,
-                               .block_size = spec->block_size,
-                               .num_heads = spec->num_heads,
-                               .head_size = spec->head_size};
+    *k = SIZED(attn_kv_view, .data = base, .num_blocks = measured->num_blocks,
+               .block_size = spec->block_size, .num_heads = spec->num_heads,
+               .head_size = spec->head_size);
     k->stride_slot = rows ? k_row + v_row : hnd ? k_row : heads * k_row;
     k->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * k_row : k_row;
     k->stride_block = inner || rows ? page : slots * heads * k_row;
@@ -282,7 +276,7 @@ attn_status measured_plan(struct measured *measured, struct memory *memory,
     const struct attn_api *api = measured->session->api;
     const struct attn_limits limits = client_limits(batch->num_reqs, batch->num_tokens,
                                                     batch->max_query_len, batch->max_seq_len, 0);
-    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+    const struct attn_plan_options options = SIZED(attn_plan_options, .limits = &limits);
     attn_status status = memory_plan(memory, api, measured->model, 0, &options, plan, error);
     return status ? status : api->plan_batch(*plan, batch, measured->session->stream, error);
 }

@@ -32,11 +32,8 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
     status = status ? status : start_services(direct, session->num_threads, error);
     if (status == ATTN_OK) {
         status = direct->plugin->create(
-            &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
-                                       .host = &direct->host,
-                                       .backend = backend.caps->name,
-                                       .variant = backend.caps->variant,
-                                       .device = backend.caps->device},
+            &SIZED(attn_create_args, .host = &direct->host, .backend = backend.caps->name,
+                   .variant = backend.caps->variant, .device = backend.caps->device),
             &direct->instance, &direct->kernels, error);
     }
     return status;

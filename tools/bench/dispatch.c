@@ -53,34 +53,20 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
     layer->kv_dtype = measured->choice.kv_dtype;
     layer->block_size = measured->layer.spec.block_size;
     layer->head_size_v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
-    calls->attend = (struct attn_attend_args){.struct_size = sizeof calls->attend,
-                                              .instance = calls->direct.instance,
-                                              .layer = layer,
-                                              .params = measured->params,
-                                              .batch = batch,
-                                              .k_cache = &measured->io[0].k_view,
-                                              .v_cache = &measured->io[0].v_view,
-                                              .stream = measured->session->stream,
-                                              .flags = ATTN_RUN_NO_WRITE,
-                                              .phase = measured->phase,
-                                              .q = io->q,
-                                              .k = io->k,
-                                              .v = io->v,
-                                              .out = io->out};
+    calls->attend =
+        SIZED(attn_attend_args, .instance = calls->direct.instance, .layer = layer,
+              .params = measured->params, .batch = batch, .k_cache = &measured->io[0].k_view,
+              .v_cache = &measured->io[0].v_view, .stream = measured->session->stream,
+              .flags = ATTN_RUN_NO_WRITE, .phase = measured->phase, .q = io->q, .k = io->k,
+              .v = io->v, .out = io->out);
     calls->limits = client_limits(batch->num_reqs, batch->num_tokens, batch->max_query_len,
                                   batch->max_seq_len, (int32_t)measured->table_stride);
     if (measured->shape.value[PARAMETER_WRITE] != 0) {
-        calls->write = (struct attn_write_kv_args){.struct_size = sizeof calls->write,
-                                                   .instance = calls->direct.instance,
-                                                   .layer = layer,
-                                                   .params = measured->params,
-                                                   .k_cache = calls->attend.k_cache,
-                                                   .v_cache = calls->attend.v_cache,
-                                                   .slot_mapping = batch->slot_mapping,
-                                                   .num_slots = batch->num_slots,
-                                                   .stream = measured->session->stream,
-                                                   .k = io->k,
-                                                   .v = io->v};
+        calls->write = SIZED(attn_write_kv_args, .instance = calls->direct.instance, .layer = layer,
+                             .params = measured->params, .k_cache = calls->attend.k_cache,
+                             .v_cache = calls->attend.v_cache, .slot_mapping = batch->slot_mapping,
+                             .num_slots = batch->num_slots, .stream = measured->session->stream,
+                             .k = io->k, .v = io->v);
     }
 }
 

@@ -110,12 +110,11 @@ static void describe_sparse(struct measured *measured)
 {
     const struct bench_shape *shape = &measured->shape;
     struct attn_index_lists *lists = &measured->layer.lists;
-    *lists = (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof *lists, NULL},
-                                       .max_entries = shape_int(shape, PARAMETER_TOPK),
-                                       .granularity = shape_int(shape, PARAMETER_GRAIN),
-                                       .groups = shape_int(shape, PARAMETER_LISTS) > 1
-                                                     ? ATTN_LISTS_PER_KV_HEAD
-                                                     : ATTN_LISTS_SHARED};
+    *lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL,
+                       .max_entries = shape_int(shape, PARAMETER_TOPK),
+                       .granularity = shape_int(shape, PARAMETER_GRAIN),
+                       .groups = shape_int(shape, PARAMETER_LISTS) > 1 ? ATTN_LISTS_PER_KV_HEAD
+                                                                       : ATTN_LISTS_SHARED);
     measured->layer.desc.next = &lists->ext;
 }
 
@@ -161,15 +160,11 @@ void measured_describe(struct measured *measured)
     const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     const struct requests *requests = &measured->requests;
-    *desc = (struct attn_layer_desc){
-        .struct_size = sizeof *desc,
-        .dtype = measured->session->options->dtype,
-        .num_q_heads = shape_int(shape, PARAMETER_HQ),
-        .block_size = shape_int(shape, PARAMETER_BLOCK),
-        .max_seq_len = requests->max_seq_len,
-        .max_num_reqs = requests->count,
-        .batch_invariant = shape_int(shape, PARAMETER_INVARIANT),
-    };
+    *desc = SIZED(attn_layer_desc, .dtype = measured->session->options->dtype,
+                  .num_q_heads = shape_int(shape, PARAMETER_HQ),
+                  .block_size = shape_int(shape, PARAMETER_BLOCK),
+                  .max_seq_len = requests->max_seq_len, .max_num_reqs = requests->count,
+                  .batch_invariant = shape_int(shape, PARAMETER_INVARIANT));
     describe_cache(desc, measured->session->options->kv_dtype);
     if (measured->phase == ATTN_PHASE_DECODE && shape->kind != SHAPE_MIXED &&
         requests->max_query_len > 1 && requests->max_query_len <= MOST_QUERIES_OF_DRAFTS) {

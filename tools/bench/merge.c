@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
  */
+#include "support/client.h"
 #include "direct.h"
 
 #include <stdlib.h>
@@ -28,17 +29,12 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct merge *merge = user;
     const struct shaped *t = merge->tensors[copy];
-    const struct attn_merge_states_args args = {.struct_size = sizeof args,
-                                                .instance = merge->direct.instance,
-                                                .stream = merge->session->stream,
-                                                .prefix_out = &t[PREFIX_OUT].tensor,
-                                                .prefix_lse = &t[PREFIX_LSE].tensor,
-                                                .suffix_out = &t[SUFFIX_OUT].tensor,
-                                                .suffix_lse = &t[SUFFIX_LSE].tensor,
-                                                .out = &t[OUT].tensor,
-                                                .lse = &t[LSE].tensor,
-                                                .num_rows = merge->num_rows,
-                                                .num_rows_with_prefix = merge->num_rows};
+    const struct attn_merge_states_args args =
+        SIZED(attn_merge_states_args, .instance = merge->direct.instance,
+              .stream = merge->session->stream, .prefix_out = &t[PREFIX_OUT].tensor,
+              .prefix_lse = &t[PREFIX_LSE].tensor, .suffix_out = &t[SUFFIX_OUT].tensor,
+              .suffix_lse = &t[SUFFIX_LSE].tensor, .out = &t[OUT].tensor, .lse = &t[LSE].tensor,
+              .num_rows = merge->num_rows, .num_rows_with_prefix = merge->num_rows);
     return merge->direct.kernels->merge_states(&args, error);
 }
 

@@ -62,10 +62,9 @@ attn_status session_init(struct session *session, const struct options *options,
 {
     struct attn_device device;
     *session = (struct session){.options = options, .num_threads = count_threads(options)};
-    const struct attn_runtime_options settings = {.struct_size = sizeof settings,
-                                                  .cache_dir = cached ? NULL : "",
-                                                  .isolation = cached ? 0 : -1,
-                                                  .num_threads = options->threads};
+    const struct attn_runtime_options settings =
+        SIZED(attn_runtime_options, .cache_dir = cached ? NULL : "", .isolation = cached ? 0 : -1,
+              .num_threads = options->threads);
     attn_status status = library_open(&session->api, error);
     if (status == ATTN_OK) {
         status = session->api->runtime_create(&settings, &session->runtime, error);
@@ -92,8 +91,8 @@ attn_status session_init_against(struct session *session, const struct session *
 {
     char path[PATH_MAX], core[PATH_MAX + 32];
     struct stat found;
-    struct attn_runtime_options settings = {.struct_size = sizeof settings,
-                                            .num_threads = first->options->threads};
+    struct attn_runtime_options settings =
+        SIZED(attn_runtime_options, .num_threads = first->options->threads);
     *session = *first;
     session->against = true;
     session->runtime = NULL;

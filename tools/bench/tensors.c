@@ -148,19 +148,19 @@ static void gdn_batch(struct measured *measured)
     for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
         slots[r] = r;
     }
-    measured->batch_gdn = (struct attn_batch_recurrent){
-        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof measured->batch_gdn, NULL},
-        .state_slots =
-            memory_upload(&measured->memory, slots, (size_t)requests->count * sizeof *slots)};
+    measured->batch_gdn =
+        EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL,
+                  .state_slots = memory_upload(&measured->memory, slots,
+                                               (size_t)requests->count * sizeof *slots));
     measured->batch.next = &measured->batch_gdn.ext;
     for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
         slots[r] = measured_ring_tokens(measured, r);
     }
     if (measured->layer.ring.block_size > 0) {
-        measured->batch_replay = (struct attn_batch_replay){
-            .ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof measured->batch_replay, NULL},
-            .ring_tokens =
-                memory_upload(&measured->memory, slots, (size_t)requests->count * sizeof *slots)};
+        measured->batch_replay =
+            EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
+                      .ring_tokens = memory_upload(&measured->memory, slots,
+                                                   (size_t)requests->count * sizeof *slots));
         measured->batch_gdn.ext.next = &measured->batch_replay.ext;
     }
     free(slots);

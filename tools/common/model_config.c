@@ -154,12 +154,9 @@ static void add_compressor(struct reading *r, const cJSON *text, int32_t i, bool
     layer->desc.num_q_heads = layer->desc.num_kv_heads = 2 * (1 + overlaps);
     layer->desc.head_size =
         of_index ? read_int(r, text, "index_head_dim", 128, 8, 512) : layer->desc.head_size;
-    layer->compressor = (struct attn_compressor_desc){
-        {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof layer->compressor, NULL},
-        ratio,
-        overlaps,
-        ATTN_ROPE_GPTJ,
-        read_int(r, text, "qk_rope_head_dim", 64, 2, 512)};
+    layer->compressor =
+        EXTENSION(attn_compressor_desc, ATTN_EXT_DRAFT_COMPRESSOR_DESC, NULL, ratio, overlaps,
+                  ATTN_ROPE_GPTJ, read_int(r, text, "qk_rope_head_dim", 64, 2, 512));
 }
 
 static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct model_layer *layer)
@@ -173,9 +170,8 @@ static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct 
     desc->window_left = read_int(r, text, "sliding_window", 128, 1, INT32_MAX) - 1;
     desc->window_right = 0;
     layer->output_rope =
-        (struct attn_output_rope){{ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof layer->output_rope, NULL},
-                                  ATTN_ROPE_GPTJ,
-                                  read_int(r, text, "qk_rope_head_dim", 64, 2, 512)};
+        EXTENSION(attn_output_rope, ATTN_EXT_DRAFT_OUTPUT_ROPE, NULL, ATTN_ROPE_GPTJ,
+                  read_int(r, text, "qk_rope_head_dim", 64, 2, 512));
     if (ratio <= 1) {
         return;
     }
@@ -185,10 +181,8 @@ static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct 
                                             .num_heads = 1,
                                             .head_size = size,
                                             .tokens_per_row = ratio};
-    layer->caches =
-        (struct attn_layer_caches){.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof layer->caches, NULL},
-                                   .num_caches = 1,
-                                   .cache_stride = sizeof layer->cache};
+    layer->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL, .num_caches = 1,
+                              .cache_stride = sizeof layer->cache);
     layer->compressed = (struct attn_compressed_rows){
         .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof layer->compressed, NULL}};
 }
@@ -354,13 +348,12 @@ static void make_kda(struct reading *r, const cJSON *text, bool bounded, struct 
                                      .conv_width = read_either(r, linear, "short_conv_kernel_size",
                                                                "linear_conv_kernel_dim", 4, 64),
                                      .qk_l2norm = 1};
-    layer->rule = (struct attn_recurrent_rule){
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL},
-        .gate = bounded ? ATTN_GATE_BOUNDED : ATTN_GATE_SOFTPLUS,
-        .gate_per_channel = 1,
-        .gate_bound = !bounded                ? 0
-                      : cJSON_IsNumber(bound) ? (float)bound->valuedouble
-                                              : -5};
+    layer->rule =
+        EXTENSION(attn_recurrent_rule, ATTN_EXT_DRAFT_RECURRENT_RULE, NULL,
+                  .gate = bounded ? ATTN_GATE_BOUNDED : ATTN_GATE_SOFTPLUS, .gate_per_channel = 1,
+                  .gate_bound = !bounded                ? 0
+                                : cJSON_IsNumber(bound) ? (float)bound->valuedouble
+                                                        : -5);
     make_recurrent(layer, 1 / sqrt(size));
 }
 
@@ -379,14 +372,11 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
         .state_dtype = strcmp(state, "bfloat16") == 0  ? ATTN_DTYPE_BF16
                        : strcmp(state, "float16") == 0 ? ATTN_DTYPE_F16
                                                        : ATTN_DTYPE_F32};
-    layer->rule = (struct attn_recurrent_rule){
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof layer->rule, NULL},
-        .rule = ATTN_RULE_ADDITIVE,
-        .write_gate = ATTN_WRITE_GATE_STEP,
-        .values_first = 1,
-        .has_skip = 1,
-        .dt_min = cJSON_IsNumber(least) ? (float)least->valuedouble : 0,
-        .dt_max = cJSON_IsNumber(most) ? (float)most->valuedouble : 0};
+    layer->rule =
+        EXTENSION(attn_recurrent_rule, ATTN_EXT_DRAFT_RECURRENT_RULE, NULL,
+                  .rule = ATTN_RULE_ADDITIVE, .write_gate = ATTN_WRITE_GATE_STEP, .values_first = 1,
+                  .has_skip = 1, .dt_min = cJSON_IsNumber(least) ? (float)least->valuedouble : 0,
+                  .dt_max = cJSON_IsNumber(most) ? (float)most->valuedouble : 0);
     make_recurrent(layer, 1);
 }
 

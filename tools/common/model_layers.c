@@ -59,10 +59,8 @@ int32_t model_config_replay(struct model_config *config, int32_t tokens)
             layer->cache =
                 layer_ring(&layer->gdn, layer->desc.dtype, layer_gates(&layer->desc), tokens);
             layer->cache.tokens_per_row = 0; /* reads as 1 */
-            layer->caches = (struct attn_layer_caches){
-                .ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof layer->caches, NULL},
-                .num_caches = 1,
-                .cache_stride = sizeof layer->cache};
+            layer->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL,
+                                      .num_caches = 1, .cache_stride = sizeof layer->cache);
             rings++;
         }
     }

@@ -111,12 +111,10 @@ static void *send(struct replay *r, const void *source, int64_t bytes)
 static attn_status select_layer(struct replay *r, attn_runtime *runtime, const char *backend)
 {
     const struct capsule *c = &r->from->capsule;
-    r->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof r->mla, NULL},
-                                    .kv_lora_rank = c->kv_lora_rank,
-                                    .qk_nope_head_dim = c->qk_nope_head_dim,
-                                    .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
-                                    .v_head_dim = c->head_size_v,
-                                    .absorb_in_core = 1};
+    r->mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = c->kv_lora_rank,
+                       .qk_nope_head_dim = c->qk_nope_head_dim,
+                       .qk_rope_head_dim = c->head_size - c->kv_lora_rank,
+                       .v_head_dim = c->head_size_v, .absorb_in_core = 1);
     r->desc = SIZED(
         attn_layer_desc, .name = c->layer, .next = c->kv_lora_rank > 0 ? &r->mla.ext : NULL,
         .kind = c->kv_lora_rank ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER, .dtype = c->dtype,
@@ -126,8 +124,8 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
         .chunk_size = c->chunk_size, .chunk_lookback = c->chunk_lookback, .soft_cap = c->soft_cap,
         .alibi = c->alibi, .has_sinks = c->has_sinks, .block_size = c->block_size);
     const struct attn_layer_desc *layers[] = {&r->desc};
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .device = r->device.device, .backend = backend};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = r->device.device, .backend = backend);
     attn_status status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
     if (status != ATTN_OK) { /* a backend may have other blocks */
         r->desc.block_size = 0;
@@ -154,8 +152,8 @@ static attn_status bind_params(struct replay *r)
     int64_t shape[] = {capsule_rows(c, 2), c->kv_lora_rank};
     struct attn_tensor kv_b_proj = {
         .device = r->device.device, .ndim = 2, .dtype = number_dtype(c->dtype), .shape = shape};
-    const struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
-                                             .kv_b_proj = &kv_b_proj};
+    const struct attn_mla_weights weights =
+        EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &kv_b_proj);
     if (c->kv_lora_rank > 0) {
         params.next = &weights.ext;
         kv_b_proj.data = send(r, r->from->tensors[2], tensor_bytes(c, 2));
@@ -217,15 +215,12 @@ static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t 
         if (nhd ? strides[i][1] != row : strides[i][0] != row) {
             return false;
         }
-        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
-                                         .data = base,
-                                         .num_blocks = num_blocks,
-                                         .block_size = c->block_size,
-                                         .num_heads = c->num_kv_heads,
-                                         .head_size = capsule_dims(c, 1 + i),
-                                         .stride_block = row * c->block_size * c->num_kv_heads,
-                                         .stride_slot = nhd ? row * c->num_kv_heads : row,
-                                         .stride_head = nhd ? row : row * c->block_size};
+        views[i] =
+            SIZED(attn_kv_view, .data = base, .num_blocks = num_blocks, .block_size = c->block_size,
+                  .num_heads = c->num_kv_heads, .head_size = capsule_dims(c, 1 + i),
+                  .stride_block = row * c->block_size * c->num_kv_heads,
+                  .stride_slot = nhd ? row * c->num_kv_heads : row,
+                  .stride_head = nhd ? row : row * c->block_size);
         base += num_blocks * views[i].stride_block;
     }
     return true;

@@ -64,14 +64,13 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     struct shaped conv;
     device_tensor(engine, &conv, layer->device_params[0], layer->terms.dtype, 2,
                   (int64_t[]){channels, g->conv_width});
-    struct attn_recurrent_skip skip = {.ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof skip, NULL},
-                                       .skip = sent + hv};
-    struct attn_recurrent_weights weights = {
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, rule->has_skip ? &skip.ext : NULL},
-        .a_log = given ? NULL : sent,
-        .dt_bias = given || constant ? NULL : sent + 2 * (int64_t)hv,
-        .conv_weight = &conv.tensor};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    struct attn_recurrent_skip skip =
+        EXTENSION(attn_recurrent_skip, ATTN_EXT_DRAFT_RECURRENT_SKIP, NULL, .skip = sent + hv);
+    struct attn_recurrent_weights weights = EXTENSION(
+        attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, rule->has_skip ? &skip.ext : NULL,
+        .a_log = given ? NULL : sent, .dt_bias = given || constant ? NULL : sent + 2 * (int64_t)hv,
+        .conv_weight = &conv.tensor);
+    struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
@@ -120,14 +119,11 @@ void gdn_states(struct run_group *group, const struct batch *batch, struct state
             queries > 1 || batch->seq_lens[i] == queries || *in_ring >= group->replay - 1;
         *in_ring = written ? 0 : *in_ring + 1;
     }
-    states->replay = (struct attn_batch_replay){
-        .ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof states->replay, NULL},
-        .ring_tokens = states->ring_tokens};
-    states->ext =
-        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof states->ext,
-                                              group->replay > 0 ? &states->replay.ext : NULL},
-                                      .state_slots = states->slots,
-                                      .state_slots_stride = 1};
+    states->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
+                               .ring_tokens = states->ring_tokens);
+    states->ext = EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT,
+                            group->replay > 0 ? &states->replay.ext : NULL,
+                            .state_slots = states->slots, .state_slots_stride = 1);
 }
 
 /* Tokens of one request against the recurrence, whose state moves on with them. */

@@ -58,8 +58,8 @@ static attn_status try_select(struct run_engine *engine)
             layer->cache.block_size = engine->block_size / layer->cache.tokens_per_row;
         }
     }
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = engine->device.device};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = engine->device.device);
     attn_status status = model_config_select(&engine->config, engine->api, engine->runtime,
                                              &options, &assignment, &engine->error);
     if (status == ATTN_OK) {
@@ -127,8 +127,8 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
     struct run_group *group = &engine->groups[layer->group];
     size_t bytes = (size_t)group->num_blocks * (size_t)layer->spec.padded_page_bytes;
     TRY(engine_take_unwritten(engine, bytes, "cache", &layer->cache));
-    struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .base = layer->cache, .num_blocks = group->num_blocks};
+    struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = layer->cache, .num_blocks = group->num_blocks);
     if (group->tokens_per_row > 0) {
         struct attn_cache_spec rows = {.struct_size = sizeof rows};
         TRY(engine->api->layer_cache_spec(layer->handle, 1, &rows, &engine->error));

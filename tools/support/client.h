@@ -9,6 +9,9 @@
 
 /* A struct of the ABI with these fields and its struct_size. */
 #define SIZED(type, ...) ((struct type){.struct_size = sizeof(struct type), __VA_ARGS__})
+/* An extension with these fields, its id and size, followed by `next` (NULL: it is the last). */
+#define EXTENSION(type, id, next, ...)                                                             \
+    ((struct type){.ext = {(id), 0, sizeof(struct type), (next)}, __VA_ARGS__})
 
 /* The table of the core in the file `path`; it lives as long as the process. */
 attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error);

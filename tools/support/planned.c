@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "client.h"
 #include "planned.h"
 
 attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
                             const struct attn_limits *limits, struct attn_schedule_size *size,
                             struct attn_error *error)
 {
-    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
-                                                   .instance = call->instance,
-                                                   .layer = call->layer,
-                                                   .params = call->params,
-                                                   .k_cache = call->k_cache,
-                                                   .v_cache = call->v_cache,
-                                                   .phase = call->phase};
-    struct attn_schedule_size_args sized = {
-        .struct_size = sizeof sized, .instance = call->instance, .limits = limits};
+    const struct attn_prepare_args prepare_args = SIZED(
+        attn_prepare_args, .instance = call->instance, .layer = call->layer, .params = call->params,
+        .k_cache = call->k_cache, .v_cache = call->v_cache, .phase = call->phase);
+    struct attn_schedule_size_args sized =
+        SIZED(attn_schedule_size_args, .instance = call->instance, .limits = limits);
     attn_status status = ATTN_OK;
     if (kernels->prepare != NULL) {
         status = kernels->prepare(&prepare_args, &call->prepared, error);

@@ -52,11 +52,11 @@ static void bind_params(const struct check_problem *p, struct binding *b, uint8_
     const bool int4_k = case_kv(v, false) == ATTN_KV_INT4_PER_TOKEN_HEAD;
     const bool int4_v = case_kv(v, true) == ATTN_KV_INT4_PER_TOKEN_HEAD;
     if (channels || int4_k || int4_v) {
-        b->quant = (struct attn_kv_quant_params){
-            .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof b->quant, NULL},
+        b->quant = EXTENSION(
+            attn_kv_quant_params, ATTN_EXT_KV_QUANT_PARAMS, NULL,
             .v_channel_scale = channels ? (const float *)(base + p->at.channel_scale) : NULL,
             .hadamard_signs_k = int4_k ? (const float *)(base + p->at.signs_k) : NULL,
-            .hadamard_signs_v = int4_v ? (const float *)(base + p->at.signs_v) : NULL};
+            .hadamard_signs_v = int4_v ? (const float *)(base + p->at.signs_v) : NULL);
         params->next = &b->quant.ext;
     }
 }
@@ -91,17 +91,14 @@ static void bind_batch(const struct check_problem *p, struct binding *b, uint8_t
                        uint8_t *host)
 {
     struct attn_batch *batch = &b->batch;
-    *batch = (struct attn_batch){
-        .struct_size = sizeof *batch,
-        .num_reqs = p->num_reqs,
-        .num_tokens = p->num_tokens,
-        .num_actual_tokens = p->num_actual_tokens,
-        .causal = p->v[FACTOR_CAUSAL].a == CAUSAL_OVERRIDDEN ? ATTN_CAUSAL_NO : ATTN_CAUSAL_DEFAULT,
-        .query_start_loc = (const int32_t *)(base + p->at.query_start_loc),
-        .query_start_loc_host = (const int32_t *)(host + p->at.query_start_loc),
-        .slot_mapping = (const int64_t *)(base + p->at.slot_mapping),
-        .num_slots = p->num_actual_tokens,
-    };
+    *batch = SIZED(attn_batch, .num_reqs = p->num_reqs, .num_tokens = p->num_tokens,
+                   .num_actual_tokens = p->num_actual_tokens,
+                   .causal = p->v[FACTOR_CAUSAL].a == CAUSAL_OVERRIDDEN ? ATTN_CAUSAL_NO
+                                                                        : ATTN_CAUSAL_DEFAULT,
+                   .query_start_loc = (const int32_t *)(base + p->at.query_start_loc),
+                   .query_start_loc_host = (const int32_t *)(host + p->at.query_start_loc),
+                   .slot_mapping = (const int64_t *)(base + p->at.slot_mapping),
+                   .num_slots = p->num_actual_tokens);
     bind_lengths(p, b, base, host);
     batch->common_prefix_len = p->shared;
     if (p->shape == SHAPE_CROSS) {

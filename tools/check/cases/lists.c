@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "support/client.h"
 #include "cases/lists.h"
 
 #include <stdio.h>
@@ -124,17 +125,11 @@ void lists_bind(const struct case_lists *lists, const struct lists_shape *shape,
                 const int32_t *indices, const int32_t *lengths, struct lists_binding *b)
 {
     b->layer =
-        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof b->layer, NULL},
-                                  .max_entries = shape->entries,
-                                  .granularity = lists->granularity,
-                                  .groups = lists->groups,
-                                  .physical_slots = lists->physical_slots,
-                                  .has_lengths = lists->has_lengths};
-    b->io =
-        (struct attn_io_index_lists){.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof b->io, NULL},
-                                     .indices = indices,
-                                     .token_stride = shape->token_stride,
-                                     .group_stride = shape->group_stride,
-                                     .lengths = lists->has_lengths ? lengths : NULL,
-                                     .length_stride = shape->per_token};
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = shape->entries,
+                  .granularity = lists->granularity, .groups = lists->groups,
+                  .physical_slots = lists->physical_slots, .has_lengths = lists->has_lengths);
+    b->io = EXTENSION(attn_io_index_lists, ATTN_EXT_DRAFT_IO_INDEX_LISTS, NULL, .indices = indices,
+                      .token_stride = shape->token_stride, .group_stride = shape->group_stride,
+                      .lengths = lists->has_lengths ? lengths : NULL,
+                      .length_stride = shape->per_token);
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "support/client.h"
 #include "cases/views.h"
 
 #define PACK_BYTES 16 /* size of the inner pack: [N, Hk, D/x, B, x] */
@@ -123,16 +124,11 @@ void views_make(const struct factor_value *v, bool value, int64_t num_blocks, ui
     int32_t layout = v[FACTOR_LAYOUT].a, bits = views_bits(case_kv(v, value), value);
     bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
     int64_t before = value ? num_rows(v, num_blocks) * k_unit : 0; /* V stands after K */
-    *view = (struct attn_kv_view){
-        .struct_size = sizeof *view,
-        .num_blocks = num_blocks,
-        .block_size = (int32_t)size,
-        .num_heads = (int32_t)heads,
-        .head_size = value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a,
-        .stride_block = size * heads * mine,
-        .stride_slot = hnd ? mine : heads * mine,
-        .stride_head = hnd ? size * mine : mine,
-    };
+    *view = SIZED(attn_kv_view, .num_blocks = num_blocks, .block_size = (int32_t)size,
+                  .num_heads = (int32_t)heads,
+                  .head_size = value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a,
+                  .stride_block = size * heads * mine, .stride_slot = hnd ? mine : heads * mine,
+                  .stride_head = hnd ? size * mine : mine);
     if (layout == ATTN_KV_LAYOUT_NHD_INNER || layout == ATTN_KV_LAYOUT_HND_INNER) {
         view->stride_block = page;
         before = value ? size * heads * k_unit : 0;

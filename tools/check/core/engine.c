@@ -59,8 +59,8 @@ attn_status engine_add_plan(struct check_engine *engine, int32_t index,
     const struct attn_limits limits =
         client_limits(problem->num_reqs, problem->num_tokens, batch->max_query_len,
                       batch->max_seq_len + SPARE_LIMITS, (int32_t)problem->table_stride);
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options, .limits = &limits, .graph = graph};
+    const struct attn_plan_options options =
+        SIZED(attn_plan_options, .limits = &limits, .graph = graph);
     return engine_make_plan(engine, index, &options, error);
 }
 

@@ -151,9 +151,8 @@ struct described {
 static void describe(const struct compressed_variant *v, struct described *x)
 {
     x->rope =
-        (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof x->rope, NULL},
-                                  .form = v->ratio == 4 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
-                                  .rotary_dim = ROTARY};
+        EXTENSION(attn_output_rope, ATTN_EXT_DRAFT_OUTPUT_ROPE, NULL,
+                  .form = v->ratio == 4 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX, .rotary_dim = ROTARY);
     x->layer = SIZED(attn_layer_desc, .name = "compressed", .dtype = v->dtype,
                      .kv_dtype = v->kv_dtype, .num_q_heads = v->heads, .soft_cap = v->soft_cap,
                      .has_sinks = !v->no_sinks, .block_size = BLOCK, .needs_lse = 1);
@@ -210,17 +209,15 @@ static attn_status run_step(struct check_engine *e, const void *context, struct 
         call_narrow(&now, by_token[i], by_token[i] == LSE, c->steps.first[s], batch.num_tokens);
     }
     const struct attn_tensor *const pooled[] = {&now.tensors[POOLED]};
-    const struct attn_io_output_rope rope = {
-        .ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof rope, NULL},
-        .positions = (int64_t *)call_array(call, POSITIONS) + c->steps.first[s],
-        .cos_sin = &now.tensors[COS_SIN]};
-    const struct attn_io_caches caches = {
-        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof caches, c->v->rotates ? &rope.ext : NULL},
-        .rows = pooled,
-        .num_rows = 1};
-    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, &caches.ext},
-                              .q_nope = &now.tensors[Q],
-                              .kv_c = &now.tensors[OWN]};
+    const struct attn_io_output_rope rope =
+        EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, NULL,
+                  .positions = (int64_t *)call_array(call, POSITIONS) + c->steps.first[s],
+                  .cos_sin = &now.tensors[COS_SIN]);
+    const struct attn_io_caches caches =
+        EXTENSION(attn_io_caches, ATTN_EXT_IO_CACHES, c->v->rotates ? &rope.ext : NULL,
+                  .rows = pooled, .num_rows = 1);
+    struct attn_io_mla mla = EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, &caches.ext,
+                                       .q_nope = &now.tensors[Q], .kv_c = &now.tensors[OWN]);
     if (c->v->topk > 0) {
         mla.topk_indices =
             (int32_t *)call_array(call, TOPK) + (int64_t)c->steps.first[s] * c->v->topk;
@@ -240,8 +237,8 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     void *rows = call_array(call, ROW_CACHE);
     struct described x;
     describe(c->v, &x);
-    const struct attn_layer_params params = {
-        .struct_size = sizeof params, .sinks = c->v->no_sinks ? NULL : call_array(call, SINKS)};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .sinks = c->v->no_sinks ? NULL : call_array(call, SINKS));
     const struct attn_cache_memory memory =
         SIZED(attn_cache_memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS,
               .further = &rows, .further_num_blocks = &row_blocks, .num_further = 1);

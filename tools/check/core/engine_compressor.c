@@ -34,12 +34,9 @@ struct described {
 static void describe(const struct compressor_variant *v, struct described *x)
 {
     const bool rotates = v->rope != ATTN_ROPE_NONE;
-    x->compressor = (struct attn_compressor_desc){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof x->compressor, NULL},
-        .tokens_per_row = v->ratio,
-        .overlaps = v->overlaps,
-        .rope = v->rope,
-        .rotary_dim = rotates ? ROTARY : 0};
+    x->compressor = EXTENSION(attn_compressor_desc, ATTN_EXT_DRAFT_COMPRESSOR_DESC, NULL,
+                              .tokens_per_row = v->ratio, .overlaps = v->overlaps, .rope = v->rope,
+                              .rotary_dim = rotates ? ROTARY : 0);
     x->layer =
         SIZED(attn_layer_desc, .next = &x->compressor.ext, .name = "compressor",
               .kind = ATTN_LAYER_DRAFT_COMPRESSOR, .dtype = v->dtype, .kv_dtype = ATTN_KV_F32,
@@ -57,12 +54,11 @@ static attn_status run_states(struct check_engine *e, const struct compressor_ca
     call_bind(&now, call->test, call->backend, call->device, call->base);
     call_narrow(&now, states, 0, c->steps.first[s], batch.num_tokens);
     call_narrow(&now, OUT, 0, c->steps.first[s], batch.num_tokens);
-    const struct attn_io_compressor compressor = {
-        .ext = {ATTN_EXT_DRAFT_IO_COMPRESSOR, 0, sizeof compressor, NULL},
-        .position_bias = plain ? NULL : &now.tensors[BIAS],
-        .norm_weight = plain ? NULL : &now.tensors[NORM],
-        .cos_sin = plain ? NULL : &now.tensors[COS_SIN],
-        .norm_eps = 0.125f};
+    const struct attn_io_compressor compressor =
+        EXTENSION(attn_io_compressor, ATTN_EXT_DRAFT_IO_COMPRESSOR, NULL,
+                  .position_bias = plain ? NULL : &now.tensors[BIAS],
+                  .norm_weight = plain ? NULL : &now.tensors[NORM],
+                  .cos_sin = plain ? NULL : &now.tensors[COS_SIN], .norm_eps = 0.125f);
     const struct attn_step_io io =
         SIZED(attn_step_io, .next = &compressor.ext, .stream = call->stream,
               .k = &now.tensors[states], .out = &now.tensors[OUT]);
@@ -82,8 +78,8 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     const struct compressor_case *c = context;
     struct described x;
     describe(c->v, &x);
-    const struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS};
+    const struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS);
     const struct steps_layer layer = {c->v->core, &c->steps, &x.layer, NULL, &memory, run_step};
     return steps_call(&layer, call, context, error);
 }

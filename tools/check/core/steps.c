@@ -88,8 +88,8 @@ attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call
     const struct attn_api *api = layer->core->api;
     const struct attn_limits limits = client_limits(STEPS_REQS, layer->steps->first[1],
                                                     STEPS_PROMPT, STEPS_LONGEST, STEPS_COLUMNS);
-    const struct attn_plan_options plan = {
-        .struct_size = sizeof plan, .limits = &limits, .graph = layer->graph};
+    const struct attn_plan_options plan =
+        SIZED(attn_plan_options, .limits = &limits, .graph = layer->graph);
     struct check_engine e;
     attn_status status = engine_open(&e, layer->core, call->device, layer->layer, error);
     status = status ? status : api->layer_bind_memory(e.layer, layer->memory, error);

@@ -406,11 +406,8 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : s->rule.ext.next;
     s->caches = layer_caches(&c->ring, 1, s->desc.ext.next);
     s->desc.ext.next = v->replay > 0 ? &s->caches.ext : s->desc.ext.next;
-    s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
-                                        .name = "gdn",
-                                        .dtype = v->dtype,
-                                        .batch_invariant = v->invariant,
-                                        .num_speculative_tokens = v->drafted};
+    s->layer = SIZED(attn_layer_desc, .name = "gdn", .dtype = v->dtype,
+                     .batch_invariant = v->invariant, .num_speculative_tokens = v->drafted);
     layer_set_recurrent(&s->layer, &s->desc);
 }
 
@@ -422,20 +419,17 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s,
         longest = c->tokens[r] > longest ? c->tokens[r] : longest;
         longest_seq = c->lengths[r] > longest_seq ? c->lengths[r] : longest_seq;
     }
-    s->replay =
-        (struct attn_batch_replay){.ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof s->replay, NULL},
-                                   .ring_tokens = call_array(call, GDN_RING_TOKENS)};
-    s->states = (struct attn_batch_recurrent){
-        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states,
-                c->v.replay > 0 ? &s->replay.ext : NULL},
-        .state_slots = call_array(call, GDN_SLOTS),
-        .state_slots_stride = GDN_MAX_STATES,
+    s->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
+                          .ring_tokens = call_array(call, GDN_RING_TOKENS));
+    s->states = EXTENSION(
+        attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, c->v.replay > 0 ? &s->replay.ext : NULL,
+        .state_slots = call_array(call, GDN_SLOTS), .state_slots_stride = GDN_MAX_STATES,
         .has_initial_state = c->v.by_length ? NULL : call_array(call, GDN_HAS_STATE),
         .num_accepted_tokens = c->v.drafted > 0 ? call_array(call, GDN_ACCEPTED) : NULL,
         .initial_slots = c->v.initial ? call_array(call, GDN_INITIAL) : NULL,
         .initial_slots_stride = GDN_MAX_STATES,
         .checkpoint_slots = c->v.kept > 0 ? call_array(call, GDN_KEPT) : NULL,
-        .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0};
+        .checkpoint_slots_stride = c->v.kept > 0 ? GDN_MAX_KEPT : 0);
     s->batch = client_batch(GDN_REQS, c->starts, c->lengths);
     s->batch.next = &s->states.ext;
     s->batch.num_tokens = c->num_rows;
@@ -473,46 +467,29 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, struct kernel_c
     describe_layer(c, s);
     describe_batch(c, s, call);
     describe_memory(c, s, call);
-    s->skip = (struct attn_recurrent_skip){
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_SKIP, 0, sizeof s->skip, NULL},
-        .skip = call_array(call, GDN_SKIP)};
-    s->norm_weight = (struct attn_recurrent_norm_weight){
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT, 0, sizeof s->norm_weight,
-                rule->has_skip ? &s->skip.ext : NULL},
-        .weight = &t[GDN_NORM_WEIGHT]};
-    s->output_gate = (struct attn_io_recurrent_gate){
-        .ext = {ATTN_EXT_DRAFT_IO_RECURRENT_GATE, 0, sizeof s->output_gate, NULL},
-        .gate = &t[GDN_OUTPUT_GATE]};
-    s->weights = (struct attn_recurrent_weights){
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights,
-                v->norm > 0 ? &s->norm_weight.ext : s->norm_weight.ext.next},
-        .a_log = given ? NULL : call_array(call, GDN_A_LOG),
-        .dt_bias = given || constant ? NULL : call_array(call, GDN_DT_BIAS),
-        .conv_weight = convolves ? &t[GDN_CONV_WEIGHT] : NULL,
-        .conv_bias = v->bias ? &t[GDN_CONV_BIAS] : NULL};
-    s->params =
-        (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
-    s->io = (struct attn_io_recurrent){
-        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, v->norm > 0 ? &s->output_gate.ext : NULL},
-        .mixed_qkv = convolves ? &t[GDN_ROWS] : NULL,
-        .a = constant ? NULL : &t[GDN_A],
-        .b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? &t[GDN_B] : NULL};
-    s->attend = (struct attn_attend_args){
-        .struct_size = sizeof s->attend,
-        .next = &s->io.ext,
-        .layer = &s->layer,
-        .params = &s->params,
-        .batch = &s->batch,
-        .k_cache = &s->state,
-        .v_cache = convolves ? &s->window : NULL,
-        .caches = &s->cache,
-        .num_caches = v->replay > 0,
-        .cache_stride = sizeof s->cache,
-        .stream = call->stream,
-        .flags = ATTN_RUN_NO_WRITE,
+    s->skip = EXTENSION(attn_recurrent_skip, ATTN_EXT_DRAFT_RECURRENT_SKIP, NULL,
+                        .skip = call_array(call, GDN_SKIP));
+    s->norm_weight = EXTENSION(attn_recurrent_norm_weight, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT,
+                               rule->has_skip ? &s->skip.ext : NULL, .weight = &t[GDN_NORM_WEIGHT]);
+    s->output_gate = EXTENSION(attn_io_recurrent_gate, ATTN_EXT_DRAFT_IO_RECURRENT_GATE, NULL,
+                               .gate = &t[GDN_OUTPUT_GATE]);
+    s->weights = EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS,
+                           v->norm > 0 ? &s->norm_weight.ext : s->norm_weight.ext.next,
+                           .a_log = given ? NULL : call_array(call, GDN_A_LOG),
+                           .dt_bias = given || constant ? NULL : call_array(call, GDN_DT_BIAS),
+                           .conv_weight = convolves ? &t[GDN_CONV_WEIGHT] : NULL,
+                           .conv_bias = v->bias ? &t[GDN_CONV_BIAS] : NULL);
+    s->params = SIZED(attn_layer_params, .next = &s->weights.ext);
+    s->io = EXTENSION(
+        attn_io_recurrent, ATTN_EXT_IO_RECURRENT, v->norm > 0 ? &s->output_gate.ext : NULL,
+        .mixed_qkv = convolves ? &t[GDN_ROWS] : NULL, .a = constant ? NULL : &t[GDN_A],
+        .b = rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? &t[GDN_B] : NULL);
+    s->attend = SIZED(
+        attn_attend_args, .next = &s->io.ext, .layer = &s->layer, .params = &s->params,
+        .batch = &s->batch, .k_cache = &s->state, .v_cache = convolves ? &s->window : NULL,
+        .caches = &s->cache, .num_caches = v->replay > 0, .cache_stride = sizeof s->cache,
+        .stream = call->stream, .flags = ATTN_RUN_NO_WRITE,
         .phase = s->batch.max_query_len <= 1 + v->drafted ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
-        .q = convolves ? NULL : &t[GDN_Q],
-        .k = convolves ? NULL : &t[GDN_K],
-        .v = convolves ? NULL : &t[GDN_V],
-        .out = &t[GDN_OUT]};
+        .q = convolves ? NULL : &t[GDN_Q], .k = convolves ? NULL : &t[GDN_K],
+        .v = convolves ? NULL : &t[GDN_V], .out = &t[GDN_OUT]);
 }

@@ -152,10 +152,9 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
         s->step.view.scale_stride_block = s->step.view.block_size * 4;
         s->step.view.scale_stride_slot = s->step.view.scale_stride_head = 4;
     }
-    s->io =
-        (struct attn_io_indexer){.ext = {ATTN_EXT_IO_INDEXER, 0, sizeof s->io, NULL},
-                                 .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
-                                 .lengths = call_array(call, LENGTHS)};
+    s->io = EXTENSION(attn_io_indexer, ATTN_EXT_IO_INDEXER, NULL,
+                      .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
+                      .lengths = call_array(call, LENGTHS));
     s->step.attend.next = &s->io.ext;
     s->step.attend.phase = v->shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
 }

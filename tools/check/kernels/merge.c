@@ -29,8 +29,8 @@ static attn_status call_merge(struct kernel_call *call, const void *context,
 {
     const struct merge_variant *v = context;
     struct attn_tensor *t = call->tensors;
-    const struct attn_io_output_quant quant = {
-        {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL}, call_array(call, SCALE), NULL};
+    const struct attn_io_output_quant quant = EXTENSION(
+        attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL, call_array(call, SCALE), NULL);
     const struct attn_merge_states_args args =
         SIZED(attn_merge_states_args, .next = v->form == MERGE_FP8 ? &quant.ext : NULL,
               .instance = call->backend->instance, .stream = call->stream, .prefix_out = &t[PREFIX],

@@ -113,19 +113,11 @@ static void describe(struct mla_step *s, const struct mla_case *c, const struct 
                                     .qk_rope_head_dim = v->n.rope,
                                     .v_head_dim = 128,
                                     .topk = v->sparse ? v->n.topk : 0};
-    *layer = (struct attn_layer_desc){.struct_size = sizeof *layer,
-                                      .name = "mla",
-                                      .dtype = v->dtype,
-                                      .kv_dtype = v->kv_dtype,
-                                      .num_q_heads = v->n.heads,
-                                      .window_left = -1,
-                                      .window_right = -1,
-                                      .block_size = LATENT_BLOCK,
-                                      .num_speculative_tokens = v->query_len - 1,
-                                      .batch_invariant = v->invariant,
-                                      .k_scale_form = scales,
-                                      .v_scale_form = scales,
-                                      .needs_lse = 1};
+    *layer = SIZED(attn_layer_desc, .name = "mla", .dtype = v->dtype, .kv_dtype = v->kv_dtype,
+                   .num_q_heads = v->n.heads, .window_left = -1, .window_right = -1,
+                   .block_size = LATENT_BLOCK, .num_speculative_tokens = v->query_len - 1,
+                   .batch_invariant = v->invariant, .k_scale_form = scales, .v_scale_form = scales,
+                   .needs_lse = 1);
     layer_set_mla(layer, &s->mla);
     if (v->lists.granularity > 0) {
         lists_bind(&v->lists, &c->shape, call_array(call, TOPK), call_array(call, LIST_LENGTHS),
@@ -136,11 +128,8 @@ static void describe(struct mla_step *s, const struct mla_case *c, const struct 
     layer->head_size_v = v->n.rank; /* the kernels' outputs are latent */
     layer->scale = (float)(1 / sqrt(192));
     describe_term(layer, v->term);
-    s->step.params =
-        (struct attn_layer_params){.struct_size = sizeof s->step.params,
-                                   .k_scale_host = 0.05f,
-                                   .v_scale_host = 0.05f,
-                                   .sinks = layer->has_sinks ? call_array(call, SINKS) : NULL};
+    s->step.params = SIZED(attn_layer_params, .k_scale_host = 0.05f, .v_scale_host = 0.05f,
+                           .sinks = layer->has_sinks ? call_array(call, SINKS) : NULL);
 }
 
 static void bind_step(struct mla_step *s, const struct mla_case *c, struct kernel_call *call)
