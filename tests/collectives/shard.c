@@ -15,14 +15,10 @@ void shard_slots(const struct shard *s, const struct fixture *f, int32_t r, int3
     for (int32_t i = 0; i < count; i++) {
         positions[i] = first + i;
     }
-    const struct attn_rank_keys keys = {.struct_size = sizeof keys,
-                                        .rank = s->rank,
-                                        .world_size = s->num_ranks,
-                                        .interleave = s->interleave,
-                                        .block_size = BLOCK,
-                                        .positions = positions,
-                                        .num_positions = count,
-                                        .block_row = &s->table[r * MAX_BLOCKS]};
+    const struct attn_rank_keys keys =
+        SIZED(attn_rank_keys, .rank = s->rank, .world_size = s->num_ranks,
+              .interleave = s->interleave, .block_size = BLOCK, .positions = positions,
+              .num_positions = count, .block_row = &s->table[r * MAX_BLOCKS]);
     assert_ok(f->api->context_parallel_slots(&keys, slots, NULL));
 }
 
@@ -52,8 +48,8 @@ static void bind(struct shard *s, struct fixture *f, const struct attn_context_p
 {
     struct attn_layer_desc layer = f->layer;
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = layer.has_sinks ? f->sinks : NULL};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .sinks = layer.has_sinks ? f->sinks : NULL);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k, full_k = k, full_v = k;
     int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
     layer.next = &cp->ext;

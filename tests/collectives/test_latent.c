@@ -79,8 +79,7 @@ TEST(test_refusals)
     struct setting s = settings[0];
     struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->described};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "cpu_ref"};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = "cpu_ref");
     for (int32_t i = 0; i < 4; i++) {
         attn_assignment *assignment = NULL;
         struct attn_error error = ATTN_ERROR_INIT;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/client.h"
 #include "heads.h"
 #include "ranks.h"
 #include "shard.h"
@@ -173,8 +174,7 @@ TEST(test_half_a_table)
                  NULL, true);
     struct attn_layer_desc layer = f.layer;
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "cpu_ref"};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = "cpu_ref");
     attn_assignment *assignment = NULL;
     layer.next = &cp.ext;
     INVALID(&f.error, "decode",
@@ -187,21 +187,16 @@ TEST(test_table)
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t send = 100 + ranks->rank, received[16];
     INVALID(&error, "collectives", attn_mpi_collectives_create(0, NULL, &error));
-    const struct attn_collective_args gather = {.struct_size = sizeof gather,
-                                                .user = ranks->user,
-                                                .send = &send,
-                                                .receive = received,
-                                                .count = sizeof send};
+    const struct attn_collective_args gather =
+        SIZED(attn_collective_args, .user = ranks->user, .send = &send, .receive = received,
+              .count = sizeof send);
     assert_ok(ranks->all_gather(&gather, &error));
     for (int32_t i = 0; i < ranks->world_size; i++) {
         assert_int_equal(received[i], 100 + i);
     }
     float mine = (float)(ranks->rank % 3), most = -1;
-    struct attn_collective_args reduce = {.struct_size = sizeof reduce,
-                                          .user = ranks->user,
-                                          .send = &mine,
-                                          .receive = &most,
-                                          .count = 1};
+    struct attn_collective_args reduce = SIZED(attn_collective_args, .user = ranks->user,
+                                               .send = &mine, .receive = &most, .count = 1);
     assert_ok(ranks->all_reduce_max_f32(&reduce, NULL));
     assert_true(most == (float)(ranks->world_size > 2 ? 2 : ranks->world_size - 1));
     reduce.count = (size_t)1 << 40;

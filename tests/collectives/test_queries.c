@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/client.h"
 #include "ranks.h"
 #include "shard.h"
 
@@ -116,12 +117,8 @@ static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
     s->batch.query_start_loc = s->batch.query_start_loc_host = s->starts;
     s->batch.block_table = s->shard.table;
     s->batch.slot_mapping = s->slots;
-    s->io = (struct attn_step_io){.struct_size = sizeof s->io,
-                                  .q = &s->tensors[0],
-                                  .k = &s->tensors[1],
-                                  .v = &s->tensors[2],
-                                  .out = &s->tensors[3],
-                                  .lse = &s->tensors[4]};
+    s->io = SIZED(attn_step_io, .q = &s->tensors[0], .k = &s->tensors[1], .v = &s->tensors[2],
+                  .out = &s->tensors[3], .lse = &s->tensors[4]);
 }
 
 static double difference(const struct side *s, const struct fixture *f)

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "support/client.h"
 #include "fake_backend.h"
 
 #include <string.h>
@@ -93,15 +94,10 @@ static void destroy(attn_instance *instance)
 struct attn_backend_caps *fake_init(struct fixture *fixture)
 {
     fixture_init(fixture);
-    fake_kernels = (struct attn_kernels){.struct_size = sizeof fake_kernels,
-                                         .attend = attend,
-                                         .write_kv = write_kv,
-                                         .merge_states = merge_states,
-                                         .schedule_size = schedule_size,
-                                         .schedule = schedule,
-                                         .update_block_table = update_block_table,
-                                         .prepare = prepare,
-                                         .release = release};
+    fake_kernels =
+        SIZED(attn_kernels, .attend = attend, .write_kv = write_kv, .merge_states = merge_states,
+              .schedule_size = schedule_size, .schedule = schedule,
+              .update_block_table = update_block_table, .prepare = prepare, .release = release);
     fixture->plugins[0].table_copy.create = create;
     fixture->plugins[0].table_copy.destroy = destroy;
     fixture->plugins[0].table = &fixture->plugins[0].table_copy;

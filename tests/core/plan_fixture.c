@@ -66,8 +66,7 @@ struct planned *planned_of(struct attn_layer_desc desc, bool validate,
     b->k = fake_tensor(b->data[1], b->shapes[1], TOKENS, 2);
     b->v = fake_tensor(b->data[2], b->shapes[2], TOKENS, 2);
     b->out = fake_tensor(b->data[3], b->shapes[3], TOKENS, 4);
-    b->io = (struct attn_step_io){
-        .struct_size = sizeof b->io, .q = &b->q, .k = &b->k, .v = &b->v, .out = &b->out};
+    b->io = SIZED(attn_step_io, .q = &b->q, .k = &b->k, .v = &b->v, .out = &b->out);
     return b;
 }
 

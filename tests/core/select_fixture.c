@@ -41,8 +41,7 @@ void fixture_init(struct fixture *fixture)
     fixture->runtime.host =
         SIZED(attn_host, .user = fixture, .log = keep_log, .allocate = services_allocate,
               .release = services_release, .num_threads = 1);
-    fixture->table = (struct attn_plugin){
-        .struct_size = sizeof fixture->table, .abi_version = ATTN_ABI_VERSION, .name = plugin_name};
+    fixture->table = SIZED(attn_plugin, .abi_version = ATTN_ABI_VERSION, .name = plugin_name);
     fixture->plugins[0] = (struct plugin){
         plugin_name, plugin_name, empty, empty, empty, ATTN_OK, &fixture->table, fixture->table, 0};
     fixture->devices[0] = SIZED(attn_device_info, .device = {ATTN_DEVICE_CPU, 0}, .name = "cpu",

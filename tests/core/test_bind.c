@@ -76,12 +76,10 @@ TEST(views_of_each_layout)
 static attn_status bind_params_with(attn_layer *layer, const float *channel, const float *signs_k,
                                     const float *signs_v, struct attn_error *error)
 {
-    const struct attn_kv_quant_params quant = {
-        .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof quant, NULL},
-        .hadamard_signs_k = signs_k,
-        .hadamard_signs_v = signs_v,
-        .v_channel_scale = channel};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext};
+    const struct attn_kv_quant_params quant =
+        EXTENSION(attn_kv_quant_params, ATTN_EXT_KV_QUANT_PARAMS, NULL, .hadamard_signs_k = signs_k,
+                  .hadamard_signs_v = signs_v, .v_channel_scale = channel);
+    const struct attn_layer_params params = SIZED(attn_layer_params, .next = &quant.ext);
     return layer_bind_params(layer, &params, error);
 }
 
@@ -330,8 +328,8 @@ CASE(groups_of_readers)
 /* Nor does the reader of a cache that ranks share go with the tables of one that they do not. */
 CASE(groups_of_a_shared_caches_reader)
 {
-    const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                             .decode = &fixture_ranks};
+    const struct attn_context_parallel cp =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &fixture_ranks);
     struct attn_layer_desc layers[] = {fake_layer("spread"), fake_layer("whole"),
                                        fake_layer("reader")};
     fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
@@ -464,19 +462,11 @@ CASE(moves_every_plane_of_a_block)
         for (int32_t j = 0; j < SCALES; j++) {
             scales[i][j] = (float)(i * SCALES + j);
         }
-        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
-                                         .data = rows[i],
-                                         .num_blocks = BLOCKS,
-                                         .block_size = FAKE_BLOCK_SIZE,
-                                         .num_heads = 2,
-                                         .head_size = FAKE_HEAD_SIZE,
-                                         .stride_block = APART,
-                                         .stride_slot = 2 * FAKE_HEAD_SIZE,
-                                         .stride_head = FAKE_HEAD_SIZE,
-                                         .scale = scales[i],
-                                         .scale_stride_block = 4 * SCALES,
-                                         .scale_stride_slot = 8,
-                                         .scale_stride_head = 4};
+        views[i] = SIZED(
+            attn_kv_view, .data = rows[i], .num_blocks = BLOCKS, .block_size = FAKE_BLOCK_SIZE,
+            .num_heads = 2, .head_size = FAKE_HEAD_SIZE, .stride_block = APART,
+            .stride_slot = 2 * FAKE_HEAD_SIZE, .stride_head = FAKE_HEAD_SIZE, .scale = scales[i],
+            .scale_stride_block = 4 * SCALES, .scale_stride_slot = 8, .scale_stride_head = 4);
     }
     assert_ok(bind_kv(model_layer(model, 0), &views[0], &views[1], &error));
     struct attn_block_memory other = {swap, BYTES - 1};

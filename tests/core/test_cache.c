@@ -164,8 +164,8 @@ static bool says_why(const attn_assignment *assignment)
 static void select_from_log(void *user, int32_t level, const char *who, const char *message)
 {
     struct selecting_log *log = user;
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .flags = ATTN_SELECT_KEEP_UNSERVED);
     attn_assignment *assignment = NULL;
     if (log->runtime != NULL && strstr(message, "enters its entry") != NULL) {
         log->calls++;
@@ -181,8 +181,7 @@ PLACE_TEST(log_may_select)
     const struct attn_layer_desc layer = layer_decoder("only", 2, 2, 64, 16);
     const struct attn_layer_desc *const layers[] = {&layer};
     struct selecting_log log = {.layers = layers};
-    const struct attn_host host = {
-        .struct_size = sizeof host, .user = &log, .log = select_from_log};
+    const struct attn_host host = SIZED(attn_host, .user = &log, .log = select_from_log);
     struct attn_runtime_options options = client_options(place->plugin);
     options.host = &host;
     options.cache_dir = place->cache;
@@ -272,8 +271,8 @@ PLACE_TEST(ordered_isolation_is_had)
 /* A text of a record ends where it says, whatever its checksum is. */
 TEST(texts_of_records_are_whole)
 {
-    const struct attn_host host = {
-        .struct_size = sizeof host, .allocate = services_allocate, .release = services_release};
+    const struct attn_host host =
+        SIZED(attn_host, .allocate = services_allocate, .release = services_release);
     const struct record record = {.file = "/file.so",
                                   .status = ATTN_ERROR_PLUGIN,
                                   .field = "field",
@@ -376,8 +375,8 @@ PLACE_TEST(loaded_path_is_not_mistaken)
 PLACE_TEST(no_cache_is_no_fault)
 {
     struct place other = *place;
-    const struct attn_runtime_options relative = {
-        .struct_size = sizeof relative, .cache_dir = "cache", .ignore_environment = 1};
+    const struct attn_runtime_options relative =
+        SIZED(attn_runtime_options, .cache_dir = "cache", .ignore_environment = 1);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     other.cache[0] = '\0';

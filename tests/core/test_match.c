@@ -204,8 +204,8 @@ CASE(test_all_reasons_at_once)
 CASE(test_what_keeps_blocks_whole)
 {
     static const struct attn_range blocks[] = {{16, 64, 16}};
-    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .interleave = 96};
+    struct attn_context_parallel cp =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .interleave = 96);
     s.caps->block_sizes = blocks;
     s.layer.block_size = 192;
     expect_reasons(&s, 0);
@@ -280,9 +280,8 @@ CASE(test_compositions)
 
 CASE(test_outputs_rotated_back)
 {
-    struct attn_output_rope rope = {.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof rope, NULL},
-                                    .form = ATTN_ROPE_NEOX,
-                                    .rotary_dim = 64};
+    struct attn_output_rope rope = EXTENSION(attn_output_rope, ATTN_EXT_DRAFT_OUTPUT_ROPE, NULL,
+                                             .form = ATTN_ROPE_NEOX, .rotary_dim = 64);
     s.layer.next = &rope.ext;
     expect_composed(&s, ATTN_COMPOSE_CASCADE | ATTN_COMPOSE_OUTPUT_ROPE);
     s.caps->device.type = ATTN_DEVICE_CUDA;
@@ -293,17 +292,12 @@ CASE(test_outputs_rotated_back)
 
 CASE(test_mla)
 {
-    struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
-                                .kv_lora_rank = 512,
-                                .qk_nope_head_dim = 128,
-                                .qk_rope_head_dim = 64,
-                                .v_head_dim = 128,
-                                .absorb_in_core = 1};
-    struct attn_mla_caps limits = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof limits, NULL},
-                                   .kv_lora_rank_max = 512,
-                                   .qk_rope_head_dim_max = 64,
-                                   .num_q_heads_multiple = 64,
-                                   .max_query_len = 2};
+    struct attn_mla_desc mla = EXTENSION(
+        attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 512, .qk_nope_head_dim = 128,
+        .qk_rope_head_dim = 64, .v_head_dim = 128, .absorb_in_core = 1);
+    struct attn_mla_caps limits =
+        EXTENSION(attn_mla_caps, ATTN_EXT_CAPS_MLA, NULL, .kv_lora_rank_max = 512,
+                  .qk_rope_head_dim_max = 64, .num_q_heads_multiple = 64, .max_query_len = 2);
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
     s.layer.num_q_heads = 128;
@@ -356,8 +350,8 @@ CASE(test_further_caches)
 /* An encoder's heads are looked for in the size to which they are padded. */
 CASE(test_padded_heads)
 {
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
-                                          .fp8 = 1};
+    struct attn_mm_encoder_quant quant =
+        EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER, NULL, .fp8 = 1);
     s.caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER;
     s.caps->features |= ATTN_FEATURE_FP8_INPUTS | ATTN_FEATURE_QUANTIZED_QUERY;
     s.caps->q_dtypes |= 1u << ATTN_DTYPE_FP8_E4M3;
@@ -383,19 +377,13 @@ CASE(test_padded_heads)
 
 CASE(test_gdn)
 {
-    struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
-                                      .num_k_heads = 8,
-                                      .num_v_heads = 16,
-                                      .head_size_k = 128,
-                                      .head_size_v = 128,
-                                      .conv_width = 4,
-                                      .num_speculative_tokens = 3,
-                                      .state_dtype = ATTN_DTYPE_F32};
-    struct attn_recurrent_caps limits = {.ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof limits, NULL},
-                                         .head_size_k_max = 128,
-                                         .head_size_v_max = 128,
-                                         .conv_width_max = 4,
-                                         .max_speculative_tokens = 3};
+    struct attn_recurrent_desc gdn =
+        EXTENSION(attn_recurrent_desc, ATTN_EXT_RECURRENT_DESC, NULL, .num_k_heads = 8,
+                  .num_v_heads = 16, .head_size_k = 128, .head_size_v = 128, .conv_width = 4,
+                  .num_speculative_tokens = 3, .state_dtype = ATTN_DTYPE_F32);
+    struct attn_recurrent_caps limits =
+        EXTENSION(attn_recurrent_caps, ATTN_EXT_CAPS_RECURRENT, NULL, .head_size_k_max = 128,
+                  .head_size_v_max = 128, .conv_width_max = 4, .max_speculative_tokens = 3);
     s.layer.kind = ATTN_LAYER_RECURRENT;
     s.layer.block_size = 0;
     s.layer.next = &gdn.ext;
@@ -409,16 +397,13 @@ CASE(test_gdn)
     expect_fields(&s, 1, "state_dtype");
     limits.state_dtypes = 1u << ATTN_DTYPE_BF16;
     expect_reasons(&s, 0);
-    struct attn_recurrent_rule rule = {.ext = {ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rule, NULL},
-                                       .rule = ATTN_RULE_ADDITIVE,
-                                       .write_gate = ATTN_WRITE_GATE_STEP,
-                                       .values_first = 1,
-                                       .has_skip = 1};
-    struct attn_recurrent_rule_caps rules = {
-        .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof rules, NULL},
-        .rules = 1u << ATTN_RULE_ADDITIVE,
-        .write_gates = 1u << ATTN_WRITE_GATE_STEP,
-        .values_first = 1};
+    struct attn_recurrent_rule rule = EXTENSION(
+        attn_recurrent_rule, ATTN_EXT_DRAFT_RECURRENT_RULE, NULL, .rule = ATTN_RULE_ADDITIVE,
+        .write_gate = ATTN_WRITE_GATE_STEP, .values_first = 1, .has_skip = 1);
+    struct attn_recurrent_rule_caps rules =
+        EXTENSION(attn_recurrent_rule_caps, ATTN_EXT_DRAFT_RECURRENT_CAPS, NULL,
+                  .rules = 1u << ATTN_RULE_ADDITIVE, .write_gates = 1u << ATTN_WRITE_GATE_STEP,
+                  .values_first = 1);
     gdn.ext.next = &rule.ext;
     expect_fields(&s, 4, "values_first");
     limits.ext.next = &rules.ext;
@@ -429,8 +414,8 @@ CASE(test_gdn)
     expect_reasons(&s, 3); /* rule, write_gate: those of the mask alone */
     gdn.ext.next = NULL;
     expect_reasons(&s, 2);
-    struct attn_recurrent_norm norm = {.ext = {ATTN_EXT_DRAFT_RECURRENT_NORM, 0, sizeof norm, NULL},
-                                       .epsilon = 1};
+    struct attn_recurrent_norm norm =
+        EXTENSION(attn_recurrent_norm, ATTN_EXT_DRAFT_RECURRENT_NORM, NULL, .epsilon = 1);
     gdn.ext.next = &norm.ext;
     expect_fields(&s, 3, "attn_recurrent_norm");
     rules.norm = 1;
@@ -456,9 +441,8 @@ CASE(test_gdn)
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
 CASE(test_context_parallel)
 {
-    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .decode = &fixture_ranks,
-                                       .interleave = 16};
+    struct attn_context_parallel cp = EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL,
+                                                NULL, .decode = &fixture_ranks, .interleave = 16);
     s.layer.next = &cp.ext;
     s.caps->features |= ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
     s.caps->terms |= ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW;
@@ -488,9 +472,9 @@ CASE(test_context_parallel)
  * and what no backend is asked for. */
 CASE(test_split_queries)
 {
-    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .prefill = &fixture_ranks,
-                                       .order = ATTN_CP_ZIGZAG};
+    struct attn_context_parallel cp =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .prefill = &fixture_ranks,
+                  .order = ATTN_CP_ZIGZAG);
     s.layer.next = &cp.ext;
     s.caps->terms |= ATTN_TERM_SLIDING_WINDOW;
     s.caps->features &=

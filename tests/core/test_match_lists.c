@@ -2,16 +2,15 @@
 /* Reasons against a backend that has not declared what a layer's lists of keys need. */
 #include <attn/draft/index_lists.h>
 
+#include "support/client.h"
 #include "match_setting.h"
 
 /* Lists of keys: declared part by part, and in no step that the core composes of others. */
 TEST(test_lists)
 {
-    struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
-                                     .max_entries = 48,
-                                     .granularity = 64,
-                                     .groups = ATTN_LISTS_PER_KV_HEAD,
-                                     .physical_slots = 1};
+    struct attn_index_lists lists =
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 48,
+                  .granularity = 64, .groups = ATTN_LISTS_PER_KV_HEAD, .physical_slots = 1);
     struct attn_index_lists_caps caps = {
         .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof caps, NULL}};
     OWNED(setting_finish) struct setting s;
@@ -44,23 +43,18 @@ TEST(test_lists)
 /* MLA's plain lists are its top k. */
 TEST(test_latent_lists)
 {
-    struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
-                                     .max_entries = 64,
-                                     .groups = ATTN_LISTS_PER_KV_HEAD}; /* there is one */
-    struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, &lists.ext},
-                                .kv_lora_rank = 512,
-                                .qk_nope_head_dim = 128,
-                                .qk_rope_head_dim = 64,
-                                .v_head_dim = 128};
-    struct attn_mla_caps limits = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof limits, NULL},
-                                   .kv_lora_rank_max = 512,
-                                   .qk_rope_head_dim_max = 64,
-                                   .topk_max = 64};
-    struct attn_index_lists_caps caps = {
-        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof caps, NULL},
-        .attend = 1,
-        .granularities = 1,
-        .groups = 1};
+    struct attn_index_lists lists =
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 64,
+                  .groups = ATTN_LISTS_PER_KV_HEAD); /* there is one */
+    struct attn_mla_desc mla =
+        EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, &lists.ext, .kv_lora_rank = 512,
+                  .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128);
+    struct attn_mla_caps limits =
+        EXTENSION(attn_mla_caps, ATTN_EXT_CAPS_MLA, NULL, .kv_lora_rank_max = 512,
+                  .qk_rope_head_dim_max = 64, .topk_max = 64);
+    struct attn_index_lists_caps caps =
+        EXTENSION(attn_index_lists_caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, NULL, .attend = 1,
+                  .granularities = 1, .groups = 1);
     OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.kind = ATTN_LAYER_MLA;

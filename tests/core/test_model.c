@@ -42,8 +42,8 @@ TEST(unfit_kernels_are_refused)
 CASE(options_go_to_their_backend)
 {
     const char *list[] = {"fork.a=1", "fake.b=2", "fake.c=3"};
-    const struct attn_model_options options = {
-        .struct_size = sizeof options, .backend_options = list, .num_backend_options = 3};
+    const struct attn_model_options options =
+        SIZED(attn_model_options, .backend_options = list, .num_backend_options = 3);
     const struct attn_layer_desc layer = fake_layer("a");
     attn_assignment *assignment;
     attn_model *model;
@@ -66,8 +66,8 @@ TEST(assignments_are_whole_and_of_their_runtime)
 {
     struct attn_layer_desc layer = fake_layer("a");
     const struct attn_layer_desc *const layers[] = {&layer};
-    const struct attn_select_options keep = {.struct_size = sizeof keep,
-                                             .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_select_options keep =
+        SIZED(attn_select_options, .flags = ATTN_SELECT_KEEP_UNSERVED);
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(fixture_finish) struct fixture fixture, other;
     attn_assignment *assignment;
@@ -88,7 +88,7 @@ TEST(assignments_are_whole_and_of_their_runtime)
 CASE(parts_leave_terms_to_the_layer_itself)
 {
     static const float sinks[4];
-    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks};
+    const struct attn_layer_params params = SIZED(attn_layer_params, .sinks = sinks);
     struct attn_layer_desc layer = fake_layer("a");
     fake_init(&fixture)->terms |= ATTN_TERM_SINKS;
     layer.has_window = layer.has_sinks = 1;
@@ -117,19 +117,14 @@ TEST(tensors_are_kept)
                              strided = {numbers, cpu, 3, f32, shape, apart, 0};
     for (int32_t i = 0; i < 2; i++) {
         const struct attn_tensor *given = i == 0 ? &dense : &strided;
-        const struct attn_recurrent_weights recurrent = {
-            .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof recurrent, NULL},
-            .conv_weight = given,
-            .conv_bias = given};
-        const struct attn_mla_weights mla = {
-            .ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, &recurrent.ext},
-            .kv_b_proj = given,
-            .w_uk = given,
-            .w_uv = given,
-            .w_uk_scale = given,
-            .w_uv_scale = given};
-        const struct attn_layer_params params = {
-            .struct_size = sizeof params, .next = &mla.ext, .sink_k = given, .sink_v = given};
+        const struct attn_recurrent_weights recurrent =
+            EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL,
+                      .conv_weight = given, .conv_bias = given);
+        const struct attn_mla_weights mla =
+            EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, &recurrent.ext, .kv_b_proj = given,
+                      .w_uk = given, .w_uv = given, .w_uk_scale = given, .w_uv_scale = given);
+        const struct attn_layer_params params =
+            SIZED(attn_layer_params, .next = &mla.ext, .sink_k = given, .sink_v = given);
         static struct layer_params_copy kept;
         assert_ok(layer_params_copy_take(&kept, &params, NULL));
         const struct attn_mla_weights *own = ext_find(kept.params.next, ATTN_EXT_MLA_WEIGHTS);

@@ -131,8 +131,8 @@ TEST(graphs_need_every_phase)
  * they read. */
 TEST(caches_stay_while_a_readers_plan_holds_them)
 {
-    const struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                             .prefill = &fixture_ranks};
+    const struct attn_context_parallel cp = EXTENSION(
+        attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .prefill = &fixture_ranks);
     struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
     const struct attn_plan_options *options = CLIENT_LIMITS(1, 1, 0);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};

@@ -281,13 +281,14 @@ TEST(validation_asks_where_arrays_lie)
                                     TABLE(page_indices),        TABLE(page_start_loc),
                                     TABLE(last_page_len),       TABLE(seq_lens_host),
                                     TABLE(page_start_loc_host), TABLE(last_page_len_host)};
-    const struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
-                                    .topk_indices = elsewhere};
-    const struct attn_io_output_quant quant = {
-        .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
-        .scale = (const float *)(const void *)elsewhere};
-    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
-                                      .positions = (const int64_t *)(const void *)elsewhere};
+    const struct attn_io_mla mla =
+        EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, NULL, .topk_indices = elsewhere);
+    const struct attn_io_output_quant quant =
+        EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL,
+                  .scale = (const float *)(const void *)elsewhere);
+    const struct attn_io_rope rope =
+        EXTENSION(attn_io_rope, ATTN_EXT_IO_ROPE, NULL,
+                  .positions = (const int64_t *)(const void *)elsewhere);
     const struct attn_io_index_lists lists = {.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0,
                                                       sizeof lists, NULL},
                                               .indices = elsewhere},

@@ -206,8 +206,8 @@ TEST(threads_of_an_engine)
 {
     const int32_t threads[] = {3, 0};
     for (size_t i = 0; i < 2; i++) {
-        const struct attn_host host = {
-            .struct_size = sizeof host, .parallel_for = run_in_caller, .num_threads = threads[i]};
+        const struct attn_host host =
+            SIZED(attn_host, .parallel_for = run_in_caller, .num_threads = threads[i]);
         attn_runtime *runtime = create_with("", &host, ATTN_OK);
         assert_int_equal(runtime->host.num_threads, threads[i] > 0 ? threads[i] : 2);
         api->runtime_destroy(runtime);

@@ -106,7 +106,7 @@ TEST(test_zeros)
         .hadamard_signs_k = signs,
         .hadamard_signs_v = signs,
         .v_channel_scale = channels};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext};
+    const struct attn_layer_params params = SIZED(attn_layer_params, .next = &quant.ext);
     struct attn_batch batch = client_batch(1, starts, NULL);
     batch.seq_lens = &length;
     batch.block_table = &table;
@@ -170,18 +170,15 @@ TEST(test_gathered_rows)
     batch.block_table_row = &table_row;
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         const int32_t size = caches[i].size, bytes = caches[i].bytes;
-        const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
-                                          .kv_lora_rank = 512,
-                                          .qk_nope_head_dim = 128,
-                                          .qk_rope_head_dim = size - 512,
-                                          .v_head_dim = 128};
+        const struct attn_mla_desc mla =
+            EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 512,
+                      .qk_nope_head_dim = 128, .qk_rope_head_dim = size - 512, .v_head_dim = 128);
         const struct attn_layer_desc layer = SIZED(
             attn_layer_desc, .next = &mla.ext, .kind = ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_BF16,
             .kv_dtype = caches[i].kv_dtype, .num_q_heads = 4, .num_kv_heads = 1, .head_size = size,
             .head_size_v = 512, .scale = 0.3f, .block_size = BLOCK,
             .k_scale_form = i == 0 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE);
-        const struct attn_layer_params params = {.struct_size = sizeof params,
-                                                 .k_scale_host = 0.5f};
+        const struct attn_layer_params params = SIZED(attn_layer_params, .k_scale_host = 0.5f);
         const struct attn_kv_view view = SIZED(
             attn_kv_view, .data = cache, .num_blocks = BLOCKS, .block_size = BLOCK, .num_heads = 1,
             .head_size = size, .stride_block = BLOCK * bytes, .stride_slot = bytes,

@@ -38,10 +38,9 @@ static int close_runtime(void **state)
 static attn_status take(int32_t type, const char *device_namespace, const char *backend,
                         attn_assignment **assignment, struct attn_error *error)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = {type, 0},
-                                                .device_namespace = device_namespace,
-                                                .backend = backend};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = {type, 0}, .device_namespace = device_namespace,
+              .backend = backend);
     return api->select(runtime, &options, layers, 1, assignment, error);
 }
 

@@ -75,7 +75,7 @@ static void make_layer(void)
     desc.needs_lse = 1;
     desc.needs_page_lists = 1;
     const struct attn_layer_desc *layers[] = {&desc};
-    const struct attn_select_options options = {.struct_size = sizeof options, .device = fake};
+    const struct attn_select_options options = SIZED(attn_select_options, .device = fake);
     OK(client_model(f.api, f.runtime, &options, layers, 1, &f.model, &error));
     f.layer = f.api->model_layer(f.model, 0);
 }
@@ -109,8 +109,7 @@ static void make_arrays(void)
     f.v = tensor(f.device->v, 3, of_rows);
     f.out = tensor(f.device->out, 3, of_rows);
     f.lse = tensor(f.device->lse, 2, of_lse);
-    f.io = (struct attn_step_io){
-        .struct_size = sizeof f.io, .q = &f.q, .k = &f.k, .v = &f.v, .out = &f.out, .lse = &f.lse};
+    f.io = SIZED(attn_step_io, .q = &f.q, .k = &f.k, .v = &f.v, .out = &f.out, .lse = &f.lse);
     f.batch = client_batch(1, f.host.query_start_loc, f.host.seq_lens);
     f.batch.query_start_loc = f.device->query_start_loc;
     f.batch.seq_lens = f.device->seq_lens;
@@ -144,8 +143,8 @@ static int validating(void **state)
 static void bind_all(void)
 {
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    const struct attn_layer_params params = {
-        .struct_size = sizeof params, .sinks = f.device->sinks, .device = fake};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .sinks = f.device->sinks, .device = fake);
     OK(client_views(f.api, f.layer, f.cache, BLOCKS, &k, &v, &error));
     assert_memory_equal(&k.device, &fake, sizeof fake);
     OK(client_bind(f.api, f.layer, &k, &v, &error));
@@ -185,7 +184,7 @@ static void runs_and_is_right(void)
 TEST_AROUND(test_bindings, plain, tear_down)
 {
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_layer_params params = {.struct_size = sizeof params, .sinks = f.device->sinks};
+    struct attn_layer_params params = SIZED(attn_layer_params, .sinks = f.device->sinks);
     OK(client_views(f.api, f.layer, f.cache, BLOCKS, &k, &v, &error));
     v.device = cpu;
     ELSEWHERE(client_bind(f.api, f.layer, &k, &v, &error), "v");
@@ -310,7 +309,7 @@ TEST_AROUND(test_amax, plain, tear_down)
 {
     int64_t shape[] = {TOKENS, HEADS * SIZE, 1};
     struct attn_tensor channels = f.v;
-    struct attn_amax_args args = {.struct_size = sizeof args, .x = &f.v, .out = &f.device->largest};
+    struct attn_amax_args args = SIZED(attn_amax_args, .x = &f.v, .out = &f.device->largest);
     OK(f.api->layer_amax(f.layer, &args, &error));
     channels.shape = shape;
     channels.strides = NULL;

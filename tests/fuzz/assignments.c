@@ -50,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         layers[i] = &descs[i];
     }
     descs[2].soft_cap = 30;
-    struct attn_select_options options = {.struct_size = sizeof options, .import_text = text};
+    struct attn_select_options options = SIZED(attn_select_options, .import_text = text);
     attn_status status =
         select_layers(&fixture.runtime, &options, layers, num_layers, &assignment, &error);
     fuzz_check_error(status, &error);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <attn/draft/mm_encoder.h>
 
+#include "support/client.h"
 #include "backend.h"
 #include "util/counts.h"
 
@@ -267,43 +268,21 @@ void sample_layer(struct sampled *s, int32_t sample)
     s->desc.chunk_size = sample == SAMPLE_CHUNKED ? 16 : 0;
     s->desc.sink_len = sample == SAMPLE_STATIC_SINK ? 4 : 0;
     s->desc.num_speculative_tokens = sample == SAMPLE_SPECULATIVE ? 3 : 0;
-    s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
-                                    .kv_lora_rank = 32,
-                                    .qk_nope_head_dim = 16,
-                                    .qk_rope_head_dim = 8,
-                                    .v_head_dim = 16,
-                                    .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0,
-                                    .absorb_in_core = 1,
-                                    .weight_dtype = ATTN_DTYPE_F32,
-                                    .context_workspace_tokens = 48};
-    s->gdn = (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->gdn, NULL},
-                                          .num_k_heads = 2,
-                                          .num_v_heads = 2,
-                                          .head_size_k = 64,
-                                          .head_size_v = 64,
-                                          .conv_width = 4,
-                                          .num_speculative_tokens = 2,
-                                          .state_dtype = ATTN_DTYPE_F32};
-    s->ranks = (struct attn_collectives){.struct_size = sizeof s->ranks,
-                                         .rank = 1,
-                                         .world_size = 3,
-                                         .all_gather = exchange,
-                                         .all_to_all = exchange,
-                                         .reduce_scatter_f32 = exchange,
-                                         .all_reduce_max_f32 = exchange};
-    s->cp =
-        (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof s->cp, NULL},
-                                       .decode = &s->ranks,
-                                       .interleave = 2,
-                                       .reduce = ATTN_CP_ALL_TO_ALL};
-    s->mm_quant = (struct attn_mm_encoder_quant){
-        .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof s->mm_quant, NULL}, .fp8 = 1};
-    s->lists =
-        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof s->lists, NULL},
-                                  .max_entries = 8,
-                                  .granularity = 4,
-                                  .groups = ATTN_LISTS_PER_Q_HEAD,
-                                  .has_lengths = 1};
+    s->mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 32,
+                       .qk_nope_head_dim = 16, .qk_rope_head_dim = 8, .v_head_dim = 16,
+                       .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0, .absorb_in_core = 1,
+                       .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = 48);
+    s->gdn = EXTENSION(attn_recurrent_desc, ATTN_EXT_RECURRENT_DESC, NULL, .num_k_heads = 2,
+                       .num_v_heads = 2, .head_size_k = 64, .head_size_v = 64, .conv_width = 4,
+                       .num_speculative_tokens = 2, .state_dtype = ATTN_DTYPE_F32);
+    s->ranks = SIZED(attn_collectives, .rank = 1, .world_size = 3, .all_gather = exchange,
+                     .all_to_all = exchange, .reduce_scatter_f32 = exchange,
+                     .all_reduce_max_f32 = exchange);
+    s->cp = EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &s->ranks,
+                      .interleave = 2, .reduce = ATTN_CP_ALL_TO_ALL);
+    s->mm_quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER, NULL, .fp8 = 1);
+    s->lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 8,
+                         .granularity = 4, .groups = ATTN_LISTS_PER_Q_HEAD, .has_lengths = 1);
     s->desc.next = mla                           ? &s->mla.ext
                    : sample == SAMPLE_LISTS      ? &s->lists.ext
                    : sample == SAMPLE_GDN        ? &s->gdn.ext

@@ -57,8 +57,8 @@ static void bind_memory(struct step *s)
         FUZZ_CHECK(layer_cache_spec(s->layer, 0, &spec, &s->error) == ATTN_OK);
     }
     if (spec.kind == ATTN_KV_SPEC_STATE) {
-        const struct attn_cache_memory memory = {
-            .struct_size = sizeof memory, .base = cache, .num_blocks = NUM_SLOTS};
+        const struct attn_cache_memory memory =
+            SIZED(attn_cache_memory, .base = cache, .num_blocks = NUM_SLOTS);
         FUZZ_CHECK(spec.padded_page_bytes * NUM_SLOTS <= (int64_t)sizeof cache);
         FUZZ_CHECK(layer_bind_memory(s->layer, &memory, &s->error) == ATTN_OK);
     } else if (spec.kind != ATTN_KV_SPEC_NONE) {
@@ -89,23 +89,20 @@ static void bind_params(struct step *s)
                             g->conv_width};
     const struct attn_tensor sink = addressed(sink_shape, 3), proj = addressed(proj_shape, 2),
                              conv = addressed(conv_shape, 2);
-    const struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL},
-                                         .kv_b_proj = &proj};
-    const struct attn_recurrent_weights gdn = {{ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof gdn, NULL},
-                                               (const float *)cache,
-                                               (const float *)cache,
-                                               &conv,
-                                               NULL};
-    const struct attn_mm_encoder_state encoder = {
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .next = l->kind == ATTN_LAYER_RECURRENT ? &gdn.ext
-                                                     : l->next == &s->sampled.mm_quant.ext
-                                                         ? &encoder.ext
-                                                     : l->next == &s->sampled.mla.ext ? &mla.ext
-                                                                                      : NULL,
-                                             .sink_k = l->sink_len > 0 ? &sink : NULL,
-                                             .sink_v = l->sink_len > 0 ? &sink : NULL};
+    const struct attn_mla_weights mla =
+        EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &proj);
+    const struct attn_recurrent_weights gdn =
+        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, (const float *)cache,
+                  (const float *)cache, &conv, NULL);
+    const struct attn_mm_encoder_state encoder = EXTENSION(
+        attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, NULL, (float *)(void *)cache);
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params,
+              .next = l->kind == ATTN_LAYER_RECURRENT       ? &gdn.ext
+                      : l->next == &s->sampled.mm_quant.ext ? &encoder.ext
+                      : l->next == &s->sampled.mla.ext      ? &mla.ext
+                                                            : NULL,
+              .sink_k = l->sink_len > 0 ? &sink : NULL, .sink_v = l->sink_len > 0 ? &sink : NULL);
     const attn_status status = layer_bind_params(s->layer, &params, &s->error);
     fuzz_check_error(status, &s->error);
     FUZZ_CHECK(status == ATTN_OK);
@@ -139,8 +136,7 @@ static struct step *find_model(int32_t sample, int32_t text)
     const int32_t kind = s->sampled.desc.kind;
     s->sampled.desc.block_size =
         kind == ATTN_LAYER_ENCODER || kind == ATTN_LAYER_RECURRENT ? 0 : BLOCK;
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = texts[text]};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = texts[text]);
     attn_status status =
         select_layers(&s->fixture.runtime, &options, layers, 1, &assignment, &s->error);
     if (status == ATTN_OK) {
@@ -332,8 +328,8 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
         b->num_logits_indices = spans;
     }
     if ((more & 16) || s->sampled.desc.kind == ATTN_LAYER_RECURRENT) {
-        struct attn_batch_recurrent gdn = {
-            {ATTN_EXT_BATCH_RECURRENT, 0, sizeof gdn, NULL}, NULL, wide, NULL, NULL};
+        struct attn_batch_recurrent gdn =
+            EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL, NULL, wide, NULL, NULL);
         int32_t *slots = numbers(&s->blocks, (int64_t)requests * wide);
         for (int32_t i = 0; i < requests * wide; i++) {
             slots[i] = i % NUM_SLOTS;
@@ -484,14 +480,10 @@ static void run(struct step *s, struct input *input, attn_plan *plan, const stru
     tensors[4].ndim = 2;
     input_patch(input, shapes, 0, sizeof shapes);
     const uint8_t tag = input_byte(input);
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .next = add_lists(s, input, tokens),
-                                    .flags = tag < 8 ? tag : 0,
-                                    .q = tag == 8 ? NULL : &tensors[0],
-                                    .k = tag == 9 ? NULL : &tensors[1],
-                                    .v = &tensors[2],
-                                    .out = tag == 10 ? NULL : &tensors[3],
-                                    .lse = tag >= 192 ? &tensors[4] : NULL};
+    const struct attn_step_io io = SIZED(
+        attn_step_io, .next = add_lists(s, input, tokens), .flags = tag < 8 ? tag : 0,
+        .q = tag == 8 ? NULL : &tensors[0], .k = tag == 9 ? NULL : &tensors[1], .v = &tensors[2],
+        .out = tag == 10 ? NULL : &tensors[3], .lse = tag >= 192 ? &tensors[4] : NULL);
     for (int32_t t = 0; t < 5; t++) { /* what a shape claims, its tensor has */
         const int64_t *own = shapes[t];
         int64_t there = t == 1 || t == 2 ? keys * l->num_kv_heads : tokens * l->num_q_heads;

@@ -193,8 +193,8 @@ static void step(attn_model *model, struct attn_error *error)
     int64_t shape[] = {MAX_TOKENS, 1, 64};
     const struct attn_tensor rows = {
         data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .q = &rows, .k = &rows, .v = &rows, .out = &rows};
+    const struct attn_step_io io =
+        SIZED(attn_step_io, .q = &rows, .k = &rows, .v = &rows, .out = &rows);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     attn_layer *layer = model_layer(model, 0);
     attn_plan *made = NULL;

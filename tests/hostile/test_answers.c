@@ -56,11 +56,9 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
     static const int64_t slots[TOKENS] = {BLOCK, BLOCK + 1, BLOCK + 2, BLOCK + 3};
     struct attn_batch batch = client_batch(1, starts, lens);
     client_blocks(&batch, table, 1, slots);
-    const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .q = &e->tensors[0].tensor,
-                                    .k = &e->tensors[1].tensor,
-                                    .v = &e->tensors[2].tensor,
-                                    .out = &e->tensors[3].tensor};
+    const struct attn_step_io io =
+        SIZED(attn_step_io, .q = &e->tensors[0].tensor, .k = &e->tensors[1].tensor,
+              .v = &e->tensors[2].tensor, .out = &e->tensors[3].tensor);
     const size_t bytes = client_workspace_bytes(api, e->plan);
     attn_status status = ATTN_OK;
     for (int i = 0; i < 4; i++) {

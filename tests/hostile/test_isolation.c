@@ -205,10 +205,9 @@ TEST(options_are_checked)
                {0, 600001, "probe_deadline_ms"}};
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                     .ignore_environment = 1,
-                                                     .isolation = bad[i].isolation,
-                                                     .probe_deadline_ms = bad[i].deadline};
+        const struct attn_runtime_options options =
+            SIZED(attn_runtime_options, .ignore_environment = 1, .isolation = bad[i].isolation,
+                  .probe_deadline_ms = bad[i].deadline);
         struct attn_error error = ATTN_ERROR_INIT;
         attn_runtime *runtime = NULL;
         INVALID(&error, bad[i].field, api->runtime_create(&options, &runtime, &error));

@@ -103,7 +103,7 @@ static attn_status make_plan(struct run *run, struct side *side)
     attn_plan *endless = NULL;
     if (soak_chance(round, 8)) { /* limits that mean none: refused, or not, and never wrapped */
         struct attn_limits most = *options->limits;
-        const struct attn_plan_options wild = {.struct_size = sizeof wild, .limits = &most};
+        const struct attn_plan_options wild = SIZED(attn_plan_options, .limits = &most);
         most.max_num_reqs = INT32_MAX - (int32_t)soak_random(round, 1 << 30);
         const attn_status status = api->plan_create(side->model, 0, &wild, &endless, &round->error);
         soak_check_error(round, status);
@@ -160,8 +160,7 @@ static attn_status step(struct run *run, struct side *side, int32_t layer, struc
     }
     const struct attn_tensor q = TENSOR(run->q, q_shape), k = TENSOR(run->k, k_shape),
                              v = TENSOR(run->v, k_shape), out = TENSOR(side->out, q_shape);
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .out = &out};
+    const struct attn_step_io io = SIZED(attn_step_io, .q = &q, .k = &k, .v = &v, .out = &out);
     const attn_status status = api->plan_batch(side->plan, &run->batch, NULL, error);
     return status ? status : api->run(side->plan, api->model_layer(side->model, layer), &io, error);
 }

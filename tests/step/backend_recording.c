@@ -133,8 +133,8 @@ static attn_status check_limits(const struct attn_attend_args *args, struct attn
         !is_whole(args->batch, args->layer)) {
         return ATTN_ERROR_PLUGIN;
     }
-    const struct attn_schedule_size_args asked = {
-        .struct_size = sizeof asked, .limits = args->limits, .plan_state = args->plan_state};
+    const struct attn_schedule_size_args asked =
+        SIZED(attn_schedule_size_args, .limits = args->limits, .plan_state = args->plan_state);
     return schedule_size(&asked, &size, error) == ATTN_OK && is_prepared(args) &&
                    size.host_bytes == args->schedule_host_bytes &&
                    size.device_bytes == args->workspace_bytes

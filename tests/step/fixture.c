@@ -78,8 +78,8 @@ static void write_contexts(struct fixture *f, uint64_t *random, int32_t shared)
                   *v = random_rows(random, (int64_t)count * hk * d, 1);
             struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
             struct attn_batch batch = f->batch;
-            struct attn_step_io io = {
-                .struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
+            struct attn_step_io io =
+                SIZED(attn_step_io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv);
             tk.data = k, tk.shape = shapes[0];
             tv.data = v, tv.shape = shapes[1];
             for (int32_t i = 0; i < count; i++) {

@@ -60,15 +60,10 @@ void describe(struct mla *m)
                                                      : s->dtype != 0 ? s->dtype
                                                                      : ATTN_DTYPE_F32,
                                      .context_workspace_tokens = s->chunk};
-    m->cp =
-        (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof m->cp, NULL},
-                                       .decode = s->ranks,
-                                       .interleave = s->interleave,
-                                       .reduce = s->reduce};
-    m->lists =
-        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof m->lists, NULL},
-                                  .max_entries = s->topk,
-                                  .has_lengths = s->lengths};
+    m->cp = EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = s->ranks,
+                      .interleave = s->interleave, .reduce = s->reduce);
+    m->lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = s->topk,
+                         .has_lengths = s->lengths);
     m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : s->lists ? &m->lists.ext : NULL;
     m->described = SIZED(
         attn_layer_desc, .name = "mla", .dtype = s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32,
@@ -275,19 +270,16 @@ void set_io(struct mla *m, int32_t keys)
     const struct setting *s = m->s;
     int64_t tokens = m->starts[s->num_reqs], heads = s->padded > 0 ? s->padded : s->heads;
     int64_t width = s->latent ? RANK : NOPE, row = MAX_HEADS * (RANK + ROPE);
-    m->ext = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof m->ext, NULL},
-                                  .topk_indices = m->topk[0],
-                                  .topk_stride = 8};
+    m->ext =
+        EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, NULL, .topk_indices = m->topk[0], .topk_stride = 8);
     if (s->lists) {
         for (int32_t t = 0; t < MAX_REQS * 40; t++) {
             m->list_lengths[t] = s->topk;
         }
-        m->lists_io = (struct attn_io_index_lists){
-            .ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof m->lists_io, NULL},
-            .indices = m->topk[0],
-            .token_stride = 8,
-            .lengths = s->lengths ? m->list_lengths : NULL,
-            .length_stride = s->lengths};
+        m->lists_io =
+            EXTENSION(attn_io_index_lists, ATTN_EXT_DRAFT_IO_INDEX_LISTS, NULL,
+                      .indices = m->topk[0], .token_stride = 8,
+                      .lengths = s->lengths ? m->list_lengths : NULL, .length_stride = s->lengths);
         m->ext.topk_indices = NULL;
         m->ext.ext.next = &m->lists_io.ext;
     }
@@ -310,13 +302,12 @@ void set_io(struct mla *m, int32_t keys)
         encode_query(m, 3, m->pe, tokens * heads * ROPE);
     }
     int64_t size = s->latent ? RANK : V;
-    m->io = (struct attn_step_io){.struct_size = sizeof m->io, .next = &m->ext.ext};
+    m->io = SIZED(attn_step_io, .next = &m->ext.ext);
     m->io.out = tensor(m, 4, m->out, 3, tokens, s->heads, size, s->heads * size, size);
     if (s->fp8_out) {
         static const float scale = 0.02f;
         m->tensors[4].tensor.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
-        m->quant = (struct attn_io_output_quant){
-            .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof m->quant, NULL}, .scale = &scale};
+        m->quant = EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL, .scale = &scale);
         m->quant.ext.next = m->ext.ext.next;
         m->ext.ext.next = &m->quant.ext;
     }

@@ -275,8 +275,7 @@ static attn_plan *source_of(struct fixture *f, void **workspace)
  */
 TEST(test_source_at_the_same_address)
 {
-    const struct attn_host host = {
-        .struct_size = sizeof host, .allocate = allocate, .release = release};
+    const struct attn_host host = SIZED(attn_host, .allocate = allocate, .release = release);
     struct fixture f;
     void *workspace;
     fixture_init(&f, "recording", &shapes[0].layer, queries, lens, FEW, 0, &host, true);
@@ -347,9 +346,8 @@ TEST(test_short_lists_of_trusted_batches)
 TEST(test_open_limits)
 {
     OWNED(fixture_finish) struct fixture f;
-    struct attn_limits limits = {
-        .struct_size = sizeof limits, .max_num_reqs = 2, .max_num_tokens = 8};
-    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
+    struct attn_limits limits = SIZED(attn_limits, .max_num_reqs = 2, .max_num_tokens = 8);
+    const struct attn_plan_options plan = SIZED(attn_plan_options, .limits = &limits);
     attn_plan *made;
     init(&f, "recording_narrow", &shapes[0], false);
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "max_seq_len",

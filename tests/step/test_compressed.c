@@ -178,14 +178,12 @@ static void set_step(struct compressed *c)
     c->batch.num_tables = 1;
     c->batch.table_stride = sizeof c->second;
     c->pools[0] = tensor(c, 0, c->pooled[first], tokens - first, 1, D);
-    c->io_caches = (struct attn_io_caches){
-        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof c->io_caches, NULL}, .rows = c->pools, .num_rows = 1};
-    c->io_mla =
-        (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof c->io_mla, &c->io_caches.ext},
-                             .q_nope = tensor(c, 1, c->q, tokens, HEADS, D),
-                             .kv_c = tensor(c, 2, c->k[first], tokens - first, D, 0),
-                             .topk_indices = c->s->topk > 0 ? c->topk[0] : NULL,
-                             .topk_stride = TOPK};
+    c->io_caches =
+        EXTENSION(attn_io_caches, ATTN_EXT_IO_CACHES, NULL, .rows = c->pools, .num_rows = 1);
+    c->io_mla = EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, &c->io_caches.ext,
+                          .q_nope = tensor(c, 1, c->q, tokens, HEADS, D),
+                          .kv_c = tensor(c, 2, c->k[first], tokens - first, D, 0),
+                          .topk_indices = c->s->topk > 0 ? c->topk[0] : NULL, .topk_stride = TOPK);
     c->io =
         SIZED(attn_step_io, .next = &c->io_mla.ext, .out = tensor(c, 3, c->out, tokens, HEADS, D),
               .lse = tensor(c, 4, c->lse, HEADS, TOKENS, 0));
@@ -314,8 +312,8 @@ TEST(test_batches)
 TEST(test_descriptions)
 {
     OWNED(close_all) struct compressed *c = open_runtime(&plain);
-    struct attn_index_lists lists = {.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL},
-                                     .max_entries = 8};
+    struct attn_index_lists lists =
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 8);
     LAYER_REFUSED(c, "reserved", "reserved is 1", c->more.rows.reserved = 1);
     LAYER_REFUSED(c, "absorb_in_core", "0: queries and output in latent space",
                   c->mla.absorb_in_core = 1);

@@ -90,11 +90,10 @@ static void plan(struct compressor *c, int32_t count)
     }
     c->batch = client_batch(1, c->starts, &c->length);
     client_blocks(&c->batch, c->table, BLOCKS, c->slots);
-    c->io_compressor = (struct attn_io_compressor){
-        .ext = {ATTN_EXT_DRAFT_IO_COMPRESSOR, 0, sizeof c->io_compressor, NULL},
-        .position_bias = tensor(c, 0, c->bias, RATIO, HEADS / 2 * D, 0),
-        .norm_weight = NULL,
-        .cos_sin = tensor(c, 1, c->cos_sin, TOKENS, ROTARY, 0)};
+    c->io_compressor =
+        EXTENSION(attn_io_compressor, ATTN_EXT_DRAFT_IO_COMPRESSOR, NULL,
+                  .position_bias = tensor(c, 0, c->bias, RATIO, HEADS / 2 * D, 0),
+                  .norm_weight = NULL, .cos_sin = tensor(c, 1, c->cos_sin, TOKENS, ROTARY, 0));
     c->io = SIZED(attn_step_io, .next = &c->io_compressor.ext,
                   .k = tensor(c, 2, c->k[first], count, HEADS, D),
                   .out = tensor(c, 3, c->out[first], count, 1, D));

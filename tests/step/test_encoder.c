@@ -162,16 +162,15 @@ static double error_of(const struct encoder *e, const double scale[3])
 /* A burst at step 5 holds the scales up until it is n steps old, and not one step longer. */
 TEST(scales_follow_the_history)
 {
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
-                                          .fp8 = 1,
-                                          .amax_history_len = HISTORY};
+    struct attn_mm_encoder_quant quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER,
+                                                   NULL, .fp8 = 1, .amax_history_len = HISTORY);
     double seen[3][STEPS];
     for (int32_t padded = 0; padded <= 32; padded += 32) {
         struct encoder e;
         quant.padded_head_size = padded;
         assert_ok(try_create(&e, "cpu_ref", &quant));
-        const struct attn_mm_encoder_state memory = {
-            {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+        const struct attn_mm_encoder_state memory = EXTENSION(
+            attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, e.history[0], e.scales);
         assert_ok(try_bind(&e, &memory));
         make_plan(&e);
         for (int32_t i = 0; i < STEPS; i++) {
@@ -212,14 +211,14 @@ TEST(scales_follow_the_history)
 TEST(keys_with_starts_of_their_own)
 {
     static const int32_t behind[REQS + 1] = {1, 8, 9, TOKENS + 1};
-    struct attn_mm_encoder_quant quant = {
-        .ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = 1};
+    struct attn_mm_encoder_quant quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER,
+                                                   NULL, .fp8 = 1, .amax_history_len = 1);
     const float size[3] = {1, 2, 3};
     struct encoder e;
     float out[TOKENS][HEADS][SIZE], scales[3];
     assert_ok(try_create(&e, "cpu_ref", &quant));
-    const struct attn_mm_encoder_state memory = {
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+    const struct attn_mm_encoder_state memory = EXTENSION(
+        attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, e.history[0], e.scales);
     assert_ok(try_bind(&e, &memory));
     make_plan(&e);
     assert_ok(step(&e, 9, size));
@@ -233,9 +232,8 @@ TEST(keys_with_starts_of_their_own)
 
 TEST(refusals_say_what_is_missing)
 {
-    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_DRAFT_MM_ENCODER, 0, sizeof quant, NULL},
-                                          .fp8 = 1,
-                                          .amax_history_len = HISTORY};
+    struct attn_mm_encoder_quant quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER,
+                                                   NULL, .fp8 = 1, .amax_history_len = HISTORY);
     struct encoder e;
     attn_plan *plan;
     assert_ok(try_create(&e, "cpu_ref", &quant));
@@ -243,8 +241,8 @@ TEST(refusals_say_what_is_missing)
                      ATTN_ERROR_ORDER);
     assert_non_null(strstr(e.error.message, "scales of its inputs"));
     INVALID(&e.error, "attn_mm_encoder_state", try_bind(&e, NULL));
-    const struct attn_mm_encoder_state no_history = {
-        {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
+    const struct attn_mm_encoder_state no_history =
+        EXTENSION(attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, NULL, e.scales);
     INVALID(&e.error, "amax_history", try_bind(&e, &no_history));
     assert_int_equal(api->plan_create(e.model, 0, CLIENT_LIMITS(1, 1, 0), &plan, &e.error),
                      ATTN_ERROR_ORDER); /* nothing that is refused is bound */

@@ -122,9 +122,9 @@ TEST(test_states_of_plans)
     assert_true(states > 1);
     fixture_step(&f); /* each attend got the one of its limits */
     for (int32_t n = 1; n <= states; n++) {
-        const struct attn_limits limits = {
-            .struct_size = sizeof limits, .max_num_reqs = REQS, .max_num_tokens = 64};
-        const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+        const struct attn_limits limits =
+            SIZED(attn_limits, .max_num_reqs = REQS, .max_num_tokens = 64);
+        const struct attn_plan_options options = SIZED(attn_plan_options, .limits = &limits);
         attn_plan *plan;
         c->no_state = n;
         assert_int_equal(f.api->plan_create(f.model, 0, &options, &plan, &f.error),
@@ -174,8 +174,8 @@ TEST(test_bound_while_planned)
     fixture_step(&right);
     init(&f, 0);
     attn_layer *layer = f.bound;
-    const struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
+    const struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = f.cache, .num_blocks = 1);
     CHECK(&f, fixture_batch(&f));
     CHECK(&f, client_views(f.api, layer, f.cache, 1, &k, &v, &f.error));
     refuse(&f, client_bind(f.api, layer, &k, &v, &f.error), "layer_bind_caches");

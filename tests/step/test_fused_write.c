@@ -115,10 +115,9 @@ TEST(test_rotated_keys)
     int64_t shape[] = {64, 32};
     const struct attn_tensor table = {
         cos_sin, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
-                                      .form = ATTN_ROPE_NEOX,
-                                      .positions = positions,
-                                      .cos_sin = &table};
+    const struct attn_io_rope rope =
+        EXTENSION(attn_io_rope, ATTN_EXT_IO_ROPE, NULL, .form = ATTN_ROPE_NEOX,
+                  .positions = positions, .cos_sin = &table);
     OWNED(fixture_finish) struct fixture f;
     struct recorded *c = recorded_by_core();
     for (int32_t i = 0; i < 64 * 32; i++) {

@@ -80,13 +80,9 @@ static void describe(struct gdn *g)
                                            .num_speculative_tokens = g->drafted,
                                            .has_initial_slots = g->interval > 0,
                                            .checkpoint_interval = g->interval};
-    g->described = (struct attn_layer_desc){.struct_size = sizeof g->described,
-                                            .name = "gdn",
-                                            .dtype = ATTN_DTYPE_F32,
-                                            .window_left = -1,
-                                            .window_right = -1,
-                                            .batch_invariant = g->invariant,
-                                            .num_speculative_tokens = g->drafted};
+    g->described = SIZED(attn_layer_desc, .name = "gdn", .dtype = ATTN_DTYPE_F32, .window_left = -1,
+                         .window_right = -1, .batch_invariant = g->invariant,
+                         .num_speculative_tokens = g->drafted);
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
     g->caches = layer_caches(&g->cache, 1, NULL);
     g->desc.ext.next = g->replays ? &g->caches.ext : NULL;
@@ -119,9 +115,8 @@ static void bind(struct gdn *g, const char *backend)
     }
     if (g->paged) {
         const size_t bytes = ((size_t)spec.padded_page_bytes * SLOTS + 255) / 256 * 256;
-        const struct attn_cache_memory pages = {.struct_size = sizeof pages,
-                                                .base = g->memory = aligned_alloc(256, bytes),
-                                                .num_blocks = SLOTS};
+        const struct attn_cache_memory pages = SIZED(
+            attn_cache_memory, .base = g->memory = aligned_alloc(256, bytes), .num_blocks = SLOTS);
         memset(g->memory, 0xff, bytes);
         CHECK(g, g->api->layer_bind_memory(layer, &pages, &g->error));
     } else if (g->replays) {
@@ -139,11 +134,10 @@ static void bind(struct gdn *g, const char *backend)
     } else {
         CHECK(g, client_bind(g->api, layer, &state, second, &g->error));
     }
-    struct attn_recurrent_weights weights = {
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
-        .a_log = g->a_log,
-        .dt_bias = g->dt_bias};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    struct attn_recurrent_weights weights =
+        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, .a_log = g->a_log,
+                  .dt_bias = g->dt_bias);
+    struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     if (g->width > 0) {
         weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
     }
@@ -212,14 +206,11 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
     }
     int64_t tokens = g->starts[REQS];
     g->ext =
-        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof g->ext, NULL},
-                                      .state_slots = g->slots[0],
-                                      .state_slots_stride = 1 + DRAFTS,
-                                      .has_initial_state = by_length ? NULL : started,
-                                      .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL,
-                                      .initial_slots = g->initial,
-                                      .checkpoint_slots = g->checkpoint,
-                                      .checkpoint_slots_stride = g->checkpoint != NULL ? 1 : 0};
+        EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL, .state_slots = g->slots[0],
+                  .state_slots_stride = 1 + DRAFTS, .has_initial_state = by_length ? NULL : started,
+                  .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL,
+                  .initial_slots = g->initial, .checkpoint_slots = g->checkpoint,
+                  .checkpoint_slots_stride = g->checkpoint != NULL ? 1 : 0);
     if (g->moves) {
         const int32_t states = REQS * (1 + DRAFTS);
         memcpy(g->from, g->slots, sizeof g->from);
@@ -244,13 +235,12 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
     }
     g->batch = client_batch(REQS, g->starts, g->lens);
     g->batch.next = &g->ext.ext;
-    g->replay =
-        (struct attn_batch_replay){.ext = {ATTN_EXT_DRAFT_BATCH_REPLAY, 0, sizeof g->replay, NULL},
-                                   .ring_tokens = g->ring_tokens};
+    g->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
+                          .ring_tokens = g->ring_tokens);
     g->ext.ext.next = g->replays ? &g->replay.ext : NULL;
     g->io_ext =
         (struct attn_io_recurrent){.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof g->io_ext, NULL}};
-    g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};
+    g->io = SIZED(attn_step_io, .next = &g->io_ext.ext);
     if (g->width > 0) {
         g->io_ext.mixed_qkv = tensor(g, 1, g->rows, 2, tokens, CHANNELS, 0, CHANNELS, 1);
     } else {
@@ -642,8 +632,8 @@ TEST(test_bad_slots)
 TEST(test_bad_weights)
 {
     OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
-    struct attn_recurrent_weights weights = {
-        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
+    struct attn_recurrent_weights weights =
+        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, .a_log = g->a_log);
     struct attn_layer_params params = {.struct_size = sizeof params};
     attn_layer *layer = g->layer;
     g->api->plan_destroy(g->plan);

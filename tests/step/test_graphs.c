@@ -162,11 +162,9 @@ TEST(test_updates)
     void *workspace;
     fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
-    struct attn_batch tables = {.struct_size = sizeof tables,
-                                .block_table = f.block_table,
-                                .block_table_stride = MAX_BLOCKS,
-                                .slot_mapping = f.slots,
-                                .num_slots = TOKENS};
+    struct attn_batch tables =
+        SIZED(attn_batch, .block_table = f.block_table, .block_table_stride = MAX_BLOCKS,
+              .slot_mapping = f.slots, .num_slots = TOKENS);
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "source",
                f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error));
     fixture_step(&f);

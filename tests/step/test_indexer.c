@@ -108,9 +108,8 @@ static void fill(struct index *x, const int32_t queries[REQS])
     client_blocks(&x->batch, x->table[0], WIDTH, x->slots);
     x->batch.max_query_len = LENGTH;
     x->batch.max_seq_len = LENGTH;
-    x->ext = (struct attn_io_indexer){.ext = {ATTN_EXT_IO_INDEXER, 0, sizeof x->ext, NULL},
-                                      .weights = tensor(x, 3, x->w, tokens, H, 0),
-                                      .lengths = x->lengths};
+    x->ext = EXTENSION(attn_io_indexer, ATTN_EXT_IO_INDEXER, NULL,
+                       .weights = tensor(x, 3, x->w, tokens, H, 0), .lengths = x->lengths);
     x->io =
         SIZED(attn_step_io, .next = &x->ext.ext, .q = tensor(x, 0, x->q, tokens, H, D),
               .k = tensor(x, 1, x->k, tokens, 1, D), .out = tensor(x, 2, x->out, tokens, 1, ROOM));
@@ -196,8 +195,8 @@ TEST(backends_refuse_what_they_do_not_declare)
                    {"cpu_ref", "first_entries, last_entries, tail", "101", TOPK, 100},
                    {"cpu_simd", "topk", "32768", 32768, 0}};
     for (int32_t i = 0; i < 2 + CPU_SIMD; i++) {
-        const struct attn_reason wanted = {
-            .struct_size = sizeof wanted, .field = refused[i].field, .asked = refused[i].asked};
+        const struct attn_reason wanted =
+            SIZED(attn_reason, .field = refused[i].field, .asked = refused[i].asked);
         x->desc.topk = refused[i].topk;
         x->desc.last_entries = refused[i].last_entries;
         assert_true(client_refuses(x->api, x->runtime, &x->described, ATTN_PHASE_DECODE,

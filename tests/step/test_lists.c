@@ -41,13 +41,9 @@ static void bring(struct listed *l)
         }
         l->lengths[t][0] = l->lengths[t][1] = ENTRIES;
     }
-    l->io =
-        (struct attn_io_index_lists){.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, sizeof l->io, NULL},
-                                     .indices = l->indices[0][0],
-                                     .token_stride = GROUPS * ENTRIES,
-                                     .group_stride = ENTRIES,
-                                     .lengths = l->lengths[0],
-                                     .length_stride = GROUPS};
+    l->io = EXTENSION(attn_io_index_lists, ATTN_EXT_DRAFT_IO_INDEX_LISTS, NULL,
+                      .indices = l->indices[0][0], .token_stride = GROUPS * ENTRIES,
+                      .group_stride = ENTRIES, .lengths = l->lengths[0], .length_stride = GROUPS);
     l->f.io.next = &l->io.ext;
 }
 

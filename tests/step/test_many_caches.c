@@ -325,10 +325,10 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
                              index = {s->index, cpu, 3, f32, of_index, NULL, 0},
                              compressed = {s->compressed, cpu, 3, f32, of_rows, NULL, 0};
     const struct attn_tensor *rows[FURTHER] = {&scale, &index, &compressed};
-    struct attn_io_caches io_caches = {
-        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof io_caches, NULL}, .rows = rows, .num_rows = FURTHER};
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .next = &io_caches.ext, .q = &q, .k = &k, .v = &v, .out = &q};
+    struct attn_io_caches io_caches =
+        EXTENSION(attn_io_caches, ATTN_EXT_IO_CACHES, NULL, .rows = rows, .num_rows = FURTHER);
+    const struct attn_step_io io =
+        SIZED(attn_step_io, .next = &io_caches.ext, .q = &q, .k = &k, .v = &v, .out = &q);
     struct later_table table = {.known = {.block_table = &s->other_blocks[0][0],
                                           .block_table_stride = ROWS,
                                           .slot_mapping = s->other_slots,

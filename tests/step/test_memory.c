@@ -16,7 +16,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     struct attn_runtime_options options = client_options(PLUGINS ":relative:/no/such/place");
     struct attn_layer_desc layers[2] = {layer_decoder("full", 4, 2, 16, 16)};
     const struct attn_layer_desc *descs[] = {&layers[0], &layers[1]};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks},
+    const struct attn_layer_params params = SIZED(attn_layer_params, .sinks = sinks),
                                    none = {.struct_size = sizeof none};
     attn_runtime *runtime = NULL;
     attn_model *model = NULL;

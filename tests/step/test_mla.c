@@ -188,11 +188,10 @@ TEST(test_smallest_chunks)
         CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
                               &m->error));
         for (int32_t i = 0; i < 2; i++) {
-            const struct attn_mla_weights weights = {
-                .ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
-                .kv_b_proj = tensor(m, 0, m->weights, 2, 4 * (NOPE + V), RANK, 0, RANK, 1)};
-            const struct attn_layer_params params = {.struct_size = sizeof params,
-                                                     .next = &weights.ext};
+            const struct attn_mla_weights weights = EXTENSION(
+                attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL,
+                .kv_b_proj = tensor(m, 0, m->weights, 2, 4 * (NOPE + V), RANK, 0, RANK, 1));
+            const struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
             attn_layer *layer = m->api->model_layer(model, i);
             CHECK(m, client_cache(m->api, layer, NUM_BLOCKS, NULL, &caches[i], &m->error));
             CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
@@ -235,7 +234,7 @@ TEST(test_amax)
         largest = fmaxf(largest, fabsf(m->nope[i]));
     }
     assert_true(largest < 9);
-    struct attn_amax_args args = {.struct_size = sizeof args, .x = io->q_nope, .out = &amax};
+    struct attn_amax_args args = SIZED(attn_amax_args, .x = io->q_nope, .out = &amax);
     CHECK(m, m->api->layer_amax(m->layer, &args, &m->error));
     assert_true(amax == largest);
     args.x = io->q_pe;
@@ -597,8 +596,7 @@ TEST(test_bad_weights)
 TEST(test_mxfp4_is_refused_at_selection)
 {
     const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "latent_only"};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = "latent_only");
     OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->described};
     attn_assignment *assignment;
@@ -620,7 +618,7 @@ TEST(test_bad_mxfp4_weights)
                               .num_reqs = 1, .queries = {1}, .lens = {30}};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     struct attn_mla_weights weights = m->given;
-    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    const struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
     m->api->plan_destroy(m->plan);
     m->plan = NULL;

@@ -45,11 +45,10 @@ static void bring(struct rotated *t)
     for (int32_t i = 0; i < MAX_TOKENS; i++) {
         t->positions[i] = (7 * i + 3) % POSITIONS;
     }
-    t->io =
-        (struct attn_io_output_rope){.ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof t->io, NULL},
-                                     .positions = t->positions,
-                                     .cos_sin = shaped_set(&t->table, t->cos_sin, ATTN_DTYPE_F32, 2,
-                                                           (int64_t[]){POSITIONS, ROTARY}, NULL)};
+    t->io = EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, NULL,
+                      .positions = t->positions,
+                      .cos_sin = shaped_set(&t->table, t->cos_sin, ATTN_DTYPE_F32, 2,
+                                            (int64_t[]){POSITIONS, ROTARY}, NULL));
     t->f.io.next = &t->io.ext;
 }
 

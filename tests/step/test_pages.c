@@ -276,8 +276,8 @@ TEST(test_states)
                                       .head_size_v = 64,
                                       .conv_width = 4,
                                       .num_speculative_tokens = 2};
-    struct attn_layer_desc layer = {
-        .struct_size = sizeof layer, .name = "layer", .dtype = ATTN_DTYPE_BF16};
+    struct attn_layer_desc layer =
+        SIZED(attn_layer_desc, .name = "layer", .dtype = ATTN_DTYPE_BF16);
     layer_set_recurrent(&layer, &gdn);
     struct attn_cache_spec spec;
     attn_model *model = bind(&layer, &spec);

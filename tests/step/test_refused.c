@@ -187,8 +187,8 @@ TEST(test_sink_tensors)
     f.plan = NULL;
     for (int32_t i = 0; i < 6; i++) {
         struct attn_tensor bad = f.tensors[5];
-        const struct attn_layer_params params = {
-            .struct_size = sizeof params, .sink_k = i == 5 ? NULL : &bad, .sink_v = &f.tensors[6]};
+        const struct attn_layer_params params =
+            SIZED(attn_layer_params, .sink_k = i == 5 ? NULL : &bad, .sink_v = &f.tensors[6]);
         bad.shape = i == 0 ? shape : i == 4 ? longer : bad.shape;
         bad.strides = i == 1 ? strides : bad.strides;
         bad.dtype.bits = i == 2 ? 16 : 32;
@@ -282,13 +282,11 @@ TEST(test_rotation)
     const struct attn_tensor right =
         *shaped_set(&angled, angles, ATTN_DTYPE_F32, 2, (int64_t[]){64, 32}, NULL);
     struct attn_tensor table;
-    const struct attn_io_rope good = {
-        .ext = {ATTN_EXT_IO_ROPE, 0, sizeof good, NULL},
-        .form = ATTN_ROPE_NEOX,
-        .positions = positions,
+    const struct attn_io_rope good = EXTENSION(
+        attn_io_rope, ATTN_EXT_IO_ROPE, NULL, .form = ATTN_ROPE_NEOX, .positions = positions,
         .cos_sin = &table,
         .q_norm_weight = shaped_set(&normed, weights, ATTN_DTYPE_F32, 1, (int64_t[]){32}, NULL),
-        .k_norm_weight = &normed.tensor};
+        .k_norm_weight = &normed.tensor);
     struct attn_io_rope io;
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &rotated, true);
@@ -350,7 +348,7 @@ TEST(test_reserved)
     workspace.memory = f.workspace;
     workspace.reserved = 1;
     refuse(&f, f.api->plan_bind_workspace(f.plan, &workspace, &f.error), "reserved", "is 1");
-    const struct attn_model_options options = {.struct_size = sizeof options, .reserved = 2};
+    const struct attn_model_options options = SIZED(attn_model_options, .reserved = 2);
     const struct attn_layer_desc *layers[] = {&f.layer};
     attn_assignment *assignment;
     attn_model *model;
@@ -520,10 +518,8 @@ static void wrong_parallel_for(void *user, int64_t count, int64_t grain, attn_pa
 TEST(test_threads)
 {
     enum mistake mistake = RIGHT;
-    const struct attn_host host = {.struct_size = sizeof host,
-                                   .user = &mistake,
-                                   .parallel_for = wrong_parallel_for,
-                                   .num_threads = 2};
+    const struct attn_host host =
+        SIZED(attn_host, .user = &mistake, .parallel_for = wrong_parallel_for, .num_threads = 2);
     OWNED(fixture_finish) struct fixture f;
     init(&f, &host, true);
     assert_ok(fixture_run(&f));

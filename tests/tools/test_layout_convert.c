@@ -78,16 +78,11 @@ static void cache_init(struct cache *c, enum order order, int32_t kv_dtype, int3
         c->specs[i] = (struct attn_cache_spec){.role = i == 0 ? ATTN_CACHE_K : ATTN_CACHE_V,
                                                .kv_dtype = kv_dtype,
                                                .block_size = block_size};
-        c->views[i] = (struct attn_kv_view){.struct_size = sizeof c->views[i],
-                                            .data = (char *)c->memory + first,
-                                            .num_blocks = num_blocks,
-                                            .block_size = block_size,
-                                            .num_heads = HEADS,
-                                            .head_size = sizes[i],
-                                            .stride_block = inner ? both : page,
-                                            .stride_slot = nhd ? HEADS * row : row,
-                                            .stride_head = nhd ? row : block_size * row,
-                                            .device = engine.where};
+        c->views[i] =
+            SIZED(attn_kv_view, .data = (char *)c->memory + first, .num_blocks = num_blocks,
+                  .block_size = block_size, .num_heads = HEADS, .head_size = sizes[i],
+                  .stride_block = inner ? both : page, .stride_slot = nhd ? HEADS * row : row,
+                  .stride_head = nhd ? row : block_size * row, .device = engine.where);
     }
 }
 
