@@ -264,7 +264,3 @@ class Compressed(unittest.TestCase):
 
     def test_all_rows(self) -> None:
         self.hold("heavily_compressed_attention", 8, 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

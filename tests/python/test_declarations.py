@@ -149,7 +149,3 @@ class Declarations(unittest.TestCase):
         init = (ROOT / "bindings" / "python" / "src" / "libattn" / "__init__.py").read_text(encoding="utf-8")
         self.assertIn(f'__version__ = "{version}"', init)
         self.assertTrue((ROOT / "NEWS").read_text(encoding="utf-8").startswith(version + " "))
-
-
-if __name__ == "__main__":
-    unittest.main()

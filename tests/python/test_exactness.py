@@ -73,7 +73,3 @@ class Exactness(unittest.TestCase):
                 exactness.main()
             self.assertEqual(ended.exception.code, 2)
             self.assertIn(text, said.getvalue())
-
-
-if __name__ == "__main__":
-    unittest.main()

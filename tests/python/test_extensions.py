@@ -52,7 +52,3 @@ class Latent(unittest.TestCase):
                 error = (out - expected).norm(dim=(0, 2)) / expected.norm(dim=(0, 2))  # a number for each head
                 self.assertLess(float(error.max()), 0.12, (backend, count))
                 self.assertGreater(float(error.min()), 1e-3)  # quantized at all
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -151,7 +151,3 @@ def _add(family: families.Family) -> None:
 
 for _each in families.DECODERS:
     _add(_each)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -512,7 +512,3 @@ class OwnCollectives(unittest.TestCase):
         table = libattn.Collectives(0, 2, broken, broken, broken, broken)
         with self.assertRaisesRegex(libattn.AttnError, "the other rank is gone"):
             self.spread(table, True, *prompt(9), 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

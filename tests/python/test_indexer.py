@@ -229,7 +229,3 @@ class Indexers(unittest.TestCase):
 
     def test_deepseek_v4(self) -> None:
         self.hold(deepseek_v4())
-
-
-if __name__ == "__main__":
-    unittest.main()

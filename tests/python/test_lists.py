@@ -149,7 +149,3 @@ class Lists(unittest.TestCase):
             extensions.index_lists_io(torch.zeros(3, 4, dtype=torch.int32))
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "lengths.*3, 1"):
             extensions.index_lists_io(torch.zeros(3, 1, 4, dtype=torch.int32), torch.zeros(3, 2, dtype=torch.int32))
-
-
-if __name__ == "__main__":
-    unittest.main()

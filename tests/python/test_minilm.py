@@ -63,7 +63,3 @@ class MiniLM(unittest.TestCase):
         self.assertEqual([(int(i), b.split("@")[0]) for i, b, _ in rows],
                          [(i, "cpu_ref" if i < 3 else "cpu_simd") for i in range(6)])
         self.assertEqual([r for _, _, r in rows], ["layers.0-2=cpu_ref"] * 3 + ["(rank)"] * 3)
-
-
-if __name__ == "__main__":
-    unittest.main()

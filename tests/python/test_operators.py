@@ -190,7 +190,3 @@ class Operators(unittest.TestCase):
                     program, package_path=str(Path(folder) / "model.pt2")))
 
             self.hold_model(compile)
-
-
-if __name__ == "__main__":
-    unittest.main()

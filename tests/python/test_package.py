@@ -305,7 +305,3 @@ class Steps(unittest.TestCase):
                 times[name] = min(times[name], (time.perf_counter() - begin) / 50)
         print(", ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in times.items()), end=" ")
         self.assertLess(times["run"], 200e-6)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -279,7 +279,3 @@ class Rounding(unittest.TestCase):
 
     def test_float16(self) -> None:
         self.hold(torch.float16, "f16")
-
-
-if __name__ == "__main__":
-    unittest.main()

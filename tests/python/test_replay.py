@@ -263,7 +263,3 @@ class Rounding(unittest.TestCase):
                 for backend in BACKENDS:
                     with self.subTest(f"{name}, {dtype}, {backend}"):
                         self.hold(rule, dtype, backend)
-
-
-if __name__ == "__main__":
-    unittest.main()

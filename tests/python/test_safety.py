@@ -315,7 +315,3 @@ class Errors(unittest.TestCase):
                 runtime.select([desc()], device=device)
         with self.assertRaisesRegex(libattn.AttnError, "cuda"):
             runtime.select([desc()], device="cuda:0")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -120,7 +120,3 @@ class Gpu(unittest.TestCase):
         compiled = torch.compile(lambda q, k, v: sdpa(q, k, v, is_causal=True) + 1, fullgraph=True)
         with torch.no_grad():
             self.assertLess(worst(compiled(q, k, v) - 1, right(q, k, v, is_causal=True)), 0.1)
-
-
-if __name__ == "__main__":
-    unittest.main()

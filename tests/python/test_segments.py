@@ -127,7 +127,3 @@ class OfMask(unittest.TestCase):
 
     def test_whole(self) -> None:
         np.testing.assert_array_equal(rebuild(whole(2, 3, 5, True, None), 2, 3, 5), np.stack([causal_mask(3, 5)] * 2))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -443,7 +443,3 @@ class Steps(unittest.TestCase):
         engine = self.engine()
         engine.init_forward_metadata(types.SimpleNamespace(forward_mode=Mode("idle")))
         self.assertIsNone(engine.forward_metadata)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -253,7 +253,3 @@ class Pages(unittest.TestCase):
                 out = libattn.torch.attend_pages(q, k[5:], v[5:], *pages, torch.tensor([[1]]).int(),
                                                  torch.tensor([6]).int(), scale=0.25)
                 self.assertLess(worst(out, attention(q, k, v, 0.25, causal(1, 6))[0]), 2e-5, (backend, order))
-
-
-if __name__ == "__main__":
-    unittest.main()

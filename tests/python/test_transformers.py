@@ -353,7 +353,3 @@ class Compiled(unittest.TestCase):
                 self.assertLess(float((compiled(ids(2, n), use_cache=False).logits - logits).abs().max()), BOUND)
         calls = [node for graph in graphs for node in graph.graph.nodes if "libattn" in str(node.target)]
         self.assertGreaterEqual(len(calls), 2)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -643,7 +643,3 @@ class Steps(unittest.TestCase):
         for shape in ((2, 3), (4, 2, 16, 2 * D + 1)):
             with self.assertRaisesRegex(libattn.UnsupportedError, rf"{list(shape)}".replace("[", r"\[")):
                 pages_of(torch.empty(shape), D, D)
-
-
-if __name__ == "__main__":
-    unittest.main()

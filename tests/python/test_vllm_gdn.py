@@ -263,7 +263,3 @@ class GatedDelta(unittest.TestCase):
         with mock.patch.object(describe, "dtype", lambda: torch.float64), self.assertRaisesRegex(
                 libattn.UnsupportedError, "dtype: torch.float64 with states of torch.float32; supported: torch.float16"):
             self.layer(get_state_dtype=lambda: (torch.float64, torch.float32))
-
-
-if __name__ == "__main__":
-    unittest.main()

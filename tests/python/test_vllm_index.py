@@ -311,7 +311,3 @@ class Indexers(unittest.TestCase):
                       torch.zeros(3, BLOCK * (SIZE + 4) + 2).byte()[:, :BLOCK * (SIZE + 4)].unflatten(1, (BLOCK, SIZE + 4))):
             with self.assertRaisesRegex(libattn.AttnError, "kv_cache: .*index keys of 128 bytes"):
                 rows_of(pages, SIZE)
-
-
-if __name__ == "__main__":
-    unittest.main()
