@@ -11,13 +11,12 @@
 
 #include "common/device.h"
 #include "support/client.h"
+#include "support/kv_format.h"
 #include "support/number.h"
 #include "support/test.h"
 
 #define HEADS 3
 #define MAX_BLOCKS 32
-
-enum order { NHD, HND, NHD_INNER, HND_INNER };
 
 static struct {
     const struct attn_api *api;
@@ -54,11 +53,10 @@ static uint8_t *row_of(const struct cache *c, int32_t part, int64_t slot, int64_
            head * v->stride_head;
 }
 
-static void cache_init(struct cache *c, enum order order, int32_t kv_dtype, int32_t block_size,
+static void cache_init(struct cache *c, int32_t layout, int32_t kv_dtype, int32_t block_size,
                        int32_t num_blocks, const int32_t sizes[2], int32_t activations)
 {
     const int64_t e = element_of(kv_dtype), rows = (int64_t)HEADS * block_size;
-    const bool inner = order >= NHD_INNER, nhd = order == NHD || order == NHD_INNER;
     *c = (struct cache){.layer = {.name = "layer",
                                   .kind = ATTN_LAYER_DECODER,
                                   .dtype = activations,
@@ -69,20 +67,14 @@ static void cache_init(struct cache *c, enum order order, int32_t kv_dtype, int3
     c->host = malloc((size_t)c->bytes);
     c->memory = device_alloc(&engine.device, (size_t)c->bytes);
     assert_non_null(c->memory);
+    const struct kv_rows kv = {
+        num_blocks, block_size, HEADS, {sizes[0], sizes[1]}, {sizes[0] * e, sizes[1] * e}};
     for (int32_t i = 0; i < 2; i++) {
-        const int64_t row = sizes[i] * e, page = rows * row,
-                      both = rows * (sizes[0] + sizes[1]) * e;
-        const int64_t first = i == 0  ? 0
-                              : inner ? rows * sizes[0] * e
-                                      : num_blocks * rows * sizes[0] * e;
         c->specs[i] = (struct attn_cache_spec){.role = i == 0 ? ATTN_CACHE_K : ATTN_CACHE_V,
                                                .kv_dtype = kv_dtype,
                                                .block_size = block_size};
-        c->views[i] =
-            SIZED(attn_kv_view, .data = (char *)c->memory + first, .num_blocks = num_blocks,
-                  .block_size = block_size, .num_heads = HEADS, .head_size = sizes[i],
-                  .stride_block = inner ? both : page, .stride_slot = nhd ? HEADS * row : row,
-                  .stride_head = nhd ? row : block_size * row, .device = engine.where);
+        c->views[i] = kv_view(layout, i == 1, &kv, c->memory);
+        c->views[i].device = engine.where;
     }
 }
 
@@ -238,15 +230,15 @@ static void hold(struct cache *source, struct cache *target, int64_t num_tokens,
 TEST(test_places)
 {
     static const struct {
-        enum order from, to;
-        int32_t from_size, to_size, kv_dtype, sizes[2];
-    } cases[] = {{NHD, HND, 16, 64, ATTN_KV_BF16, {64, 64}},
-                 {HND, NHD, 64, 16, ATTN_KV_BF16, {64, 64}},
-                 {NHD_INNER, HND_INNER, 16, 32, ATTN_KV_F16, {128, 64}},
-                 {HND_INNER, HND, 32, 32, ATTN_KV_F16, {64, 128}},
-                 {NHD, NHD, 48, 16, ATTN_KV_F32, {64, 64}},
-                 {NHD, HND, 16, 64, ATTN_KV_FP8_E4M3, {64, 64}},
-                 {HND, NHD_INNER, 64, 16, ATTN_KV_FP8_E5M2, {128, 128}}};
+        int32_t from, to, from_size, to_size, kv_dtype, sizes[2];
+    } cases[] = {
+        {ATTN_KV_LAYOUT_NHD, ATTN_KV_LAYOUT_HND, 16, 64, ATTN_KV_BF16, {64, 64}},
+        {ATTN_KV_LAYOUT_HND, ATTN_KV_LAYOUT_NHD, 64, 16, ATTN_KV_BF16, {64, 64}},
+        {ATTN_KV_LAYOUT_NHD_INNER, ATTN_KV_LAYOUT_HND_INNER, 16, 32, ATTN_KV_F16, {128, 64}},
+        {ATTN_KV_LAYOUT_HND_INNER, ATTN_KV_LAYOUT_HND, 32, 32, ATTN_KV_F16, {64, 128}},
+        {ATTN_KV_LAYOUT_NHD, ATTN_KV_LAYOUT_NHD, 48, 16, ATTN_KV_F32, {64, 64}},
+        {ATTN_KV_LAYOUT_NHD, ATTN_KV_LAYOUT_HND, 16, 64, ATTN_KV_FP8_E4M3, {64, 64}},
+        {ATTN_KV_LAYOUT_HND, ATTN_KV_LAYOUT_NHD_INNER, 64, 16, ATTN_KV_FP8_E5M2, {128, 128}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct cache source, target;
         const int32_t kv_dtype = cases[i].kv_dtype;
@@ -282,8 +274,8 @@ TEST(test_dtypes)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static const int32_t sizes[] = {64, 64};
         struct cache source, target;
-        cache_init(&source, NHD, cases[i].from, 16, 20, sizes, cases[i].activations);
-        cache_init(&target, HND, cases[i].to, 64, 5, sizes, cases[i].activations);
+        cache_init(&source, ATTN_KV_LAYOUT_NHD, cases[i].from, 16, 20, sizes, cases[i].activations);
+        cache_init(&target, ATTN_KV_LAYOUT_HND, cases[i].to, 64, 5, sizes, cases[i].activations);
         for (int32_t side = 0; side < 2; side++) {
             struct cache *c = side == 0 ? &source : &target;
             const int32_t form =
@@ -313,9 +305,9 @@ TEST(test_refused)
     static const int32_t sizes[] = {64, 64}, other[] = {128, 64};
     static const int32_t twice[] = {2, 3, 2}, far[] = {0, 32};
     struct cache source, target, wide;
-    cache_init(&source, NHD, ATTN_KV_BF16, 16, 32, sizes, ATTN_DTYPE_BF16);
-    cache_init(&target, HND, ATTN_KV_BF16, 64, 8, sizes, ATTN_DTYPE_BF16);
-    cache_init(&wide, HND, ATTN_KV_BF16, 64, 8, other, ATTN_DTYPE_BF16);
+    cache_init(&source, ATTN_KV_LAYOUT_NHD, ATTN_KV_BF16, 16, 32, sizes, ATTN_DTYPE_BF16);
+    cache_init(&target, ATTN_KV_LAYOUT_HND, ATTN_KV_BF16, 64, 8, sizes, ATTN_DTYPE_BF16);
+    cache_init(&wide, ATTN_KV_LAYOUT_HND, ATTN_KV_BF16, 64, 8, other, ATTN_DTYPE_BF16);
     struct tokens t = tokens_of(&source, &target, 40);
     INVALID(&engine.error, "head_size", convert(&source, &wide, &t));
     CONVERT_REFUSED(INVALID_ARGUMENT, "num_kv_heads", target.views[1].num_heads = 2);

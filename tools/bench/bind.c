@@ -6,6 +6,7 @@
 
 #include "common/command.h"
 #include "support/client.h"
+#include "support/kv_format.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/random.h"
@@ -114,34 +115,19 @@ static bool explicit_views(const struct measured *measured, void *base, struct a
                            struct attn_kv_view *v)
 {
     const struct attn_cache_spec *spec = &measured->layer.spec;
-    int32_t layout = shape_int(&measured->shape, PARAMETER_LAYOUT);
-    int64_t slots = spec->block_size, heads = spec->num_heads;
     const struct attn_layer_desc *desc = &measured->layer.desc;
-    int64_t size_v = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    int64_t dims = spec->head_size + size_v;
-    int64_t element = spec->page_bytes / (slots * heads * dims);
-    int64_t k_row = spec->head_size * element, v_row = size_v * element;
-    bool plain = spec->kv_dtype >= ATTN_KV_F16 && spec->kv_dtype <= ATTN_KV_FP8_E5M2;
-    bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
-    bool inner = layout == ATTN_KV_LAYOUT_NHD_INNER || layout == ATTN_KV_LAYOUT_HND_INNER;
-    bool rows = layout == ATTN_KV_LAYOUT_HND_ROWS;
-    int64_t page = slots * heads * dims * element;
-    *k = SIZED(attn_kv_view, .data = base, .num_blocks = measured->num_blocks,
-               .block_size = spec->block_size, .num_heads = spec->num_heads,
-               .head_size = spec->head_size);
-    k->stride_slot = rows ? k_row + v_row : hnd ? k_row : heads * k_row;
-    k->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * k_row : k_row;
-    k->stride_block = inner || rows ? page : slots * heads * k_row;
-    *v = *k;
-    v->head_size = (int32_t)size_v;
-    v->stride_slot = rows ? k_row + v_row : hnd ? v_row : heads * v_row;
-    v->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * v_row : v_row;
-    v->stride_block = inner || rows ? page : slots * heads * v_row;
-    int64_t before = rows    ? k_row
-                     : inner ? slots * heads * k_row
-                             : measured->num_blocks * slots * heads * k_row;
-    v->data = (uint8_t *)base + before;
-    return plain;
+    const int32_t layout = shape_int(&measured->shape, PARAMETER_LAYOUT);
+    const int32_t size_v = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    const int64_t dims = spec->head_size + size_v;
+    const int64_t element = spec->page_bytes / (spec->block_size * spec->num_heads * dims);
+    const struct kv_rows rows = {measured->num_blocks,
+                                 spec->block_size,
+                                 spec->num_heads,
+                                 {spec->head_size, size_v},
+                                 {spec->head_size * element, size_v * element}};
+    *k = kv_view(layout, false, &rows, base);
+    *v = kv_view(layout, true, &rows, base);
+    return spec->kv_dtype >= ATTN_KV_F16 && spec->kv_dtype <= ATTN_KV_FP8_E5M2;
 }
 
 static attn_status bind_cache(struct measured *measured, attn_layer *layer, struct measured_io *io,

@@ -16,6 +16,7 @@
 #include "common/json.h"
 #include "common/library.h"
 #include "support/client.h"
+#include "support/kv_format.h"
 #include "support/layer_io.h"
 #include "support/number.h"
 #include "support/random.h"
@@ -209,19 +210,18 @@ static bool recorded_views(const struct capsule *c, int64_t num_blocks, uint8_t 
 {
     const int64_t strides[2][2] = {{c->k_stride_slot, c->k_stride_head},
                                    {c->v_stride_slot, c->v_stride_head}};
+    const int64_t element = (int64_t)number_bytes(c->dtype);
+    const struct kv_rows rows = {num_blocks,
+                                 c->block_size,
+                                 c->num_kv_heads,
+                                 {capsule_dims(c, 1), capsule_dims(c, 2)},
+                                 {capsule_dims(c, 1) * element, capsule_dims(c, 2) * element}};
     for (int32_t i = 0; i < num_caches(c); i++) {
-        const int64_t row = capsule_dims(c, 1 + i) * (int64_t)number_bytes(c->dtype);
         const bool nhd = strides[i][0] >= strides[i][1];
-        if (nhd ? strides[i][1] != row : strides[i][0] != row) {
+        views[i] = kv_view(nhd ? ATTN_KV_LAYOUT_NHD : ATTN_KV_LAYOUT_HND, i == 1, &rows, base);
+        if (strides[i][nhd] != rows.bytes[i]) {
             return false;
         }
-        views[i] =
-            SIZED(attn_kv_view, .data = base, .num_blocks = num_blocks, .block_size = c->block_size,
-                  .num_heads = c->num_kv_heads, .head_size = capsule_dims(c, 1 + i),
-                  .stride_block = row * c->block_size * c->num_kv_heads,
-                  .stride_slot = nhd ? row * c->num_kv_heads : row,
-                  .stride_head = nhd ? row : row * c->block_size);
-        base += num_blocks * views[i].stride_block;
     }
     return true;
 }

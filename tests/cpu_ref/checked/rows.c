@@ -6,60 +6,11 @@
 #include <string.h>
 
 #include "checked.h"
+#include "support/kv_format.h"
 #include "support/number.h"
 
 #define MAX_DIMS 576
 #define LEAST_SCALE 1e-6
-#define BLOCK 32 /* elements after one step of Q8_0 and Q4_0 */
-
-enum form {
-    UNKNOWN,
-    NUMBERS,  /* with a scale per tensor or head */
-    SCALED,   /* e4m3 or int8 with a float32 scale of their own */
-    CHANNELS, /* int8 with static scales */
-    HADAMARD, /* int4 of rotated rows, zero point in the scale's low mantissa bits */
-    NVFP4,
-    DS_MLA,
-    DS_V4,
-    LEVELS, /* TurboQuant's keys: levels of rotated unit rows, norm in float16 */
-    STEPS,  /* TurboQuant's values: step and zero in float16 */
-    BLOCKS  /* ggml's */
-};
-
-struct format {
-    enum form form;
-    int32_t number; /* enum attn_dtype_id of NUMBERS and SCALED */
-    int32_t bits;   /* bits of an element */
-    int32_t scale_bytes;
-};
-
-#define BOTH(...)                                                                                  \
-    {                                                                                              \
-        {__VA_ARGS__}, {__VA_ARGS__},                                                              \
-    }
-/* formats of keys, then of values */
-static const struct format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
-    [ATTN_KV_F16] = BOTH(NUMBERS, ATTN_DTYPE_F16, 16, 0),
-    [ATTN_KV_BF16] = BOTH(NUMBERS, ATTN_DTYPE_BF16, 16, 0),
-    [ATTN_KV_F32] = BOTH(NUMBERS, ATTN_DTYPE_F32, 32, 0),
-    [ATTN_KV_FP8_E4M3] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0),
-    [ATTN_KV_FP8_E5M2] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E5M2, 8, 0),
-    [ATTN_KV_FP8_E4M3FNUZ] = BOTH(NUMBERS, ATTN_DTYPE_FP8_E4M3FNUZ, 8, 0),
-    [ATTN_KV_FP8_PER_TOKEN_HEAD] = BOTH(SCALED, ATTN_DTYPE_FP8_E4M3, 8, 4),
-    [ATTN_KV_INT8_PER_TOKEN_HEAD] = BOTH(SCALED, ATTN_DTYPE_INT8, 8, 4),
-    [ATTN_KV_INT4_PER_TOKEN_HEAD] = BOTH(HADAMARD, 0, 4, 4),
-    [ATTN_KV_INT8_KV] = {{SCALED, ATTN_DTYPE_INT8, 8, 4}, {CHANNELS, 0, 8, 0}},
-    [ATTN_KV_INT8_K] = {{SCALED, ATTN_DTYPE_INT8, 8, 4}, {NUMBERS, 0, 0, 0}}, /* the layer's */
-    [ATTN_KV_NVFP4] = BOTH(NVFP4, 0, 4, 0),
-    [ATTN_KV_FP8_DS_MLA] = {{DS_MLA, 0, 8, 0}, {UNKNOWN, 0, 0, 0}},
-    [ATTN_KV_FP8_DS_V4] = {{DS_V4, 0, 8, 8}, {UNKNOWN, 0, 0, 0}},
-    [ATTN_KV_TURBOQUANT_K8V4] = {{NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0}, {STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_4BIT_NC] = {{LEVELS, 0, 4, 2}, {STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_K3V4_NC] = {{LEVELS, 0, 3, 2}, {STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_3BIT_NC] = {{LEVELS, 0, 3, 2}, {STEPS, 0, 3, 4}},
-    [ATTN_KV_Q8_0] = BOTH(BLOCKS, 0, 8, 0),
-    [ATTN_KV_Q4_0] = BOTH(BLOCKS, 0, 4, 0),
-};
 
 /* A row as it lies in memory, its pieces put together. */
 struct bytes {
@@ -67,21 +18,18 @@ struct bytes {
     _Alignas(8) uint8_t scale[MAX_DIMS / 16];
 };
 
-static int32_t data_bytes(const struct cache_row *row, const struct format *f)
+static int32_t data_bytes(const struct cache_row *row)
 {
-    int32_t dims = row->view->head_size;
-    return f->form == DS_MLA   ? 656
-           : f->form == DS_V4  ? 576
-           : f->form == BLOCKS ? dims / BLOCK * (2 + 4 * f->bits)
-                               : dims * f->bits / 8;
+    return (int32_t)kv_row_bytes(layer_dtype(row->layer, row->value), row->value,
+                                 row->view->head_size);
 }
 
-static int32_t scale_bytes(const struct cache_row *row, const struct format *f)
+static int32_t scale_bytes(const struct cache_row *row)
 {
-    return f->form == NVFP4 ? row->view->head_size / 16 : f->scale_bytes;
+    return kv_scale_bytes(layer_dtype(row->layer, row->value), row->value, row->view->head_size);
 }
 
-static uint8_t *data_at(const struct cache_row *row, const struct format *f, int32_t i)
+static uint8_t *data_at(const struct cache_row *row, const struct kv_format *f, int32_t i)
 {
     const struct attn_kv_view *view = row->view;
     int32_t pack = view->pack > 0 ? view->pack * f->bits / 8 : 1 << 30;
@@ -90,11 +38,11 @@ static uint8_t *data_at(const struct cache_row *row, const struct format *f, int
 }
 
 /* Block scales of nvfp4 values are swizzled within groups of 4 slots. */
-static uint8_t *scale_at(const struct cache_row *row, const struct format *f, int32_t i)
+static uint8_t *scale_at(const struct cache_row *row, const struct kv_format *f, int32_t i)
 {
     const struct attn_kv_view *view = row->view;
     int64_t slot = row->slot;
-    if (f->form == NVFP4 && row->value) {
+    if (f->form == KV_NVFP4 && row->value) {
         int32_t quarter = view->head_size / 64;
         slot = row->slot / 4 * 4 + i / quarter;
         i = (int32_t)(i % quarter * 4 + row->slot % 4);
@@ -204,17 +152,18 @@ static double number_scale(const struct cache_row *row)
                : 1;
 }
 
-static double element_scale(const struct cache_row *row, const struct format *f,
+static double element_scale(const struct cache_row *row, const struct kv_format *f,
                             const struct bytes *b, int32_t d)
 {
     float scale;
     memcpy(&scale, b->scale, sizeof scale);
-    return f->form == SCALED ? scale
-                             : quant_of(row)->v_channel_scale[row->head * row->view->head_size + d];
+    return f->form == KV_SCALED
+               ? scale
+               : quant_of(row)->v_channel_scale[row->head * row->view->head_size + d];
 }
 
-static void write_turned(const struct cache_row *row, const struct format *f, const double *given,
-                         struct bytes *b)
+static void write_turned(const struct cache_row *row, const struct kv_format *f,
+                         const double *given, struct bytes *b)
 {
     int32_t dims = row->view->head_size;
     const struct attn_kv_quant_params *quant = quant_of(row);
@@ -222,7 +171,7 @@ static void write_turned(const struct cache_row *row, const struct format *f, co
     for (int32_t d = 0; d < dims; d++) {
         x[d] = given[d];
         norm += x[d] * x[d];
-        if (f->form == HADAMARD) {
+        if (f->form == KV_HADAMARD) {
             x[d] *= (row->value ? quant->hadamard_signs_v : quant->hadamard_signs_k)[d];
         }
     }
@@ -236,14 +185,15 @@ static void write_turned(const struct cache_row *row, const struct format *f, co
     uint32_t zero = (uint32_t)within(half_away(-low / scale), 0, 15), bits;
     memcpy(&bits, &scale, sizeof bits);
     bits = (bits & ~15u) | zero;
-    if (f->form == HADAMARD) {
+    if (f->form == KV_HADAMARD) {
         memcpy(b->scale, &bits, sizeof bits);
     } else {
         number_store(b->scale, 0, ATTN_DTYPE_F16, norm);
     }
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = (uint32_t)within(half_away(x[d] / scale) + zero, 0, 15);
-        if (f->form == LEVELS) { /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
+        if (f->form ==
+            KV_LEVELS) { /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
             code = 0;
             for (uint32_t c = 1; c < 1u << f->bits; c++) {
                 code += x[d] / (norm + 1e-8) >= (level(c - 1, f->bits) + level(c, f->bits)) / 2;
@@ -253,7 +203,7 @@ static void write_turned(const struct cache_row *row, const struct format *f, co
     }
 }
 
-static void write_steps(const struct cache_row *row, const struct format *f, const double *x,
+static void write_steps(const struct cache_row *row, const struct kv_format *f, const double *x,
                         struct bytes *b)
 {
     int32_t most = (1 << f->bits) - 1;
@@ -271,19 +221,19 @@ static void write_steps(const struct cache_row *row, const struct format *f, con
 }
 
 /* A step, then codes; float32 throughout, as in ggml. */
-static void write_blocks(const struct cache_row *row, const struct format *f, const double *x,
+static void write_blocks(const struct cache_row *row, const struct kv_format *f, const double *x,
                          struct bytes *b)
 {
     uint8_t *to = b->data;
-    for (int32_t d = 0; d < row->view->head_size; d += BLOCK, to += 2 + 4 * f->bits) {
+    for (int32_t d = 0; d < row->view->head_size; d += KV_BLOCK, to += 2 + 4 * f->bits) {
         float largest = 0;
-        for (int32_t i = 0; i < BLOCK; i++) {
+        for (int32_t i = 0; i < KV_BLOCK; i++) {
             largest = fabs(x[d + i]) > fabs(largest) ? (float)x[d + i] : largest;
         }
         float step = f->bits == 8 ? fabsf(largest) / 127 : largest / -8;
         float inverse = step != 0 ? 1 / step : 0;
         number_store(to, 0, ATTN_DTYPE_F16, step);
-        for (int32_t i = 0; i < BLOCK; i++) {
+        for (int32_t i = 0; i < KV_BLOCK; i++) {
             float scaled = (float)x[d + i] * inverse;
             if (f->bits == 8) {
                 to[2 + i] = (uint8_t)(int8_t)lroundf(scaled);
@@ -326,7 +276,7 @@ static void write_ds_v4(const double *x, struct bytes *b)
     }
 }
 
-static void write_row(const struct cache_row *row, const struct format *f, const double *x,
+static void write_row(const struct cache_row *row, const struct kv_format *f, const double *x,
                       struct bytes *b)
 {
     int32_t dims = row->view->head_size;
@@ -335,7 +285,7 @@ static void write_row(const struct cache_row *row, const struct format *f, const
         (float)fmax(largest_of(x, dims) / (f->number == ATTN_DTYPE_INT8 ? 127 : 448), LEAST_SCALE);
     memset(b, 0, sizeof *b);
     switch (f->form) {
-    case SCALED:
+    case KV_SCALED:
         memcpy(b->scale, &scale, sizeof scale);
         for (int32_t d = 0; d < dims && f->number == ATTN_DTYPE_FP8_E4M3; d++) {
             number_store(b->data, d, ATTN_DTYPE_FP8_E4M3, x[d] / scale);
@@ -344,13 +294,13 @@ static void write_row(const struct cache_row *row, const struct format *f, const
             break;
         }
         /* fall through */
-    case CHANNELS:
+    case KV_CHANNELS:
         for (int32_t d = 0; d < dims; d++) {
             double code = half_away(x[d] / element_scale(row, f, b, d));
             b->data[d] = (uint8_t)(int8_t)within(code, -127, 127);
         }
         break;
-    case NVFP4:
+    case KV_NVFP4:
         for (int32_t d = 0; d < dims; d++) {
             double block = largest_of(x + d / 16 * 16, 16) * (1 / global) / 6;
             number_store(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3, block);
@@ -358,16 +308,16 @@ static void write_row(const struct cache_row *row, const struct format *f, const
             set_code(b->data, d, 4, block == 0 ? 0 : number_to_e2m1(x[d] * (1 / global) / block));
         }
         break;
-    case DS_MLA:
+    case KV_DS_MLA:
         write_ds_mla(x, b);
         break;
-    case DS_V4:
+    case KV_DS_V4:
         write_ds_v4(x, b);
         break;
-    case STEPS:
+    case KV_STEPS:
         write_steps(row, f, x, b);
         break;
-    case BLOCKS:
+    case KV_BLOCKS:
         write_blocks(row, f, x, b);
         break;
     default:
@@ -375,8 +325,8 @@ static void write_row(const struct cache_row *row, const struct format *f, const
     }
 }
 
-static void read_turned(const struct cache_row *row, const struct format *f, const struct bytes *b,
-                        double *x)
+static void read_turned(const struct cache_row *row, const struct kv_format *f,
+                        const struct bytes *b, double *x)
 {
     int32_t dims = row->view->head_size;
     const struct attn_kv_quant_params *quant = quant_of(row);
@@ -389,52 +339,54 @@ static void read_turned(const struct cache_row *row, const struct format *f, con
     memcpy(&scale, &bits, sizeof scale);
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = code_at(b->data, d, f->bits);
-        x[d] = f->form == HADAMARD ? (double)scale * ((int32_t)code - zero) : level(code, f->bits);
+        x[d] =
+            f->form == KV_HADAMARD ? (double)scale * ((int32_t)code - zero) : level(code, f->bits);
         length += x[d] * x[d];
     }
     turn(x, dims);
     for (int32_t d = 0; d < dims; d++) {
-        x[d] *= f->form == HADAMARD
+        x[d] *= f->form == KV_HADAMARD
                     ? (row->value ? quant->hadamard_signs_v : quant->hadamard_signs_k)[d] / dims
                     : number_load(b->scale, 0, ATTN_DTYPE_F16) / sqrt(length) / sqrt(dims);
     }
 }
 
-static double read_element(const struct cache_row *row, const struct format *f,
+static double read_element(const struct cache_row *row, const struct kv_format *f,
                            const struct bytes *b, int32_t d)
 {
-    const uint8_t *block = b->data + d / BLOCK * (2 + 4 * f->bits);
+    const uint8_t *block = b->data + d / KV_BLOCK * (2 + 4 * f->bits);
     uint32_t code = f->bits < 8 ? code_at(b->data, d, f->bits) : b->data[d];
     switch (f->form) {
-    case SCALED:
+    case KV_SCALED:
         return number_load(b->data, d, f->number) * element_scale(row, f, b, d);
-    case CHANNELS:
+    case KV_CHANNELS:
         return (int8_t)code * element_scale(row, f, b, d);
-    case NVFP4:
+    case KV_NVFP4:
         return number_from_e2m1(code) * number_load(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3) *
                tensor_scale(row, ATTN_SCALE_PER_TENSOR);
-    case DS_MLA:
+    case KV_DS_MLA:
         return d < 512 ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) *
                              number_load(b->data + 512, d / 128, ATTN_DTYPE_F32)
                        : number_load(b->data + 528, d - 512, ATTN_DTYPE_BF16);
-    case DS_V4:
+    case KV_DS_V4:
         return d < 448
                    ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) * ldexp(1, b->scale[d / 64] - 127)
                    : number_load(b->data + 448, d - 448, ATTN_DTYPE_BF16);
-    case STEPS:
+    case KV_STEPS:
         return code * number_load(b->scale, 0, ATTN_DTYPE_F16) +
                number_load(b->scale, 1, ATTN_DTYPE_F16);
-    default: /* BLOCKS */
-        code = f->bits == 8 ? block[2 + d % BLOCK] : block[2 + d % 16] >> d % BLOCK / 16 * 4 & 15;
+    default: /* KV_BLOCKS */
+        code = f->bits == 8 ? block[2 + d % KV_BLOCK]
+                            : block[2 + d % 16] >> d % KV_BLOCK / 16 * 4 & 15;
         return (f->bits == 8 ? (int8_t)code : (int32_t)code - 8) *
                number_load(block, 0, ATTN_DTYPE_F16);
     }
 }
 
-static const struct format *format_of(const struct cache_row *row, struct format *own)
+static const struct kv_format *format_of(const struct cache_row *row, struct kv_format *own)
 {
-    *own = formats[layer_dtype(row->layer, row->value)][row->value];
-    if (own->form == NUMBERS && own->number == 0) {
+    *own = *kv_format(layer_dtype(row->layer, row->value), row->value);
+    if (own->form == KV_NUMBERS && own->number == 0) {
         own->number = row->layer->dtype;
         own->bits = 8 * (int32_t)number_bytes(own->number);
     }
@@ -444,21 +396,22 @@ static const struct format *format_of(const struct cache_row *row, struct format
 void row_load(const struct cache_row *row, double *x)
 {
     static struct bytes b;
-    struct format own;
-    const struct format *f = format_of(row, &own);
-    for (int32_t d = 0; d < row->view->head_size && f->form == NUMBERS; d++) {
+    struct kv_format own;
+    const struct kv_format *f = format_of(row, &own);
+    const int32_t bytes = data_bytes(row), scales = scale_bytes(row);
+    for (int32_t d = 0; d < row->view->head_size && f->form == KV_NUMBERS; d++) {
         x[d] = number_load(data_at(row, f, d * f->bits / 8), 0, f->number) * number_scale(row);
     }
-    if (f->form == NUMBERS) {
+    if (f->form == KV_NUMBERS) {
         return;
     }
-    for (int32_t i = 0; i < data_bytes(row, f); i++) {
+    for (int32_t i = 0; i < bytes; i++) {
         b.data[i] = *data_at(row, f, i);
     }
-    for (int32_t i = 0; i < scale_bytes(row, f); i++) {
+    for (int32_t i = 0; i < scales; i++) {
         b.scale[i] = *scale_at(row, f, i);
     }
-    if (f->form == HADAMARD || f->form == LEVELS) {
+    if (f->form == KV_HADAMARD || f->form == KV_LEVELS) {
         read_turned(row, f, &b, x);
         return;
     }
@@ -472,9 +425,9 @@ attn_status row_hold(const struct cache_row *row, int64_t token, const double *g
 {
     static struct bytes b;
     static double found[MAX_DIMS];
-    struct format own;
-    const struct format *f = format_of(row, &own);
-    int32_t dims = row->view->head_size;
+    struct kv_format own;
+    const struct kv_format *f = format_of(row, &own);
+    const int32_t bytes = data_bytes(row), scales = scale_bytes(row), dims = row->view->head_size;
     bool nan = false;
     row_load(row, found);
     for (int32_t d = 0; d < dims; d++) { /* a NaN shows; the codes next to it mean nothing */
@@ -483,24 +436,24 @@ attn_status row_hold(const struct cache_row *row, int64_t token, const double *g
             return checked_wrong(error, "cache", token, row->head, d, found[d], given[d]);
         }
     }
-    for (int32_t d = 0; d < dims && f->form == NUMBERS; d++) {
+    for (int32_t d = 0; d < dims && f->form == KV_NUMBERS; d++) {
         const uint8_t *at = data_at(row, f, d * f->bits / 8);
         number_store(b.data, 0, f->number, given[d] / number_scale(row));
         if (!isnan(given[d]) && memcmp(at, b.data, (size_t)f->bits / 8) != 0) {
             return checked_wrong(error, "cache", token, row->head, d, found[d], given[d]);
         }
     }
-    if (f->form == NUMBERS || nan) {
+    if (f->form == KV_NUMBERS || nan) {
         return ATTN_OK;
     }
     write_row(row, f, given, &b);
-    for (int32_t i = 0; i < data_bytes(row, f); i++) {
+    for (int32_t i = 0; i < bytes; i++) {
         if (*data_at(row, f, i) != b.data[i]) {
             return checked_wrong(error, "bytes of the cache", token, row->head, i,
                                  *data_at(row, f, i), b.data[i]);
         }
     }
-    for (int32_t i = 0; i < scale_bytes(row, f); i++) {
+    for (int32_t i = 0; i < scales; i++) {
         if (*scale_at(row, f, i) != b.scale[i]) {
             return checked_wrong(error, "bytes of the scale", token, row->head, i,
                                  *scale_at(row, f, i), b.scale[i]);

@@ -199,7 +199,6 @@ static inline bool kv_is_turboquant(int32_t kv_dtype)
 }
 
 /* ggml's: 32 codes after a float16 step, in one piece. */
-#define KV_BLOCK 32
 static inline bool kv_is_blocks(int32_t kv_dtype)
 {
     return kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;

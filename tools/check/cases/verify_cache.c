@@ -45,29 +45,6 @@ static uint8_t *scale_of(const struct attn_kv_view *view, struct place at)
            at.slot * view->scale_stride_slot + at.head * view->scale_stride_head;
 }
 
-static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
-{
-    switch (kv_dtype) {
-    case ATTN_KV_FP8_E4M3:
-    case ATTN_KV_TURBOQUANT_K8V4: /* its keys */
-    case ATTN_KV_FP8_PER_TOKEN_HEAD:
-        return ATTN_DTYPE_FP8_E4M3;
-    case ATTN_KV_F16:
-    case ATTN_KV_BF16:
-    case ATTN_KV_F32:
-    case ATTN_KV_FP8_E5M2:
-    case ATTN_KV_FP8_E4M3FNUZ:
-        return kv_dtype; /* one code for one thing */
-    case ATTN_KV_INT8_PER_TOKEN_HEAD:
-    case ATTN_KV_INT8_KV:
-        return ATTN_DTYPE_INT8;
-    case ATTN_KV_INT8_K:
-        return value ? dtype : ATTN_DTYPE_INT8;
-    default:
-        return dtype;
-    }
-}
-
 /* Codes of 3 bits cross bytes. */
 static int32_t code_of_three(const uint8_t *memory, int32_t d)
 {
@@ -310,8 +287,9 @@ enum trial_result verify_cache(struct trial *trial, const struct check_problem *
         struct rows rows = {.kv_dtype = case_kv(p->v, i == 1), .value = i == 1};
         uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
         struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
-        rows.number = kv_number(rows.kv_dtype, rows.value, p->dtype);
-        rows.bits = views_bits(rows.kv_dtype, rows.value);
+        const struct kv_format *format = kv_format(rows.kv_dtype, rows.value);
+        rows.number = format->number != 0 ? format->number : p->dtype;
+        rows.bits = format->bits;
         for (int32_t j = 0; j < 3; j++) {
             views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,
                        bases[j] + p->at.cache_scales, views[j]);

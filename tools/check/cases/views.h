@@ -4,14 +4,8 @@
 #define CHECK_VIEWS_H
 
 #include "cases/cases.h"
+#include "support/kv_format.h"
 
-/* Bits of one element of K's or V's rows. */
-int32_t views_bits(int32_t kv_dtype, bool value);
-/* Bytes of K's or V's row, with the steps of its blocks. */
-int64_t views_row_bytes(int32_t kv_dtype, bool value, int32_t head_size);
-/* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, float16 of
- * TurboQuant; 0: none. */
-int32_t views_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size);
 /* Bytes of both caches, and of the scales that stand apart. */
 int64_t views_cache_bytes(const struct factor_value *v, int64_t num_blocks);
 int64_t views_scales_bytes(const struct factor_value *v, int64_t num_blocks);

@@ -148,9 +148,8 @@ static bool rows_hold(const struct attn_kv_view *view, const struct factor_value
 {
     int32_t size = is_v ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a;
     int32_t pack = view->pack > 0 ? view->pack : size;
-    size_t bytes =
-        (size_t)views_row_bytes(case_kv(v, is_v), is_v, size) * (size_t)pack / (size_t)size;
-    int32_t scale = views_scale_bytes(case_kv(v, is_v), is_v, size);
+    size_t bytes = (size_t)kv_row_bytes(case_kv(v, is_v), is_v, size) * (size_t)pack / (size_t)size;
+    int32_t scale = kv_scale_bytes(case_kv(v, is_v), is_v, size);
     size_t data = (size_t)((uint8_t *)view->data - base);
     size_t scales = scale > 0 ? (size_t)((uint8_t *)view->scale - base) : 0;
     for (size_t i = 0; i < sizeof moved / sizeof *moved; i += 2) {
