@@ -6,6 +6,7 @@
 
 #include "common/names.h"
 #include "support/client.h"
+#include "support/owned.h"
 #include "support/random.h"
 #include "core/core_cases.h"
 #include "harness/image.h"
@@ -181,25 +182,23 @@ static enum trial_result verify_moved(struct trial *trial, const struct factor_v
                                       const struct caches *tested)
 {
     size_t bytes = LAYERS * tested->layer_bytes;
-    uint8_t *found = trial_read(trial, tested->device, tested->memory, bytes);
-    enum trial_result result = found != NULL ? TRIAL_PASSED : TRIAL_FAILED;
-    for (int32_t i = 0; i < 2 * LAYERS && result == TRIAL_PASSED; i++) {
-        if (!rows_hold(&tested->views[i / 2][i % 2], v, i % 2 == 1, tested->memory, found,
-                       initial)) {
-            result = trial_say(trial, TRIAL_FAILED, "%s of layer %d does not stand where it went",
-                               i % 2 ? "V" : "K", i / 2);
-        }
+    OWNED(memory_end) uint8_t *found = trial_read(trial, tested->device, tested->memory, bytes);
+    if (found == NULL) {
+        return TRIAL_FAILED;
     }
-    if (result == TRIAL_PASSED && memcmp(found, reference->memory, bytes) != 0) {
-        result = trial_say(trial, TRIAL_FAILED, "the caches are not what they are with cpu_ref");
+    for (int32_t i = 0; i < 2 * LAYERS; i++) {
+        TRIAL_FAIL_IF(
+            trial,
+            !rows_hold(&tested->views[i / 2][i % 2], v, i % 2 == 1, tested->memory, found, initial),
+            "%s of layer %d does not stand where it went", i % 2 ? "V" : "K", i / 2);
     }
-    if (result == TRIAL_PASSED &&
-        (tested->swap_bytes != reference->swap_bytes ||
-         memcmp(tested->swap, reference->swap, tested->swap_bytes) != 0)) {
-        result = trial_say(trial, TRIAL_FAILED, "the other memory is not what it is with cpu_ref");
-    }
-    free(found);
-    return result;
+    TRIAL_FAIL_IF(trial, memcmp(found, reference->memory, bytes) != 0,
+                  "the caches are not what they are with cpu_ref");
+    TRIAL_FAIL_IF(trial,
+                  tested->swap_bytes != reference->swap_bytes ||
+                      memcmp(tested->swap, reference->swap, tested->swap_bytes) != 0,
+                  "the other memory is not what it is with cpu_ref");
+    return TRIAL_PASSED;
 }
 
 static enum trial_result run_blocks(struct trial *trial, const void *variant, uint64_t seed)

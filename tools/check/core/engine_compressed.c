@@ -359,22 +359,18 @@ static enum trial_result verify(const struct compressed_case *c, struct kernel_t
 {
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
     const struct compared_lse lse = {c->v->heads, TOKENS, 1, 0, TOKENS, NULL};
+    OWNED(memory_end)
     double *keys = malloc((size_t)(2 * LONGEST * c->v->size) * sizeof *keys);
-    enum trial_result result = keys != NULL ? TRIAL_PASSED : TRIAL_FAILED;
-    for (int32_t r = 0; r < REQS && result == TRIAL_PASSED; r++) {
-        result = load_rows(c, test, r, keys);
-        if (result == TRIAL_PASSED) {
-            expect(c, test, r, keys);
-        }
+    TRIAL_FAIL_IF(test->trial, keys == NULL, "no memory for the case");
+    for (int32_t r = 0; r < REQS; r++) {
+        TRIAL_TRY(load_rows(c, test, r, keys));
+        expect(c, test, r, keys);
     }
-    free(keys);
     v[FACTOR_DTYPE].a = c->v->dtype;
     v[FACTOR_KV_DTYPE].a = c->v->kv_dtype;
-    result =
-        result == TRIAL_PASSED ? kernel_test_compare(test, OUT, NULL, bound_of_case(v)) : result;
-    return result == TRIAL_PASSED ? compare_lse(test->trial, &lse, test_expected(test, LSE),
-                                                test_found(test, LSE), bound_of_lse(v))
-                                  : result;
+    TRIAL_TRY(kernel_test_compare(test, OUT, NULL, bound_of_case(v)));
+    return compare_lse(test->trial, &lse, test_expected(test, LSE), test_found(test, LSE),
+                       bound_of_lse(v));
 }
 
 static enum trial_result run_compressed(struct trial *trial, const void *variant, uint64_t seed)
@@ -406,14 +402,12 @@ static enum trial_result run_compressed(struct trial *trial, const void *variant
         [TOPK] = {"topk_indices", .bytes = TOKENS * topk * sizeof(int32_t)},
         [POSITIONS] = {"positions", .bytes = TOKENS * sizeof(int64_t)},
         [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {LONGEST, ROTARY}}};
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     steps_operands(&c.steps, operands);
-    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
-        fill(&c, &test, &seed);
-        result = kernel_test_run_tested(&test, run_steps, &c);
-        result = result == TRIAL_PASSED ? verify(&c, &test) : result;
-    }
-    return result;
+    TRIAL_FAIL_IF(trial, !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed),
+                  "no memory for the case");
+    fill(&c, &test, &seed);
+    TRIAL_TRY(kernel_test_run_tested(&test, run_steps, &c));
+    return verify(&c, &test);
 }
 
 struct compressed_form {

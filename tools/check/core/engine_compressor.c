@@ -135,16 +135,14 @@ static enum trial_result run_compressor(struct trial *trial, const void *variant
         [NORM] = {"norm_weight", v->dtype, 1, {size}, .deviation = 1},
         [COS_SIN] = {"cos_sin", ATTN_DTYPE_F32, 2, {STEPS_LONGEST, ROTARY}}};
     OWNED(kernel_test_finish) struct kernel_test test;
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     steps_init(&c.steps);
     steps_operands(&c.steps, operands);
-    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
-        steps_fill(&c.steps, &test, &seed);
-        oracle_angles(test_input(&test, COS_SIN), STEPS_LONGEST, ROTARY);
-        result = kernel_test_run_tested(&test, run_steps, &c);
-        result = result == TRIAL_PASSED ? verify(&c, &test) : result;
-    }
-    return result;
+    TRIAL_FAIL_IF(trial, !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed),
+                  "no memory for the case");
+    steps_fill(&c.steps, &test, &seed);
+    oracle_angles(test_input(&test, COS_SIN), STEPS_LONGEST, ROTARY);
+    TRIAL_TRY(kernel_test_run_tested(&test, run_steps, &c));
+    return verify(&c, &test);
 }
 
 void compressor_cases(const struct kernel_sink *sink)

@@ -131,25 +131,26 @@ static enum trial_result verify_idle(struct trial *trial, const struct idle_way 
     const struct check_problem *problem = tested->copy->problem;
     size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
     size_t size = problem->image.size, lse = problem->at.lse;
+    OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->copy->device, tested->copy->memory, size);
-    enum trial_result result = TRIAL_PASSED;
     if (found == NULL) {
-        result = TRIAL_FAILED;
-    } else if (image_stray_write(&problem->image, found) >= 0 ||
-               memcmp(found + cache, problem->image.bytes + cache, bytes) != 0) {
-        result = trial_say(trial, TRIAL_FAILED, "bytes outside of out were written");
-    } else if (!out_holds(tested->copy, way->zeros, found)) {
-        result = trial_say(trial, TRIAL_FAILED, "out is not %s",
-                           way->zeros ? "zero in its rows alone" : "as it was");
-    } else if (memcmp(found, reference->memory, lse) != 0) { /* nothing is promised about lse */
-        result = trial_say(trial, TRIAL_FAILED, "out is not what cpu_ref leaves");
-    } else if (!engine_guards_whole(tested->engine)) {
-        result = trial_say(trial, TRIAL_FAILED, "the workspace was written past its size");
-    } else if (way->mode == ATTN_BATCH_PROFILE && !workspace_touched(trial, tested->engine)) {
-        result = trial_say(trial, TRIAL_FAILED, "a page of the workspace was not touched");
+        return TRIAL_FAILED;
     }
-    free(found);
-    return result;
+    TRIAL_FAIL_IF(trial,
+                  image_stray_write(&problem->image, found) >= 0 ||
+                      memcmp(found + cache, problem->image.bytes + cache, bytes) != 0,
+                  "bytes outside of out were written");
+    TRIAL_FAIL_IF(trial, !out_holds(tested->copy, way->zeros, found), "out is not %s",
+                  way->zeros ? "zero in its rows alone" : "as it was");
+    /* nothing is promised about lse */
+    TRIAL_FAIL_IF(trial, memcmp(found, reference->memory, lse) != 0,
+                  "out is not what cpu_ref leaves");
+    TRIAL_FAIL_IF(trial, !engine_guards_whole(tested->engine),
+                  "the workspace was written past its size");
+    TRIAL_FAIL_IF(trial,
+                  way->mode == ATTN_BATCH_PROFILE && !workspace_touched(trial, tested->engine),
+                  "a page of the workspace was not touched");
+    return TRIAL_PASSED;
 }
 
 /* The step itself, after the one without work. */
@@ -162,44 +163,35 @@ static enum trial_result run_usual(struct trial *trial, struct problem_copy *ref
     const struct attn_step_io io = engine_io(tested->copy);
     attn_plan *plan = tested->engine->plans[0].plan;
     memcpy(reference->memory, problem->image.bytes, problem->image.size);
-    bool ready = device_write(tested->copy->device, tested->copy->memory, problem->image.bytes,
-                              problem->image.size);
-    attn_status status = ready ? problem_copy_run_reference(reference, &error) : ATTN_ERROR_DEVICE;
-    status = status == ATTN_OK
-                 ? api->plan_batch(plan, &tested->copy->binding.batch, tested->copy->stream, &error)
-                 : status;
-    status = status == ATTN_OK ? api->run(plan, tested->engine->layer, &io, &error) : status;
-    return status == ATTN_OK ? verify_step(trial, reference, tested->copy)
-                             : trial_call_failed(trial, "the step afterwards", status, &error);
+    TRIAL_FAIL_IF(trial,
+                  !device_write(tested->copy->device, tested->copy->memory, problem->image.bytes,
+                                problem->image.size),
+                  "the case cannot be written");
+    TRIAL_CALL(trial, "reference", problem_copy_run_reference(reference, &error), &error);
+    TRIAL_CALL(trial, "the step afterwards",
+               api->plan_batch(plan, &tested->copy->binding.batch, tested->copy->stream, &error),
+               &error);
+    TRIAL_CALL(trial, "the step afterwards", api->run(plan, tested->engine->layer, &io, &error),
+               &error);
+    return verify_step(trial, reference, tested->copy);
 }
 
 static enum trial_result run_case(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct idle_case *c = variant;
     struct core as_reference = core_of_reference(c->core);
-    struct problem_copies copies;
-    struct check_engine engines[2] = {{.core = NULL}};
-    const struct idle_run runs[2] = {{&as_reference, &copies.reference, &engines[0]},
-                                     {c->core, &copies.tested, &engines[1]}};
+    OWNED(problem_copies_finish) struct problem_copies copies;
+    OWNED(engine_finish) struct check_engine of_reference = {.core = NULL}, tested = of_reference;
+    const struct idle_run runs[2] = {{&as_reference, &copies.reference, &of_reference},
+                                     {c->core, &copies.tested, &tested}};
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status = ATTN_OK;
-    enum trial_result result = problem_copies_init(&copies, trial, c->space, &c->attend_case, seed);
-    for (int32_t i = 0; i < 2 && result == TRIAL_PASSED && status == ATTN_OK; i++) {
-        status = open_engine(&runs[i], &error);
-        status = status == ATTN_OK ? run_idle(&runs[i], c->way, &error) : status;
+    TRIAL_TRY(problem_copies_init(&copies, trial, c->space, &c->attend_case, seed));
+    for (int32_t i = 0; i < 2; i++) {
+        TRIAL_CALL(trial, "a step without work", open_engine(&runs[i], &error), &error);
+        TRIAL_CALL(trial, "a step without work", run_idle(&runs[i], c->way, &error), &error);
     }
-    if (result == TRIAL_PASSED) {
-        result = status == ATTN_OK
-                     ? verify_idle(trial, c->way, &copies.reference, &runs[1])
-                     : trial_call_failed(trial, "a step without work", status, &error);
-    }
-    if (result == TRIAL_PASSED) {
-        result = run_usual(trial, &copies.reference, &runs[1]);
-    }
-    engine_finish(&engines[1]);
-    engine_finish(&engines[0]);
-    problem_copies_finish(&copies);
-    return result;
+    TRIAL_TRY(verify_idle(trial, c->way, &copies.reference, &runs[1]));
+    return run_usual(trial, &copies.reference, &runs[1]);
 }
 
 static void try_ways(const struct kernel_sink *sink, struct idle_case *c, const char *keys,

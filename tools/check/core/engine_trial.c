@@ -179,11 +179,8 @@ static enum trial_result write_keys(struct run *run, const struct problem_copy *
         return TRIAL_PASSED; /* there is nothing to compare apart */
     }
     run->flags = ATTN_RUN_NO_ATTEND;
-    attn_status status = run_eager(run, &error);
+    TRIAL_CALL(run->trial, "a run that only writes", run_eager(run, &error), &error);
     run->flags = ATTN_RUN_NO_WRITE;
-    if (status != ATTN_OK) {
-        return trial_call_failed(run->trial, "a run that only writes", status, &error);
-    }
     return verify_written_keys(run->trial, reference, run->step.copy);
 }
 
@@ -208,37 +205,21 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
     struct check_engine *engine = run->engine;
     const struct problem_copy *copy = run->step.copy;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    attn_status status = engine_bind(engine, engine->core, copy, &error);
-    if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 0, copy, graph, &error);
-    }
+    TRIAL_CALL(run->trial, "bind", engine_bind(engine, engine->core, copy, &error), &error);
+    attn_status status = engine_add_plan(engine, 0, copy, graph, &error);
     if (graph && status == ATTN_ERROR_UNSUPPORTED) { /* its level is never */
-        graph = false;
         way = ENGINE_PLAIN;
         status = engine_add_plan(engine, 0, copy, false, &error);
     }
-    if (status == ATTN_OK) {
-        status = engine_add_plan(engine, 1, copy, false, &error);
-    }
-    if (status != ATTN_OK) {
-        return trial_call_failed(run->trial, "bind", status, &error);
-    }
-    enum trial_result result = write_keys(run, reference);
-    if (result != TRIAL_PASSED) {
-        return result;
-    }
-    status = run_way(run, way_of_layer(engine, run->step.copy->problem, way), &error);
-    if (status != ATTN_OK) {
-        return trial_call_failed(run->trial, "step", status, &error);
-    }
-    result = verify_step(run->trial, reference, run->step.copy);
-    if (result == TRIAL_PASSED && !engine_guards_whole(engine)) {
-        result = trial_say(run->trial, TRIAL_FAILED, "the workspace was written past its size");
-    }
-    if (result == TRIAL_PASSED && way != ENGINE_THREADS) {
-        result = count_step(run);
-    }
-    return result;
+    TRIAL_CALL(run->trial, "bind", status, &error);
+    TRIAL_CALL(run->trial, "bind", engine_add_plan(engine, 1, copy, false, &error), &error);
+    TRIAL_TRY(write_keys(run, reference));
+    TRIAL_CALL(run->trial, "step",
+               run_way(run, way_of_layer(engine, run->step.copy->problem, way), &error), &error);
+    TRIAL_TRY(verify_step(run->trial, reference, run->step.copy));
+    TRIAL_FAIL_IF(run->trial, !engine_guards_whole(engine),
+                  "the workspace was written past its size");
+    return way != ENGINE_THREADS ? count_step(run) : TRIAL_PASSED;
 }
 
 enum trial_result engine_trial(struct trial *trial, struct core *core,

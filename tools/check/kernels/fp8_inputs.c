@@ -63,9 +63,8 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
     };
     OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed);
-    enum trial_result result = kernel_test_run(&test, call_attend, v);
-    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
-                                  : result;
+    TRIAL_TRY(kernel_test_run(&test, call_attend, v));
+    return kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype));
 }
 
 void fp8_inputs_cases(const struct kernel_sink *sink)

@@ -60,17 +60,16 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
     TRIAL_CALL(trial, "reference write_kv", fill_caches(trial, copies, &error), &error);
     OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL);
-    enum trial_result result = kernel_test_run(&test, call_gather, copies);
-    return result == TRIAL_PASSED ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(dtype))
-                                  : result;
+    TRIAL_TRY(kernel_test_run(&test, call_gather, copies));
+    return kernel_test_compare(&test, OUT, NULL, bound_of_dtype(dtype));
 }
 
 static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct gather_variant *v = variant;
     OWNED(problem_copies_finish) struct problem_copies copies;
-    enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
-    return result == TRIAL_PASSED ? gather(trial, &copies) : result;
+    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
+    return gather(trial, &copies);
 }
 
 void gather_cases(const struct kernel_sink *sink)

@@ -313,15 +313,10 @@ static enum trial_result verify_ring(struct kernel_test *test, const struct gdn_
                                                  inputs, inputs,   1, &left};
                 const struct compared floats = {"gates of the ring", ATTN_DTYPE_F32, 1, num_gates,
                                                 num_gates,           num_gates,      1, &left};
-                enum trial_result result =
-                    compare_rows(test->trial, &numbers, expected + row, found + row, bound_of(c));
-                result = result == TRIAL_PASSED
-                             ? compare_rows(test->trial, &floats, expected + gates, found + gates,
-                                            bound_of_dtype(ATTN_DTYPE_F32))
-                             : result;
-                if (result != TRIAL_PASSED) {
-                    return result;
-                }
+                TRIAL_TRY(
+                    compare_rows(test->trial, &numbers, expected + row, found + row, bound_of(c)));
+                TRIAL_TRY(compare_rows(test->trial, &floats, expected + gates, found + gates,
+                                       bound_of_dtype(ATTN_DTYPE_F32)));
                 memcpy(kept + row, found + row, (size_t)inputs * e);
                 memcpy(kept + gates, found + gates, num_gates * sizeof(float));
             }
@@ -346,16 +341,16 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
     enum trial_result result = trial_supports(trial, trial->tested, &s.layer, s.attend.phase)
                                    ? kernel_test_run(&test, call_gdn, &c)
                                    : TRIAL_SKIPPED;
-    result = c.v.state_dtype != ATTN_DTYPE_F32 ? result : trial_of_layer(trial, &s.layer, result);
-    result = result == TRIAL_PASSED ? verify_out(&test, &c) : result;
-    result = result == TRIAL_PASSED ? verify_states(&test, &c) : result;
-    result = result == TRIAL_PASSED ? verify_windows(&test, &c) : result;
-    if (result == TRIAL_PASSED && c.v.invariant > 0) {
-        result =
-            kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS);
+    TRIAL_TRY(c.v.state_dtype != ATTN_DTYPE_F32 ? result : trial_of_layer(trial, &s.layer, result));
+    TRIAL_TRY(verify_out(&test, &c));
+    TRIAL_TRY(verify_states(&test, &c));
+    TRIAL_TRY(verify_windows(&test, &c));
+    if (c.v.invariant > 0) {
+        TRIAL_TRY(
+            kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS));
     }
     /* after the parts, whose memory begins as the image that this changes */
-    return result == TRIAL_PASSED ? verify_ring(&test, &c) : result;
+    return verify_ring(&test, &c);
 }
 
 static enum trial_result limits_missing(struct trial *trial, const void *variant, uint64_t seed)

@@ -295,24 +295,19 @@ static enum trial_result verify_index(struct kernel_test *test, const struct ind
 {
     const struct latent_batch *b = &c->batch;
     const int32_t d = c->v->form->head_size;
-    uint8_t *own = calloc((size_t)b->num_rows, 1);
+    OWNED(memory_end) uint8_t *own = calloc((size_t)b->num_rows, 1);
+    OWNED(memory_end)
     double *keys = malloc((size_t)(b->longest * (d + 1) + c->v->form->heads * d) * sizeof *keys);
+    TRIAL_FAIL_IF(test->trial, keys == NULL || own == NULL, "no memory for the case");
     double *scores = keys + b->longest * d, *q = scores + b->longest;
-    enum trial_result result = TRIAL_PASSED;
-    if (keys == NULL || own == NULL) {
-        result = trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
-    }
-    for (int32_t r = 0; r < REQS && result == TRIAL_PASSED; r++) {
-        result = verify_rows(test, c, r, keys);
-        for (int32_t t = b->starts[r]; t < b->starts[r + 1] && result == TRIAL_PASSED; t++) {
+    for (int32_t r = 0; r < REQS; r++) {
+        TRIAL_TRY(verify_rows(test, c, r, keys));
+        for (int32_t t = b->starts[r]; t < b->starts[r + 1]; t++) {
             own[t] = 1;
-            result = verify_query(test, c, r, t, keys, q, scores);
+            TRIAL_TRY(verify_query(test, c, r, t, keys, q, scores));
         }
     }
-    result = result == TRIAL_PASSED ? kernel_test_other_rows(test, LATENT_OUT, own) : result;
-    free(own);
-    free(keys);
-    return result;
+    return kernel_test_other_rows(test, LATENT_OUT, own);
 }
 
 static void describe_operands(struct index_case *c, struct operand *o)
@@ -355,17 +350,17 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
     (void)layer_of(v, &c.desc);
     c.room = layer_list_room(&c.desc);
     describe_operands(&c, operands);
-    c.keys = calloc((size_t)(REQS * c.batch.longest * v->form->head_size), sizeof *c.keys);
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed) && c.keys != NULL) {
-        fill(&c, &test, &seed);
-        call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
-        bind_step(&step, &c, &call);
-        result = latent_run(&c.batch, &test, &call, &step.step, call_index, &c);
-    }
-    result = result == TRIAL_PASSED ? verify_index(&test, &c) : result;
-    free(c.keys);
-    return result;
+    OWNED(memory_end)
+    double *keys = calloc((size_t)(REQS * c.batch.longest * v->form->head_size), sizeof *keys);
+    c.keys = keys;
+    TRIAL_FAIL_IF(trial,
+                  !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed) || keys == NULL,
+                  "no memory for the case");
+    fill(&c, &test, &seed);
+    call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
+    bind_step(&step, &c, &call);
+    TRIAL_TRY(latent_run(&c.batch, &test, &call, &step.step, call_index, &c));
+    return verify_index(&test, &c);
 }
 
 static bool takes(const struct attn_indexer_caps *caps, const struct form *f)

@@ -114,8 +114,8 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
         plant_empty(&test, v, &seed);
     }
     test.optional = fp8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
-    enum trial_result result = kernel_test_run(&test, call_merge, v);
-    return result == TRIAL_PASSED ? verify_merge(&test, v) : result;
+    TRIAL_TRY(kernel_test_run(&test, call_merge, v));
+    return verify_merge(&test, v);
 }
 
 void merge_cases(const struct kernel_sink *sink)

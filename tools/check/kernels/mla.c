@@ -336,18 +336,16 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     latent_init(&c.batch);
     c.shape = lists_shape(&trial->tested->caps, &c.v->lists, c.v->n.heads, 1);
     describe_operands(&c, operands);
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed)) {
-        fill(&c, &test, &seed);
-        call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
-        bind_step(&step, &c, &call);
-        result = latent_run(&c.batch, &test, &call, &step.step, call_mla, &c);
-    }
-    result = result == TRIAL_PASSED ? verify_mla(&test, &c) : result;
-    if (result == TRIAL_PASSED && c.v->invariant > 0) {
-        result = kernel_test_parts(&test, call_mla, &c, c.v->invariant >= 2 ? 2 * REQS : REQS);
-    }
-    return result;
+    TRIAL_FAIL_IF(trial, !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed),
+                  "no memory for the case");
+    fill(&c, &test, &seed);
+    call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
+    bind_step(&step, &c, &call);
+    TRIAL_TRY(latent_run(&c.batch, &test, &call, &step.step, call_mla, &c));
+    TRIAL_TRY(verify_mla(&test, &c));
+    return c.v->invariant > 0
+               ? kernel_test_parts(&test, call_mla, &c, c.v->invariant >= 2 ? 2 * REQS : REQS)
+               : TRIAL_PASSED;
 }
 
 static int32_t at_most(int32_t value, int32_t most)

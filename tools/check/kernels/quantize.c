@@ -126,12 +126,11 @@ static enum trial_result run_quantize(struct trial *trial, const void *variant, 
         double size = ldexp(1, i / 64 % 17 - 8) * (i / 64 % 23 != 7);
         number_store(test_input(&test, X), i, v->dtype, size * random_normal(&seed));
     }
-    enum trial_result result = kernel_test_run(&test, call_quantize, v);
-    result = result == TRIAL_PASSED ? verify_quantize(&test, v) : result;
-    if (result == TRIAL_PASSED && trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT) {
-        result = kernel_test_parts(&test, call_quantize, v, PARTS);
-    }
-    return result;
+    TRIAL_TRY(kernel_test_run(&test, call_quantize, v));
+    TRIAL_TRY(verify_quantize(&test, v));
+    return trial->tested->caps.features & ATTN_FEATURE_BATCH_INVARIANT
+               ? kernel_test_parts(&test, call_quantize, v, PARTS)
+               : TRIAL_PASSED;
 }
 
 struct amax_variant {

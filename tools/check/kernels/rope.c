@@ -173,17 +173,16 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
     if (kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL)) {
         fill_tables(&test, &seed);
     }
-    enum trial_result result = kernel_test_run(&test, call_rope, &c);
-    return result == TRIAL_PASSED ? verify_rope(trial, p, &copies->reference, &copies->tested)
-                                  : result;
+    TRIAL_TRY(kernel_test_run(&test, call_rope, &c));
+    return verify_rope(trial, p, &copies->reference, &copies->tested);
 }
 
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct rope_variant *v = variant;
     OWNED(problem_copies_finish) struct problem_copies copies;
-    enum trial_result result = problem_copies_init(&copies, trial, v->space, &v->attend_case, seed);
-    return result == TRIAL_PASSED ? rope(trial, &copies, v, seed) : result;
+    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
+    return rope(trial, &copies, v, seed);
 }
 
 void rope_cases(const struct kernel_sink *sink)
