@@ -80,15 +80,14 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
                               int32_t end)
 {
     struct run_group *group = &engine->groups[g];
-    struct batch *batch = calloc(1, sizeof *batch);
+    OWNED(memory_end) struct batch *batch = calloc(1, sizeof *batch);
     struct state_batch states;
     struct attn_batch view;
-    attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);
-    if (batch == NULL || status != ATTN_OK) {
-        free(batch);
-        return status != ATTN_OK
-                   ? status
-                   : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    if (batch == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    }
+    if (!group->recurrent) {
+        TRY(blocks_reserve(engine, group, r, end));
     }
     batch->num_reqs = 1;
     batch->query_start_loc[1] = end - first;
@@ -105,18 +104,17 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
         slots_of(group, r, first, end, batch->slots);
     }
     memory_finish(&engine->batches);
-    status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+    TRY(plan_batch(engine, group, &view, group->recurrent ? &states : NULL));
+    for (int32_t i = 0; i < engine->num_layers; i++) {
         if (engine->layers[i].group == g) {
-            status = engine->layers[i].kind->is_run
-                         ? layer_run(engine, &engine->layers[i], batch)
-                         : layer_write(engine, &engine->layers[i], r, first, end);
-            status = status ? status : engine_wait(engine);
+            TRY(engine->layers[i].kind->is_run
+                    ? layer_run(engine, &engine->layers[i], batch)
+                    : layer_write(engine, &engine->layers[i], r, first, end));
+            TRY(engine_wait(engine));
             memory_finish(&engine->rows);
         }
     }
-    free(batch);
-    return status;
+    return ATTN_OK;
 }
 
 /* The common beginning with another request that is here with it, in whole blocks: its keys are not
@@ -149,14 +147,14 @@ static attn_status fill_history(struct run_engine *engine, struct run_layer *lay
     if (layer->source->desc.causal != ATTN_CAUSAL_YES) {
         return ATTN_OK; /* encoders get theirs with their step */
     }
-    attn_status status = add_keys(engine, layer, r, 0, 0, request->prompt + request->output);
-    if (status == ATTN_OK && shared > 0) {
+    TRY(add_keys(engine, layer, r, 0, 0, request->prompt + request->output));
+    if (shared > 0) {
         size_t row = (size_t)shared * (size_t)t->num_kv_heads * element_bytes(layer);
         memcpy(layer->k_history[r], layer->k_history[request->shares], row * (size_t)t->head_size);
         memcpy(layer->v_history[r], layer->v_history[request->shares],
                row * (size_t)t->head_size_v);
     }
-    return status ? status : add_keys(engine, layer, r, shared, written, 0);
+    return add_keys(engine, layer, r, shared, written, 0);
 }
 
 /* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */
@@ -164,21 +162,20 @@ attn_status admit(struct run_engine *engine, int32_t r)
 {
     struct request *request = &engine->requests[r];
     int32_t shared = share(engine, r), written = shared;
-    attn_status status = ATTN_OK;
     written = request->prompt - 2 * CHUNK > written ? request->prompt - 2 * CHUNK : written;
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        status = fill_history(engine, &engine->layers[i], r, shared, written);
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        TRY(fill_history(engine, &engine->layers[i], r, shared, written));
     }
     request->drawn = written;
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+    for (int32_t g = 0; g < engine->num_groups; g++) {
         const struct run_group *group = &engine->groups[g];
         int32_t first = group->cross || group->recurrent ? 0 : shared;
         int32_t end = !group->has_cache ? 0 : group->cross ? request->encoder : written;
-        for (int32_t at = first; at < end && status == ATTN_OK; at += WRITE_CHUNK) {
-            status = write_only(engine, g, r, at, at + WRITE_CHUNK < end ? at + WRITE_CHUNK : end);
+        for (int32_t at = first; at < end; at += WRITE_CHUNK) {
+            TRY(write_only(engine, g, r, at, at + WRITE_CHUNK < end ? at + WRITE_CHUNK : end));
         }
     }
     request->length = written;
-    request->arrived = request->running = status == ATTN_OK;
-    return status;
+    request->arrived = request->running = true;
+    return ATTN_OK;
 }

@@ -48,17 +48,15 @@ void blocks_free(struct run_group *group, int32_t r)
 static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, bool out)
 {
     struct run_group *group = &engine->groups[g];
+    OWNED(memory_end)
     struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
-    int64_t *pairs = calloc(2 * (size_t)group->stride, sizeof *pairs);
+    OWNED(memory_end) int64_t *pairs = calloc(2 * (size_t)group->stride, sizeof *pairs);
     int32_t count = group->held[r], members = 0;
     if (others == NULL || pairs == NULL) {
-        free(others);
-        free(pairs);
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap",
                            "no memory for the swap space");
     }
-    attn_status status = ATTN_OK;
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
         if (layer->group != g) {
             continue;
@@ -66,7 +64,7 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
         if (layer->swap == NULL) { /* room for any one request */
             size_t bytes =
                 (size_t)group->stride * (size_t)(layer->spec.padded_page_bytes + layer->row_page);
-            status = engine_take(engine, true, bytes, "swap space", &layer->swap);
+            TRY(engine_take(engine, true, bytes, "swap space", &layer->swap));
         }
         others[members++].base = layer->swap;
     }
@@ -76,13 +74,13 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
         pairs[2 * b] = out ? block : b;
         pairs[2 * b + 1] = out ? b : block;
     }
-    for (int32_t table = 0; table < 1 + (group->tokens_per_row > 0) && status == ATTN_OK; table++) {
+    for (int32_t table = 0; table < 1 + (group->tokens_per_row > 0); table++) {
         const struct attn_block_transfer move =
             SIZED(attn_block_transfer, .group = g, .table = table,
                   .kind = out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE,
                   .other = others, .other_stride = sizeof *others, .pairs = pairs,
                   .num_pairs = count, .stream = engine->stream);
-        status = engine->api->copy_blocks(engine->model, &move, &engine->error);
+        TRY(engine->api->copy_blocks(engine->model, &move, &engine->error));
         for (int32_t i = 0, m = 0; i < engine->num_layers; i++) { /* those of the other table */
             const struct run_layer *layer = &engine->layers[i];
             if (layer->group == g) {
@@ -91,34 +89,30 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
             }
         }
     }
-    status = status ? status : engine_wait(engine);
-    free(others);
-    free(pairs);
-    return status;
+    return engine_wait(engine);
 }
 
 /* One request is out at a time, so each group's swap space holds it from its beginning. */
 attn_status blocks_swap(struct run_engine *engine, int32_t r, bool out)
 {
-    attn_status status = ATTN_OK;
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+    for (int32_t g = 0; g < engine->num_groups; g++) {
         struct run_group *group = &engine->groups[g];
         const struct request *request = &engine->requests[r];
         if (!group->has_cache) {
             continue;
         }
         if (group->recurrent) {
-            status = gdn_swap(engine, g, r, out);
+            TRY(gdn_swap(engine, g, r, out));
             continue;
         }
         if (!out) {
-            status =
-                blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
+            TRY(blocks_reserve(engine, group, r,
+                               group->cross ? request->encoder : request->length));
         }
-        status = status ? status : swap_group(engine, g, r, out);
-        if (out && status == ATTN_OK) {
+        TRY(swap_group(engine, g, r, out));
+        if (out) {
             blocks_free(group, r);
         }
     }
-    return status;
+    return ATTN_OK;
 }

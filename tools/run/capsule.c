@@ -239,9 +239,9 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
         *num_blocks += blocks_of(c, i, spec.block_size);
     }
     const int64_t bytes = *num_blocks * spec.padded_page_bytes;
-    uint8_t *memory = send(r, NULL, bytes), *host = calloc(1, (size_t)bytes);
+    OWNED(memory_end) uint8_t *host = calloc(1, (size_t)bytes);
+    uint8_t *memory = send(r, NULL, bytes);
     if (memory == NULL || host == NULL) {
-        free(host);
         return memory == NULL ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
     }
     const struct attn_kv_view *given[] = {&views[0], &views[1]};
@@ -250,24 +250,20 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
         status = r->api->layer_bind_caches(r->layer, given, num_caches(c), &r->error);
     }
     if (status != ATTN_OK) {
-        status = client_views(r->api, r->layer, memory, *num_blocks, &views[0],
-                              num_caches(c) > 1 ? &views[1] : NULL, &r->error);
+        TRY(client_views(r->api, r->layer, memory, *num_blocks, &views[0],
+                         num_caches(c) > 1 ? &views[1] : NULL, &r->error));
     }
-    const int32_t parts = spec.block_size / spec.kernel_block_size;
-    for (int32_t i = 0; i < num_caches(c) && status == ATTN_OK; i++) {
-        status = r->api->layer_cache_view(r->layer, i, &views[i], &r->error);
-        if (status == ATTN_OK && parts > 1) { /* rows of the engine's block go on in the next one */
-            status = ATTN_ERROR_UNSUPPORTED;
-            snprintf(r->error.message, sizeof r->error.message,
-                     "%s has blocks of %d; a capsule is run in blocks of its kernels", r->backends,
-                     spec.kernel_block_size);
-        } else if (status == ATTN_OK) {
-            fill_plane(c, 1 + i, &views[i], r->from->tensors[1 + i], host, memory);
-        }
+    if (spec.block_size > spec.kernel_block_size) { /* rows of a block go on in the next one */
+        snprintf(r->error.message, sizeof r->error.message,
+                 "%s has blocks of %d; a capsule is run in blocks of its kernels", r->backends,
+                 spec.kernel_block_size);
+        return ATTN_ERROR_UNSUPPORTED;
     }
-    status = status ? status : device_copy_in(&r->device, memory, host, (size_t)bytes, &r->error);
-    free(host);
-    return status;
+    for (int32_t i = 0; i < num_caches(c); i++) {
+        TRY(r->api->layer_cache_view(r->layer, i, &views[i], &r->error));
+        fill_plane(c, 1 + i, &views[i], r->from->tensors[1 + i], host, memory);
+    }
+    return device_copy_in(&r->device, memory, host, (size_t)bytes, &r->error);
 }
 
 /* The batch's arrays, one after the other in `ints`: R + 1 starts, R lengths, R rows of table. */
@@ -282,7 +278,8 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
     const int64_t stride = ((int64_t)longest + block_size - 1) / block_size;
     const int64_t table_at = 2 * (int64_t)c->num_reqs + 1;
     const int64_t count = table_at + c->num_reqs * stride;
-    int32_t *ints = calloc((size_t)count, sizeof *ints), first = 0;
+    OWNED(memory_end) int32_t *ints = calloc((size_t)count, sizeof *ints);
+    int32_t first = 0;
     if (ints == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
@@ -295,22 +292,20 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
         }
         first += blocks;
     }
-    attn_status status =
-        memory_plan(&r->memory, r->api, r->model, 0,
-                    CLIENT_LIMITS(c->num_reqs, ints[c->num_reqs], longest), &r->plan, &r->error);
-    const int32_t *sent = status == ATTN_OK ? send(r, ints, 4 * count) : NULL;
-    if (sent != NULL) {
-        struct attn_batch batch = client_batch(c->num_reqs, ints, ints + c->num_reqs + 1);
-        batch.max_query_len = most_queries;
-        batch.max_seq_len = longest;
-        batch.query_start_loc = sent;
-        batch.seq_lens = sent + c->num_reqs + 1;
-        batch.block_table = sent + table_at;
-        batch.block_table_stride = stride;
-        status = r->api->plan_batch(r->plan, &batch, NULL, &r->error);
+    TRY(memory_plan(&r->memory, r->api, r->model, 0,
+                    CLIENT_LIMITS(c->num_reqs, ints[c->num_reqs], longest), &r->plan, &r->error));
+    const int32_t *sent = send(r, ints, 4 * count);
+    if (sent == NULL) {
+        return r->error.status;
     }
-    free(ints);
-    return sent != NULL || status != ATTN_OK ? status : r->error.status;
+    struct attn_batch batch = client_batch(c->num_reqs, ints, ints + c->num_reqs + 1);
+    batch.max_query_len = most_queries;
+    batch.max_seq_len = longest;
+    batch.query_start_loc = sent;
+    batch.seq_lens = sent + c->num_reqs + 1;
+    batch.block_table = sent + table_at;
+    batch.block_table_stride = stride;
+    return r->api->plan_batch(r->plan, &batch, NULL, &r->error);
 }
 
 /* The latent rows of the step's own tokens, which prefill attends to as they come. */
@@ -319,15 +314,14 @@ static void *send_new_rows(struct replay *r)
     const struct capsule *c = &r->from->capsule;
     const int64_t row = c->head_size * (int64_t)number_bytes(c->dtype);
     const uint8_t *from = r->from->tensors[1];
-    uint8_t *rows = malloc((size_t)(capsule_rows(c, 0) * row)), *to = rows;
+    OWNED(memory_end) uint8_t *rows = malloc((size_t)(capsule_rows(c, 0) * row));
+    uint8_t *to = rows;
     for (int32_t i = 0; rows != NULL && i < c->num_reqs; i++) {
         from += c->seq_lens[i] * row;
         memcpy(to, from - c->query_lens[i] * row, (size_t)(c->query_lens[i] * row));
         to += c->query_lens[i] * row;
     }
-    void *sent = rows != NULL ? send(r, rows, to - rows) : NULL;
-    free(rows);
-    return sent;
+    return rows != NULL ? send(r, rows, to - rows) : NULL;
 }
 
 static attn_status run_layer(struct replay *r)
@@ -361,13 +355,11 @@ static attn_status run_layer(struct replay *r)
                          tensors[i].stride);
         }
     }
-    attn_status status = device_set(&r->device, out, 0xff, (size_t)bytes, &r->error);
-    status = status ? status : r->api->run(r->plan, r->layer, &io.io, &r->error);
+    TRY(device_set(&r->device, out, 0xff, (size_t)bytes, &r->error));
+    TRY(r->api->run(r->plan, r->layer, &io.io, &r->error));
     r->out = malloc((size_t)bytes);
-    if (r->out == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    return status ? status : device_copy_out(&r->device, r->out, out, (size_t)bytes, &r->error);
+    return r->out != NULL ? device_copy_out(&r->device, r->out, out, (size_t)bytes, &r->error)
+                          : ATTN_ERROR_OUT_OF_MEMORY;
 }
 
 static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct attn_device device,

@@ -11,6 +11,7 @@
 #include "common/memory.h"
 #include "common/model_config.h"
 #include "support/layer_io.h"
+#include "support/owned.h"
 #include "support/random.h"
 #include "support/tensor.h"
 

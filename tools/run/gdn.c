@@ -93,17 +93,14 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
     } parts[] = {{&layer->cache, NUM_STATE_SLOTS * states},
                  {&layer->windows, NUM_STATE_SLOTS * windows},
                  {&layer->ring, NUM_STATE_SLOTS * rings}};
-    attn_status status =
-        engine_take(engine, true, states + windows + rings, "swap space", &layer->swap);
-    for (int32_t i = 0; i < 2 + (rings > 0) && status == ATTN_OK; i++) {
-        status = engine_take_unwritten(engine, parts[i].bytes, "states", parts[i].memory);
+    TRY(engine_take(engine, true, states + windows + rings, "swap space", &layer->swap));
+    for (int32_t i = 0; i < 2 + (rings > 0); i++) {
+        TRY(engine_take_unwritten(engine, parts[i].bytes, "states", parts[i].memory));
     }
     void *const memory[] = {layer->cache, layer->windows, layer->ring};
-    status =
-        status ? status
-               : layer_bind_states(engine->api, layer->handle, g, layer->terms.dtype,
-                                   &layer->source->cache, NUM_STATE_SLOTS, memory, &engine->error);
-    return status ? status : bind_weights(engine, layer);
+    TRY(layer_bind_states(engine->api, layer->handle, g, layer->terms.dtype, &layer->source->cache,
+                          NUM_STATE_SLOTS, memory, &engine->error));
+    return bind_weights(engine, layer);
 }
 
 void gdn_states(struct run_group *group, const struct batch *batch, struct state_batch *states)
@@ -186,7 +183,6 @@ attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out)
 {
     const struct device *device = &engine->device;
     struct run_group *group = &engine->groups[g];
-    attn_status status = ATTN_OK;
     group->slot[r] = out ? group->slot[r] : NUM_STATE_SLOTS - 1 - group->slot[r];
     for (int32_t other = 0; other < engine->num_requests && !out; other++) {
         if (other != r && group->slot[other] == group->slot[r]) { /* taken: back to where it was */
@@ -208,13 +204,13 @@ attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out)
         uint8_t *saved[] = {layer->swap, (uint8_t *)layer->swap + state,
                             (uint8_t *)layer->swap + state + window};
         size_t sizes[] = {state, window, ring_bytes(layer)};
-        for (int32_t p = 0; p < 2 + (sizes[2] > 0) && status == ATTN_OK; p++) {
-            status = out ? device_copy_out(device, saved[p], parts[p], sizes[p], &engine->error)
-                         : device_copy_in(device, parts[p], saved[p], sizes[p], &engine->error);
-            if (out && status == ATTN_OK) {
-                status = device_set(device, parts[p], 0xff, sizes[p], &engine->error);
+        for (int32_t p = 0; p < 2 + (sizes[2] > 0); p++) {
+            TRY(out ? device_copy_out(device, saved[p], parts[p], sizes[p], &engine->error)
+                    : device_copy_in(device, parts[p], saved[p], sizes[p], &engine->error));
+            if (out) {
+                TRY(device_set(device, parts[p], 0xff, sizes[p], &engine->error));
             }
         }
     }
-    return status;
+    return ATTN_OK;
 }

@@ -62,19 +62,15 @@ static int32_t common_prefix(const struct run_group *group, const struct batch *
 static attn_status plan_group(struct run_engine *engine, struct run_group *group,
                               struct batch *batch)
 {
-    attn_status status = ATTN_OK;
     struct state_batch states;
     struct attn_batch view;
     int64_t *slots = batch->slots;
     bool blocks = !group->cross && !group->recurrent;
-    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && blocks; i++) {
+    for (int32_t i = 0; i < batch->num_reqs && blocks; i++) {
         int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
-        status = blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]);
-        if (status == ATTN_OK) {
-            slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i],
-                     slots);
-            slots += count;
-        }
+        TRY(blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]));
+        slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i], slots);
+        slots += count;
     }
     fill_batch(group, batch, &view);
     view.num_slots = blocks ? view.num_slots : 0;
@@ -83,30 +79,29 @@ static attn_status plan_group(struct run_engine *engine, struct run_group *group
         view.next = &states.ext.ext;
     }
     view.common_prefix_len = common_prefix(group, batch);
-    return status ? status : plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
+    return plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
 }
 
 /* Plans every group with a cache, then runs their layers in the model's order: an indexer comes
  * before the layers that attend by its lists. */
 static attn_status run_groups(struct run_engine *engine, struct batch *batch)
 {
-    attn_status status = ATTN_OK;
     memory_finish(&engine->batches);
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+    for (int32_t g = 0; g < engine->num_groups; g++) {
         if (engine->groups[g].has_cache) {
-            status = plan_group(engine, &engine->groups[g], batch);
+            TRY(plan_group(engine, &engine->groups[g], batch));
         }
     }
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < engine->num_layers; i++) {
         if (engine->groups[engine->layers[i].group].has_cache) {
-            status = layer_run(engine, &engine->layers[i], batch);
+            TRY(layer_run(engine, &engine->layers[i], batch));
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 /* Towers without a cache see whole sequences, once: a recording's, or some. */
-static attn_status run_encoders(struct run_engine *engine)
+static attn_status run_encoders(struct run_engine *engine, struct batch *batch)
 {
     static const int32_t some[] = {37, 8, 1, 64};
     int32_t lengths[MAX_REQUESTS], count = sizeof some / sizeof *some;
@@ -115,11 +110,7 @@ static attn_status run_encoders(struct run_engine *engine)
     for (int32_t i = 0; i < count; i++) {
         lengths[i] = recorded ? engine->requests[i].prompt : some[i];
     }
-    struct batch *batch = calloc(1, sizeof *batch);
-    attn_status status = batch != NULL
-                             ? ATTN_OK
-                             : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+    for (int32_t g = 0; g < engine->num_groups; g++) {
         struct run_group *group = &engine->groups[g];
         struct attn_batch view;
         if (group->has_cache) {
@@ -136,26 +127,23 @@ static attn_status run_encoders(struct run_engine *engine)
         view.num_slots = 0;
         view.encoder_seq_lens = NULL;
         memory_finish(&engine->batches);
-        status = plan_batch(engine, group, &view, NULL);
-        for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        TRY(plan_batch(engine, group, &view, NULL));
+        for (int32_t i = 0; i < engine->num_layers; i++) {
             struct run_layer *layer = &engine->layers[i];
-            for (int32_t r = 0; layer->group == g && r < batch->num_reqs && status == ATTN_OK;
-                 r++) {
-                status = add_keys(engine, layer, r, 0, 0, lengths[r]);
+            for (int32_t r = 0; layer->group == g && r < batch->num_reqs; r++) {
+                TRY(add_keys(engine, layer, r, 0, 0, lengths[r]));
             }
-            if (layer->group == g && status == ATTN_OK) {
-                status = layer_run(engine, layer, batch);
+            if (layer->group == g) {
+                TRY(layer_run(engine, layer, batch));
             }
         }
-        engine->tokens += status == ATTN_OK ? batch->query_start_loc[batch->num_reqs] : 0;
+        engine->tokens += batch->query_start_loc[batch->num_reqs];
     }
-    free(batch);
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status advance(struct run_engine *engine, const struct batch *batch, int32_t step)
 {
-    attn_status status = ATTN_OK;
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         struct request *request = &engine->requests[batch->request[i]];
         request->length = batch->seq_lens[i];
@@ -169,40 +157,40 @@ static attn_status advance(struct run_engine *engine, const struct batch *batch,
             }
         }
     }
-    for (int32_t r = 0; r < engine->num_requests && status == ATTN_OK; r++) {
+    for (int32_t r = 0; r < engine->num_requests; r++) {
         struct request *request = &engine->requests[r];
         if (request->swapped) {
-            status = blocks_swap(engine, r, false);
+            TRY(blocks_swap(engine, r, false));
             request->swapped = false;
             request->running = true;
         } else if (request->running && request->preempt_at == step) {
-            status = blocks_swap(engine, r, true);
+            TRY(blocks_swap(engine, r, true));
             request->swapped = true;
             request->running = false;
         }
     }
-    return status;
+    return ATTN_OK;
 }
 
 attn_status engine_run(struct run_engine *engine)
 {
-    struct batch *batch = calloc(1, sizeof *batch);
-    attn_status status = batch != NULL
-                             ? run_encoders(engine)
-                             : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
-    for (int32_t step = 0; step < engine->steps && status == ATTN_OK; step++) {
-        for (int32_t r = 0; r < engine->num_requests && status == ATTN_OK; r++) {
+    OWNED(memory_end) struct batch *batch = calloc(1, sizeof *batch);
+    if (batch == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    }
+    TRY(run_encoders(engine, batch));
+    for (int32_t step = 0; step < engine->steps; step++) {
+        for (int32_t r = 0; r < engine->num_requests; r++) {
             if (!engine->requests[r].arrived && engine->requests[r].arrival <= step) {
-                status = admit(engine, r);
+                TRY(admit(engine, r));
             }
         }
         compose(engine, batch);
-        if (status == ATTN_OK && batch->num_reqs > 0) {
-            status = run_groups(engine, batch);
+        if (batch->num_reqs > 0) {
+            TRY(run_groups(engine, batch));
             engine->tokens += batch->query_start_loc[batch->num_reqs];
         }
-        status = status ? status : advance(engine, batch, step);
+        TRY(advance(engine, batch, step));
     }
-    free(batch);
-    return status;
+    return ATTN_OK;
 }
