@@ -226,12 +226,14 @@ static enum trial_result run_apart(struct trial *trial, struct problem_copy *tes
     const struct check_problem *problem = tested->problem;
     const struct attn_batch whole = tested->binding.batch;
     const size_t bytes = problem->image.size;
+    OWNED(memory_end)
     uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
-    uint8_t *alone = malloc(bytes), *rows = wanted_rows(problem);
-    const bool ready = together != NULL && alone != NULL && rows != NULL;
-    enum trial_result result = ready ? TRIAL_PASSED : TRIAL_FAILED;
+    OWNED(memory_end) uint8_t *alone = malloc(bytes), *rows = wanted_rows(problem);
     attn_status status = ATTN_OK;
-    for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED && status == ATTN_OK; r++) {
+    if (together == NULL || alone == NULL || rows == NULL) {
+        return TRIAL_FAILED;
+    }
+    for (int32_t r = 0; r < problem->num_reqs && status == ATTN_OK; r++) {
         const struct request *request = &problem->requests[r];
         tested->binding.batch = batch_of_request(&whole, r);
         status = parts && request->query_len > 0
@@ -240,24 +242,21 @@ static enum trial_result run_apart(struct trial *trial, struct problem_copy *tes
                                    request->seq_len, error);
     }
     tested->binding.batch = whole;
-    if (result == TRIAL_PASSED && status != ATTN_OK) {
-        result = trial_call_failed(trial, "attend of one request", status, error);
-    } else if (result == TRIAL_PASSED && !same_bits(tested, rows, together, alone)) {
-        result = say_other_bits(trial, "a request apart gives other bits than in its batch", tested,
-                                together, alone);
-        status = problem_copy_plan(tested, ATTN_PLAN_EAGER, error);
-        status = status == ATTN_OK ? problem_copy_attend(tested, error) : status;
-        if (status == ATTN_OK && !same_bits(tested, rows, together, alone)) {
-            say_other_bits(trial,
-                           "nondeterministic: the same batch gives other bits when it runs "
-                           "again, and BATCH_INVARIANT is declared",
-                           tested, together, alone);
-        }
+    TRIAL_CALL(trial, "attend of one request", status, error);
+    if (same_bits(tested, rows, together, alone)) {
+        return TRIAL_PASSED;
     }
-    free(rows);
-    free(together);
-    free(alone);
-    return result;
+    say_other_bits(trial, "a request apart gives other bits than in its batch", tested, together,
+                   alone);
+    if (problem_copy_plan(tested, ATTN_PLAN_EAGER, error) == ATTN_OK &&
+        problem_copy_attend(tested, error) == ATTN_OK &&
+        !same_bits(tested, rows, together, alone)) {
+        say_other_bits(trial,
+                       "nondeterministic: the same batch gives other bits when it runs "
+                       "again, and BATCH_INVARIANT is declared",
+                       tested, together, alone);
+    }
+    return TRIAL_FAILED;
 }
 
 /* Each request's keys written again alone: they may not change the cache by a bit. */
@@ -267,10 +266,13 @@ static enum trial_result write_alone(struct trial *trial, struct problem_copy *t
     const struct attn_write_kv_args whole = tested->binding.write;
     struct attn_error error = ATTN_ERROR_INIT;
     const size_t bytes = problem->image.size;
-    uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes), *alone = NULL;
-    enum trial_result result = together != NULL ? TRIAL_PASSED : TRIAL_FAILED;
+    OWNED(memory_end)
+    uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
     int64_t first = problem->first_row;
-    for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED; r++) {
+    if (together == NULL) {
+        return TRIAL_FAILED;
+    }
+    for (int32_t r = 0; r < problem->num_reqs; r++) {
         struct attn_tensor k = *whole.k, v = *whole.v;
         int64_t k_shape[3], v_shape[3];
         struct attn_write_kv_args *one = &tested->binding.write;
@@ -285,24 +287,19 @@ static enum trial_result write_alone(struct trial *trial, struct problem_copy *t
         one->v = &v;
         one->slot_mapping = whole.slot_mapping + first;
         attn_status status = problem_copy_write(tested, &error);
-        result = status == ATTN_OK
-                     ? result
-                     : trial_call_failed(trial, "write_kv of one request", status, &error);
         tested->binding.write = whole;
+        TRIAL_CALL(trial, "write_kv of one request", status, &error);
         first += problem->requests[r].query_len;
     }
-    if (result == TRIAL_PASSED) {
-        alone = trial_read(trial, tested->device, tested->memory, bytes);
-        result = alone != NULL ? TRIAL_PASSED : TRIAL_FAILED;
+    OWNED(memory_end)
+    uint8_t *alone = trial_read(trial, tested->device, tested->memory, bytes);
+    if (alone == NULL) {
+        return TRIAL_FAILED;
     }
-    if (result == TRIAL_PASSED && memcmp(together, alone, problem->image.used) != 0) {
-        result = trial_say(trial, TRIAL_FAILED,
-                           "batch_invariant: keys of a request alone are written with other bits "
-                           "than in their batch");
-    }
-    free(together);
-    free(alone);
-    return result;
+    TRIAL_FAIL_IF(trial, memcmp(together, alone, problem->image.used) != 0,
+                  "batch_invariant: keys of a request alone are written with other bits than in "
+                  "their batch");
+    return TRIAL_PASSED;
 }
 
 /* The step's keys by the backend's own kernel. */
@@ -378,17 +375,12 @@ static enum trial_result run_tested(struct trial *trial, struct problem_copy *re
     bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
     TRIAL_CALL(trial, "prepare or schedule_size",
                problem_copy_prepare(tested, larger ? 2 : 1, &error), &error);
-    enum trial_result result = write_keys(trial, reference, tested);
-    if (result == TRIAL_PASSED) {
-        result = run_step(trial, tested, way);
-    }
-    if (result == TRIAL_PASSED) {
-        result = verify_step(trial, reference, tested);
-    }
-    if (result == TRIAL_PASSED && (way == TRIAL_ALONE || way == TRIAL_PARTS)) {
-        result = run_apart(trial, tested, way == TRIAL_PARTS, &error);
-    }
-    return result;
+    TRIAL_TRY(write_keys(trial, reference, tested));
+    TRIAL_TRY(run_step(trial, tested, way));
+    TRIAL_TRY(verify_step(trial, reference, tested));
+    return way == TRIAL_ALONE || way == TRIAL_PARTS
+               ? run_apart(trial, tested, way == TRIAL_PARTS, &error)
+               : TRIAL_PASSED;
 }
 
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,

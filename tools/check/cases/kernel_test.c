@@ -182,37 +182,33 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct image *image = &test->image;
-    enum trial_result result = TRIAL_PASSED;
+    attn_status status = ATTN_OK;
     char place[BUFFER_TEXT];
     size_t at = 0;
-    uint8_t *found = NULL;
     TRIAL_FAIL_IF(trial, !device_write(trial->device, test->memory, image->bytes, image->size),
                   "no memory for the case");
     void *stream = device_stream_create(trial->device);
-    for (int32_t part = 0; part < num_parts && result == TRIAL_PASSED; part++) {
+    for (int32_t part = 0; part < num_parts && status == ATTN_OK; part++) {
         struct kernel_call call;
         call_bind(&call, test, trial->tested, trial->device, test->memory);
         call.stream = stream;
         call.part = part;
-        attn_status status = run(&call, context, &error);
-        result = status == ATTN_OK ? result
-                                   : trial_call_failed(trial, "a part of the call", status, &error);
+        status = run(&call, context, &error);
     }
-    if (result == TRIAL_PASSED) {
-        found = trial_read(trial, trial->device, test->memory, image->size);
-        result = found != NULL ? TRIAL_PASSED : TRIAL_FAILED;
+    OWNED(memory_end)
+    uint8_t *found = trial_read(trial, trial->device, test->memory, image->size);
+    device_stream_destroy(trial->device, stream);
+    TRIAL_CALL(trial, "a part of the call", status, &error);
+    if (found == NULL) {
+        return TRIAL_FAILED;
     }
-    while (result == TRIAL_PASSED && at < image->used && found[at] == test->found[at]) {
+    while (at < image->used && found[at] == test->found[at]) {
         at++;
     }
-    if (result == TRIAL_PASSED && at < image->used) {
-        result = trial_say(trial, TRIAL_FAILED,
-                           "batch_invariant: in parts it gives other bits than at once, from %s on",
-                           buffer_at_offset(image, (int64_t)at, place));
-    }
-    device_stream_destroy(trial->device, stream);
-    free(found);
-    return result;
+    TRIAL_FAIL_IF(trial, at < image->used,
+                  "batch_invariant: in parts it gives other bits than at once, from %s on",
+                  buffer_at_offset(image, (int64_t)at, place));
+    return TRIAL_PASSED;
 }
 
 enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t operand,

@@ -62,15 +62,13 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
     OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
     OWNED(memory_end) uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
-    enum trial_result result =
-        rows == NULL ? TRIAL_FAILED
-        : problem->output.form == ATTN_OUTPUT_PLAIN
-            ? verify_out(trial, tested, rows, expected, found)
-            : verify_codes(trial, problem, &reference->binding.out, rows, expected, found);
-    result = result == TRIAL_PASSED ? verify_image(trial, &problem->image, found) : result;
-    if (result != TRIAL_PASSED) {
-        return result;
+    if (rows == NULL) {
+        return TRIAL_FAILED;
     }
+    TRIAL_TRY(problem->output.form == ATTN_OUTPUT_PLAIN
+                  ? verify_out(trial, tested, rows, expected, found)
+                  : verify_codes(trial, problem, &reference->binding.out, rows, expected, found));
+    TRIAL_TRY(verify_image(trial, &problem->image, found));
     TRIAL_FAIL_IF(trial, !problem_copy_guards_whole(tested),
                   "the plan's memory was written past its size");
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
@@ -80,9 +78,9 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
                   !other_rows_untouched(problem, problem->at.out, row, found) ||
                       !other_rows_untouched(problem, problem->at.codes, code_row, found),
                   "rows of out next to the batch's were written");
-    result = verify_cache(trial, problem, expected, found);
-    if (result != TRIAL_PASSED || tested->binding.attend.lse == NULL) {
-        return result;
+    TRIAL_TRY(verify_cache(trial, problem, expected, found));
+    if (tested->binding.attend.lse == NULL) {
+        return TRIAL_PASSED;
     }
     const int64_t *strides = tested->binding.lse.strides;
     const struct compared_lse lse = {tested->binding.lse.shape[0], strides[0], strides[1], 0,

@@ -279,11 +279,10 @@ enum trial_result verify_cache(struct trial *trial, const struct check_problem *
     if (!p->paged || memcmp(expected + first, found + first, bytes) == 0) {
         return TRIAL_PASSED;
     }
-    uint8_t *patched = malloc(p->image.size);
+    OWNED(memory_end) uint8_t *patched = malloc(p->image.size);
     TRIAL_FAIL_IF(trial, patched == NULL, "no memory for the case");
     memcpy(patched, found, p->image.size);
-    enum trial_result result = TRIAL_PASSED;
-    for (int32_t i = 0; i < 2 && result == TRIAL_PASSED; i++) {
+    for (int32_t i = 0; i < 2; i++) {
         struct rows rows = {.kv_dtype = case_kv(p->v, i == 1), .value = i == 1};
         uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
         struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
@@ -296,27 +295,20 @@ enum trial_result verify_cache(struct trial *trial, const struct check_problem *
         }
         bool held = verify_rows(&rows);
         int64_t most = 2 + rows.num_codes / (kv_is_fp8(rows.kv_dtype) ? 5000 : 200);
-        if (!held || rows.num_off > most) {
-            result = trial_say(trial, TRIAL_FAILED,
-                               "the cache's %s differ from the reference's (%lld of %lld codes)",
-                               i ? "values" : "keys", (long long)rows.num_off,
-                               (long long)rows.num_codes);
-        }
+        TRIAL_FAIL_IF(trial, !held || rows.num_off > most,
+                      "the cache's %s differ from the reference's (%lld of %lld codes)",
+                      i ? "values" : "keys", (long long)rows.num_off, (long long)rows.num_codes);
     }
     size_t i = 0;
     while (i < bytes && expected[first + i] == patched[first + i]) {
         i++;
     }
-    if (result == TRIAL_PASSED && i < bytes) {
-        char place[BUFFER_TEXT];
-        result = trial_say(trial, TRIAL_FAILED,
-                           "the cache's bytes differ from the reference's, from %s on: 0x%02x, not "
-                           "0x%02x",
-                           buffer_at_offset(&p->image, (int64_t)(first + i), place),
-                           patched[first + i], expected[first + i]);
-    }
-    free(patched);
-    return result;
+    char place[BUFFER_TEXT];
+    TRIAL_FAIL_IF(trial, i < bytes,
+                  "the cache's bytes differ from the reference's, from %s on: 0x%02x, not 0x%02x",
+                  buffer_at_offset(&p->image, (int64_t)(first + i), place), patched[first + i],
+                  expected[first + i]);
+    return TRIAL_PASSED;
 }
 
 enum trial_result verify_written_keys(struct trial *trial, const struct problem_copy *reference,
@@ -324,13 +316,13 @@ enum trial_result verify_written_keys(struct trial *trial, const struct problem_
 {
     const struct check_problem *problem = tested->problem;
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
+    OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
-    enum trial_result result =
-        found != NULL ? verify_cache(trial, problem, reference->memory, found) : TRIAL_FAILED;
-    free(found);
-    if (result == TRIAL_PASSED &&
-        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {
-        result = trial_say(trial, TRIAL_FAILED, "the cache cannot be written");
-    }
-    return result;
+    TRIAL_TRY(found != NULL ? verify_cache(trial, problem, reference->memory, found)
+                            : TRIAL_FAILED);
+    TRIAL_FAIL_IF(
+        trial,
+        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes),
+        "the cache cannot be written");
+    return TRIAL_PASSED;
 }

@@ -207,26 +207,21 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
     struct core as_reference = core_of_reference(b->core);
     size_t scales = aligned(views_cache_bytes(b->v, BLOCKS));
     size_t bytes = scales + aligned(views_scales_bytes(b->v, BLOCKS));
-    struct caches both[2] = {
-        {.core = &as_reference, .device = &device_host, .layer_bytes = bytes, .scales = scales},
-        {.core = b->core, .device = trial->device, .layer_bytes = bytes, .scales = scales}};
+    OWNED(caches_finish)
+    struct caches reference = {&as_reference, &device_host, NULL, bytes, scales},
+                  tested = {b->core, trial->device, NULL, bytes, scales};
+    struct caches *const caches[] = {&reference, &tested};
     struct attn_error error = ATTN_ERROR_INIT;
-    uint8_t *initial = malloc(LAYERS * bytes);
-    attn_status status = initial != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
-    for (size_t i = 0; i < LAYERS * bytes && initial != NULL; i++) {
+    OWNED(memory_end) uint8_t *initial = malloc(LAYERS * bytes);
+    TRIAL_FAIL_IF(trial, initial == NULL, "no memory for the case");
+    for (size_t i = 0; i < LAYERS * bytes; i++) {
         initial[i] = (uint8_t)random_bits(&seed);
     }
-    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
-        status = caches_init(&both[i], b->v, initial, &error);
-        status = status == ATTN_OK ? move(&both[i], &error) : status;
+    for (int32_t i = 0; i < 2; i++) {
+        TRIAL_CALL(trial, "caches", caches_init(caches[i], b->v, initial, &error), &error);
+        TRIAL_CALL(trial, "copy_blocks", move(caches[i], &error), &error);
     }
-    enum trial_result result = status == ATTN_OK
-                                   ? verify_moved(trial, b->v, initial, &both[0], &both[1])
-                                   : trial_call_failed(trial, "copy_blocks", status, &error);
-    caches_finish(&both[1]);
-    caches_finish(&both[0]);
-    free(initial);
-    return result;
+    return verify_moved(trial, b->v, initial, &reference, &tested);
 }
 
 /* A case for each cache dtype and declared layout. */

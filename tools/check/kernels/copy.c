@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "support/client.h"
+#include "support/owned.h"
 #include "support/random.h"
 
 enum { BLOCKS = 9, BYTES = 96, STRIDE = 128, CACHES = 2, SIZE = CACHES * BLOCKS * STRIDE };
@@ -103,23 +104,24 @@ static attn_status call_fill(struct trial *trial, struct memories *m, int32_t ki
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct copy_variant *v = variant;
-    struct memories *m = calloc(1, sizeof *m);
+    OWNED(memory_end) struct memories *m = calloc(1, sizeof *m);
     struct attn_error error = ATTN_ERROR_INIT;
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
+    bool read = true;
     if (m != NULL && init(m, trial->device, &seed)) {
-        attn_status status = v->call(trial, m, v->kind, &error);
-        bool read = device_read(trial->device, m->after, m->device, SIZE);
-        bool right = memcmp(m->after, m->expected[0], SIZE) == 0 &&
-                     memcmp(m->host, m->expected[1], SIZE) == 0;
-        result = status == ATTN_ERROR_UNSUPPORTED ? trial_call_refused(trial, &error)
-                 : status != ATTN_OK || !read ? trial_call_failed(trial, v->what, status, &error)
-                 : right
-                     ? TRIAL_PASSED
-                     : trial_say(trial, TRIAL_FAILED, "bytes do not stand where they were sent");
+        status = v->call(trial, m, v->kind, &error);
+        read = device_read(trial->device, m->after, m->device, SIZE);
     }
     device_free(trial->device, m != NULL ? m->device : NULL);
-    free(m);
-    return result;
+    if (status == ATTN_ERROR_UNSUPPORTED) {
+        return trial_call_refused(trial, &error);
+    }
+    TRIAL_CALL(trial, v->what, read ? status : ATTN_ERROR_DEVICE, &error);
+    TRIAL_FAIL_IF(trial,
+                  memcmp(m->after, m->expected[0], SIZE) != 0 ||
+                      memcmp(m->host, m->expected[1], SIZE) != 0,
+                  "bytes do not stand where they were sent");
+    return TRIAL_PASSED;
 }
 
 void copy_cases(const struct kernel_sink *sink)
