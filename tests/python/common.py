@@ -55,12 +55,17 @@ def worst(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((actual - expected).abs() / rms).max())
 
 
+def one_layer(desc: libattn.LayerDesc, backend: str | None = None, **options: object) -> tuple[libattn.Model, libattn.Layer]:
+    """A model of one layer on a backend (None: the best), with nothing bound."""
+    runtime = libattn.Runtime(ignore_environment=True, **options)
+    model = runtime.bind(runtime.select([desc], backend=backend))
+    return model, model.layers[0]
+
+
 def bound_layer(desc: libattn.LayerDesc, backend: str, blocks: int = 0, **params: object) -> tuple[
         libattn.Model, libattn.Layer]:
-    """A model of one layer on a backend, its cache bound where it has one."""
-    runtime = libattn.Runtime(ignore_environment=True)
-    model = runtime.bind(runtime.select([desc], backend=backend))
-    layer = model.layers[0]
+    """The same, its cache bound where it has one."""
+    model, layer = one_layer(desc, backend)
     if layer.kv_spec.has_cache:
         layer.bind_kv(libattn.allocate(blocks * layer.kv_spec.padded_page_bytes), blocks)
     if params:

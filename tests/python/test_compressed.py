@@ -11,7 +11,7 @@ import torch
 from transformers.models.deepseek_v4 import configuration_deepseek_v4, modeling_deepseek_v4
 
 import libattn
-from common import attention, causal, planned, worst
+from common import attention, causal, one_layer, planned, worst
 from libattn import extensions
 
 HIDDEN, HEADS, SIZE, ROTARY, WINDOW, TOPK = 64, 4, 32, 16, 16, 5
@@ -126,13 +126,13 @@ def desc(ratio: int, topk: int, dtype: str = "f32", kv_dtype: str | None = None,
 class Compressor:
     """A compressor over a paged cache of states."""
 
-    def __init__(self, runtime: libattn.Runtime, backend: str, dtype: str, ratio: int, x: Given, table: torch.Tensor) -> None:
+    def __init__(self, backend: str, dtype: str, ratio: int, x: Given, table: torch.Tensor) -> None:
         heads = x.states.shape[1]
         desc = libattn.LayerDesc("compressor", heads, heads, SIZE, kind="compressor", dtype=dtype, kv_dtype="f32", block_size=BLOCK,
                                  extensions=(libattn.abi.attn_compressor_desc(tokens_per_row=ratio, overlaps=heads // 2 - 1,
                                                                               rope=libattn.abi.Rope.GPTJ, rotary_dim=ROTARY),))
-        self.model, self.x, self.table = runtime.bind(runtime.select([desc], backend=backend)), x, table
-        self.layer, blocks = self.model.layers[0], table.numel()
+        self.model, self.layer = one_layer(desc, backend)
+        self.x, self.table, blocks = x, table, table.numel()
         spec = self.layer.caches[0]
         assert (spec.page_bytes, spec.sliding_window) == (BLOCK * heads * SIZE * 4, heads // 2 * ratio), spec
         self.memory = libattn.allocate(blocks * spec.page_bytes)
@@ -186,16 +186,14 @@ class Compressed(unittest.TestCase):
 
     def hold_backend(self, backend: str, dtype: str, requests: list[Given], ratio: int, topk: int) -> None:
         kept, expected = requests[0].q.dtype, [formula(x, ratio) for x in requests]
-        runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc(ratio, topk, dtype)], backend=backend))
-        layer = model.layers[0]
+        model, layer = one_layer(desc(ratio, topk, dtype), backend)
         longest = max(requests, key=lambda x: len(x.q))
         own, rows = tables(max(LENGTHS), BLOCK), tables(max(LENGTHS) // ratio, ROWS)
         caches = [torch.full((table.numel(), size, 1, SIZE), float("nan"), dtype=kept)
                   for table, size in ((own, BLOCK), (rows, ROWS))]
         layer.bind_caches(caches)
         layer.bind_params(sinks=requests[0].sinks)
-        compressor = Compressor(runtime, backend, dtype, ratio, longest, own)
+        compressor = Compressor(backend, dtype, ratio, longest, own)
         lengths = [0, 0]
         for queries in STEPS:
             places = [list(range(n, n + m)) for n, m in zip(lengths, queries)]
@@ -239,10 +237,8 @@ class Compressed(unittest.TestCase):
         q, own, rows = (torch.randn(n, size, generator=generator) * 2**torch.randint(-3, 3, (n, 1), generator=generator)
                         for n in (length * HEADS, length, length // ratio))
         q = q.view(length, HEADS, size) * 0.5
-        runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size, rotates=False)],
-                                            backend=backend))
-        layer, blocks = model.layers[0], length // BLOCK + 1
+        model, layer = one_layer(desc(ratio, 0, kv_dtype="fp8_ds_v4", size=size, rotates=False), backend)
+        blocks = length // BLOCK + 1
         pages = [spec.page_bytes for spec in layer.caches]
         self.assertEqual(pages, [BLOCK * 584, ROWS * 584])
         memory = [libattn.allocate(n * page) for n, page in zip((blocks, 2), pages)]

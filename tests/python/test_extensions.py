@@ -6,7 +6,7 @@ import unittest
 import torch
 
 import libattn
-from common import attention, causal, peaked, planned
+from common import attention, bound_layer, causal, one_layer, peaked, planned
 from libattn import extensions
 from libattn.torch.weights import fp8_mla_weights
 
@@ -17,8 +17,7 @@ class GatedDelta(unittest.TestCase):
     def test_wrong_state_is_named(self) -> None:
         desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="recurrent", head_size_v=self.DV,
                                  gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, 0, False, True))
-        runtime = libattn.Runtime(ignore_environment=True)
-        layer = runtime.bind(runtime.select([desc])).layers[0]
+        _, layer = one_layer(desc)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "state.*f16.*f32"):
             layer.bind_state(torch.zeros(1, 2, 3, 4).half())
 
@@ -34,11 +33,7 @@ class Latent(unittest.TestCase):
         split = sizes * torch.randn(heads, nope + width, rank, generator=generator) * rank**-0.5
         latent, rotated = torch.randn(20, rank, generator=generator), peaked(20, rope, generator=generator)
         for backend in ("cpu_ref", "cpu_simd"):
-            runtime = libattn.Runtime(ignore_environment=True)
-            model = runtime.bind(runtime.select([desc], backend=backend))
-            layer = model.layers[0]
-            layer.bind_kv(libattn.allocate(2 * layer.kv_spec.padded_page_bytes), 2)
-            layer.bind_params(extensions=[fp8_mla_weights(split.reshape(-1, rank), heads, nope)])
+            model, layer = bound_layer(desc, backend, 2, extensions=[fp8_mla_weights(split.reshape(-1, rank), heads, nope)])
             for first, length in ((0, 19), (19, 20)):
                 count = length - first
                 plan = planned(model, libattn.Batch([0, count], [length], [[0, 1]], list(range(first, length))))

@@ -15,7 +15,7 @@ import torch
 
 import libattn
 import libattn.torch.ranks
-from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
+from common import BACKENDS, attention, bound_layer, causal, one_layer, peaked, planned, worst
 from libattn import extensions
 
 HQ, HK, D, BLOCK = 4, 2, 64, 16
@@ -50,10 +50,8 @@ class Workspace(unittest.TestCase):
 
     def test_limits_decide_its_size(self) -> None:
         """The figures of docs/engine.md, in MB."""
-        runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
-        layer = libattn.LayerDesc("a", 32, 8, 128, block_size=BLOCK)
-        model = runtime.bind(runtime.select([layer], backend="cpu_simd"))
-        model.layers[0].bind_kv(libattn.allocate(model.layers[0].kv_spec.padded_page_bytes), 1)
+        model, layer = one_layer(libattn.LayerDesc("a", 32, 8, 128, block_size=BLOCK), "cpu_simd", num_threads=2)
+        layer.bind_kv(libattn.allocate(layer.kv_spec.padded_page_bytes), 1)
         for reqs, tokens, length, least, most in ((4, 4, 1024, 1, 1.5), (4, 64, 1024, 2, 2.6), (4, 4096, 1024, 3, 3.8),
                                                   (256, 8192, 32768, 34, 41)):
             plan = model.plan(0, max_num_reqs=reqs, max_num_tokens=tokens, max_seq_len=length)
@@ -279,8 +277,7 @@ class Scheduling(unittest.TestCase):
 
     def test_amax(self) -> None:
         """The maximum of a tensor, of heads over two batches, and of channels."""
-        runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
-        layer = runtime.bind(runtime.select([libattn.LayerDesc("a", 4, 2, 32, block_size=BLOCK)], backend="cpu_ref")).layers[0]
+        _, layer = one_layer(libattn.LayerDesc("a", 4, 2, 32, block_size=BLOCK), "cpu_ref", num_threads=2)
         first, second = torch.randn(5, 2, 32), torch.randn(7, 2, 32)
         out, heads, channels = torch.full((1,), 9.0), torch.zeros(2), torch.zeros(64)
         layer.amax(first, out)
@@ -331,10 +328,9 @@ class LayoutId(unittest.TestCase):
 
     @staticmethod
     def id_of(k: Any, v: Any, **fields: object) -> str:
-        runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc(**{"dtype": "bf16", **fields})], backend="cpu_ref"))
-        model.layers[0].bind_kv_views(k, v)
-        return libattn.layout_id(model.layers[0])
+        _, layer = one_layer(desc(**{"dtype": "bf16", **fields}), "cpu_ref")
+        layer.bind_kv_views(k, v)
+        return libattn.layout_id(layer)
 
     def test_what_counts(self) -> None:
         def nhd(blocks: int, dtype: torch.dtype = torch.bfloat16, heads: int = HK) -> torch.Tensor:

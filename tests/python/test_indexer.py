@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import libattn
-from common import planned
+from common import bound_layer, planned
 from libattn import extensions
 
 HIDDEN, LATENT, ROPE, BLOCK = 64, 32, 16, 32
@@ -182,11 +182,8 @@ class Indexers(unittest.TestCase):
     def hold_backend(self, subject: Subject, backend: str) -> None:
         x = subject.desc
         desc = libattn.LayerDesc("indexer", subject.heads, 1, subject.size, kind="indexer", block_size=BLOCK, indexer=x)
-        runtime = libattn.Runtime(ignore_environment=True)
-        model = runtime.bind(runtime.select([desc], backend=backend))
-        layer, per = model.layers[0], max(LENGTHS) // BLOCK + 1
-        memory = libattn.allocate(2 * per * layer.kv_spec.padded_page_bytes)
-        layer.bind_kv(memory, 2 * per)
+        per = max(LENGTHS) // BLOCK + 1
+        model, layer = bound_layer(desc, backend, 2 * per)
         table = torch.tensor([[2 * i + 1 for i in range(per)], [2 * i for i in range(per)]], dtype=torch.int32)
         generator = torch.Generator().manual_seed(3)
         hidden = [torch.randn(n, HIDDEN, generator=generator) for n in LENGTHS]

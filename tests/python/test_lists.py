@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import libattn
-from common import causal, peaked, planned, worst
+from common import causal, one_layer, peaked, planned, worst
 from libattn import extensions
 
 HQ, HK, BLOCK = 6, 2, 16
@@ -86,9 +86,7 @@ class Lists(unittest.TestCase):
             generator = torch.Generator().manual_seed(lists.max_entries + window)
             desc = libattn.LayerDesc("l", HQ, HK, d, head_size_v=dv, window=(window - 1, 0) if window else None,
                                      block_size=BLOCK, lists=lists)
-            runtime = libattn.Runtime(ignore_environment=True, validate=True)
-            model = runtime.bind(runtime.select([desc], backend="cpu_ref"))
-            layer = model.layers[0]
+            model, layer = one_layer(desc, "cpu_ref", validate=True)
             k_cache, v_cache = (torch.zeros(BLOCKS, BLOCK, HK, n) for n in (d, dv))
             keys = [peaked(n, HK, d, generator=generator) for n in LENGTHS]
             values = [torch.randn(n, HK, dv, generator=generator) for n in LENGTHS]
@@ -118,9 +116,7 @@ class Lists(unittest.TestCase):
                 continue  # there is one
             desc = libattn.LayerDesc("l", HQ, 1, rank + rope, scale, "mla", head_size_v=rank, block_size=BLOCK,
                                      mla=libattn.MlaDesc(rank, 16, rope, rank), lists=lists)
-            runtime = libattn.Runtime(ignore_environment=True, validate=True)
-            model = runtime.bind(runtime.select([desc], backend=backend))
-            layer = model.layers[0]
+            model, layer = one_layer(desc, backend, validate=True)
             layer.bind_kv(libattn.allocate(BLOCKS * layer.kv_spec.padded_page_bytes), BLOCKS)
             rows_of = [peaked(n, rank + rope, generator=generator) for n in LENGTHS]
             context = libattn.Batch(self.starts(LENGTHS), list(LENGTHS), [[0] * 13] * 4,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 
 import libattn
-from common import planned, worst
+from common import one_layer, planned, worst
 from libattn import extensions
 
 HIDDEN = 64
@@ -161,9 +161,8 @@ class Served:
         self.gdn = gdn
         desc = libattn.LayerDesc("layer", gdn.num_k_heads, gdn.num_k_heads, gdn.head_size_k, kind="recurrent",
                                  head_size_v=gdn.head_size_v, gdn=gdn, rule=rule, norm=norm, scale=scale)
-        runtime = libattn.Runtime(ignore_environment=True)
-        self.model = runtime.bind(runtime.select([desc], backend=backend))
-        self.layer, self.state = self.model.layers[0], state
+        self.model, self.layer = one_layer(desc, backend)
+        self.state = state
         channels = 2 * gdn.num_k_heads * gdn.head_size_k + gdn.num_v_heads * gdn.head_size_v
         self.layer.bind_state(state, torch.zeros(5, channels, gdn.conv_width - 1) if gdn.conv_width else None)
         self.layer.bind_params(extensions=weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 import libattn
-from common import planned, worst
+from common import one_layer, planned, worst
 from libattn import abi, extensions
 
 HK, HV, DK, DV, SLOTS, LENGTH = 2, 4, 16, 24, 12, 160
@@ -85,9 +85,7 @@ class Engine:
         cache = extensions.replay_cache(gdn, dtype, replay, per_channel)
         desc = libattn.LayerDesc("layer", HK, HK, DK, kind="recurrent", head_size_v=DV, gdn=gdn, rule=rule, scale=DK**-0.5,
                                  dtype=dtype, num_speculative_tokens=drafted, extensions=[cache] if ring else [])
-        runtime = libattn.Runtime(ignore_environment=True, validate=True)
-        self.model = runtime.bind(runtime.select([desc], backend=backend))
-        self.layer = self.model.layers[0]
+        self.model, self.layer = one_layer(desc, backend, validate=True)
         types = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
         self.state = torch.full((SLOTS, HV, DV, DK), float("nan"), dtype=types[state])
         self.ring = None
