@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent layers against code that is not ours: Transformers' layers with random weights, whose rule libattn computes between
-their own projections and norms; and 16-bit states against the recurrence as it is published."""
+their own projections and norms. States of 16 bits are attn-check's, held to the recurrence by tests/cpu_ref/checked/delta.c."""
 from __future__ import annotations
 
 import importlib
@@ -245,36 +245,3 @@ class Norm(unittest.TestCase):
         rows, gates = [torch.zeros(2, 2, 16)] * 3, torch.zeros(2, 2)
         with self.assertRaisesRegex(libattn.AttnError, "attn_io_recurrent_gate.*is NULL; .*f16, bf16 or f32"):
             served.step([1, 1], rows, gates, gates)
-
-
-class Rounding(unittest.TestCase):
-    """A state of 16 bits is rounded once a step, where it is left: steps of one token round each, a prompt once."""
-
-    def hold(self, dtype: torch.dtype, name: str) -> None:
-        heads, dk, dv = 2, 16, 24
-        gdn = libattn.GdnDesc(heads, heads, dk, dv, state_dtype=name)
-        rule = libattn.RecurrentRule(gate="given", gate_per_channel=True)
-        served = Served(gdn, rule, [extensions.gdn_weights(None, None)], 1.0, torch.zeros(5, heads, dv, dk, dtype=dtype))
-        generator = torch.Generator().manual_seed(4)
-        states = torch.zeros(2, heads, dv, dk, dtype=torch.float64)
-        for queries in STEPS:
-            q, k, v = (torch.randn(sum(queries), heads, d, generator=generator) * d**-0.5 for d in (dk, dk, dv))
-            g = -torch.rand(sum(queries), heads * dk, generator=generator)
-            b = torch.randn(sum(queries), heads, generator=generator)
-            out = served.step(queries, (q, k, v), g, b)
-            for r, rows in enumerate((range(queries[0]), range(queries[0], sum(queries)))):
-                s = states[r]
-                for t in rows:
-                    key, query, value = (x[t].double() for x in (k, q, v))
-                    s *= g[t].double().view(heads, 1, dk).exp()
-                    rest = torch.sigmoid(b[t].double())[:, None] * (value - torch.einsum("hdk,hk->hd", s, key))
-                    s += torch.einsum("hd,hk->hdk", rest, key)
-                    self.assertLess(worst(out[t], torch.einsum("hdk,hk->hd", s, query)), 1e-5)
-                states[r] = s.to(dtype).double()
-                self.assertTrue(torch.equal(served.state[(3, 1)[r]].double(), states[r]), queries)
-
-    def test_bfloat16(self) -> None:
-        self.hold(torch.bfloat16, "bf16")
-
-    def test_float16(self) -> None:
-        self.hold(torch.float16, "f16")
