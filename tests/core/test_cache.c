@@ -22,20 +22,6 @@
 #include "support/test.h"
 #include "util/hash.h"
 
-static bool is_mapped(const char *file)
-{
-    char line[1024];
-    bool found = false;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        found |= strstr(line, file) != NULL;
-    }
-    if (maps != NULL) {
-        fclose(maps);
-    }
-    return found;
-}
-
 static void same_caps(const struct attn_backend_caps *a, const struct attn_backend_caps *b)
 {
     const size_t masks = offsetof(struct attn_backend_caps, device);
@@ -131,14 +117,14 @@ PLACE_TEST(warm_start_loads_nothing)
     attn_runtime *live = NULL;
     place_warm_up(place);
     warm = place_create(place, place->plugin, ATTN_OK);
-    assert_false(is_mapped(place->plugin));
+    assert_false(test_maps(place->plugin));
     assert_null(warm->plugins[0].table);
     live = place_create(place, PLUGIN("rich"), ATTN_OK); /* another path: probed here */
     assert_non_null(live->plugins[0].table);
     same_runtime(warm, live);
     assert_ok(runtime_plugin_table(warm, 0, &table, NULL));
     assert_string_equal(table->name, "rich");
-    assert_true(is_mapped(place->plugin));
+    assert_true(test_maps(place->plugin));
     assert_string_equal(place->meter.log, "");
     api->runtime_destroy(warm);
     api->runtime_destroy(live);
@@ -356,7 +342,7 @@ PLACE_TEST(exchanged_file_is_refused)
     copy_file(PLUGIN("none"), place->plugin);
     REFUSED_AS(ATTN_ERROR_PLUGIN, &error, "file", runtime_plugin_table(runtime, 0, &table, &error));
     assert_non_null(strstr(error.message, "has changed since it was probed"));
-    assert_false(is_mapped(place->plugin));
+    assert_false(test_maps(place->plugin));
     api->runtime_destroy(runtime);
 }
 

@@ -19,18 +19,6 @@
 #define SANITIZED 0
 #endif
 
-static bool is_mapped(const char *file)
-{
-    char line[1024];
-    bool found = false;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
-        found |= strstr(line, file) != NULL;
-    }
-    fclose(maps);
-    return found;
-}
-
 static int count_descriptors(void)
 {
     DIR *directory = opendir("/proc/self/fd");
@@ -135,7 +123,7 @@ TEST(misdeeds_are_contained)
         assert_int_equal(info.num_backends, 0);
         assert_ok(info_of(api, runtime, 1).status);
         assert_int_equal(api->backend_count(runtime), 1);
-        assert_false(is_mapped(file));
+        assert_false(test_maps(file));
         api->runtime_destroy(runtime);
         tried++;
     }

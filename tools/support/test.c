@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test.h"
 
+#include <stdio.h>
+
 static struct test *first;
 static size_t count;
 
@@ -27,4 +29,18 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down)
         tests[i++] = test->unit;
     }
     return cmocka_run_group_tests(tests, set_up, tear_down);
+}
+
+bool test_maps(const char *file)
+{
+    char line[1024];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        found |= strstr(line, file) != NULL;
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return found;
 }

@@ -4,6 +4,7 @@
 #ifndef SUPPORT_TEST_H
 #define SUPPORT_TEST_H
 
+#include <stdbool.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -98,5 +99,8 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
         check;                                                                                     \
         (object) = kept_;                                                                          \
     } while (0)
+
+/* Whether this process has mapped a file of that name. */
+bool test_maps(const char *file);
 
 #endif
