@@ -16,11 +16,11 @@
 #define BYTES_OF_SM 32          /* read by one multiprocessor, at least */
 #define SHARE_STEPS 3           /* after which a batch's time changes by less than 2 % */
 #define LONG_ITEM 1024          /* keys from which on cutting an item may pay */
-#define LEAST_PART_TILES 4      /* tiles of one part */
-#define TILES_OF_CUT 5          /* the cost of writing and merging parts, in tiles */
+#define LEAST_PART 512          /* keys of one part */
+#define KEYS_OF_CUT 640         /* the cost of writing and merging parts, in keys */
 #define GAIN_OF_HEAD64 0.15     /* the part of the time that 192 rows save */
 #define HEAD64_WAVES 2          /* items for each multiprocessor from which on 192 rows pay */
-#define LONG_TILES 11           /* tiles of an item from which on parts may pay */
+#define LONG_KEYS 1408          /* keys of an item from which on parts may pay */
 #define WIDE_SIZE 512           /* heads over 256 */
 #define MOST_COPIED (160 << 20) /* scratch for copies of narrow keys and values */
 
@@ -189,12 +189,20 @@ static bool serves(const struct attn_attend_args *args)
     return has_boxes(args->k_cache->block_size, size_of(layer->head_size, layer->head_size_v));
 }
 
+/* Keys of a tile of cut items; agrees with `has_small_tiles` in sm90_prefill.cuh. */
+static int32_t keys_of_parts(const struct attn_layer_desc *layer,
+                             const struct attn_prepared *prepared)
+{
+    int32_t size = size_of(layer->head_size, layer->head_size_v);
+    return size == 128 && prepared->copy_bytes == 0 && is_plain(layer) ? 64 : keys_of(size);
+}
+
 /* The number of tiles of the item with a request's last queries; no other item of the request has
  * more. */
-static int64_t tiles_of_items(const struct attn_attend_args *args, int64_t queries, int64_t keys)
+static int64_t tiles_of_items(const struct attn_attend_args *args, int32_t tile, int64_t queries,
+                              int64_t keys)
 {
     const struct attn_layer_desc *layer = args->layer;
-    int32_t tile = keys_of(size_of(layer->head_size, layer->head_size_v));
     int64_t most = keys, own = PREFILL_ROWS / args->prepared->group;
     own = own < queries ? own : queries;
     if (layer->has_window && layer->window_left >= 0 && !layer->prefix_lm) {
@@ -229,7 +237,8 @@ static int64_t count_parts(const struct attn_attend_args *args, int64_t part, in
     for (int32_t r = 0; r < batch->num_reqs && parts <= most; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * prepared->group;
         int64_t row_tiles = (rows + of_row_tile - 1) / of_row_tile;
-        int64_t tiles = tiles_of_items(args, start[r + 1] - start[r], batch->seq_lens_host[r]);
+        int64_t tiles = tiles_of_items(args, keys_of_parts(args->layer, prepared),
+                                       start[r + 1] - start[r], batch->seq_lens_host[r]);
         *longest = tiles > *longest ? tiles : *longest;
         parts += row_tiles * prepared->num_kv_heads * (part > 0 ? (tiles + part - 1) / part : 1);
     }
@@ -242,13 +251,14 @@ static int32_t cut_of(const struct attn_attend_args *args)
 {
     const int32_t sms = args->instance->device.num_sms;
     const int64_t most = sms < PREFILL_MOST_PARTS ? sms : PREFILL_MOST_PARTS;
+    const int32_t tile = keys_of_parts(args->layer, args->prepared);
     int64_t longest, ignored;
     if (!has_parts(args->layer, args->prepared) || args->batch->seq_lens_host == NULL ||
         args->batch->num_reqs > most || count_parts(args, 0, most, &longest) > most ||
-        longest < LONG_TILES) {
+        longest * tile < LONG_KEYS) {
         return 0;
     }
-    int64_t low = LEAST_PART_TILES, high = longest * 4 / 5 - TILES_OF_CUT;
+    int64_t low = LEAST_PART / tile, high = longest * 4 / 5 - KEYS_OF_CUT / tile;
     if (high < low || count_parts(args, high, most, &ignored) > most) {
         return 0;
     }
@@ -342,7 +352,7 @@ static void bytes_of(const struct attn_prepared *prepared, const struct attn_lim
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
     bool cuts = !prepared->invariant && prepared->padded_size <= 256 &&
-                (limits->max_seq_len == 0 || limits->max_seq_len > (LONG_TILES - 1) * 64);
+                (limits->max_seq_len == 0 || limits->max_seq_len > LONG_KEYS / 2);
     *workspace = *scratch = 0;
     if (limits->max_query_len == 0 || prepared->invariant >= 2 ||
         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
@@ -437,11 +447,11 @@ static int32_t share_of(const struct attn_attend_args *args)
         prepared->padded_size > 256) {
         return 0;
     }
-    const int64_t tile = keys_of(size_of(layer->head_size, layer->head_size_v));
+    const int32_t tile = keys_of(size_of(layer->head_size, layer->head_size_v));
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t queries = start[r + 1] - start[r], rows = queries * prepared->group;
         int64_t keys = batch->seq_lens_host[r];
-        int64_t most = queries > 0 ? tiles_of_items(args, queries, keys) * tile : 0;
+        int64_t most = queries > 0 ? tiles_of_items(args, tile, queries, keys) * tile : 0;
         if (keys < queries) {
             continue; /* padding */
         }
@@ -513,7 +523,8 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
                                            (size_t)args->prepared->padded_size * 2);
     a->key_sum = (int32_t *)(memory + at.key_sum);
     p->schedule.tile_rows = a->queries * p->problem.group;
-    p->schedule.tile = keys_of(a->size);
+    p->schedule.tile =
+        plan->part_tiles > 0 ? keys_of_parts(args->layer, args->prepared) : keys_of(a->size);
     p->schedule.least_rows = plan->few_rows + 1;
     p->schedule.most_rows = INT32_MAX;
     p->schedule.row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);

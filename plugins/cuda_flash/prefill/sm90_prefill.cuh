@@ -380,8 +380,8 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
     /* The stage of the previous tile and the slot of an earlier item. */
     auto stage_before = [&]() {
         ring_place<S::stages> before = stage;
-        before.at ^= 1;
-        before.parity ^= before.at;
+        before.at = S::stages == 2 ? stage.at ^ 1 : (stage.at + S::stages - 1) % S::stages;
+        before.parity ^= S::stages == 2 ? before.at : stage.at == 0;
         return before;
     };
     auto slot_before = [&](int items) { return (slot.at - items) & (PREFILL_SLOTS - 1); };
@@ -451,7 +451,7 @@ GPU_INLINE void consumer(const prefill_params &a, prefill_shared<S> &smem, int g
         ended_row_max[0] = prev_row_max[0], ended_row_max[1] = prev_row_max[1],
         ended_row_sum[0] = prev_row_sum[0], ended_row_sum[1] = prev_row_sum[1];
         softmax_tile(rows, inner);
-        finish_pv<S, true>(x, smem.v_empty[stage.at ^ 1]);
+        finish_pv<S, true>(x, smem.v_empty[S::stages == 2 ? stage.at ^ 1 : stage_before().at]);
         before_inner = inner;
         accumulates = !ends;
         more = advance();
@@ -557,6 +557,9 @@ template <int KIND> static constexpr bool has_capped = KIND == KIND_BF16;
 /* Which kernels have a form for PREFILL_PAGE_BOX: for others it gains nothing in pages of 16 and
  * more. Agrees with `map_tensors` in sm90_prefill.c. */
 template <int SIZE, int TERMS> static constexpr bool has_groups = SIZE == 128 && TERMS == 0;
+/* Cut items have tiles of 64 keys, so that parts differ by less. Agrees with `keys_of_parts` in
+ * sm90_prefill.c. */
+template <int SIZE> static constexpr bool has_small_tiles = SIZE == 128;
 template <int TERMS> static constexpr bool has_mixed = TERMS == 0 || TERMS == PREFILL_ANY;
 template <int TERMS> static constexpr bool has_large = TERMS != PREFILL_LINEAR;
 
@@ -662,8 +665,15 @@ template <int KIND, int SIZE>
 static cudaError_t launch_prefill(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     cudaError_t error = cudaSuccess;
-    if (a == nullptr || a->kernel == 0) {
+    const bool small = has_small_tiles<SIZE> && a != nullptr && a->p.schedule.tile == 64;
+    if (a == nullptr || (a->kernel == 0 && !small)) {
         error = launch_prefill_layout<KIND, SIZE, 0>(a, num_sms, stream);
+    }
+    if constexpr (has_small_tiles<SIZE>) {
+        if (error == cudaSuccess && (a == nullptr || small)) {
+            error = launch_prefill_shape<prefill_shape<KIND, SIZE, SIZE, 64, 2, false, 0>>(
+                a, num_sms, stream);
+        }
     }
     if constexpr (has_capped<KIND>) {
         if (error == cudaSuccess && (a == nullptr || a->kernel == PREFILL_CAPPED)) {

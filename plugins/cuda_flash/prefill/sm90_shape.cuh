@@ -33,7 +33,10 @@ struct prefill_shape {
     static constexpr bool wide = D_ > 256;
     /* consumer_by_item */
     static constexpr bool by_item = wide || EXACT;
-    static constexpr int stages = wide ? 1 : PREFILL_STAGES, k_parts = wide ? 4 : 1;
+    static constexpr int stages = wide                       ? 1
+                                  : D_ == 128 && KEYS_ == 64 ? 2 * PREFILL_STAGES
+                                                             : PREFILL_STAGES;
+    static constexpr int k_parts = wide ? 4 : 1;
     static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
     static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
     static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = rows * q_row;
