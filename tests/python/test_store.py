@@ -44,6 +44,63 @@ class Parameters(unittest.TestCase):
                     self.assertLess(attended(sinks.detach()), 2e-5, (backend, dtype, value))
 
 
+def plans() -> tuple[list[int], Any]:
+    """A list that grows with each plan of a batch, and the patch that makes it."""
+    made: list[int] = []
+    update = libattn.Plan.update
+
+    def counted(plan: libattn.Plan, *args: Any, **kwargs: Any) -> None:
+        made.append(1)
+        update(plan, *args, **kwargs)
+
+    return made, unittest.mock.patch.object(libattn.Plan, "update", counted)
+
+
+class SharedPlans(unittest.TestCase):
+    def test_layers_that_differ_in_their_sinks(self) -> None:
+        """A prompt and single queries: one plan each, and each layer's own sinks; in inference mode and after it."""
+        generator = torch.Generator().manual_seed(6)
+        sinks = [torch.randn(4, generator=generator).to(dtype) for dtype in (torch.float32, torch.bfloat16) for _ in range(3)]
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for rows, length, inference in ((20, 20, True), (1, 21, False), (1, 22, True), (1, 22, False)):
+                q, k = torch.randn(1, 4, rows, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
+                flat = [t[0].transpose(0, 1) for t in (q, k, k)]
+                made, counting = plans()
+                with counting, torch.inference_mode(inference):
+                    for index, values in enumerate(sinks):
+                        out = libattn.torch.attend(q, k, k, scale=0.25, causal=True, sinks=values, index=index)
+                        truth = attention(*flat, 0.25, causal(rows, length), sinks=values)[0]
+                        self.assertLess(worst(out[0], truth), 2e-5, (backend, rows, index))
+                self.assertLessEqual(len(made), 1, (backend, rows, length))
+
+    def test_sinks_of_other_heads(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 4, 16)
+        for shape in ((4,), (1,), (4, 1), (8,)):
+            if shape == (4,):
+                libattn.torch.attend(q, k, k, scale=0.25, causal=True, sinks=torch.zeros(shape))
+                continue
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, r"sinks: .* \[4\], is needed"):
+                libattn.torch.attend(q, k, k, scale=0.25, causal=True, sinks=torch.zeros(shape))
+
+    def test_layers_whose_lengths_take_turns(self) -> None:
+        """Full and sliding layers: a plan of each for a token, not for a layer."""
+        generator = torch.Generator().manual_seed(7)
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            for token in range(4):
+                made, counting = plans()
+                with counting:
+                    for index in range(6):
+                        length = 9 if index % 2 else 30 + token
+                        q, k = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
+                        out = libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
+                        flat = [t[0].transpose(0, 1) for t in (q, k, k)]
+                        self.assertLess(worst(out[0], attention(*flat, 0.25, causal(1, length))[0]), 2e-5, (backend, token, index))
+                self.assertLessEqual(len(made), 2, (backend, token))
+
+
 class Configured(unittest.TestCase):
     def test_by_another_thread_while_a_layer_is_bound(self) -> None:
         libattn.torch.configure(ignore_environment=True)

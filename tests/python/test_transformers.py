@@ -247,6 +247,18 @@ class Caches(unittest.TestCase):
     def test_prefill_in_chunks(self) -> None:
         self.generate("llama", prefill_chunk_size=8)
 
+    def test_a_token_of_a_full_window_has_no_mask(self) -> None:
+        """Without padding; a chunk's token has one, since it sees the part of the cache that is its chunk's."""
+        for name, masks in (("mistral", 1), ("gemma3", 1), ("llama-4", 9)):
+            model, prompt = model_of(name), ids(1, 30)
+            options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 9, "do_sample": False}
+            expected = model.generate(prompt, **options)
+            integration.register()
+            model.set_attn_implementation("libattn")
+            with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
+                self.assertTrue(torch.equal(model.generate(prompt, **options), expected), name)
+            self.assertEqual(read.call_count, masks, name)
+
 
 class ContinuousBatching(unittest.TestCase):
     def run_family(self, name: str, pages: int) -> int:

@@ -22,7 +22,7 @@ from ..step import Batch
 from ..tensors import Rows
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window, of_mask, whole
-from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, identity, refuse_capture, store, stream_of
+from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, refuse_capture, store, stream_of
 
 _MASKS_KEPT = 16
 _CALLS_KEPT = 64
@@ -296,15 +296,15 @@ class _Call:
         self.run = bound.plan.prepare(bound.layer.handle, [row.pointer for row in rows], stream)
         self.error_ref = bound.plan.api.error_ref
 
-    def again(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None,
+    def again(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor | None,
               index: int) -> torch.Tensor | None:
         """The same on other addresses; None where this batch is no longer the one that is planned."""
         bound = self.bound
         if (bound.planned is not self.planned or bound.workspace.planned is not bound or index not in bound.indices
                 or self.device is not None and stream_of(self.device) != self.stream):
             return None
-        if bound.converted[0]:
-            bound.refresh()
+        if sinks is not None and bound.sinks is not None:
+            bound.sinks.copy_(sinks.detach())
         out = q.new_empty(self.shape) if out is None else output(out, q, self.shape)
         if not self.complete:
             out.zero_()
@@ -323,11 +323,11 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     if q.is_cuda or q.is_xpu:
         refuse_capture(q.device)
     key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-           segments, scale, causal, window, soft_cap, kind, None if sinks is None else identity((("sinks", sinks),)))
+           segments, scale, causal, window, soft_cap, kind, None if sinks is None else sinks.shape)
     calls = store.here().calls
     call = calls.get(key) if fp8 is None else None
     if call is not None:
-        found = call.again(q, k, v, out, index)
+        found = call.again(q, k, v, sinks, out, index)
         if found is not None:
             return found
     check_inputs(q=q, k=k, v=v)
@@ -336,6 +336,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     if k.shape[::3] != q.shape[::3] or v.shape[:3] != k.shape[:3]:
         raise make(Status.INVALID_ARGUMENT, "k", f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; [B, Hq, S, D], "
                    "[B, Hk, L, D] and [B, Hk, L, Dv] are needed")
+    if sinks is not None and sinks.shape != (heads,):
+        raise make(Status.INVALID_ARGUMENT, "sinks", f"{list(sinks.shape)}; one for each head, [{heads}], is needed")
     if k.device != q.device or v.device != q.device:
         raise make(Status.INVALID_ARGUMENT, "k", f"q on {q.device}, k on {k.device}, v on {v.device}; one device is needed")
     if segments is None:
@@ -358,12 +360,14 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         step = k.shape[1] * keys if batch > 1 else keys
     described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
                  sinks is not None)
-    params: Params = () if sinks is None else (("sinks", sinks),)
+    params: Params = ()
     if fp8 is not None:
-        params += (("encoder_scales", fp8.scales),)
+        params = (("encoder_scales", fp8.scales),)
         params += () if fp8.history is None else (("encoder_history", fp8.history),)
     history = None if fp8 is None else 0 if fp8.history is None else fp8.history.shape[1]
     bound = _planned(described, history, segments, queries, keys, step, kind, index, q.device, params)
+    if sinks is not None and bound.sinks is not None:
+        bound.sinks.copy_(sinks.detach())
     row = (batch - 1) * step + keys
     q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
     tensors = ((q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
@@ -387,18 +391,20 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
     """The bound layer with this batch planned.
 
     Single queries come first, over keys in place; then the backend's own block size; blocks of 1 where requests begin inside each
-    other's keys; and an encoder whose requests share keys is served as a bidirectional decoder, through pages.
+    other's keys; and an encoder whose requests share keys is served as a bidirectional decoder, through pages. Layers that differ in
+    their sinks' values share a plan: each copies its own to where the plan reads them, on the stream of its run.
     """
-    key = (segments, queries, keys, step, stream_of(device))
+    stream = stream_of(device)
+    key, purpose = (segments, queries, keys, step, stream), ("scratch", stream if described[-1] else None)
     if kind == "decoder" and queries == 1 and segments.sees_all:
         encoder = (*described[:6], False, None, *described[8:])
         found = store.in_place(described, partial(describe, kind, *described, 0), partial(describe, "encoder_only", *encoder, 0), index,
-                               device, params)
+                               device, purpose, key)
         if found is not None and _prepared(found, key, segments, queries, keys, step, "encoder_only", device):
             return found
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described, history),
-                            partial(describe, candidate, *described, block_size, history), index, device, params)
+                            partial(describe, candidate, *described, block_size, history), index, device, params, purpose)
         if _prepared(bound, key, segments, queries, keys, step, candidate, device):
             return bound
     raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")

@@ -79,7 +79,8 @@ class Bound:
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
     rows: dict[Any, Any] = field(default_factory=dict)  # descriptors
-    indices: set[int] = field(default_factory=set)  # the layers that `Store.bound` gave this for
+    indices: set[int] = field(default_factory=set)  # the layers that the store gave this for
+    sinks: torch.Tensor | None = None  # where layers that share this copy theirs before they run
     captured: dict[Any, Plan] = field(default_factory=dict)  # by shape, see `libattn.torch.steps`
 
     @property
@@ -316,7 +317,7 @@ class Store:
         key : hashable
             Tells descriptions apart more cheaply than they do themselves; `describe` is called for a new one.
         params : pairs
-            A name of `Layer.bind_params` and its value.
+            A name of `Layer.bind_params` and its value. A layer with sinks and none here has `Bound.sinks`.
         """
         local = self.here()
         near_key = (key, index, device, purpose, identity(params) if params else ())
@@ -335,25 +336,33 @@ class Store:
         return bound
 
     def in_place(self, key: Hashable, describe: Callable[[], LayerDesc], other: Callable[[], LayerDesc], index: int,
-                 device: torch.device, params: Params = ()) -> Bound | None:
-        """A layer of another description, by the backend that `bound` would give the decodes of `describe`; None: it refuses."""
+                 device: torch.device, purpose: Hashable, batch: Any) -> Bound | None:
+        """A layer of another description, by the backend that `bound` would give the decodes of `describe`; None: it refuses.
+
+        There are two for a description, each with the plan of another batch, since full and sliding layers take turns in a
+        model and differ in their keys: the one that holds `batch`, or the one whose batch was planned earlier.
+        """
         local = self.here()
-        near_key = ("in place", key, index, device, identity(params) if params else ())
+        near_key = ("in place", key, index, device, purpose)
         if near_key not in local.near:
             _, decode, _ = self._choose(describe(), index, device)
             desc = other()
             far_key = (desc, decode, *near_key[3:])
             if far_key not in local.layers:
                 try:
-                    local.layers[far_key] = self._bind([desc], decode, decode, device, [params])
+                    pair = [self._bind([desc], decode, decode, device, [()]) for _ in range(2)]
+                    pair[1].indices = pair[0].indices
                 except UnsupportedError:
-                    local.layers[far_key] = None
+                    pair = []
+                local.layers[far_key] = pair
             local.near[near_key] = local.layers[far_key]
-        found: Bound | None = local.near[near_key]
-        if found is not None:
-            found.refresh()
-            found.indices.add(index)
-        return found
+        bounds: list[Bound] = local.near[near_key]
+        if not bounds:
+            return None
+        if not bounds[1].holds(batch):
+            bounds.reverse()
+        bounds[1].indices.add(index)
+        return bounds[1]
 
     def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device,
               workspace: Workspace | None = None) -> list[tuple[Bound, int]]:
@@ -378,7 +387,7 @@ class Store:
         for (prefill, decode), places in together.items():
             def bind(places: list[int], prefill: str = prefill, decode: str = decode) -> Bound:
                 return self._bind([members[at][0] for at in places], prefill, decode, device,
-                                  [members[at][2] for at in places], workspace or Workspace())
+                                  [members[at][2] for at in places], workspace)
 
             bound = bind(places)
             groups = [[places[i] for i in group] for group in bound.model.groups]
@@ -391,7 +400,7 @@ class Store:
         """This thread's own layers."""
         local = self._local
         if getattr(local, "generation", None) != self._generation:
-            local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
+            local.generation, local.layers, local.near = self._generation, {}, {}
             local.scratch, local.reserved, local.calls, local.batches = {}, {}, {}, {}
         return local
 
@@ -428,6 +437,11 @@ class Store:
         model = runtime.bind(assignment)
         kept: list[Any] = []
         converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        sinks = None
+        if descs[0].has_sinks and len(descs) == 1 and not any(name == "sinks" for name, _ in params[0]):
+            with torch.inference_mode(False):  # written in other modes too
+                sinks = torch.zeros(descs[0].num_q_heads, device=device)
+            params = [(*params[0], ("sinks", sinks))]
         for layer, pairs in zip(model.layers, params):
             given = {name: value if isinstance(value, float) else value.detach() if name in _AS_THEY_ARE else
                      value.detach().to(device, torch.float32).contiguous() for name, value in pairs}
@@ -447,10 +461,8 @@ class Store:
             if given or extensions:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec
-        if workspace is None:
-            workspace = self.here().workspaces.setdefault(device, Workspace())
-        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept),
-                     converted=converted)
+        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace or Workspace(), kept=tuple(kept),
+                     converted=converted, sinks=sinks)
 
 
 def identity(params: Params) -> tuple[Any, ...]:
