@@ -177,7 +177,7 @@ _WIDE: dict[str, dict[str, Any]] = {
               "num_key_value_heads": 8, "head_dim": 128},
     "gemma3": {"hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": 6, "num_attention_heads": 16,  # 12B
                "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 1024, "query_pre_attn_scalar": 256},
-    "qwen3-next": {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 8, "num_attention_heads": 16,  # 80B
+    "qwen3-next": {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 4, "num_attention_heads": 16,  # 80B
                    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
                    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "moe_intermediate_size": 512,
                    "shared_expert_intermediate_size": 512},
@@ -192,7 +192,8 @@ _WIDE: dict[str, dict[str, Any]] = {
 @torch.no_grad()
 def generation(family: families.Family) -> None:
     """generate() of a model of this family's own widths in bfloat16, prompts of 1024 tokens, libattn and torch's by turns: milliseconds
-    of the prompt with the first token, and of a token after it, for lengths that are new to the process and again (median of three)."""
+    of the prompt with the first token, and of a token after it (median of 16), for lengths that are new to the process and again
+    (median of three rounds, and their range)."""
     config = getattr(transformers, family.config)(**{**family.values, **_WIDE[family.name], "vocab_size": 1024,
                                                      "max_position_embeddings": 16384})
     torch.set_default_dtype(torch.bfloat16)
@@ -202,12 +203,20 @@ def generation(family: families.Family) -> None:
     integration.configure()
     other = "eager" if family.name == "gpt-oss" else "sdpa"  # sdpa has no sinks
 
-    def took(ids: torch.Tensor, count: int) -> float:
+    def took(ids: torch.Tensor, count: int) -> tuple[float, float]:
+        ends: list[float] = []
+
+        def token(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            torch.cuda.synchronize()
+            ends.append(1e3 * time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
         torch.cuda.synchronize()
-        begin = time.perf_counter()
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
-        torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - begin)
+        begin = 1e3 * time.perf_counter()
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+                       stopping_criteria=transformers.StoppingCriteriaList([token]))
+        each = sorted(after - before for before, after in zip(ends, ends[1:]))
+        return ends[0] - begin, each[len(each) // 2] if each else 0.0
 
     for batch in (1, 32):
         ids = torch.randint(1, 1024, (batch, 1024), device="cuda")
@@ -217,12 +226,12 @@ def generation(family: families.Family) -> None:
                 model.set_attn_implementation(implementation)
                 if not turn:  # kernels and the prompt's plan
                     took(ids, 1)
-                first = took(ids, 1)
-                times.append((first, (took(ids, 17) - first) / 16))
+                times.append(took(ids, 17))
         for implementation, times in found.items():
-            prompt, token = (sorted(values[1:])[1] for values in zip(*times))
-            print(f"generate {family.name} {batch}x1024 {implementation}: prompt {prompt:.1f} ms, a token {times[0][1]:.2f} ms, "
-                  f"again {token:.2f} ms", flush=True)
+            prompts, tokens = (sorted(values[1:]) for values in zip(*times))
+            print(f"generate {family.name}, {config.num_hidden_layers} layers, {batch}x1024 {implementation}: prompt {prompts[1]:.1f} ms "
+                  f"({prompts[0]:.1f}-{prompts[2]:.1f}), a token {times[0][1]:.2f} ms, again {tokens[1]:.2f} ms "
+                  f"({tokens[0]:.2f}-{tokens[2]:.2f})", flush=True)
 
 
 def main() -> int:
