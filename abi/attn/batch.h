@@ -29,7 +29,7 @@ struct attn_batch_table {
     int64_t block_table_stride;
     int64_t block_table_rows;       /* 0 reads as R */
     const int32_t *block_table_row; /* device [R]; NULL: row r */
-    const int64_t *slot_mapping;    /* device [num_slots] */
+    const int64_t *slot_mapping;    /* device [num_slots], negative: padding */
     int64_t num_slots;
     /* device [R]: rows of each request, the step's own included */
     const int32_t *seq_lens;
@@ -79,9 +79,9 @@ struct attn_batch {
     int64_t block_table_rows; /* 0 reads as R */
     /* device [R]: the table's row of each request; NULL: row r */
     const int32_t *block_table_row;
-    /* device [num_slots]: block * B + offset; negative: skip the row */
+    /* device [num_slots]: block * B + offset; negative: padding, any number, not written */
     const int64_t *slot_mapping;
-    int64_t num_slots; /* how many rows of k and v are real, whatever their tensors hold */
+    int64_t num_slots; /* rows of k and v with padding; neither T nor the plan's limits bound it */
     const uint8_t *causal_per_request; /* device [R]; NULL: all as `causal` */
     const int32_t *encoder_seq_lens;   /* device [R]: cross layers' keys */
     const int32_t *encoder_seq_lens_host;

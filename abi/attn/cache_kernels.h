@@ -14,7 +14,7 @@ struct attn_write_kv_args {
     const struct attn_layer_params *params;
     const struct attn_kv_view *k_cache;
     const struct attn_kv_view *v_cache;
-    const int64_t *slot_mapping; /* device [num_slots]; negative: skip */
+    const int64_t *slot_mapping; /* device [num_slots]; negative: padding, not written */
     int64_t num_slots;
     void *stream;
     const struct attn_tensor *q; /* rope_write_kv only: rotated in place */

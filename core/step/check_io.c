@@ -110,6 +110,12 @@ attn_status step_check_plain(const attn_plan *plan, const struct step *step,
     const bool idle = step->program == run_idle, own = writes && step->bring_keys == NULL;
     const int64_t rows = own ? plan->given.num_slots : plan->num_key_rows;
     TRY_IF(attends, check_attend(plan, step, io, error));
+    if (own) { /* rows of padding are not read */
+        TRY(check_rows("k", io->k, &step->k, rows, error));
+        TRY(check_rows("v", io->v, &step->v, rows, error));
+        TRY(validate_written(plan, io->k, "k", error));
+        return validate_written(plan, io->v, "v", error);
+    }
     return writes || (attends && step->keys_are_inputs && !idle)
                ? step_check_keys(plan, step, io, rows, error)
                : ATTN_OK;

@@ -495,8 +495,11 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
 const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
+/* NaN in the step's rows of a tensor; in those of k or v that have a slot. */
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, struct attn_error *error);
+attn_status validate_written(const attn_plan *plan, const struct attn_tensor *tensor,
+                             const char *name, struct attn_error *error);
 /* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands
  * before it, too, or -1. */
 int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t first, int64_t end);

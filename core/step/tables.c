@@ -69,7 +69,8 @@ attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t num
            "%srows of %lld entries; a request has %lld keys, %lld blocks of %lld", where,
            (long long)t->block_table_stride, (long long)keys, (long long)blocks,
            (long long)in_block);
-    return t->num_slots < 0 || (t->num_slots > 0 && t->slot_mapping == NULL)
+    return t->num_slots < 0 || t->num_slots > INT32_MAX ||
+                   (t->num_slots > 0 && t->slot_mapping == NULL)
                ? BAD(FIELD("slot_mapping"), "%s%lld slots at %p", where, (long long)t->num_slots,
                      (const void *)t->slot_mapping)
                : ATTN_OK;

@@ -46,18 +46,14 @@ static void name_slot(char *text, size_t size, const struct attn_batch *b, const
     }
 }
 
-/* Slots below `num_slots`, each of one token, or negative; no more than `most`. `batch`: whose they
- * are; NULL: a further table's. */
-static attn_status validate_slot_list(const int64_t *slots, int64_t count, int64_t most,
-                                      int64_t num_slots, const struct attn_batch *batch,
-                                      struct attn_error *error)
+/* Slots below `num_slots`, each of one token, or negative: padding, of which there may be any
+ * number. `batch`: whose they are; NULL: a further table's. */
+static attn_status validate_slot_list(const int64_t *slots, int64_t count, int64_t num_slots,
+                                      const struct attn_batch *batch, struct attn_error *error)
 {
     const char *field = batch != NULL ? "slot_mapping" : "tables";
     int64_t low = num_slots, high = -1;
     char slot[80];
-    BAD_IF(count > most, field,
-           "%lld slots; the cache has %lld, and with padding a step has %lld at most",
-           (long long)count, (long long)num_slots, (long long)most);
     for (int64_t t = 0; t < count; t++) {
         if (slots[t] >= num_slots) {
             name_slot(slot, sizeof slot, batch, slots, t);
@@ -181,8 +177,7 @@ static attn_status validate_further(const attn_plan *plan, struct attn_error *er
         if (blocks < INT64_MAX) {
             const int64_t slots = blocks * plan->made[number].rows_per_entry;
             TRY(validate_table(plan, number, t, error));
-            TRY(validate_slot_list(t->slot_mapping, t->num_slots,
-                                   slots + plan->limits.max_num_tokens, slots, NULL, error));
+            TRY(validate_slot_list(t->slot_mapping, t->num_slots, slots, NULL, error));
         }
     }
     return ATTN_OK;
@@ -279,11 +274,8 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     TRY(validate_table(plan, 0, &own, error));
     TRY(validate_prefix(plan, error));
     TRY(validate_further(plan, error));
-    const int64_t blocks = layer_num_blocks(plan_smallest(plan, 0), 0);
-    const int64_t slots = blocks * l->block_size;
-    /* the slots of all ranks that share the cache, and padding */
-    const int64_t most = blocks * owner->tokens_per_block + plan->limits.max_num_tokens;
-    return validate_slot_list(b->slot_mapping, b->num_slots, most, slots, b, error);
+    const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0) * l->block_size;
+    return validate_slot_list(b->slot_mapping, b->num_slots, slots, b, error);
 }
 
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error)
@@ -324,31 +316,48 @@ static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
     }
 }
 
-attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
-                            const char *name, struct attn_error *error)
+static bool looks_at(const attn_plan *plan, const struct attn_tensor *tensor)
 {
-    int64_t rows = plan->given.num_actual_tokens;
     const int32_t mode = plan->given.mode;
-    if (!plan->looks || mode == ATTN_BATCH_IDLE || mode == ATTN_BATCH_PROFILE || rows == 0 ||
-        tensor == NULL || tensor->data == NULL || tensor->ndim < 2 || tensor->ndim > 3) {
-        return ATTN_OK;
-    }
+    return plan->looks && mode != ATTN_BATCH_IDLE && mode != ATTN_BATCH_PROFILE && tensor != NULL &&
+           tensor->data != NULL && tensor->ndim >= 2 && tensor->ndim <= 3;
+}
+
+static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, const char *name,
+                                struct attn_error *error)
+{
     const int32_t last = tensor->ndim - 1;
     const int64_t bytes = tensor->dtype.bits / 8, heads = last == 2 ? tensor->shape[1] : 1;
     const int64_t dims = tensor->shape[last], dim = tensor_stride(tensor, last);
     const int64_t row = tensor_stride(tensor, 0), head = tensor_stride(tensor, last - 1);
     const uint8_t *data = (const uint8_t *)tensor->data + tensor->byte_offset;
-    if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) { /* what follows is padding */
-        rows = plan->given.query_start_loc[plan->given.num_reqs];
+    for (int64_t i = 0; i < heads * dims; i++) {
+        ERROR_IF(is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes, tensor->dtype),
+                 ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name, (long long)t,
+                 (long long)(i / dims), (long long)(i % dims));
     }
-    rows = rows < tensor->shape[0] ? rows : tensor->shape[0];
-    for (int64_t t = 0; t < rows; t++) {
-        for (int64_t i = 0; i < heads * dims; i++) {
-            ERROR_IF(
-                is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes, tensor->dtype),
-                ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name, (long long)t,
-                (long long)(i / dims), (long long)(i % dims));
-        }
+    return ATTN_OK;
+}
+
+attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
+                            const char *name, struct attn_error *error)
+{
+    int64_t rows = plan->given.num_actual_tokens;
+    if (looks_at(plan, tensor) && plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
+        rows = plan->given.query_start_loc[plan->given.num_reqs]; /* what follows is padding */
+    }
+    for (int64_t t = 0; looks_at(plan, tensor) && t < rows && t < tensor->shape[0]; t++) {
+        TRY(validate_row(tensor, t, name, error));
+    }
+    return ATTN_OK;
+}
+
+attn_status validate_written(const attn_plan *plan, const struct attn_tensor *tensor,
+                             const char *name, struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    for (int64_t t = 0; looks_at(plan, tensor) && t < b->num_slots && t < tensor->shape[0]; t++) {
+        TRY_IF(b->slot_mapping[t] >= 0, validate_row(tensor, t, name, error));
     }
     return ATTN_OK;
 }

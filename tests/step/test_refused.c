@@ -130,6 +130,43 @@ TEST(test_nan)
     }
 }
 
+/* Slots of padding may be more than the cache and the plan's limits have, among the step's own and
+ * after them, over rows that hold anything. */
+TEST(test_slots_of_padding)
+{
+    enum { SLOTS = 4096, ROW = 2 * 32 };
+    static float rows[2][SLOTS][ROW];
+    static int64_t slots[SLOTS];
+    OWNED(fixture_finish) struct fixture f, other;
+    int64_t shape[] = {SLOTS, 2, 32};
+    init(&f, NULL, true);
+    CHECK(&f, fixture_run(&f));
+    init(&other, NULL, true);
+    assert_true(SLOTS > other.num_blocks * 16 + MAX_TOKENS);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        const int32_t t = i / 3;
+        const bool own = i % 3 == 1 && t < 31;
+        slots[i] = own ? f.slots[t] : -1 - i;
+        for (int32_t j = 0; j < ROW; j++) {
+            rows[0][i][j] = own ? f.k[t * ROW + j] : NAN;
+            rows[1][i][j] = own ? f.v[t * ROW + j] : NAN;
+        }
+    }
+    other.batch.slot_mapping = slots;
+    other.batch.num_slots = SLOTS;
+    for (int32_t i = 0; i < 2; i++) {
+        other.tensors[1 + i].data = rows[i];
+        other.tensors[1 + i].shape = shape;
+    }
+    fixture_step(&other);
+    assert_true(fixture_difference(&f, &other) == 0);
+    rows[1][91][ROW - 1] = NAN; /* the last token has it */
+    assert_int_equal(fixture_run(&other), ATTN_ERROR_NAN);
+    SAYS(&other, "v[91, 1, 31] is NaN");
+    slots[SLOTS - 1] = slots[91];
+    refuse_plan(&other, "slot_mapping", "is that of an earlier token, too");
+}
+
 /* Blocks that no query of a request sees may hold anything: before a window, or its chunks; those
  * that one sees are checked. */
 TEST(test_unseen_blocks)
@@ -419,7 +456,7 @@ TEST(test_slots)
     PLAN_REFUSED("slot_mapping", "request 3, token 30: slot 147 is that of an earlier token, too",
                  f.slots[5] = f.slots[30]);
     WITH(f, f.slots[5] = f.slots[6] = -1, plan(&f)); /* skipped, any number of times */
-    PLAN_REFUSED("slot_mapping", "at most", f.batch.num_slots = INT64_MAX);
+    PLAN_REFUSED("slot_mapping", "2147483648 slots at", f.batch.num_slots = INT64_C(1) << 31);
 }
 
 /* Layers of one table whose caches have other numbers of blocks: the fewest count. */
