@@ -10,6 +10,7 @@ import torch
 
 import libattn.torch
 from common import BACKENDS, attention, causal, worst
+from libattn.torch import dense
 
 store_module = importlib.import_module("libattn.torch.store")  # its `store` has the module's name
 HEADS = 512  # a parameter of this size gets the address of the one that was freed before
@@ -73,6 +74,27 @@ class SharedPlans(unittest.TestCase):
                         truth = attention(*flat, 0.25, causal(rows, length), sinks=values)[0]
                         self.assertLess(worst(out[0], truth), 2e-5, (backend, rows, index))
                 self.assertLessEqual(len(made), 1, (backend, rows, length))
+
+    def test_prompts_without_gaps_between_their_keys(self) -> None:
+        """As on a GPU: keys of all heads of a batch are copied row by row, and a prompt's slots are as many as its tokens."""
+        generator = torch.Generator().manual_seed(8)
+        q, k = torch.randn(3, 8, 9, 16, generator=generator), torch.randn(3, 4, 9, 16, generator=generator)
+        slots: list[int] = []
+        update = libattn.Plan.update
+
+        def counted(plan: libattn.Plan, batch: libattn.Batch, *args: Any, **kwargs: Any) -> None:
+            slots.append(batch.struct.num_slots)
+            update(plan, batch, *args, **kwargs)
+
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            with unittest.mock.patch.object(dense, "_gaps_cost", lambda device: True), \
+                    unittest.mock.patch.object(libattn.Plan, "update", counted):
+                out = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+            for b in range(3):
+                flat = [t[b].transpose(0, 1) for t in (q, k, k)]
+                self.assertLess(worst(out[b], attention(*flat, 0.25, causal(9, 9))[0]), 2e-5, backend)
+        self.assertEqual(set(slots), {27})
 
     def test_sinks_of_other_heads(self) -> None:
         libattn.torch.configure(ignore_environment=True)

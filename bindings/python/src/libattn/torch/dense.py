@@ -113,6 +113,11 @@ def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
     return t.contiguous(), t.shape[1] * rows
 
 
+def _gaps_cost(device: torch.device) -> bool:
+    """Whether a write of rows most of which are skipped takes longer than a copy of the others: a GPU looks at each head's."""
+    return device.type != "cpu"
+
+
 def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int) -> Batch | None:
     """Keys where they lie: requests with gaps between them as requests without queries. None: they overlap."""
     starts, key_starts = [0], [0]
@@ -358,6 +363,10 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     if step != step_v:
         k, v = k.contiguous(), v.contiguous()
         step = k.shape[1] * keys if batch > 1 else keys
+    in_place = queries == 1 and segments.sees_all if kind == "decoder" else kind != "cross"
+    if step > 2 * keys and not in_place and _gaps_cost(q.device):
+        k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
+        step = keys
     described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
                  sinks is not None)
     params: Params = ()
