@@ -55,7 +55,7 @@ static bool serves_rows(const struct attn_layer_desc *layer, const struct attn_k
 }
 
 /* An item's rows belong to one query, which see the same keys, or to several queries where
- * takes_boxes allows it. */
+ * takes_boxes allows it. The swap-AB kernel applies trees to items that other queries change. */
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -68,7 +68,8 @@ static bool serves(const struct attn_attend_args *args)
            (layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16) &&
            serves_rows(layer, args->k_cache) && layer->scale > 0 &&
            layer->q_scale_form == ATTN_SCALE_NONE && layer->alibi == ATTN_ALIBI_NONE &&
-           !layer->fast_prefill;
+           !layer->fast_prefill &&
+           (args->prepared->invariant < 2 || layer->tree_mask == ATTN_TREE_NONE);
 }
 
 /* Whether TMA can copy blocks in whole periods of its swizzle, 8 rows. */
@@ -94,10 +95,22 @@ static int32_t least(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
+/* Whether items of several queries may be taken. A request's rows are in the same items whatever
+ * the batch, but those of the next request may follow and affect row_max of their warp, 16 rows.
+ * Where a prefix may be cached, a query has other neighbours, too, which may bring more tiles: with
+ * a window they begin earlier, and another warp group gets a tile; tiles that a row does not see
+ * later leave its bits. */
+static bool takes_queries(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const int32_t invariant = args->prepared->invariant;
+    return layer->tree_mask == ATTN_TREE_NONE &&
+           (invariant == 0 || args->prepared->group % 16 == 0) &&
+           (invariant < 2 || (!layer->has_window && layer->chunk_size == 0));
+}
+
 /* An item has all heads of several queries if they fit, else a query's heads or an equal part of
- * them. A request's rows are in the same items whatever the batch, as batch-invariant layers need.
- * Rows of the next request may follow in the same item and affect row_max of their warp, 16 rows.
- */
+ * them. */
 static void choose_rows(const struct attn_attend_args *args, struct schedule_host *plan)
 {
     const struct attn_batch *batch = args->batch;
@@ -108,7 +121,7 @@ static void choose_rows(const struct attn_attend_args *args, struct schedule_hos
     if (!takes_boxes(args, true)) {
         return;
     }
-    if (group <= SM90_LATENT_ROWS && !tree && (!args->prepared->invariant || group % 16 == 0)) {
+    if (group <= SM90_LATENT_ROWS && takes_queries(args)) {
         plan->tile_rows = group * least(most, SM90_LATENT_ROWS / group);
     }
     if (mla_of(args->layer)->qk_rope_head_dim == 0) { /* the swap-AB kernel wants a rope part */

@@ -320,8 +320,7 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
     plan->fast_few = 0;
     if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
-        /* rows that share an item change each other's bits, which a cached prefix would show */
-        bool served = fast != NULL && args->prepared->invariant < 2 && fast->serves(args);
+        bool served = fast != NULL && fast->serves(args);
         plan->fast = served;
         plan->by_item = served && !args->prepared->invariant ? 2 : 1;
         plan->tile_rows = LATENT_ROWS;
