@@ -62,10 +62,12 @@ class SharedPlans(unittest.TestCase):
         """A prompt and single queries: one plan each, and each layer's own sinks; in inference mode and after it."""
         generator = torch.Generator().manual_seed(6)
         sinks = [torch.randn(4, generator=generator).to(dtype) for dtype in (torch.float32, torch.bfloat16) for _ in range(3)]
-        for backend in BACKENDS:
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        for backend, dtype in zip(BACKENDS, (torch.float32, torch.bfloat16)):  # a loader's default is its weights'
             libattn.torch.configure(ignore_environment=True, backend=backend)
+            torch.set_default_dtype(dtype)
             for rows, length, inference in ((20, 20, True), (1, 21, False), (1, 22, True), (1, 22, False)):
-                q, k = torch.randn(1, 4, rows, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
+                q, k = (torch.randn(1, *size, 16, generator=generator, dtype=torch.float32) for size in ((4, rows), (2, length)))
                 flat = [t[0].transpose(0, 1) for t in (q, k, k)]
                 made, counting = plans()
                 with counting, torch.inference_mode(inference):

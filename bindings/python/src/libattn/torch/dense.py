@@ -413,7 +413,8 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
             return found
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described, history),
-                            partial(describe, candidate, *described, block_size, history), index, device, params, purpose)
+                            partial(describe, candidate, *described, block_size, history), index, device, params, purpose,
+                            alone=True)
         if _prepared(bound, key, segments, queries, keys, step, candidate, device):
             return bound
     raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")

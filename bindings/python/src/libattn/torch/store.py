@@ -309,7 +309,7 @@ class Store:
         return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
     def bound(self, key: Hashable, describe: Callable[[], LayerDesc], index: int, device: torch.device,
-              params: Params = (), purpose: Hashable = "scratch") -> Bound:
+              params: Params = (), purpose: Hashable = "scratch", alone: bool = False) -> Bound:
         """The bound layer of a description for layer `index`; this thread's own, and one per purpose.
 
         Parameters
@@ -318,6 +318,9 @@ class Store:
             Tells descriptions apart more cheaply than they do themselves; `describe` is called for a new one.
         params : pairs
             A name of `Layer.bind_params` and its value. A layer with sinks and none here has `Bound.sinks`.
+        alone : bool
+            With a workspace of its own, so that its batch stays planned while others run; else all of a thread and device plan
+            in one by turns.
         """
         local = self.here()
         near_key = (key, index, device, purpose, identity(params) if params else ())
@@ -330,7 +333,8 @@ class Store:
         far_key = (desc, prefill, decode, *near_key[2:])
         bound = local.layers.get(far_key)
         if bound is None:
-            bound = local.layers[far_key] = self._bind([desc], prefill, decode, device, [params])
+            bound = local.layers[far_key] = self._bind([desc], prefill, decode, device, [params],
+                                                         Workspace() if alone else None)
         local.near[near_key] = bound
         bound.indices.add(index)
         return bound
@@ -350,7 +354,7 @@ class Store:
             far_key = (desc, decode, *near_key[3:])
             if far_key not in local.layers:
                 try:
-                    pair = [self._bind([desc], decode, decode, device, [()]) for _ in range(2)]
+                    pair = [self._bind([desc], decode, decode, device, [()], Workspace()) for _ in range(2)]
                     pair[1].indices = pair[0].indices
                 except UnsupportedError:
                     pair = []
@@ -387,7 +391,7 @@ class Store:
         for (prefill, decode), places in together.items():
             def bind(places: list[int], prefill: str = prefill, decode: str = decode) -> Bound:
                 return self._bind([members[at][0] for at in places], prefill, decode, device,
-                                  [members[at][2] for at in places], workspace)
+                                  [members[at][2] for at in places], workspace or Workspace())
 
             bound = bind(places)
             groups = [[places[i] for i in group] for group in bound.model.groups]
@@ -400,7 +404,7 @@ class Store:
         """This thread's own layers."""
         local = self._local
         if getattr(local, "generation", None) != self._generation:
-            local.generation, local.layers, local.near = self._generation, {}, {}
+            local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
             local.scratch, local.reserved, local.calls, local.batches = {}, {}, {}, {}
         return local
 
@@ -440,7 +444,7 @@ class Store:
         sinks = None
         if descs[0].has_sinks and len(descs) == 1 and not any(name == "sinks" for name, _ in params[0]):
             with torch.inference_mode(False):  # written in other modes too
-                sinks = torch.zeros(descs[0].num_q_heads, device=device)
+                sinks = torch.zeros(descs[0].num_q_heads, dtype=torch.float32, device=device)
             params = [(*params[0], ("sinks", sinks))]
         for layer, pairs in zip(model.layers, params):
             given = {name: value if isinstance(value, float) else value.detach() if name in _AS_THEY_ARE else
@@ -461,7 +465,9 @@ class Store:
             if given or extensions:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec
-        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace or Workspace(), kept=tuple(kept),
+        if workspace is None:
+            workspace = self.here().workspaces.setdefault(device, Workspace())
+        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept),
                      converted=converted, sinks=sinks)
 
 
