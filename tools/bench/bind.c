@@ -164,7 +164,8 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
     const struct attn_cache_desc *ring = &measured->layer.ring;
-    const int32_t dtype = measured->layer.desc.dtype, slots = measured->requests.count;
+    const int32_t dtype = measured->layer.desc.dtype;
+    const int32_t slots = measured->requests.count * measured_states(measured);
     const int64_t ring_bytes = layer_ring_view(ring, slots).stride_block; /* 0: no ring */
     const struct {
         int32_t dtype;
@@ -172,7 +173,7 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
         double deviation;
     } parts[] = {
         {gdn->state_dtype, (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k, 0.1},
-        {dtype, gdn->conv_width > 0 ? layer_channels(gdn) * (gdn->conv_width - 1) : 0, 1},
+        {dtype, layer_channels(gdn) * layer_window(gdn), 1},
         {dtype, ring_bytes / (int64_t)number_bytes(dtype), 0.1}};
     void *parts_memory[3] = {NULL};
     for (int32_t i = 0; i < 3; i++) {

@@ -150,13 +150,19 @@ static void count_gdn(const struct measured *measured, struct work *work)
     gates += rule->write_gate == ATTN_WRITE_GATE_SIGMOID ? gdn->num_v_heads : 0;
     work->bytes_read = states + windows + tokens * (channels + gates) * element_bytes(measured);
     work->bytes_written = states + windows + tokens * values * element_bytes(measured);
-    for (int32_t r = 0; r < measured->requests.count && measured->layer.ring.block_size > 0; r++) {
+    const double of_request = states / measured->requests.count;
+    for (int32_t r = 0; r < measured->requests.count; r++) {
         const double row = (double)layer_ring_view(&measured->layer.ring, 1).stride_slot;
+        const int32_t query = measured->requests.query_lens[r];
         const int32_t in_ring = measured_ring_tokens(measured, r);
-        const bool left =
-            measured->requests.query_lens[r] == 1 && in_ring + 1 < measured->layer.ring.block_size;
-        work->bytes_read += in_ring * row;
-        work->bytes_written += left ? row - states / measured->requests.count : 0;
+        const bool keeps = query <= 1 + gdn->num_speculative_tokens;
+        if (row > 0) {
+            const bool left = keeps && in_ring + 1 < shape_int(&measured->shape, PARAMETER_REPLAY);
+            work->bytes_read += in_ring * row;
+            work->bytes_written += (keeps ? (query - !left) * row : 0) - (left ? of_request : 0);
+        } else {
+            work->bytes_written += keeps ? (query - 1) * of_request : 0;
+        }
     }
     work->operations = tokens * (6 * state + 2 * channels * gdn->conv_width);
 }

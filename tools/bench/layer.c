@@ -67,6 +67,7 @@ static void describe_gdn(struct measured *measured)
         .state_dtype =
             shape_int(shape, PARAMETER_STATE_BITS) == 16 ? ATTN_DTYPE_BF16 : ATTN_DTYPE_F32,
         .qk_l2norm = rule == BENCH_GATED_DELTA || rule == BENCH_KDA,
+        .num_speculative_tokens = shape_int(shape, PARAMETER_DRAFTS),
     };
     layer_set_recurrent(desc, gdn);
     measured->layer.rule = rules[rule];

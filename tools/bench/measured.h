@@ -90,10 +90,16 @@ struct measured {
     struct work work;
 };
 
+/* States that a request keeps, one for each draft unless it has a ring. */
+static inline int32_t measured_states(const struct measured *measured)
+{
+    return measured->layer.ring.block_size > 0 ? 1 : 1 + measured->layer.gdn.num_speculative_tokens;
+}
+
 /* Tokens in the ring of a request. */
 static inline int32_t measured_ring_tokens(const struct measured *measured, int32_t r)
 {
-    const int32_t size = measured->layer.ring.block_size;
+    const int32_t size = shape_int(&measured->shape, PARAMETER_REPLAY);
     const int32_t cursor = shape_int(&measured->shape, PARAMETER_CURSOR);
     return size == 0 ? 0 : cursor < 0 ? r % size : cursor < size ? cursor : size - 1;
 }

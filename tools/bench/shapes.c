@@ -62,7 +62,7 @@ static const struct {
                    "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
                    "2 (Mamba2) or 3 (lightning)",
                    "r=8 s=1 hk=16 hv=32 dk=128 dv=128 conv=4 rule=0 state_bits=32 replay=0 "
-                   "cursor=-1 invariant=0 rotate=1 seed=1"},
+                   "drafts=0 cursor=-1 invariant=0 rotate=1 seed=1"},
     [SHAPE_WRITE] = {"write", "s keys and values of r requests into the cache",
                      "r=1 s=4096 hkv=8 d=128 dv=0 " PLACE "seed=1"},
     [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",

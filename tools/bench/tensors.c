@@ -143,27 +143,37 @@ static void paged_batch(struct measured *measured, bool writes)
 
 static void gdn_batch(struct measured *measured)
 {
-    const struct requests *requests = &measured->requests;
-    int32_t *slots = malloc((size_t)requests->count * sizeof *slots);
-    for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
-        slots[r] = r;
+    const int32_t count = measured->requests.count, states = measured_states(measured);
+    int32_t *numbers = malloc((size_t)count * (size_t)states * sizeof *numbers);
+    if (numbers == NULL) {
+        measured->memory.failed = true;
+        return;
+    }
+    const size_t bytes = (size_t)count * sizeof *numbers;
+    for (int32_t i = 0; i < count * states; i++) {
+        numbers[i] = i;
     }
     measured->batch_gdn =
         EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL,
-                  .state_slots = memory_upload(&measured->memory, slots,
-                                               (size_t)requests->count * sizeof *slots));
+                  .state_slots = memory_upload(&measured->memory, numbers, bytes * (size_t)states),
+                  .state_slots_stride = states);
     measured->batch.next = &measured->batch_gdn.ext;
-    for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
-        slots[r] = measured_ring_tokens(measured, r);
+    for (int32_t r = 0; r < count; r++) {
+        numbers[r] = 1;
+    }
+    if (measured->layer.gdn.num_speculative_tokens > 0) {
+        measured->batch_gdn.num_accepted_tokens = memory_upload(&measured->memory, numbers, bytes);
+    }
+    for (int32_t r = 0; r < count; r++) {
+        numbers[r] = measured_ring_tokens(measured, r);
     }
     if (measured->layer.ring.block_size > 0) {
         measured->batch_replay =
             EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
-                      .ring_tokens = memory_upload(&measured->memory, slots,
-                                                   (size_t)requests->count * sizeof *slots));
+                      .ring_tokens = memory_upload(&measured->memory, numbers, bytes));
         measured->batch_gdn.ext.next = &measured->batch_replay.ext;
     }
-    free(slots);
+    free(numbers);
 }
 
 static bool make_batch(struct measured *measured, bool writes)

@@ -78,11 +78,17 @@ struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t 
                        ring->kv_dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
 
+int32_t layer_window(const struct attn_recurrent_desc *recurrent)
+{
+    return recurrent->conv_width > 0 ? recurrent->conv_width - 1 + recurrent->num_speculative_tokens
+                                     : 0;
+}
+
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,
                        size_t state_element, size_t window_element, struct attn_kv_view *states,
                        struct attn_kv_view *windows)
 {
-    const int32_t width = recurrent->conv_width > 0 ? recurrent->conv_width - 1 : 0;
+    const int32_t width = layer_window(recurrent);
     const int64_t size = (int64_t)recurrent->head_size_v * recurrent->head_size_k;
     *states = client_view(NULL, num_slots, 1, recurrent->num_v_heads, size, state_element);
     *windows =

@@ -83,6 +83,8 @@ struct attn_cache_desc layer_ring(const struct attn_recurrent_desc *recurrent, i
 int32_t layer_ring_gates(const struct attn_recurrent_desc *recurrent);
 /* The view of compact rows of such a cache in so many slots; without data. */
 struct attn_kv_view layer_ring_view(const struct attn_cache_desc *ring, int64_t num_slots);
+/* Inputs of a channel in a window, drafts' included; 0 without a convolution. */
+int32_t layer_window(const struct attn_recurrent_desc *recurrent);
 /* Views of compact states in `num_slots` slots and of their windows, of elements of those bytes;
  * without data. A layer without a convolution has windows of no width. */
 void layer_state_views(const struct attn_recurrent_desc *recurrent, int64_t num_slots,

@@ -451,7 +451,6 @@ static void describe_memory(const struct gdn_case *c, struct gdn_step *s,
     s->ring.stride_block = c->ring_stride * (int64_t)e;
     s->cache = (struct attn_layer_cache){ATTN_CACHE_REPLAY, 0, 0, 1, &s->ring};
     s->window.data = call_array(call, GDN_WINDOW);
-    s->window.head_size = c->window; /* drafts' inputs, too */
     s->window.stride_head = c->channel_stride * (int64_t)e;
     s->window.stride_block = s->window.stride_slot = c->channels * s->window.stride_head;
 }
