@@ -146,6 +146,22 @@ struct flash_kernels {
     void (*attend)(const struct flash_args *args);
 };
 
+#define INDEX_HEADS 32 /* heads of a list of index_args are a multiple */
+
+/* An indexer's scores of a tile of keys for lists of `heads` query rows each, summed over them as
+ * by head_sum_args. */
+struct index_args {
+    struct decode_args keys; /* up to TILE_KEYS, of the compute type, and what to prefetch */
+    char *staged;            /* memory for TILE_KEYS rows, which may be those of `keys` */
+    const void *q;           /* [lists * heads][depth], by flash_kernels.pack_keys */
+    int32_t *out;            /* [lists][TILE_KEYS] */
+    const float *factors;    /* [TILE_KEYS] */
+    const float *weights;    /* [lists][heads] */
+    int32_t lists;
+    int32_t heads;
+    bool relu;
+};
+
 struct tile_kernels {
     int32_t element_bytes; /* bytes of the compute type: 4 or 2 */
     int32_t element;       /* enum element_type of the compute type */
@@ -166,7 +182,8 @@ struct tile_kernels {
     void (*gemm)(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
-    const struct flash_kernels *flash;   /* NULL: none */
+    const struct flash_kernels *flash;                   /* NULL: none */
+    void (*index_scores)(const struct index_args *args); /* NULL: by gemm and sum_heads */
     const struct decode_kernels *decode; /* rows in the compute type; NULL: no decode path */
     /* kernels that read rows of e4m3 or e5m2, of int8, or of int4 (rows of a multiple of 64 up to
      * 512) in place; NULL: such rows are staged */
@@ -379,6 +396,19 @@ struct head_sum_args {
     bool relu;
 };
 
+/* Keeps what is above `least` in from[n], and the first `equals` that equal it, in their order.
+ * `to` has room for n, and may be `from`. */
+struct keep_args {
+    const int32_t *from;
+    const int32_t *entries; /* [n], or NULL: first, first + 1, ... */
+    int32_t *to;
+    int32_t *to_entries;
+    int32_t n;
+    int32_t first;
+    int32_t least;
+    int32_t equals;
+};
+
 struct variant {
     const char *name;
     int32_t rank; /* an estimate until attn-bench --tune has measured */
@@ -399,6 +429,7 @@ struct variant {
     void (*sum_heads)(const struct head_sum_args *args);
     int32_t (*highest)(const int32_t *x, int32_t n); /* n above 0 */
     int32_t (*count_above)(const int32_t *x, int32_t n, int32_t least);
+    int32_t (*keep_above)(const struct keep_args *args); /* returns their number */
     const struct delta_kernels *delta;
     const struct product_kernels *products;
     /* faster, with operands of 16 bits a number; NULL: none */

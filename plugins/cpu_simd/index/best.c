@@ -36,7 +36,7 @@ static int32_t cut_of(const struct variant *variant, const struct best *best, in
 
 void best_keep(const struct variant *variant, struct best *best, int32_t most)
 {
-    int32_t above, kept = 0;
+    int32_t above;
     if (best->count <= most) {
         return;
     }
@@ -45,16 +45,14 @@ void best_keep(const struct variant *variant, struct best *best, int32_t most)
         return;
     }
     const int32_t cut = cut_of(variant, best, most, &above);
-    int32_t equals = most - above; /* those of the smallest entries */
-    for (int32_t i = 0; i < best->count; i++) {
-        const int32_t score = best->scores[i];
-        const bool equal = score == cut && equals > 0;
-        best->scores[kept] = score;
-        best->entries[kept] = best->entries[i];
-        kept += score > cut || equal;
-        equals -= equal;
-    }
-    best->count = kept;
+    const struct keep_args keep = {.from = best->scores,
+                                   .entries = best->entries,
+                                   .to = best->scores,
+                                   .to_entries = best->entries,
+                                   .n = best->count,
+                                   .least = cut,
+                                   .equals = most - above}; /* those of the smallest entries */
+    best->count = variant->keep_above(&keep);
     best->threshold = cut;
 }
 

@@ -65,6 +65,14 @@ static void *take(char *memory, size_t *used, size_t bytes)
     return taken;
 }
 
+/* Whether a tile's scores are summed as soon as they are there, by kernels that read keys where
+ * they lie. */
+static bool sums_at_once(const struct layer_shape *shape, const struct attn_indexer_desc *x)
+{
+    return shape->kernels->index_scores != NULL && shape->group % x->num_groups == 0 &&
+           shape->group / x->num_groups % INDEX_HEADS == 0;
+}
+
 /* Places a worker's memory; returns its bytes. */
 static size_t scratch_place(const struct layer_shape *shape, const struct attn_indexer_desc *x,
                             char *memory, struct index_scratch *s)
@@ -80,10 +88,11 @@ static size_t scratch_place(const struct layer_shape *shape, const struct attn_i
     s->products = take(memory, &used, rows * TILE_KEYS * sizeof(float));
     s->weights = take(memory, &used, tokens * heads * sizeof(float));
     s->factors = take(memory, &used, TILE_KEYS * sizeof(float));
-    s->sums = take(memory, &used, TILE_KEYS * sizeof(int32_t));
+    s->sums =
+        take(memory, &used, (sums_at_once(shape, x) ? lists : 1) * TILE_KEYS * sizeof(int32_t));
     s->q_scale = take(memory, &used, DECODE_ROWS * sizeof(float));
-    s->rows = take(memory, &used, (TILE_KEYS + DECODE_KEYS) * sizeof(void *));
-    s->scales = take(memory, &used, (TILE_KEYS + DECODE_KEYS) * sizeof(void *));
+    s->rows = take(memory, &used, 2 * TILE_KEYS * sizeof(void *));
+    s->scales = take(memory, &used, 2 * TILE_KEYS * sizeof(void *));
     s->lists = take(memory, &used, lists * sizeof *s->lists);
     s->memory = take(memory, &used, 8 * lists * (size_t)best_capacity(x->topk));
     return used;
@@ -137,12 +146,18 @@ static void load_tokens(const struct index_loop *loop, const struct index_chunk 
     const size_t element = (size_t)kernels->element_bytes,
                  row = (size_t)shape->depth_padded * element, used = (size_t)shape->depth * element;
     const struct attn_tensor *w = loop->desc->has_weights ? loop->io->weights : NULL;
+    const bool at_once = sums_at_once(shape, loop->desc);
     for (int32_t i = 0; i < chunk->count * heads; i++) {
         const int64_t token = chunk->first + i / heads, head = i % heads;
-        char *to = s->q + (size_t)i * row;
+        char *to = at_once ? s->keys + (size_t)(i % INDEX_HEADS) * row : s->q + (size_t)i * row;
         kernels->unpack[loop->problem.q_element](to, tensor_row(args->q, token, head),
                                                  shape->depth);
         memset(to + used, 0, row - used);
+        s->rows[i % INDEX_HEADS] = to;
+        if (at_once && (i + 1) % INDEX_HEADS == 0) {
+            kernels->flash->pack_keys(s->q + (size_t)(i + 1 - INDEX_HEADS) * row, s->rows,
+                                      INDEX_HEADS, INDEX_HEADS, shape->depth_padded);
+        }
         s->weights[i] = 1.0f;
         if (w != NULL) {
             args->instance->variant->f32->unpack[element_of_any(w)](&s->weights[i],
@@ -166,14 +181,18 @@ static void load_tokens(const struct index_loop *loop, const struct index_chunk 
 }
 
 /* Rows first .. first + n - 1 of a request, packed unless they are read in place, and the factors
- * of their products. `ahead` rows are only found, to be prefetched. */
+ * of their products; the first `found` are those that the tile before found ahead. `ahead` rows are
+ * only found, to be prefetched. */
 static void load_tile(const struct index_loop *loop, const struct index_chunk *chunk, int32_t first,
-                      int32_t n, int32_t ahead, struct index_scratch *s)
+                      int32_t n, int32_t found, int32_t ahead, struct index_scratch *s)
 {
     const struct attend_problem *problem = &loop->problem;
     const struct layer_shape *shape = &problem->shape;
     const float factor = key_factor(problem, 0);
-    find_rows(problem, &problem->keys, chunk->request, 0, first, n + ahead, s->rows, s->scales);
+    memcpy(s->rows, s->rows + TILE_KEYS, (size_t)found * sizeof *s->rows);
+    memcpy(s->scales, s->scales + TILE_KEYS, (size_t)found * sizeof *s->scales);
+    find_rows(problem, &problem->keys, chunk->request, 0, first + found, n + ahead - found,
+              s->rows + found, s->scales + found);
     if (problem->keys.stage && !(chunk->few_rows > 0 && problem->keys.decode_codes)) {
         const struct stage stage = {.problem = problem,
                                     .source = &problem->keys,
@@ -186,7 +205,7 @@ static void load_tile(const struct index_loop *loop, const struct index_chunk *c
                                     .scales = s->factors};
         stage_rows(&stage);
     }
-    if (chunk->few_rows == 0) {
+    if (chunk->few_rows == 0 && !sums_at_once(shape, loop->desc)) {
         shape->kernels->pack_keys(s->keys, s->rows, n, TILE_KEYS, shape->depth_padded);
     }
     for (int32_t i = 0; i < TILE_KEYS; i++) {
@@ -198,6 +217,31 @@ static void load_tile(const struct index_loop *loop, const struct index_chunk *c
             s->factors[i] *= factor;
         }
     }
+}
+
+/* Scores of all tokens of the chunk with n rows. */
+static void sum_at_once(const struct index_loop *loop, const struct index_chunk *chunk, int32_t n,
+                        int32_t ahead, const struct index_scratch *s)
+{
+    const struct layer_shape *shape = &loop->problem.shape;
+    const struct attn_indexer_desc *x = loop->desc;
+    const struct index_args args = {
+        .keys = {.keys = n,
+                 .depth = shape->depth_padded,
+                 .key_rows = (const char *const *)s->rows,
+                 .next_rows = (const char *const *)(s->rows + n),
+                 .next_keys = ahead,
+                 .next_lines = (loop->problem.keys.row_bytes + 63) / 64},
+        .staged = s->staged,
+        .q = s->q,
+        .out = s->sums,
+        .factors = s->factors,
+        .weights = s->weights,
+        .lists = chunk->count * x->num_groups,
+        .heads = shape->group / x->num_groups,
+        .relu = x->activation == ATTN_INDEXER_RELU,
+    };
+    shape->kernels->index_scores(&args);
 }
 
 /* Products of few rows with n rows of the cache where they lie. */
@@ -230,14 +274,14 @@ static void add_scores(const struct variant *variant, const struct attn_indexer_
     const int32_t pool = x->rows_per_entry, threshold = best->threshold;
     int32_t count = best->count;
     if (pool == 1) {
-        const int32_t high = min_i32(end, r->high);
-        for (int32_t j = max_i32(first, r->low); j < high; j++) {
-            const int32_t score = scores[j - first];
-            best->scores[count] = score;
-            best->entries[count] = j;
-            count += score > threshold;
-        }
-        best->count = count;
+        const int32_t low = max_i32(first, r->low);
+        const struct keep_args keep = {.from = scores + low - first,
+                                       .to = best->scores + count,
+                                       .to_entries = best->entries + count,
+                                       .n = min_i32(end, r->high) - low,
+                                       .first = low,
+                                       .least = threshold};
+        best->count += variant->keep_above(&keep);
         return;
     }
     for (int32_t j = first; j < end;) {
@@ -264,7 +308,8 @@ static void score_tokens(const struct index_loop *loop, const struct index_chunk
     const struct layer_shape *shape = &loop->problem.shape;
     const int32_t heads = loop->args->layer->num_q_heads, of_list = heads / x->num_groups;
     const int64_t row = (int64_t)shape->depth_padded * shape->kernels->element_bytes;
-    if (chunk->few_rows == 0) {
+    const bool at_once = sums_at_once(shape, x);
+    if (chunk->few_rows == 0 && !at_once) {
         shape->kernels->gemm(s->products, TILE_KEYS, s->q + begin * heads * row,
                              shape->depth_padded, s->keys, TILE_KEYS,
                              round_up((end - begin) * heads, ROW_MULTIPLE), TILE_KEYS,
@@ -283,9 +328,14 @@ static void score_tokens(const struct index_loop *loop, const struct index_chunk
                                               .weights = s->weights + head,
                                               .heads = of_list,
                                               .relu = x->activation == ATTN_INDEXER_RELU};
-            variant->sum_heads(&sum);
+            const int32_t *sums = s->sums;
+            if (at_once) {
+                sums += (t * x->num_groups + g) * TILE_KEYS;
+            } else {
+                variant->sum_heads(&sum);
+            }
             best_make_room(variant, best, most);
-            add_scores(variant, x, &r, s->sums, first, min_i32(first + n, r.rows), best);
+            add_scores(variant, x, &r, sums, first, min_i32(first + n, r.rows), best);
         }
     }
 }
@@ -365,13 +415,17 @@ static void run_chunk(const struct index_loop *loop, const struct index_chunk *c
     const int64_t units = (rows + unit - 1) / unit;
     const int32_t begin = (int32_t)(units * part / loop->parts) * unit;
     const int32_t end = min_i32(rows, (int32_t)(units * (part + 1) / loop->parts) * unit);
+    const bool at_once = sums_at_once(&loop->problem.shape, loop->desc);
     load_tokens(loop, chunk, s);
-    for (int32_t first = begin; first < end; first += TILE_KEYS) {
+    for (int32_t first = begin, found = 0; first < end; first += TILE_KEYS) {
         const int32_t n = min_i32(TILE_KEYS, end - first);
-        const int32_t ahead = min_i32(DECODE_KEYS, end - first - n);
-        load_tile(loop, chunk, first, n, ahead, s);
+        const int32_t ahead = min_i32(at_once ? TILE_KEYS : DECODE_KEYS, end - first - n);
+        load_tile(loop, chunk, first, n, found, ahead, s);
+        found = ahead;
         if (chunk->few_rows > 0) {
             multiply_in_place(loop, chunk, n, ahead, s);
+        } else if (at_once) {
+            sum_at_once(loop, chunk, n, ahead, s);
         }
         for (int32_t t = 0; t < chunk->count; t += together) {
             score_tokens(loop, chunk, t, min_i32(t + together, chunk->count), first, n, s);
@@ -451,13 +505,15 @@ static void chunk_items(void *argument, int64_t begin, int64_t end, int32_t work
 static void add_partial(const struct variant *variant, const int32_t *partial, int32_t topk,
                         int32_t most, struct best *best)
 {
-    for (int32_t i = 0; i < partial[0]; i++) {
-        if (i % BEST_STEP == 0) {
-            best_make_room(variant, best, most);
-        }
-        best->scores[best->count] = partial[1 + i];
-        best->entries[best->count] = partial[1 + topk + i];
-        best->count += partial[1 + i] > best->threshold;
+    for (int32_t i = 0; i < partial[0]; i += BEST_STEP) {
+        best_make_room(variant, best, most);
+        const struct keep_args keep = {.from = partial + 1 + i,
+                                       .entries = partial + 1 + topk + i,
+                                       .to = best->scores + best->count,
+                                       .to_entries = best->entries + best->count,
+                                       .n = min_i32(BEST_STEP, partial[0] - i),
+                                       .least = best->threshold};
+        best->count += variant->keep_above(&keep);
     }
 }
 

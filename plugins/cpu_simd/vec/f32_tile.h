@@ -373,7 +373,7 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
     .delta = &delta_operations, .products = &f32_products, .codes = &code_operations,              \
     .blocks = block_operations, .merge_weights = merge_weights,                                    \
     .blend = {blend_f32, blend_f16, blend_bf16}, .sum_heads = sum_heads, .highest = highest,       \
-    .count_above = count_above
+    .count_above = count_above, .keep_above = keep_above
 
 #include "block_codes.h"
 #include "codes_write.h"

@@ -58,6 +58,7 @@ void test_values_gemm(void **state);
 void test_softmax(void **state);
 void test_decode(void **state);
 void test_decode_codes(void **state);
+void test_index_scores(void **state);
 void test_terms(void **state);
 void test_rows(void **state);
 void test_store(void **state);

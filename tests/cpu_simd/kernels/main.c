@@ -113,9 +113,10 @@ static int leave(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest of_compute_type[] = {
-        cmocka_unit_test(test_unpack),      cmocka_unit_test(test_scores_gemm),
-        cmocka_unit_test(test_values_gemm), cmocka_unit_test(test_softmax),
-        cmocka_unit_test(test_decode),      cmocka_unit_test(test_decode_codes),
+        cmocka_unit_test(test_unpack),       cmocka_unit_test(test_scores_gemm),
+        cmocka_unit_test(test_values_gemm),  cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_decode),       cmocka_unit_test(test_decode_codes),
+        cmocka_unit_test(test_index_scores),
     };
     const struct CMUnitTest of_variant[] = {
         cmocka_unit_test(test_terms),     cmocka_unit_test(test_rows),

@@ -361,6 +361,34 @@ void test_merge(void **state)
     BENCH("blend of bf16, 128", variant->blend[2](out, left, right, 0.25f, 0.5f, 128))
 }
 
+static void check_keep_above(const int32_t *x, int32_t n, int32_t least)
+{
+    int32_t to[TILE_KEYS], entries[TILE_KEYS], equals = (int32_t)draw(4), wanted = 0;
+    struct keep_args keep = {.from = x,
+                             .to = to,
+                             .to_entries = entries,
+                             .n = n,
+                             .first = 7,
+                             .least = least,
+                             .equals = equals};
+    if (draw(2)) { /* in place */
+        memcpy(to, x, sizeof to);
+        for (int32_t i = 0; i < n; i++) {
+            entries[i] = 7 + i;
+        }
+        keep.from = to;
+        keep.entries = entries;
+    }
+    const int32_t kept = variant->keep_above(&keep);
+    for (int32_t i = 0; i < n; i++) {
+        if (x[i] > least || (x[i] == least && equals-- > 0)) {
+            assert_true(wanted < kept && to[wanted] == x[i] && entries[wanted] == 7 + i);
+            wanted++;
+        }
+    }
+    assert_int_equal(kept, wanted);
+}
+
 /* Whole numbers have one right sum; -0 and 0 are equal, and a NaN is above every number. */
 void test_head_sums(void **state)
 {
@@ -397,6 +425,7 @@ void test_head_sums(void **state)
         }
         assert_int_equal(variant->count_above(out, n, least), above);
         assert_int_equal(variant->highest(out, n), most);
+        check_keep_above(out, n, least);
     }
     const struct head_sum_args args = {out, scores, factors, weights, HEADS, true};
     BENCH("sums of 9 heads", variant->sum_heads(&args))

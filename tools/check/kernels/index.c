@@ -14,7 +14,7 @@
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2 };
+enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2, MOST_HEADS = 64 };
 #define SCALE 0.25f
 /* Columns of the block table. */
 enum { COLUMNS = 5, LONG_COLUMNS = 160, LONGEST_COLUMNS = 320 };
@@ -80,6 +80,11 @@ static const struct form forms[] = {
      16,
      128,
      {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 32}},
+    {"lists_of_32",
+     64,
+     64,
+     {.topk = 20, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"dsa_64", 64, 128, {.topk = 40, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     /* where a token has a negative weight or 0, the best are thousands of zeros */
     {"zeros", 1, 32, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     {"pooled",
@@ -264,7 +269,7 @@ static enum trial_result verify_query(struct kernel_test *test, const struct ind
     for (int32_t g = 0; g < groups; g++) {
         const int64_t which = (int64_t)token * groups + g, first = which * heads;
         const int32_t *list = (const int32_t *)test_found(test, LATENT_OUT) + which * c->room;
-        double weights[16], slack = 0;
+        double weights[MOST_HEADS], slack = 0;
         for (int32_t i = 0; i < heads * d; i++) {
             q[i] = number_load(test_input(test, LATENT_Q), first * d + i, q_dtype(v));
         }
@@ -398,14 +403,13 @@ void index_cases(const struct kernel_sink *sink)
         backend_extension(sink->caps, ATTN_EXT_CAPS_INDEXER, sizeof *caps);
     static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD};
     enum { SHAPES = sizeof shapes / sizeof *shapes, FORMS = sizeof forms / sizeof *forms };
+    static const int32_t heads_of_shape[] = {MOST_HEADS, 16, 16, 3, 2}; /* most, by time */
     if (!(sink->caps->layer_kinds >> ATTN_LAYER_INDEXER & 1) || caps == NULL) {
         return;
     }
     for (int32_t i = 0; i < FORMS * SHAPES; i++) {
         const int32_t form = i / SHAPES;
-        const int32_t heads_max = shapes[i % SHAPES].columns == LONGEST_COLUMNS ? 2
-                                  : shapes[i % SHAPES].columns == LONG_COLUMNS  ? 3
-                                                                                : 16;
+        const int32_t heads_max = heads_of_shape[i % SHAPES];
         if (!takes(caps, &forms[form]) || forms[form].heads > heads_max) {
             continue;
         }
