@@ -160,7 +160,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
         ("a ring of the last tokens' inputs, the state written once in n tokens (replay)", has("recurrent", "replay"), "",
          f"{FORMULAS}delta, {CHECK}, tests/python/test_replay"),
-        ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {RULES}"),
+        ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {CHECK}, {RUN}"),
     ]),
     ("Indexers", [
         ("lists of the best tokens, rows or blocks; forced entries, tails", has("layer_kinds", "indexer"), "",

@@ -48,8 +48,7 @@ enum attn_causal {
 
 /* Names of layers in text (ATTN_BACKEND, JSON): full, sliding, chunked (decoders by their terms),
  * static_sink (with a sink_len), encoder, encoder_only, mm_encoder (by this enumeration), cross,
- * mla, mla_sparse (with a topk), gdn, indexer (a draft). Kernels see no difference between
- * encoders. */
+ * mla, mla_sparse (with a topk), gdn, indexer. Kernels see no difference between encoders. */
 enum attn_encoder {
     ATTN_ENCODER_OF_DECODER = 0, /* it belongs to an encoder-decoder model */
     ATTN_ENCODER_ONLY = 1,

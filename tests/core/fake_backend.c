@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "support/client.h"
 #include "fake_backend.h"
 
 #include <string.h>
+
+#include "support/client.h"
 
 struct fake_calls fake_calls;
 struct attn_kernels fake_kernels;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <attn/draft/mm_encoder.h>
 
-#include "support/client.h"
 #include "backend.h"
+#include "support/client.h"
 #include "util/counts.h"
 
 #include <string.h>

@@ -545,8 +545,3 @@ class Spec:
     num_kv_heads: int = HK
     block_size: int = BLOCK
     state_content_bytes: int | None = None
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    unittest.main()

@@ -21,7 +21,7 @@
 #define MAX_DIFFERENCE 0.05
 
 /* SIGINT and SIGTERM end the run after the shape that is being measured, so that what was measured
- * is reported; a second one ends the process. */
+ * is reported. A second SIGINT ends the process; not a second SIGTERM, which `timeout` sends. */
 static volatile sig_atomic_t ended_by;
 
 static void end_run(int number)
@@ -31,9 +31,10 @@ static void end_run(int number)
 
 static void catch_signals(void)
 {
-    const struct sigaction action = {.sa_handler = end_run, .sa_flags = (int)SA_RESETHAND};
-    sigaction(SIGINT, &action, NULL);
+    struct sigaction action = {.sa_handler = end_run, .sa_flags = SA_RESTART};
     sigaction(SIGTERM, &action, NULL);
+    action.sa_flags |= (int)SA_RESETHAND;
+    sigaction(SIGINT, &action, NULL);
 }
 
 static int fail_with(const char *what, const struct attn_error *error)
@@ -337,7 +338,7 @@ static void run_shapes(struct bench *bench)
                     options->num_backends > 0 ? options->num_backends : 1);
         }
     }
-    if (options->tune) {
+    if (options->tune && ended_by == 0) {
         keep_ranks(bench);
     }
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
  */
-#include "support/client.h"
 #include "direct.h"
 
 #include <stdlib.h>
@@ -10,6 +9,7 @@
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/tensor.h"
 #include "common/memory.h"

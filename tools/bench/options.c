@@ -56,8 +56,8 @@ static const char usage[] =
     "Shapes, with their parameters:\n";
 
 static const char ending[] =
-    "\nExit status: 0 all measured, 1 a shape is not served or its measurement failed,\n"
-    "2 usage, 77 hardware absent.\n";
+    "\nExit status: 0 all measured, 1 a shape is not served, its measurement failed, or a\n"
+    "signal ended the run, 2 usage, 77 hardware absent.\n";
 
 static void describe(FILE *file)
 {

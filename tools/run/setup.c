@@ -73,25 +73,25 @@ static attn_status try_select(struct run_engine *engine)
     return status;
 }
 
-/* Compressors with rotations of outputs, and indexers, are drafts, and other layers do not need
- * theirs here: where nothing serves them on the device they are left out. */
+/* Other layers do not need what compressors, with rotations of outputs, and indexers give: where
+ * nothing serves those on the device they are left out. */
 static attn_status select_layers(struct run_engine *engine)
 {
     static const struct {
         int32_t kind;
         const char *name;
-    } drafts[] = {{ATTN_LAYER_DRAFT_COMPRESSOR, "compressor, with rotations of outputs,"},
-                  {ATTN_LAYER_INDEXER, "indexer"}};
+    } optional[] = {{ATTN_LAYER_DRAFT_COMPRESSOR, "compressor, with rotations of outputs,"},
+                    {ATTN_LAYER_INDEXER, "indexer"}};
     engine->config.rotates = true;
     model_config_link(&engine->config);
     attn_status status = try_select(engine);
     for (int32_t i = 0; i < 2 && (status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED);
          i++) {
         engine->config.rotates = false;
-        const int32_t dropped = model_config_drop(&engine->config, drafts[i].kind);
+        const int32_t dropped = model_config_drop(&engine->config, optional[i].kind);
         if (dropped > 0) {
             fprintf(stderr, "attn-run: %d layers of kind %s are left out: %s\n", dropped,
-                    drafts[i].name, engine->error.message);
+                    optional[i].name, engine->error.message);
             engine->num_layers -= dropped;
             status = try_select(engine);
         }

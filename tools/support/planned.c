@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client.h"
 #include "planned.h"
+
+#include "client.h"
 
 attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
                             const struct attn_limits *limits, struct attn_schedule_size *size,

@@ -36,11 +36,10 @@ bool test_maps(const char *file)
     char line[1024];
     bool found = false;
     FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+    assert_non_null(maps);
+    while (fgets(line, sizeof line, maps) != NULL) {
         found |= strstr(line, file) != NULL;
     }
-    if (maps != NULL) {
-        fclose(maps);
-    }
+    fclose(maps);
     return found;
 }

@@ -192,8 +192,8 @@ static void write_turned(const struct cache_row *row, const struct kv_format *f,
     }
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = (uint32_t)within(half_away(x[d] / scale) + zero, 0, 15);
-        if (f->form ==
-            KV_LEVELS) { /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
+        /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
+        if (f->form == KV_LEVELS) {
             code = 0;
             for (uint32_t c = 1; c < 1u << f->bits; c++) {
                 code += x[d] / (norm + 1e-8) >= (level(c - 1, f->bits) + level(c, f->bits)) / 2;

@@ -196,7 +196,8 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
         status = run(&call, context, &error);
     }
     OWNED(memory_end)
-    uint8_t *found = trial_read(trial, trial->device, test->memory, image->size);
+    uint8_t *found =
+        status == ATTN_OK ? trial_read(trial, trial->device, test->memory, image->size) : NULL;
     device_stream_destroy(trial->device, stream);
     TRIAL_CALL(trial, "a part of the call", status, &error);
     if (found == NULL) {

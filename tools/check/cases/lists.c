@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "support/client.h"
 #include "cases/lists.h"
 
 #include <stdio.h>
 
 #include "harness/backend.h"
+#include "support/client.h"
 #include "support/random.h"
 
 static const int32_t granularities[] = {1, 4, 16, 64, 128};

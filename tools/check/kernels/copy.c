@@ -106,13 +106,11 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
     const struct copy_variant *v = variant;
     OWNED(memory_end) struct memories *m = calloc(1, sizeof *m);
     struct attn_error error = ATTN_ERROR_INIT;
-    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
-    bool read = true;
-    if (m != NULL && init(m, trial->device, &seed)) {
-        status = v->call(trial, m, v->kind, &error);
-        read = device_read(trial->device, m->after, m->device, SIZE);
-    }
+    const bool made = m != NULL && init(m, trial->device, &seed);
+    const attn_status status = made ? v->call(trial, m, v->kind, &error) : ATTN_OK;
+    const bool read = made && device_read(trial->device, m->after, m->device, SIZE);
     device_free(trial->device, m != NULL ? m->device : NULL);
+    TRIAL_FAIL_IF(trial, !made, "no memory for the case");
     if (status == ATTN_ERROR_UNSUPPORTED) {
         return trial_call_refused(trial, &error);
     }
