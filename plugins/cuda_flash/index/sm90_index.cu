@@ -12,12 +12,11 @@
 #include "gpu/device/rows.h"
 #include "gpu/device/scan.h"
 #include "gpu/device/search.h"
-#include "gpu/index.h"
+#include "sm90_index_sums.cuh"
 
 #define INDEX_TILES 4
 #define INDEX_STAGES 4
 #define INDEX_STAGE_ROWS 128
-#define INDEX_COLUMNS 64
 #define INDEX_THREADS 256
 #define INDEX_CTAS 2         /* CTAs of a multiprocessor */
 #define INDEX_MOST_STAGES 64 /* an item's, at most */
@@ -26,16 +25,19 @@
 struct sm90_index_params {
     struct gpu_index_params p;
     int32_t lists;       /* lists of an item, at most */
-    int32_t stages;      /* stages of rows of an item; 0 (bf16 in D 128 only): each CTA takes one
-                          * share of all stages */
+    int32_t stages;      /* stages of rows of an item; 0 (bf16 in D 128, and scores of e4m3 that
+                          * are not pooled): each CTA takes one share of all stages */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
+    int32_t together;    /* 1: the rows of a stage that a warp copies are in one block */
 };
 
 /* SPANS: columns of 128 bytes of a row. */
-template <int KIND, int SPANS> struct index_shape {
+template <int KIND, int SPANS, bool POOLED> struct index_shape {
     static constexpr int row = SPANS * 128;
     static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
     static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
+    /* Copies begin during products, and those of rows that are together need no shuffles. */
+    static constexpr bool overlaps = KIND == KIND_E4M3 && !POOLED;
     static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
     static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 7168) <= 227 * 1024, "the CTAs fit");
 };
@@ -68,14 +70,6 @@ GPU_INLINE int32_t rows_seen(const gpu_index_params &p, int32_t request, int32_t
 {
     int32_t seen = p.seq_lens[request] - p.query_start[request + 1] + token + 1;
     return min(seen / p.tokens_per_row, p.max_rows);
-}
-
-/* fmaxf would drop a NaN. */
-GPU_INLINE float larger_of(float x, float y)
-{
-    float larger;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
-    return larger;
 }
 
 /* Copies the queries of the span's lists; columns without one are zero. */
@@ -113,25 +107,57 @@ GPU_INLINE void copy_queries(const gpu_index_params &p, const index_work &w, ind
 }
 
 /* Where a row of the cache lies. Each warp copies the 16 rows of a stage that it multiplies; lane
- * and lane + 16 find one of them. */
+ * and lane + 16 find one of them, or all lanes the first if they are together. */
 struct index_row {
     int32_t block, slot; /* block -1: no row */
 };
 
+template <class S>
 GPU_INLINE index_row find_row(const sm90_index_params &a, const index_work &w, int32_t stage)
 {
     const gpu_index_params &p = a.p;
     const int32_t row = w.begin + stage * INDEX_STAGE_ROWS + ((int32_t)threadIdx.x >> 5) * 16 +
-                        (int32_t)(threadIdx.x & 15);
+                        (S::overlaps && a.together ? 0 : (int32_t)(threadIdx.x & 15));
     const int32_t index = a.block_shift >= 0 ? row >> a.block_shift : row / p.block_rows;
     return {row < w.end ? p.block_table[w.table + index] : -1, row - index * p.block_rows};
 }
 
+/* Copies 16 rows of one block. Rows after the last one that is seen may be read, too. */
 template <class S>
-GPU_INLINE void copy_rows(const gpu_index_params &p, const index_row &at, index_smem &smem,
+GPU_INLINE void copy_rows_together(const gpu_index_params &p, const index_row &at, index_smem &smem,
+                                   char *stages, int stage)
+{
+    constexpr int rows = 32 / S::chunks; /* copied by one instruction */
+    const int lane = threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
+    const int own = lane / S::chunks, chunk = lane % S::chunks;
+    const uint32_t to = shared_address(stages + stage * S::stage);
+    const int64_t block = max(at.block, 0);
+    const bool real = at.block >= 0;
+    const char *from =
+        p.k.data + block * p.k.block + (int64_t)(at.slot + own) * p.k.slot + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < 16 / rows; i++) {
+        copy16(to + place_of_chunk<INDEX_STAGE_ROWS>(first + i * rows + own, chunk),
+               from + i * rows * p.k.slot, real ? 16 : 0);
+    }
+    if (p.k.form == GPU_ROW_SCALED && lane < 16) {
+        copy4(shared_address(&smem.scales[stage][first + lane]),
+              p.k.row_scale + block * p.k.row_scale_block +
+                  (int64_t)(at.slot + lane) * p.k.row_scale_slot,
+              real ? 4 : 0);
+    }
+}
+
+template <class S>
+GPU_INLINE void copy_rows(const sm90_index_params &a, const index_row &at, index_smem &smem,
                           char *stages, int stage)
 {
     constexpr int rows = 32 / S::chunks; /* copied by one instruction */
+    const gpu_index_params &p = a.p;
+    if (S::overlaps && a.together) {
+        copy_rows_together<S>(p, at, smem, stages, stage);
+        return;
+    }
     const int lane = threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
     const int own = lane / S::chunks, chunk = lane % S::chunks;
     const uint32_t to = shared_address(stages + stage * S::stage);
@@ -163,9 +189,9 @@ template <class S> GPU_INLINE void load_rows(uint32_t stage, uint32_t (&rows)[S:
     }
 }
 
-/* Computes acc = rows x columns of a tile. */
+/* Starts acc = rows x columns of a tile. */
 template <int KIND, int STEPS>
-GPU_INLINE void multiply_tile(const uint32_t (&rows)[STEPS][4], uint64_t q, float (&acc)[32])
+GPU_INLINE void start_tile(const uint32_t (&rows)[STEPS][4], uint64_t q, float (&acc)[32])
 {
     pin(acc);
     wgmma_begin();
@@ -179,133 +205,13 @@ GPU_INLINE void multiply_tile(const uint32_t (&rows)[STEPS][4], uint64_t q, floa
         }
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    pin(acc);
-}
-
-/* The one of a thread's two rows whose scores it stores, or none: of a list's lanes 2 store. */
-struct index_store {
-    const int32_t *end; /* ends of the rows that the span's lists see */
-    float *scores;      /* the row's, in the span's first list */
-    int64_t stride;
-    int32_t lists, row;
-    float scale, scales[2]; /* scales: both rows' ones, where the best are stored */
-};
-
-GPU_INLINE void store_one(const index_store &to, int list, float score)
-{
-    if (to.row < to.end[list]) {
-        to.scores[list * to.stride] = score * to.scale;
-    }
-}
-
-/* A lane stores one of two rows and its neighbour the other: x becomes the lane's own sum of its
- * row, y its neighbour's sum of that row. */
-GPU_INLINE void exchange_rows(float &x, float &y)
-{
-    const bool is_high = (threadIdx.x & 1) != 0;
-    const float own = is_high ? y : x;
-    y = __shfl_xor_sync(0xffffffffu, is_high ? x : y, 1);
-    x = own;
-}
-
-/* Stores the scores of 8 columns' lists, the first of which is `list`, or of one list. sum: two
- * rows' sums of a thread's even and odd columns. A list of 8 columns or more has 4 lanes, of 4
- * has 2. */
-template <int HEADS>
-GPU_INLINE void store_score(const index_store &to, int list, float (&sum)[2][2])
-{
-    const int own = threadIdx.x & 3, other = own ^ 1;
-    if (HEADS == 1) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            exchange_rows(sum[0][i], sum[1][i]);
-            store_one(to, list + own * 2 + i, sum[0][i]);
-            store_one(to, list + other * 2 + i, sum[1][i]);
-        }
-        return;
-    }
-    float low = sum[0][0] + sum[0][1], high = sum[1][0] + sum[1][1];
-    exchange_rows(low, high);
-    if (HEADS == 2) {
-        store_one(to, list + own, low);
-        store_one(to, list + other, high);
-        return;
-    }
-    float score = low + high;
-    if (HEADS >= 8) {
-        score += __shfl_xor_sync(0xffffffffu, score, 2);
-    }
-    store_one(to, list + (HEADS == 4 ? own / 2 : 0), score);
-}
-
-/* Stores the best scores of a warp's 16 rows: of all lists in 8 columns, or of their one list. */
-template <int HEADS>
-GPU_INLINE void store_best(const index_store &to, int list, const float (&sum)[2][2])
-{
-    constexpr int own = HEADS == 1 ? 2 : 1; /* lists of a thread */
-    const int lane = threadIdx.x & 31, first = list + (HEADS <= 4 ? (lane & 3) * 2 / HEADS : 0);
-#pragma unroll
-    for (int i = 0; i < own; i++) {
-        const int32_t end = to.end[first + i];
-        float best = -INFINITY;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float score = HEADS == 1 ? sum[r][i] : sum[r][0] + sum[r][1];
-            if (HEADS >= 4) {
-                score += __shfl_xor_sync(0xffffffffu, score, 1);
-            }
-            if (HEADS >= 8) {
-                score += __shfl_xor_sync(0xffffffffu, score, 2);
-            }
-            best = to.row + r * 8 < end ? larger_of(best, score * to.scales[r]) : best;
-        }
-#pragma unroll
-        for (int d = 4; d < 32; d <<= 1) {
-            best = larger_of(best, __shfl_xor_sync(0xffffffffu, best, d));
-        }
-        if (lane < 4 && lane % (HEADS >= 8 ? 4 : HEADS == 4 ? 2 : 1) == 0 && to.row < end) {
-            to.scores[(first + i) * to.stride] = best;
-        }
-    }
-}
-
-/* Sums a tile's columns list by list, and stores the scores. */
-template <int HEADS, bool POOLED>
-GPU_INLINE void store_scores(const index_store &to, const float *weights, int tile, float least,
-                             const float (&acc)[32])
-{
-    constexpr int last = HEADS >= 8 ? HEADS / 8 - 1 : 0; /* a list's last group of 8 columns */
-    float sum[2][2] = {};                                /* one of even and one of odd columns */
-#pragma unroll
-    for (int b = 0; b < 8; b++) {
-        if (HEADS <= 4 && (tile * INDEX_COLUMNS + b * 8) / HEADS >= to.lists) {
-            break; /* decodes have few */
-        }
-        const float2 weight =
-            *(const float2 *)&weights[b / 2 * 16 + (threadIdx.x & 3) * 4 + b % 2 * 2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            sum[i][0] = fmaf(larger_of(acc[b * 4 + i * 2], least), weight.x, sum[i][0]);
-            sum[i][1] = fmaf(larger_of(acc[b * 4 + i * 2 + 1], least), weight.y, sum[i][1]);
-        }
-        if ((b & last) == last) {
-            const int list = (tile * INDEX_COLUMNS + b * 8) / HEADS;
-            if constexpr (POOLED) {
-                store_best<HEADS>(to, list, sum);
-            } else {
-                store_score<HEADS>(to, list, sum);
-            }
-            sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
-        }
-    }
 }
 
 template <int KIND, int SPANS, bool POOLED>
 GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, index_smem &smem,
                            char *q, char *stages)
 {
-    using S = index_shape<KIND, SPANS>;
+    using S = index_shape<KIND, SPANS, POOLED>;
     const gpu_index_params &p = a.p;
     const int own = ((int)threadIdx.x >> 5) * 16 + ((threadIdx.x & 31) >> 2);
     const int heads = p.heads / p.groups;
@@ -319,14 +225,14 @@ GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, inde
         (&smem.end[0][0])[i] = i < w.lists ? min(seen, w.end) : 0;
     }
     copy_queries<S>(p, w, smem, q);
-    index_row next = find_row(a, w, 0);
+    index_row next = find_row<S>(a, w, 0);
 #pragma unroll
     for (int s = 0; s < INDEX_STAGES - 1; s++) {
         if (s < count) {
-            copy_rows<S>(p, next, smem, stages, s);
+            copy_rows<S>(a, next, smem, stages, s);
         }
         commit_copies(); /* the first has the queries, too */
-        next = find_row(a, w, s + 1);
+        next = find_row<S>(a, w, s + 1);
     }
     constexpr int pool = POOLED ? INDEX_POOL : 1;
     const int which = own + (POOLED ? 0 : (threadIdx.x & 1) * 8);
@@ -352,17 +258,27 @@ GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, inde
                      : INT32_MAX;
         to.scale = to.scales[0] = factor * (scaled ? smem.scales[stage][which] : 1.0f);
         to.scales[1] = factor * (POOLED && scaled ? smem.scales[stage][own + 8] : 1.0f);
-        if (t + INDEX_STAGES - 1 < count) {
-            copy_rows<S>(p, next, smem, stages, (t + INDEX_STAGES - 1) % INDEX_STAGES);
+        auto copy_ahead = [&] {
+            if (t + INDEX_STAGES - 1 < count) {
+                copy_rows<S>(a, next, smem, stages, (t + INDEX_STAGES - 1) % INDEX_STAGES);
+            }
+            commit_copies();
+            next = find_row<S>(a, w, t + INDEX_STAGES);
+        };
+        if (!S::overlaps) {
+            copy_ahead();
         }
-        commit_copies();
-        next = find_row(a, w, t + INDEX_STAGES);
         const uint64_t columns = descriptor_at(shared_address(q), 16, 1024);
 #pragma unroll
         for (int c = 0; c < INDEX_TILES; c++) { /* other warp groups multiply while this one sums */
             if (c < tiles) {
                 float acc[32];
-                multiply_tile<KIND>(rows, columns + c * (S::tile / 16), acc);
+                start_tile<KIND>(rows, columns + c * (S::tile / 16), acc);
+                if (S::overlaps && c == 0) {
+                    copy_ahead();
+                }
+                wgmma_wait<0>();
+                pin(acc);
                 if (heads == 64) {
                     store_scores<64, POOLED>(to, smem.weights[c], c, least, acc);
                 } else if (heads == 32) {
@@ -465,7 +381,7 @@ template <int KIND, int SPANS, bool POOLED>
 __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     index_scores(const __grid_constant__ sm90_index_params a)
 {
-    using S = index_shape<KIND, SPANS>;
+    using S = index_shape<KIND, SPANS, POOLED>;
     extern __shared__ __align__(1024) char memory[];
     __shared__ index_smem smem;
     __shared__ index_shares shares;
@@ -477,7 +393,7 @@ __global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
     const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;
     const int32_t columns = (lists + a.lists - 1) / a.lists;
     int32_t at = (int32_t)blockIdx.x, last, first = 0;
-    const bool is_shared = SPANS > 1 && a.stages == 0;
+    const bool is_shared = (SPANS > 1 || S::overlaps) && a.stages == 0;
     if (is_shared) {
         const int64_t total = count_stages(a, lists, shares);
         at = (int32_t)(total * blockIdx.x / gridDim.x);
@@ -504,7 +420,7 @@ template <int KIND, int SPANS>
 static cudaError_t launch_shape(const struct gpu_device *device, const sm90_index_params *a,
                                 void *stream)
 {
-    constexpr int smem = index_shape<KIND, SPANS>::smem;
+    constexpr int smem = index_shape<KIND, SPANS, false>::smem;
     void (*const kernels[2])(sm90_index_params) = {index_scores<KIND, SPANS, false>,
                                                    index_scores<KIND, SPANS, true>};
     cudaError_t error = cudaSuccess;
@@ -578,11 +494,13 @@ static const char *run(const struct gpu_device *device, const struct gpu_index_p
     const int64_t most = INDEX_TILES * INDEX_COLUMNS * p->groups / p->heads;
     const bool even = (p->block_rows & (p->block_rows - 1)) == 0;
     const bool wide = p->k.dtype == ATTN_DTYPE_BF16 && p->k.head_size == 128;
+    const bool shares = wide || (p->k.dtype == ATTN_DTYPE_FP8_E4M3 && p->rows_per_score == 1);
     sm90_index_params a = {*p, (int32_t)(of_request < most ? of_request : most), 0,
-                           even ? __builtin_ctz((unsigned)p->block_rows) : -1};
+                           even ? __builtin_ctz((unsigned)p->block_rows) : -1,
+                           p->block_rows % 16 == 0};
     a.stages = stages_of(p, (lists + a.lists - 1) / a.lists,
                          (int64_t)device->num_sms * (wide ? 1 : INDEX_CTAS),
-                         wide && p->num_reqs <= INDEX_THREADS && of_request <= most);
+                         shares && p->num_reqs <= INDEX_THREADS && of_request <= most);
     return launch(device, &a, stream);
 }
 
