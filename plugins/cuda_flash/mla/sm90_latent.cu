@@ -42,9 +42,18 @@ struct latent_pieces {
             char *to = p.out.data + token * p.out.row + head * p.out.head;
 #pragma unroll
             for (int d = 0; d < 2; d++) {
-                const float4 &acc_o = x.acc_o[d];
-                number_store(to, p.out.dtype, d * 256 + dim, (h ? acc_o.z : acc_o.x) * factor);
-                number_store(to, p.out.dtype, d * 256 + dim + 1, (h ? acc_o.w : acc_o.y) * factor);
+                const float first = (h ? x.acc_o[d].z : x.acc_o[d].x) * factor;
+                const float second = (h ? x.acc_o[d].w : x.acc_o[d].y) * factor;
+                const uint32_t two = p.out.dtype == ATTN_DTYPE_BF16
+                                         ? pack2<KIND_BF16>(first, second)
+                                         : pack2<KIND_F16>(first, second);
+                uint16_t *at = (uint16_t *)to + d * 256 + dim;
+                if (a.wide_out > 1) {
+                    *(uint32_t *)at = two;
+                } else {
+                    at[0] = (uint16_t)two;
+                    at[1] = (uint16_t)(two >> 16);
+                }
             }
         }
     }

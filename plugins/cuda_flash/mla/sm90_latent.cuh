@@ -683,14 +683,17 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     } else {
         __syncthreads(); /* the barriers are initialized and the zeros written */
     }
-    const bool touches = BOTH && threadIdx.x >= latent_threads<PRODUCER>::threads - 32;
+    const bool touches =
+        (BOTH || a.p.topk != nullptr) && threadIdx.x >= latent_threads<PRODUCER>::threads - 32;
     volatile float &untouched = smem.row_sum[1][1][SM90_LATENT_ROWS - 1]; /* keeps the reads */
     if (touches) {
         untouched = __uint_as_float(touch_params(a));
-        fetch_lookups(a);
+        if (BOTH) {
+            fetch_lookups(a);
+        }
     }
     wait_for_earlier_kernels();
-    if (touches) {
+    if (BOTH && touches) {
         untouched = __uint_as_float(touch_lookups(a));
     }
     let_later_kernels_begin();

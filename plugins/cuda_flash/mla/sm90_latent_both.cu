@@ -3,6 +3,7 @@
  * them, and its tiles are those of the window and then those of the second cache. A cluster has an
  * item, whose CTAs have equal parts of the tiles and merge their sums: without a schedule, parts in
  * memory or a second launch. */
+#define LATENT_CALLS_CLAMP false
 #include "sm90_latent.cuh"
 
 /* A cluster pays for its merge if its longest part is shorter than the item by so many tiles. */

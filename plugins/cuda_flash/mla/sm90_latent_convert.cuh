@@ -23,6 +23,18 @@ GPU_INLINE uint32_t clamped_halves(uint32_t two)
     return pack2<KIND_F16>(low, high);
 }
 
+/* Rarely called: inlined, each number of a chunk would have a branch. */
+static __device__ __noinline__ uint4 clamped_chunk(uint4 x)
+{
+    return make_uint4(clamped_halves(x.x), clamped_halves(x.y), clamped_halves(x.z),
+                      clamped_halves(x.w));
+}
+
+/* Whether halves_of_bf16 calls clamped_chunk; the kernel of both caches has it inlined. */
+#ifndef LATENT_CALLS_CLAMP
+#define LATENT_CALLS_CLAMP true
+#endif
+
 GPU_INLINE uint4 halves_of_bf16(uint4 x)
 {
     uint32_t w[4] = {x.x, x.y, x.z, x.w}, far = 0; /* sign bits: numbers from 65536 on */
@@ -30,9 +42,12 @@ GPU_INLINE uint4 halves_of_bf16(uint4 x)
     for (int i = 0; i < 4; i++) {
         far |= ((w[i] & 0x7fff7fffu) + 0x38803880u) & 0x80008000u;
     }
+    if (LATENT_CALLS_CLAMP && far != 0) {
+        return clamped_chunk(x);
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (far == 0) {
+        if (LATENT_CALLS_CLAMP || far == 0) {
             w[i] =
                 pack2<KIND_F16>(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u));
         } else {
