@@ -79,9 +79,9 @@ QWEN_NEXT = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_nex
              "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "eos_token_id": 1}
 #: Engines of rows: cache, KiB of it for a token (states included), GiB of all else, configuration.
 TIMED: dict[str, tuple[str, int, int, dict[str, Any]]] = {
-    "llama": ("auto", 128, 20, LLAMA_8B), "llama, fp8": ("fp8", 64, 20, LLAMA_8B), "qwen3-next": ("auto", 128, 8, QWEN_NEXT)}
+    "llama": ("auto", 128, 18, LLAMA_8B), "llama, fp8": ("fp8", 64, 18, LLAMA_8B), "qwen3-next": ("auto", 128, 8, QWEN_NEXT)}
 #: GiB for all engines that live at the same time.
-MEMORY = 124
+MEMORY = 130
 #: One of those, lengths of prompts, tokens of each, whether a round has prompts of its own (else they come from the prefix cache).
 ROWS: dict[str, tuple[str, list[int], int, bool]] = {
     "64 x 1024": ("llama", [1024] * 64, 128, True), "8 x 8192": ("llama", [8192] * 8, 64, True), "1 x 1024": ("llama", [1024], 128, True),

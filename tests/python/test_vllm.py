@@ -549,12 +549,15 @@ class Steps(unittest.TestCase):
                 for buffer, now in zip(persistent, (starts, torch.tensor([*lengths] + [0] * padding),
                                                     torch.tensor([*slots] + [-1] * padding))):
                     buffer.copy_(now)
-                given.max_seq_len = max(lengths)
+                given.max_seq_len, given.query_start_loc_cpu = max(lengths), starts  # vLLM's runner allocates these in each step
                 plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds]
                 builder.build_for_cudagraph_capture(given)  # as for a dummy step of an idle rank
                 self.assertEqual([bound.captured[3, 3, 1] for bound in builder.steps._bounds], plans)
+                kept = builder._kept.get((3, 3, 1))
                 m = builder.build(0, given)
                 self.assertEqual(m.captured, (3, 3, 1))
+                self.assertEqual(m.query_start_loc_cpu.tolist(), starts.tolist())
+                self.assertIs(builder._kept[3, 3, 1], kept or builder._kept[3, 3, 1], "arrays of the same addresses")
                 q.copy_(peaked(3, HQ, D, generator=generator))
                 new_k, new_v = (torch.stack([t[r, n - 1] for r, n in enumerate(lengths)] + [t[0, 0]] * padding)
                                 for t in (keys, values))
@@ -566,8 +569,6 @@ class Steps(unittest.TestCase):
                         expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
                         self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
             kept = builder._kept[3, 3, 1]
-            builder.build(0, given)
-            self.assertIs(builder._kept[3, 3, 1], kept, "arrays of the same addresses")
             self.assertIsNone(builder._again(replace(m, spans=m.seq_lens), given.block_table_tensor), "an image's span")
             given.block_table_tensor = tables.clone()
             builder.build(0, given)

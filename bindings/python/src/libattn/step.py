@@ -129,9 +129,13 @@ class Batch:
         self.pointer = addressof(batch)
         self._counts = (ctypes.c_int32 * 5).from_buffer(batch, attn_batch.num_reqs.offset)  # to max_seq_len
 
-    def count(self, num_actual_tokens: int, max_seq_len: int) -> None:
-        """Use the batch again for other lengths in the same arrays."""
+    def count(self, num_actual_tokens: int, max_seq_len: int, starts: tuple[int, Any] | None = None) -> None:
+        """Use the batch again for other lengths in the same arrays. `starts`: the address of as many int32 and their owner, if
+        ``query_start_loc_host`` is another array now."""
         self._counts[2], self._counts[4] = num_actual_tokens, max_seq_len
+        if starts is not None:
+            self.struct.query_start_loc_host = starts[0]
+            self.struct.kept["query_start_loc_host"] = starts[1], 0
 
     def _pair(self, name: str, value: Any | None, host: Any | None) -> None:
         """A device array and its host copy; on a CPU they are one."""

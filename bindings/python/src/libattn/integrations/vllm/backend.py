@@ -228,16 +228,17 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     def _again(self, m: Any, table: torch.Tensor) -> LibattnMetadata | None:
         """What was made for the last batch of a captured shape, if this one's arrays have the same addresses, as those that graphs
-        read have; bounds and counts are this step's."""
+        read have; bounds, counts and host copies, which vLLM allocates in each step, are this step's."""
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
         kept = self._kept.get(shape)
         spans = getattr(m, "mm_req_doc_ranges", None) or getattr(m, "spans", None) is not None
-        if kept is None or spans or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
+        starts = host_copy(m.query_start_loc_cpu)
+        if kept is None or spans or starts is None or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
             return None
         _, found, batch = kept
         self._fill(m)
-        found = replace(found, max_seq_len=m.max_seq_len, seq_lens_cpu=self._lengths_on_host(m))
-        batch.count(m.query_start_loc_cpu[m.num_reqs].item(), m.max_seq_len)
+        found = replace(found, max_seq_len=m.max_seq_len, query_start_loc_cpu=starts, seq_lens_cpu=self._lengths_on_host(m))
+        batch.count(starts[m.num_reqs].item(), m.max_seq_len, (starts.data_ptr(), starts))
         self.steps.replay(shape, lambda: batch)
         return found
 
@@ -253,9 +254,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
     @staticmethod
     def _arrays(m: Any, table: torch.Tensor) -> Any:
         """What identifies the arrays of a captured shape."""
-        host = m.query_start_loc_cpu
-        return (m.query_start_loc.data_ptr(), None if host is None else host.data_ptr(), m.seq_lens.data_ptr(), table.data_ptr(),
-                table.shape, table.stride(), m.slot_mapping.data_ptr(), m.slot_mapping.shape, m.causal if isinstance(m.causal, bool) else None)
+        return (m.query_start_loc.data_ptr(), m.seq_lens.data_ptr(), table.data_ptr(), table.shape, table.stride(),
+                m.slot_mapping.data_ptr(), m.slot_mapping.shape, m.causal if isinstance(m.causal, bool) else None)
 
     def _replayed(self, m: LibattnMetadata, table: torch.Tensor) -> Batch:
         """The batch of a captured shape, kept for the next one where nothing was converted."""
