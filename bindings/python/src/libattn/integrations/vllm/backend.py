@@ -5,6 +5,7 @@ Releases and what differs between them: `versions`. Methods take and ignore argu
 """
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -235,9 +236,9 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         starts = host_copy(m.query_start_loc_cpu)
         if kept is None or spans or starts is None or kept[0] != self._arrays(m, table) or not self.steps.replays(shape):
             return None
-        _, found, batch = kept
+        batch, found = kept[2], copy(kept[1])  # a third of `replace`'s time
         self._fill(m)
-        found = replace(found, max_seq_len=m.max_seq_len, query_start_loc_cpu=starts, seq_lens_cpu=self._lengths_on_host(m))
+        found.max_seq_len, found.query_start_loc_cpu, found.seq_lens_cpu = m.max_seq_len, starts, self._lengths_on_host(m)
         batch.count(starts[m.num_reqs].item(), m.max_seq_len, (starts.data_ptr(), starts))
         self.steps.replay(shape, lambda: batch)
         return found
