@@ -36,7 +36,8 @@ template <int KIND, int SPANS, bool POOLED> struct index_shape {
     static constexpr int row = SPANS * 128;
     static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
     static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
-    /* Copies begin during products, and those of rows that are together need no shuffles. */
+    /* Copies begin during products, and those of rows that are together need no shuffles. Other
+     * kernels are limited by memory or by pooling, and gain nothing. */
     static constexpr bool overlaps = KIND == KIND_E4M3 && !POOLED;
     static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
     static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 7168) <= 227 * 1024, "the CTAs fit");
@@ -122,7 +123,8 @@ GPU_INLINE index_row find_row(const sm90_index_params &a, const index_work &w, i
     return {row < w.end ? p.block_table[w.table + index] : -1, row - index * p.block_rows};
 }
 
-/* Copies 16 rows of one block. Rows after the last one that is seen may be read, too. */
+/* Copies 16 rows of one block. Rows of it after the last one that is seen may be read, too: their
+ * scores are not stored. */
 template <class S>
 GPU_INLINE void copy_rows_together(const gpu_index_params &p, const index_row &at, index_smem &smem,
                                    char *stages, int stage)

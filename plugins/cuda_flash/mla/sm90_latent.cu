@@ -47,12 +47,12 @@ struct latent_pieces {
                 const uint32_t two = p.out.dtype == ATTN_DTYPE_BF16
                                          ? pack2<KIND_BF16>(first, second)
                                          : pack2<KIND_F16>(first, second);
-                uint16_t *at = (uint16_t *)to + d * 256 + dim;
+                uint16_t *to_dims = (uint16_t *)to + d * 256 + dim;
                 if (a.wide_out > 1) {
-                    *(uint32_t *)at = two;
+                    *(uint32_t *)to_dims = two;
                 } else {
-                    at[0] = (uint16_t)two;
-                    at[1] = (uint16_t)(two >> 16);
+                    to_dims[0] = (uint16_t)two;
+                    to_dims[1] = (uint16_t)(two >> 16);
                 }
             }
         }

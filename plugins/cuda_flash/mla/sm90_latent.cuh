@@ -683,6 +683,7 @@ __global__ void __launch_bounds__(latent_threads<PRODUCER>::threads, 1)
     } else {
         __syncthreads(); /* the barriers are initialized and the zeros written */
     }
+    /* with lists the first read of each line of parameters would delay an item's start */
     const bool touches =
         (BOTH || a.p.topk != nullptr) && threadIdx.x >= latent_threads<PRODUCER>::threads - 32;
     volatile float &untouched = smem.row_sum[1][1][SM90_LATENT_ROWS - 1]; /* keeps the reads */

@@ -23,14 +23,15 @@ GPU_INLINE uint32_t clamped_halves(uint32_t two)
     return pack2<KIND_F16>(low, high);
 }
 
-/* Rarely called: inlined, each number of a chunk would have a branch. */
+/* Rarely called: inlined, each pair of a chunk would have a branch. */
 static __device__ __noinline__ uint4 clamped_chunk(uint4 x)
 {
     return make_uint4(clamped_halves(x.x), clamped_halves(x.y), clamped_halves(x.z),
                       clamped_halves(x.w));
 }
 
-/* Whether halves_of_bf16 calls clamped_chunk; the kernel of both caches has it inlined. */
+/* Whether numbers out of range are clamped by a call; otherwise each pair has a branch, which the
+ * kernel of both caches, whose time with the call is not known, keeps. */
 #ifndef LATENT_CALLS_CLAMP
 #define LATENT_CALLS_CLAMP true
 #endif

@@ -7,7 +7,7 @@
 
 #define MERGE_THREADS 1024
 #define MERGE_WARPS (MERGE_THREADS / 32)
-#define MERGE_STEP 3   /* parts that a warp reads at once, and one more with the first */
+#define MERGE_STEP 3   /* parts that a warp reads at once; its first round has one more */
 #define MERGE_CUTS 256 /* segments examined at once */
 
 /* The parts of a cut item: the first, and where the others are. */
@@ -40,6 +40,8 @@ GPU_INLINE latent_cut cut_of(const gpu_schedule &plan, int32_t i)
  * have one. */
 GPU_INLINE int32_t shares_of(int32_t pieces, int32_t count)
 {
+    static_assert(2 * MERGE_STEP > GPU_INVARIANT_CUTS,
+                  "batch-invariant items have one warp a piece");
     int32_t shares = 1;
     while (shares < MERGE_WARPS && 2 * shares * MERGE_STEP <= count &&
            2 * shares * pieces <= (int32_t)gridDim.x * MERGE_WARPS) {
