@@ -52,7 +52,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             : "lse",
             "is given; a compressor has neither q nor v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
-    TRY_IF(writes, validate_tensor(plan, io->k, "k", error));
+    TRY_IF(writes, validate_written(plan, io->k, "k", error));
     if (!attends) {
         return ATTN_OK;
     }

@@ -114,7 +114,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && step->layer->selected->tokens_per_row == 1;
-    TRY_IF(looks, validate_tensor(plan, io->k, "k", error));
+    TRY_IF(looks, validate_written(plan, io->k, "k", error));
     if (!attends) {
         return ATTN_OK;
     }

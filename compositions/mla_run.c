@@ -428,7 +428,8 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
         if (tensors[i].size > 0 && (is_query ? attends : writes || projects)) {
             TRY(is_query ? check_rows(name, tensors[i].tensor, &query, plan->num_tokens, error)
                          : tensor_check(tensors[i].tensor, &flat, NULL, error));
-            TRY(validate_tensor(plan, tensors[i].tensor, name, error));
+            TRY_IF(!is_query && writes, validate_written(plan, tensors[i].tensor, name, error));
+            TRY_IF(is_query || projects, validate_tensor(plan, tensors[i].tensor, name, error));
         }
     }
     return attends ? check_attend(plan, step, io, mla, error) : ATTN_OK;

@@ -103,22 +103,28 @@ attn_status step_check_keys(const attn_plan *plan, const struct step *step,
     return check_input(plan, "v", io->v, &step->v, rows, error);
 }
 
+/* Rows of padding are not read by a write. */
+static attn_status check_written(const attn_plan *plan, const struct step *step,
+                                 const struct attn_step_io *io, int64_t rows,
+                                 struct attn_error *error)
+{
+    TRY(check_rows("k", io->k, &step->k, rows, error));
+    TRY(check_rows("v", io->v, &step->v, rows, error));
+    TRY(validate_written(plan, io->k, "k", error));
+    return validate_written(plan, io->v, "v", error);
+}
+
 attn_status step_check_plain(const attn_plan *plan, const struct step *step,
                              const struct attn_step_io *io, bool writes, bool attends,
                              struct attn_error *error)
 {
     const bool idle = step->program == run_idle, own = writes && step->bring_keys == NULL;
-    const int64_t rows = own ? plan->given.num_slots : plan->num_key_rows;
+    const bool reads = attends && step->keys_are_inputs && !idle, brings = writes && !own;
+    const int64_t slots = own ? plan->given.num_slots : 0;
+    const int64_t tokens = reads || brings ? plan->num_key_rows : 0;
     TRY_IF(attends, check_attend(plan, step, io, error));
-    if (own) { /* rows of padding are not read */
-        TRY(check_rows("k", io->k, &step->k, rows, error));
-        TRY(check_rows("v", io->v, &step->v, rows, error));
-        TRY(validate_written(plan, io->k, "k", error));
-        return validate_written(plan, io->v, "v", error);
-    }
-    return writes || (attends && step->keys_are_inputs && !idle)
-               ? step_check_keys(plan, step, io, rows, error)
-               : ATTN_OK;
+    TRY_IF(own, check_written(plan, step, io, slots > tokens ? slots : tokens, error));
+    return reads || brings ? step_check_keys(plan, step, io, tokens, error) : ATTN_OK;
 }
 
 /* On a CPU, under validation: each position is a row of the table. */

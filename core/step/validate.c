@@ -30,15 +30,17 @@ int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t fir
     return -1;
 }
 
-/* "request 1, token 3: slot 128"; of a further table "row 3: slot 128". */
+/* "request 1, token 3: slot 128"; of a further table, or with padding among the slots, "row 3: slot
+ * 128". */
 static void name_slot(char *text, size_t size, const struct attn_batch *b, const int64_t *slots,
                       int64_t t)
 {
+    const bool of_tokens = b != NULL && b->num_slots <= b->num_actual_tokens;
     int32_t r = 0;
-    while (b != NULL && r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
+    while (of_tokens && r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
         r++;
     }
-    if (b != NULL) {
+    if (of_tokens) {
         snprintf(text, size, "request %d, token %lld: slot %lld", r, (long long)t,
                  (long long)slots[t]);
     } else {

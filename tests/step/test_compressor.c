@@ -148,6 +148,15 @@ TEST(test_runs)
     RUN_REFUSED("norm_weight", "[16] f16, bf16 or f32",
                 c->io_compressor.norm_weight = tensor(c, 4, c->norm, D - 1, 0, 0));
     RUN_REFUSED("k", "", c->k[3][1][2] = NAN);
+    c->slots[8] = c->slots[3];
+    c->slots[3] = -1; /* as padding it may be NaN; a row after the tokens has a slot */
+    c->batch.num_slots = 9;
+    PLAN(c);
+    c->io.k = tensor(c, 2, c->k, 9, HEADS, D);
+    RUN(c);
+    c->k[8][1][2] = NAN;
+    REFUSED(&c->error, "k", c->api->run(c->plan, c->layer, &c->io, &c->error));
+    SAYS(c, "k[8, 1, 2] is NaN");
 }
 
 TEST(test_descriptions)

@@ -60,11 +60,12 @@ static void bind(struct index *x)
     struct attn_cache_spec spec;
     OPEN_LAYER(x, "cpu_ref", &x->described);
     CHECK(x, client_cache(x->api, x->layer, BLOCKS, &spec, &x->cache, &x->error));
+    const int32_t row = x->desc.tokens_per_row;
     const bool scaled = x->described.kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
     assert_int_equal(spec.role, ATTN_CACHE_INDEX_K);
-    assert_int_equal(spec.tokens_per_row, ROW);
-    assert_int_equal(spec.block_size, BLOCK / ROW);
-    assert_int_equal(spec.page_bytes, BLOCK / ROW * (scaled ? D + 4 : 4 * D));
+    assert_int_equal(spec.tokens_per_row, row);
+    assert_int_equal(spec.block_size, BLOCK / row);
+    assert_int_equal(spec.page_bytes, BLOCK / row * (scaled ? D + 4 : 4 * D));
     OPEN_PLAN(x, REQS, LENGTH * REQS, LENGTH);
 }
 
@@ -91,12 +92,13 @@ static void draw(struct index *x, float *to, int64_t count)
 /* The next `queries` tokens of each request: the batch and the run's tensors. */
 static void fill(struct index *x, const int32_t queries[REQS])
 {
+    const int32_t row = x->desc.tokens_per_row;
     int32_t tokens = 0;
     for (int32_t r = 0; r < REQS; r++) {
         for (int32_t i = 0; i < queries[r]; i++, tokens++) {
             const int32_t at = x->length[r]++;
             draw(x, x->k[tokens], D);
-            x->k[tokens][1] = at % ROW == ROW - 1 ? x->k[tokens][1] : NAN; /* which is not read */
+            x->k[tokens][1] = at % row == row - 1 ? x->k[tokens][1] : NAN; /* which is not read */
             x->table[r][at / BLOCK] = (at / BLOCK * REQS + r) * 2 + 1;
             x->slots[tokens] = x->table[r][at / BLOCK] * BLOCK + at % BLOCK;
         }
@@ -159,6 +161,26 @@ TEST(idle_steps_list_nothing)
             assert_int_equal(x->out[t][i], -1);
         }
     }
+}
+
+TEST(keys_of_padding_may_be_nan)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+    x->desc.tokens_per_row = 1;
+    x->desc.tail = 0;
+    bind(x);
+    fill(x, steps[0]);
+    const int32_t tokens = x->batch.num_tokens;
+    x->k[4][2] = x->k[tokens][2] = NAN;
+    x->slots[tokens] = x->slots[4];
+    x->slots[4] = -1;
+    x->batch.num_slots = tokens + 1;
+    x->io.k = tensor(x, 1, x->k, tokens + 1, 1, D);
+    x->io.flags = ATTN_RUN_NO_ATTEND;
+    PLAN(x);
+    REFUSED(&x->error, "k", x->api->run(x->plan, x->layer, &x->io, &x->error));
+    x->k[tokens][2] = 0;
+    RUN(x);
 }
 
 TEST(layers_are_refused_by_field)

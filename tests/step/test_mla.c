@@ -520,6 +520,31 @@ TEST(test_bad_runs)
     REFUSED(&m->error, "seq_lens_host", m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
 }
 
+/* Padding may hold NaN where rows are written alone; rows after the tokens may have slots. */
+TEST(test_nan_of_padding)
+{
+    static const struct setting alone = {"cpu_ref",     .heads = 4,        .topk = 0,
+                                         .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}},
+                                projected = {"cpu_ref",     .heads = 4,        .topk = 0,
+                                             .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    for (int32_t i = 0; i < 2; i++) {
+        OWNED(mla_end) struct mla *m = mla_create(i == 0 ? &alone : &projected);
+        const int32_t tokens = i == 0 ? 2 : 7;
+        step(m);
+        m->slots[tokens] = m->slots[1];
+        m->slots[1] = -1;
+        m->batch.num_slots = tokens + 1;
+        PLAN(m);
+        m->tensors[0].shape[0] = m->tensors[1].shape[0] = tokens + 1;
+        RUN_REFUSED("k_pe", m->k_pe[tokens][2] = NAN);
+        m->k_pe[tokens][2] = 1;
+        RUN(m);
+        m->kv_c[1][2] = NAN;
+        assert_int_equal(m->api->run(m->plan, m->layer, &m->io, &m->error),
+                         i == 0 ? ATTN_OK : ATTN_ERROR_NAN);
+    }
+}
+
 TEST(test_bad_topk)
 {
     const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,

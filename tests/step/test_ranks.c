@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer whose cache is spread over two ranks, of which this is one, and whose collectives are the
  * test's: which of them a step calls, that their errors are a run's, and what is refused. */
+#include <math.h>
 #include <string.h>
 
 #include "fixture.h"
@@ -9,7 +10,7 @@
 
 enum { REQS = 3, HQ = 4, D = 32 };
 
-static const int32_t ones[REQS] = {1, 1, 1}, lens[REQS] = {40, 17, 33};
+static const int32_t ones[REQS] = {1, 1, 1}, several[REQS] = {1, 5, 9}, lens[REQS] = {40, 17, 33};
 
 static struct {
     int32_t gathers, heads; /* calls */
@@ -54,12 +55,12 @@ static const struct attn_context_parallel spread = {
     .interleave = 1,
     .reduce = ATTN_CP_ALL_TO_ALL};
 
-static void init(struct fixture *f)
+static void init(struct fixture *f, const int32_t *queries)
 {
     const struct attn_layer_desc layer = {
         .next = &spread.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     calls.status = ATTN_OK;
-    fixture_init(f, "cpu_ref", &layer, ones, lens, REQS, 0, NULL, false);
+    fixture_init(f, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, queries == several);
 }
 
 /* Rows of all heads and a log-sum-exp each, up to what the table takes at once. */
@@ -69,7 +70,7 @@ TEST(test_small_exchanges)
     for (size_t less = 0; less < 2; less++) {
         OWNED(fixture_finish) struct fixture f;
         table.max_exchange_bytes = bytes - less;
-        init(&f);
+        init(&f, ones);
         calls.heads = calls.gathers = 0;
         fixture_step(&f);
         assert_int_equal(calls.heads, less == 0);
@@ -82,11 +83,34 @@ TEST(test_failing_collectives)
     for (size_t small = 0; small < 2; small++) {
         OWNED(fixture_finish) struct fixture f;
         table.max_exchange_bytes = small * 65536;
-        init(&f);
+        init(&f, ones);
         fixture_step(&f);
         calls.status = ATTN_ERROR_DEVICE;
         assert_int_equal(fixture_run(&f), ATTN_ERROR_DEVICE);
         assert_non_null(strstr(f.error.message, "a collective of the engine failed"));
+    }
+}
+
+/* The attend reads k and v of all tokens, those among them that another rank's cache has. */
+TEST(test_own_keys)
+{
+    enum { ROW = 2 * D, OTHERS = 3 };
+    static const char *const names[] = {"k", "v"};
+    OWNED(fixture_finish) struct fixture f;
+    init(&f, several);
+    f.slots[OTHERS] = -1;
+    fixture_step(&f);
+    float *const data[] = {f.k, f.v};
+    for (int32_t i = 0; i < 2; i++) {
+        float *number = &data[i][OTHERS * ROW + ROW - 1];
+        WITH(*number, *number = NAN,
+             REFUSED_AS(ATTN_ERROR_NAN, &f.error, names[i], fixture_run(&f)));
+        f.batch.num_slots = OTHERS;
+        CHECK(&f, fixture_batch(&f));
+        WITH(f.shapes[1 + i][0], f.shapes[1 + i][0]--, fixture_refuse_run(&f, names[i]));
+        f.io.flags = ATTN_RUN_NO_ATTEND;
+        WITH(f.shapes[1 + i][0], f.shapes[1 + i][0] = OTHERS, CHECK(&f, fixture_run(&f)));
+        f.io.flags = 0;
     }
 }
 
@@ -96,7 +120,7 @@ TEST(test_groups)
     struct attn_collectives others = table;
     struct attn_context_parallel cps[] = {spread, spread, spread, spread};
     OWNED(fixture_finish) struct fixture f;
-    init(&f);
+    init(&f, ones);
     cps[1].reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* which changes no table */
     cps[2].interleave = 2;
     cps[3].decode = &others;
@@ -148,7 +172,7 @@ TEST(test_local_lengths)
         .local_seq_lens_host = local,
         .query_lens_host = ones}; /* not read: no ranks split the queries */
     OWNED(fixture_finish) struct fixture f;
-    init(&f);
+    init(&f, ones);
     f.batch.next = &counts.ext;
     fixture_step(&f);
     local[1] = 17; /* more than the context's 16 */
