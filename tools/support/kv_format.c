@@ -11,26 +11,28 @@
     }
 /* formats of keys, then of values */
 static const struct kv_format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
-    [ATTN_KV_F16] = BOTH(KV_NUMBERS, ATTN_DTYPE_F16, 16, 0),
-    [ATTN_KV_BF16] = BOTH(KV_NUMBERS, ATTN_DTYPE_BF16, 16, 0),
-    [ATTN_KV_F32] = BOTH(KV_NUMBERS, ATTN_DTYPE_F32, 32, 0),
-    [ATTN_KV_FP8_E4M3] = BOTH(KV_NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0),
-    [ATTN_KV_FP8_E5M2] = BOTH(KV_NUMBERS, ATTN_DTYPE_FP8_E5M2, 8, 0),
-    [ATTN_KV_FP8_E4M3FNUZ] = BOTH(KV_NUMBERS, ATTN_DTYPE_FP8_E4M3FNUZ, 8, 0),
-    [ATTN_KV_FP8_PER_TOKEN_HEAD] = BOTH(KV_SCALED, ATTN_DTYPE_FP8_E4M3, 8, 4),
-    [ATTN_KV_INT8_PER_TOKEN_HEAD] = BOTH(KV_SCALED, ATTN_DTYPE_INT8, 8, 4),
-    [ATTN_KV_INT4_PER_TOKEN_HEAD] = BOTH(KV_HADAMARD, 0, 4, 4),
-    [ATTN_KV_INT8_KV] = {{KV_SCALED, ATTN_DTYPE_INT8, 8, 4}, {KV_CHANNELS, ATTN_DTYPE_INT8, 8, 0}},
-    [ATTN_KV_INT8_K] = {{KV_SCALED, ATTN_DTYPE_INT8, 8, 4}, {KV_NUMBERS, 0, 16, 0}},
-    [ATTN_KV_NVFP4] = BOTH(KV_NVFP4, 0, 4, 0),
-    [ATTN_KV_FP8_DS_MLA] = {{KV_DS_MLA, 0, 8, 0}, {KV_UNKNOWN, 0, 0, 0}},
-    [ATTN_KV_FP8_DS_V4] = {{KV_DS_V4, 0, 8, 8}, {KV_UNKNOWN, 0, 0, 0}},
-    [ATTN_KV_TURBOQUANT_K8V4] = {{KV_NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0}, {KV_STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_4BIT_NC] = {{KV_LEVELS, 0, 4, 2}, {KV_STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_K3V4_NC] = {{KV_LEVELS, 0, 3, 2}, {KV_STEPS, 0, 4, 4}},
-    [ATTN_KV_TURBOQUANT_3BIT_NC] = {{KV_LEVELS, 0, 3, 2}, {KV_STEPS, 0, 3, 4}},
-    [ATTN_KV_Q8_0] = BOTH(KV_BLOCKS, 0, 8, 0),
-    [ATTN_KV_Q4_0] = BOTH(KV_BLOCKS, 0, 4, 0),
+    [ATTN_KV_F16] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_F16, 16, 0),
+    [ATTN_KV_BF16] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_BF16, 16, 0),
+    [ATTN_KV_F32] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_F32, 32, 0),
+    [ATTN_KV_FP8_E4M3] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0),
+    [ATTN_KV_FP8_E5M2] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_FP8_E5M2, 8, 0),
+    [ATTN_KV_FP8_E4M3FNUZ] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_FP8_E4M3FNUZ, 8, 0),
+    [ATTN_KV_FP8_PER_TOKEN_HEAD] = BOTH(KV_FORM_SCALED, ATTN_DTYPE_FP8_E4M3, 8, 4),
+    [ATTN_KV_INT8_PER_TOKEN_HEAD] = BOTH(KV_FORM_SCALED, ATTN_DTYPE_INT8, 8, 4),
+    [ATTN_KV_INT4_PER_TOKEN_HEAD] = BOTH(KV_FORM_HADAMARD, 0, 4, 4),
+    [ATTN_KV_INT8_KV] = {{KV_FORM_SCALED, ATTN_DTYPE_INT8, 8, 4},
+                         {KV_FORM_CHANNELS, ATTN_DTYPE_INT8, 8, 0}},
+    [ATTN_KV_INT8_K] = {{KV_FORM_SCALED, ATTN_DTYPE_INT8, 8, 4}, {KV_FORM_NUMBERS, 0, 16, 0}},
+    [ATTN_KV_NVFP4] = BOTH(KV_FORM_NVFP4, 0, 4, 0),
+    [ATTN_KV_FP8_DS_MLA] = {{KV_FORM_DS_MLA, 0, 8, 0}, {KV_FORM_UNKNOWN, 0, 0, 0}},
+    [ATTN_KV_FP8_DS_V4] = {{KV_FORM_DS_V4, 0, 8, 8}, {KV_FORM_UNKNOWN, 0, 0, 0}},
+    [ATTN_KV_TURBOQUANT_K8V4] = {{KV_FORM_NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0},
+                                 {KV_FORM_STEPS, 0, 4, 4}},
+    [ATTN_KV_TURBOQUANT_4BIT_NC] = {{KV_FORM_LEVELS, 0, 4, 2}, {KV_FORM_STEPS, 0, 4, 4}},
+    [ATTN_KV_TURBOQUANT_K3V4_NC] = {{KV_FORM_LEVELS, 0, 3, 2}, {KV_FORM_STEPS, 0, 4, 4}},
+    [ATTN_KV_TURBOQUANT_3BIT_NC] = {{KV_FORM_LEVELS, 0, 3, 2}, {KV_FORM_STEPS, 0, 3, 4}},
+    [ATTN_KV_Q8_0] = BOTH(KV_FORM_BLOCKS, 0, 8, 0),
+    [ATTN_KV_Q4_0] = BOTH(KV_FORM_BLOCKS, 0, 4, 0),
 };
 
 const struct kv_format *kv_format(int32_t kv_dtype, bool value)
@@ -41,16 +43,17 @@ const struct kv_format *kv_format(int32_t kv_dtype, bool value)
 int64_t kv_row_bytes(int32_t kv_dtype, bool value, int32_t head_size)
 {
     const struct kv_format *f = kv_format(kv_dtype, value);
-    return f->form == KV_DS_MLA  ? 656
-           : f->form == KV_DS_V4 ? 576
-                                 : (int64_t)head_size * f->bits / 8 +
-                                       (f->form == KV_BLOCKS ? head_size / KV_BLOCK * 2 : 0);
+    if (f->form == KV_FORM_DS_MLA || f->form == KV_FORM_DS_V4) {
+        return f->form == KV_FORM_DS_MLA ? 656 : 576;
+    }
+    const int64_t steps = f->form == KV_FORM_BLOCKS ? head_size / KV_BLOCK * 2 : 0;
+    return (int64_t)head_size * f->bits / 8 + steps;
 }
 
 int32_t kv_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size)
 {
     const struct kv_format *f = kv_format(kv_dtype, value);
-    return f->form == KV_NVFP4 ? head_size / 16 : f->scale_bytes;
+    return f->form == KV_FORM_NVFP4 ? head_size / 16 : f->scale_bytes;
 }
 
 struct attn_kv_view kv_view(int32_t layout, bool value, const struct kv_rows *rows, void *base)

@@ -42,7 +42,7 @@ static uint8_t *scale_at(const struct cache_row *row, const struct kv_format *f,
 {
     const struct attn_kv_view *view = row->view;
     int64_t slot = row->slot;
-    if (f->form == KV_NVFP4 && row->value) {
+    if (f->form == KV_FORM_NVFP4 && row->value) {
         int32_t quarter = view->head_size / 64;
         slot = row->slot / 4 * 4 + i / quarter;
         i = (int32_t)(i % quarter * 4 + row->slot % 4);
@@ -157,7 +157,7 @@ static double element_scale(const struct cache_row *row, const struct kv_format 
 {
     float scale;
     memcpy(&scale, b->scale, sizeof scale);
-    return f->form == KV_SCALED
+    return f->form == KV_FORM_SCALED
                ? scale
                : quant_of(row)->v_channel_scale[row->head * row->view->head_size + d];
 }
@@ -171,7 +171,7 @@ static void write_turned(const struct cache_row *row, const struct kv_format *f,
     for (int32_t d = 0; d < dims; d++) {
         x[d] = given[d];
         norm += x[d] * x[d];
-        if (f->form == KV_HADAMARD) {
+        if (f->form == KV_FORM_HADAMARD) {
             x[d] *= (row->value ? quant->hadamard_signs_v : quant->hadamard_signs_k)[d];
         }
     }
@@ -185,7 +185,7 @@ static void write_turned(const struct cache_row *row, const struct kv_format *f,
     uint32_t zero = (uint32_t)within(half_away(-low / scale), 0, 15), bits;
     memcpy(&bits, &scale, sizeof bits);
     bits = (bits & ~15u) | zero;
-    if (f->form == KV_HADAMARD) {
+    if (f->form == KV_FORM_HADAMARD) {
         memcpy(b->scale, &bits, sizeof bits);
     } else {
         number_store(b->scale, 0, ATTN_DTYPE_F16, norm);
@@ -193,7 +193,7 @@ static void write_turned(const struct cache_row *row, const struct kv_format *f,
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = (uint32_t)within(half_away(x[d] / scale) + zero, 0, 15);
         /* a unit row, rotated by H / sqrt(D), in units of 1 / sqrt(D) */
-        if (f->form == KV_LEVELS) {
+        if (f->form == KV_FORM_LEVELS) {
             code = 0;
             for (uint32_t c = 1; c < 1u << f->bits; c++) {
                 code += x[d] / (norm + 1e-8) >= (level(c - 1, f->bits) + level(c, f->bits)) / 2;
@@ -285,7 +285,7 @@ static void write_row(const struct cache_row *row, const struct kv_format *f, co
         (float)fmax(largest_of(x, dims) / (f->number == ATTN_DTYPE_INT8 ? 127 : 448), LEAST_SCALE);
     memset(b, 0, sizeof *b);
     switch (f->form) {
-    case KV_SCALED:
+    case KV_FORM_SCALED:
         memcpy(b->scale, &scale, sizeof scale);
         for (int32_t d = 0; d < dims && f->number == ATTN_DTYPE_FP8_E4M3; d++) {
             number_store(b->data, d, ATTN_DTYPE_FP8_E4M3, x[d] / scale);
@@ -294,13 +294,13 @@ static void write_row(const struct cache_row *row, const struct kv_format *f, co
             break;
         }
         /* fall through */
-    case KV_CHANNELS:
+    case KV_FORM_CHANNELS:
         for (int32_t d = 0; d < dims; d++) {
             double code = half_away(x[d] / element_scale(row, f, b, d));
             b->data[d] = (uint8_t)(int8_t)within(code, -127, 127);
         }
         break;
-    case KV_NVFP4:
+    case KV_FORM_NVFP4:
         for (int32_t d = 0; d < dims; d++) {
             double block = largest_of(x + d / 16 * 16, 16) * (1 / global) / 6;
             number_store(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3, block);
@@ -308,16 +308,16 @@ static void write_row(const struct cache_row *row, const struct kv_format *f, co
             set_code(b->data, d, 4, block == 0 ? 0 : number_to_e2m1(x[d] * (1 / global) / block));
         }
         break;
-    case KV_DS_MLA:
+    case KV_FORM_DS_MLA:
         write_ds_mla(x, b);
         break;
-    case KV_DS_V4:
+    case KV_FORM_DS_V4:
         write_ds_v4(x, b);
         break;
-    case KV_STEPS:
+    case KV_FORM_STEPS:
         write_steps(row, f, x, b);
         break;
-    case KV_BLOCKS:
+    case KV_FORM_BLOCKS:
         write_blocks(row, f, x, b);
         break;
     default:
@@ -339,13 +339,13 @@ static void read_turned(const struct cache_row *row, const struct kv_format *f,
     memcpy(&scale, &bits, sizeof scale);
     for (int32_t d = 0; d < dims; d++) {
         uint32_t code = code_at(b->data, d, f->bits);
-        x[d] =
-            f->form == KV_HADAMARD ? (double)scale * ((int32_t)code - zero) : level(code, f->bits);
+        x[d] = f->form == KV_FORM_HADAMARD ? (double)scale * ((int32_t)code - zero)
+                                           : level(code, f->bits);
         length += x[d] * x[d];
     }
     turn(x, dims);
     for (int32_t d = 0; d < dims; d++) {
-        x[d] *= f->form == KV_HADAMARD
+        x[d] *= f->form == KV_FORM_HADAMARD
                     ? (row->value ? quant->hadamard_signs_v : quant->hadamard_signs_k)[d] / dims
                     : number_load(b->scale, 0, ATTN_DTYPE_F16) / sqrt(length) / sqrt(dims);
     }
@@ -357,25 +357,25 @@ static double read_element(const struct cache_row *row, const struct kv_format *
     const uint8_t *block = b->data + d / KV_BLOCK * (2 + 4 * f->bits);
     uint32_t code = f->bits < 8 ? code_at(b->data, d, f->bits) : b->data[d];
     switch (f->form) {
-    case KV_SCALED:
+    case KV_FORM_SCALED:
         return number_load(b->data, d, f->number) * element_scale(row, f, b, d);
-    case KV_CHANNELS:
+    case KV_FORM_CHANNELS:
         return (int8_t)code * element_scale(row, f, b, d);
-    case KV_NVFP4:
+    case KV_FORM_NVFP4:
         return number_from_e2m1(code) * number_load(b->scale, d / 16, ATTN_DTYPE_FP8_E4M3) *
                tensor_scale(row, ATTN_SCALE_PER_TENSOR);
-    case KV_DS_MLA:
+    case KV_FORM_DS_MLA:
         return d < 512 ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) *
                              number_load(b->data + 512, d / 128, ATTN_DTYPE_F32)
                        : number_load(b->data + 528, d - 512, ATTN_DTYPE_BF16);
-    case KV_DS_V4:
+    case KV_FORM_DS_V4:
         return d < 448
                    ? number_load(b->data, d, ATTN_DTYPE_FP8_E4M3) * ldexp(1, b->scale[d / 64] - 127)
                    : number_load(b->data + 448, d - 448, ATTN_DTYPE_BF16);
-    case KV_STEPS:
+    case KV_FORM_STEPS:
         return code * number_load(b->scale, 0, ATTN_DTYPE_F16) +
                number_load(b->scale, 1, ATTN_DTYPE_F16);
-    default: /* KV_BLOCKS */
+    default: /* KV_FORM_BLOCKS */
         code = f->bits == 8 ? block[2 + d % KV_BLOCK]
                             : block[2 + d % 16] >> d % KV_BLOCK / 16 * 4 & 15;
         return (f->bits == 8 ? (int8_t)code : (int32_t)code - 8) *
@@ -386,7 +386,7 @@ static double read_element(const struct cache_row *row, const struct kv_format *
 static const struct kv_format *format_of(const struct cache_row *row, struct kv_format *own)
 {
     *own = *kv_format(layer_dtype(row->layer, row->value), row->value);
-    if (own->form == KV_NUMBERS && own->number == 0) {
+    if (own->form == KV_FORM_NUMBERS && own->number == 0) {
         own->number = row->layer->dtype;
         own->bits = 8 * (int32_t)number_bytes(own->number);
     }
@@ -399,10 +399,10 @@ void row_load(const struct cache_row *row, double *x)
     struct kv_format own;
     const struct kv_format *f = format_of(row, &own);
     const int32_t bytes = data_bytes(row), scales = scale_bytes(row);
-    for (int32_t d = 0; d < row->view->head_size && f->form == KV_NUMBERS; d++) {
+    for (int32_t d = 0; d < row->view->head_size && f->form == KV_FORM_NUMBERS; d++) {
         x[d] = number_load(data_at(row, f, d * f->bits / 8), 0, f->number) * number_scale(row);
     }
-    if (f->form == KV_NUMBERS) {
+    if (f->form == KV_FORM_NUMBERS) {
         return;
     }
     for (int32_t i = 0; i < bytes; i++) {
@@ -411,7 +411,7 @@ void row_load(const struct cache_row *row, double *x)
     for (int32_t i = 0; i < scales; i++) {
         b.scale[i] = *scale_at(row, f, i);
     }
-    if (f->form == KV_HADAMARD || f->form == KV_LEVELS) {
+    if (f->form == KV_FORM_HADAMARD || f->form == KV_FORM_LEVELS) {
         read_turned(row, f, &b, x);
         return;
     }
@@ -436,14 +436,14 @@ attn_status row_hold(const struct cache_row *row, int64_t token, const double *g
             return checked_wrong(error, "cache", token, row->head, d, found[d], given[d]);
         }
     }
-    for (int32_t d = 0; d < dims && f->form == KV_NUMBERS; d++) {
+    for (int32_t d = 0; d < dims && f->form == KV_FORM_NUMBERS; d++) {
         const uint8_t *at = data_at(row, f, d * f->bits / 8);
         number_store(b.data, 0, f->number, given[d] / number_scale(row));
         if (!isnan(given[d]) && memcmp(at, b.data, (size_t)f->bits / 8) != 0) {
             return checked_wrong(error, "cache", token, row->head, d, found[d], given[d]);
         }
     }
-    if (f->form == KV_NUMBERS || nan) {
+    if (f->form == KV_FORM_NUMBERS || nan) {
         return ATTN_OK;
     }
     write_row(row, f, given, &b);
