@@ -333,6 +333,10 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
         c.batch.queries[r] = c.v->query_len;
         c.batch.before[r] = random_below(&seed, LONGEST - c.v->query_len);
     }
+    if (c.v->invariant >= 2) { /* the first request's queries see one tile of keys, or one more */
+        const int32_t tiles = 1 + random_below(&seed, TABLE - 1);
+        c.batch.before[0] = tiles * LATENT_BLOCK - c.v->query_len / 2;
+    }
     latent_init(&c.batch);
     c.shape = lists_shape(&trial->tested->caps, &c.v->lists, c.v->n.heads, 1);
     describe_operands(&c, operands);
