@@ -98,8 +98,8 @@ static int32_t least(int32_t a, int32_t b)
 /* Whether items of several queries may be taken. A request's rows are in the same items whatever
  * the batch, but those of the next request may follow and affect row_max of their warp, 16 rows.
  * Where a prefix may be cached, a query has other neighbours, too, which may bring more tiles: with
- * a window they begin earlier, and another warp group gets a tile; tiles that a row does not see
- * later leave its bits. */
+ * a window they begin earlier, and another warp group gets a tile. Later tiles, which a row does
+ * not see, do not change its bits. */
 static bool takes_queries(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;

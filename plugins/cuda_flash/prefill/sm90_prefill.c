@@ -351,6 +351,7 @@ static void bytes_of(const struct attn_prepared *prepared, const struct attn_lim
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
+    /* up to 704 keys, rounded up to tiles, no item reaches LONG_KEYS */
     bool cuts = !prepared->invariant && prepared->padded_size <= 256 &&
                 (limits->max_seq_len == 0 || limits->max_seq_len > LONG_KEYS / 2);
     *workspace = *scratch = 0;
