@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import transformers
 from torch import library
-from transformers import GenerationConfig
+from transformers import GenerationConfig, masking_utils
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 import families
@@ -21,6 +21,7 @@ import libattn
 import libattn.integrations.transformers as integration
 import libattn.torch
 from common import BACKENDS
+from libattn.integrations.transformers import forward
 from libattn.torch import dense
 
 torch.set_num_threads(1)
@@ -273,6 +274,14 @@ class Caches(unittest.TestCase):
             with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
                 self.assertTrue(torch.equal(model.generate(prompt, **options), expected), name)
             self.assertEqual(read.call_count, masks, name)
+
+    def test_a_mask_without_a_configuration(self) -> None:
+        """Layers that may be chunked keep their mask."""
+        given = {"q_length": 1, "kv_length": 8, "local_size": 8, "allow_is_causal_skip": True}
+        for config, kept in ((None, True), (model_of("mistral").config, False), (model_of("llama-4").config, True)):
+            with mock.patch.object(masking_utils, "sdpa_mask") as made:
+                forward.attention_mask(config=config, **given)
+            self.assertEqual(made.call_args.kwargs["local_size"], 8 if kept else None)
 
 
 class ContinuousBatching(unittest.TestCase):

@@ -310,6 +310,7 @@ class _Call:
             return None
         if sinks is not None and bound.sinks is not None:
             bound.sinks.copy_(sinks.detach())
+        bound.recent[0] = bound.place
         out = q.new_empty(self.shape) if out is None else output(out, q, self.shape)
         if not self.complete:
             out.zero_()
@@ -414,7 +415,7 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described, history),
                             partial(describe, candidate, *described, block_size, history), index, device, params, purpose,
-                            alone=True)
+                            alone=True, shares_sinks=True)
         if _prepared(bound, key, segments, queries, keys, step, candidate, device):
             return bound
     raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")

@@ -81,6 +81,8 @@ class Bound:
     rows: dict[Any, Any] = field(default_factory=dict)  # descriptors
     indices: set[int] = field(default_factory=set)  # the layers that the store gave this for
     sinks: torch.Tensor | None = None  # where layers that share this copy theirs before they run
+    place: int = 0  # in `Store.in_place`'s pair
+    recent: list[int] = field(default_factory=lambda: [0])  # the place in that pair that was used last
     captured: dict[Any, Plan] = field(default_factory=dict)  # by shape, see `libattn.torch.steps`
 
     @property
@@ -309,7 +311,7 @@ class Store:
         return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
     def bound(self, key: Hashable, describe: Callable[[], LayerDesc], index: int, device: torch.device,
-              params: Params = (), purpose: Hashable = "scratch", alone: bool = False) -> Bound:
+              params: Params = (), purpose: Hashable = "scratch", alone: bool = False, shares_sinks: bool = False) -> Bound:
         """The bound layer of a description for layer `index`; this thread's own, and one per purpose.
 
         Parameters
@@ -317,13 +319,15 @@ class Store:
         key : hashable
             Tells descriptions apart more cheaply than they do themselves; `describe` is called for a new one.
         params : pairs
-            A name of `Layer.bind_params` and its value. A layer with sinks and none here has `Bound.sinks`.
+            A name of `Layer.bind_params` and its value.
         alone : bool
             With a workspace of its own, so that its batch stays planned while others run; else all of a thread and device plan
             in one by turns.
+        shares_sinks : bool
+            A layer that has sinks reads `Bound.sinks`, which the caller fills before each run; they are not in `params`.
         """
         local = self.here()
-        near_key = (key, index, device, purpose, identity(params) if params else ())
+        near_key = (key, index, device, purpose, identity(params) if params else (), shares_sinks)
         found = local.near.get(near_key)
         if found is not None:
             found.refresh()
@@ -334,7 +338,7 @@ class Store:
         bound = local.layers.get(far_key)
         if bound is None:
             bound = local.layers[far_key] = self._bind([desc], prefill, decode, device, [params],
-                                                         Workspace() if alone else None)
+                                                       Workspace() if alone else None, shares_sinks)
         local.near[near_key] = bound
         bound.indices.add(index)
         return bound
@@ -342,9 +346,10 @@ class Store:
     def in_place(self, key: Hashable, describe: Callable[[], LayerDesc], other: Callable[[], LayerDesc], index: int,
                  device: torch.device, purpose: Hashable, batch: Any) -> Bound | None:
         """A layer of another description, by the backend that `bound` would give the decodes of `describe`; None: it refuses.
+        Its sinks are `Bound.sinks`, which the caller fills before each run.
 
         There are two for a description, each with the plan of another batch, since full and sliding layers take turns in a
-        model and differ in their keys: the one that holds `batch`, or the one whose batch was planned earlier.
+        model and differ in their keys: the one that holds `batch`, or the one that was used less recently.
         """
         local = self.here()
         near_key = ("in place", key, index, device, purpose)
@@ -354,8 +359,8 @@ class Store:
             far_key = (desc, decode, *near_key[3:])
             if far_key not in local.layers:
                 try:
-                    pair = [self._bind([desc], decode, decode, device, [()], Workspace()) for _ in range(2)]
-                    pair[1].indices = pair[0].indices
+                    pair = [self._bind([desc], decode, decode, device, [()], Workspace(), True) for _ in range(2)]
+                    pair[1].place, pair[1].indices, pair[1].recent = 1, pair[0].indices, pair[0].recent
                 except UnsupportedError:
                     pair = []
                 local.layers[far_key] = pair
@@ -363,10 +368,11 @@ class Store:
         bounds: list[Bound] = local.near[near_key]
         if not bounds:
             return None
-        if not bounds[1].holds(batch):
-            bounds.reverse()
-        bounds[1].indices.add(index)
-        return bounds[1]
+        recent = bounds[0].recent
+        found = next((bound for bound in bounds if bound.holds(batch)), bounds[1 - recent[0]])
+        found.indices.add(index)
+        recent[0] = found.place
+        return found
 
     def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device,
               workspace: Workspace | None = None) -> list[tuple[Bound, int]]:
@@ -433,7 +439,7 @@ class Store:
         return self.here().reserved.get(device, stream_of(device))
 
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
-              params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
+              params: Sequence[Params], workspace: Workspace | None = None, shares_sinks: bool = False) -> Bound:
         descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
         runtime = self.runtime  # read once: other threads may configure another
         assignment = runtime.select(descs, device=(self._device_name(device), device.index or 0),
@@ -442,7 +448,7 @@ class Store:
         kept: list[Any] = []
         converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         sinks = None
-        if descs[0].has_sinks and len(descs) == 1 and not any(name == "sinks" for name, _ in params[0]):
+        if shares_sinks and descs[0].has_sinks:
             with torch.inference_mode(False):  # written in other modes too
                 sinks = torch.zeros(descs[0].num_q_heads, dtype=torch.float32, device=device)
             params = [(*params[0], ("sinks", sinks))]
