@@ -13,7 +13,8 @@
 /* All tokens over the common prefix; the requests over the keys after it. */
 struct views {
     struct attn_batch prefix, suffix;
-    size_t numbers; /* place in the workspace of what is merged where outputs are codes */
+    int32_t prefix_len; /* by the last plan; 0: no cascade */
+    size_t numbers;     /* place in the workspace of what is merged where outputs are codes */
 };
 
 /* Does the layer's attend write codes itself? Those cannot be merged: both parts then are numbers,
@@ -100,14 +101,14 @@ static bool pays(const attn_plan *plan, const struct step *step)
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = step->layer->desc;
-    int32_t prefix = usable_prefix(plan);
+    const struct attn_device_info *device = plan->model->assignment->device;
+    const int32_t prefix = ((const struct views *)plan->data[COMPOSITION_CASCADE])->prefix_len;
     /* match has refused a layer's other terms: it has no such part, then */
     bool excluded = l->causal_per_request || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
     bool flags =
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
-    bool parts =
-        step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
-    if (prefix == 0 || b->num_tokens > CASCADE_MAX_TOKENS || excluded || flags || !parts) {
+    bool part = step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
+    if (prefix == 0 || b->num_tokens > CASCADE_MAX_TOKENS || excluded || flags || !part) {
         return false;
     }
     int64_t g = l->num_q_heads / l->num_kv_heads, reqs = b->num_reqs;
@@ -115,7 +116,8 @@ static bool pays(const attn_plan *plan, const struct step *step)
         return true;
     }
     int64_t tiles = (prefix + CASCADE_TILE - 1) / CASCADE_TILE;
-    int64_t sms = plan->num_multiprocessors > 0 ? plan->num_multiprocessors : 1;
+    int64_t sms =
+        device != NULL && device->num_multiprocessors > 0 ? device->num_multiprocessors : 1;
     int64_t cascade_ctas = l->num_q_heads * ((reqs + CASCADE_TILE - 1) / CASCADE_TILE);
     int64_t cascade = (cascade_ctas + sms - 1) / sms * tiles;
     int64_t split_ctas = reqs * l->num_kv_heads * ((g + CASCADE_TILE - 1) / CASCADE_TILE) * tiles;
@@ -128,8 +130,8 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     struct views *views = plan->data[COMPOSITION_CASCADE];
     struct attn_batch *prefix = &views->prefix, *suffix = &views->suffix;
     bool any = false;
-    int32_t length = usable_prefix(plan);
-    int32_t block = plan->steps[0].layer->desc->block_size;
+    const int32_t length = views->prefix_len = usable_prefix(plan);
+    const int32_t block = plan->steps[0].layer->desc->block_size;
     for (int32_t i = 0; i < plan->num_steps && !any; i++) {
         any = pays(plan, &plan->steps[i]);
     }

@@ -134,8 +134,7 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
     int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
     int64_t width = i == 2 ? part->head_size_v : part->head_size;
-    uint8_t *from = (uint8_t *)given->data + given->byte_offset,
-            *to = plan->scratch + places->inputs[i];
+    uint8_t *from = tensor_data(given), *to = plan->scratch + places->inputs[i];
     struct own_tensor x, out;
     tensor_set(&x, given, from + first * row * (given->dtype.bits / 8), end - first, heads, size,
                row, tensor_stride(given, 1), tensor_stride(given, 2));

@@ -127,10 +127,10 @@ attn_status collective_run(const struct exchange_run *run, const struct attn_col
 attn_status pack_rows(const struct exchange_run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count)
 {
-    int64_t element = from->dtype.bits / 8, all = heads * row;
-    int64_t stride = from->strides != NULL ? from->strides[0] * element : all;
-    int64_t head = from->strides != NULL ? from->strides[1] * element : row;
-    const struct grid rows = {(uint8_t *)from->data + from->byte_offset, 0, stride, head};
+    const int64_t element = from->dtype.bits / 8, all = heads * row;
+    const int64_t stride = tensor_stride(from, 0) * element,
+                  head = tensor_stride(from, 1) * element;
+    const struct grid rows = {tensor_data(from), 0, stride, head};
     const bool compact = head == row;
     return copy_grid(run, &(const struct grid){to, 0, all, row}, &rows, compact ? all : row, 1,
                      count, compact ? 1 : heads);
@@ -314,7 +314,7 @@ static attn_status gather_rows(const struct exchange_run *run, const struct attn
     const struct exchange *x = &run->x;
     const bool split = run->p->split;
     const int64_t size = own->shape[2], head = size * (x->dtype.bits / 8), row = x->q_heads * head;
-    uint8_t *rows = (uint8_t *)own->data + own->byte_offset;
+    uint8_t *rows = tensor_data(own);
     uint8_t *packed = run->plan->scratch + run->p->at.packed;
     uint8_t *gathered = run->plan->scratch + run->p->at.gathered;
     if (split || tensor_stride(own, 0) != x->q_heads * size || tensor_stride(own, 1) != size) {

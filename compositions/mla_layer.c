@@ -168,18 +168,11 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     CHECK_TENSOR(kv_b, layer->desc->name, "kv_b_proj", 2, {rows, rank}, 0, weight_dtype(layer),
                  true);
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
-    uint8_t *data = (uint8_t *)kv_b->data + kv_b->byte_offset;
+    uint8_t *data = tensor_data(kv_b);
     tensor_set(&own->uk.own, kv_b, data, heads, nope, rank, head, row, column);
     tensor_set(&own->uv.own, kv_b, data + nope * row * (kv_b->dtype.bits / 8), heads, rank, v, head,
                column, row);
     return ATTN_OK;
-}
-
-/* [a, b, c] with strides of its own. */
-static void own_copy(struct own_tensor *own, const struct attn_tensor *t)
-{
-    tensor_set(own, t, (uint8_t *)t->data + t->byte_offset, t->shape[0], t->shape[1], t->shape[2],
-               tensor_stride(t, 0), tensor_stride(t, 1), tensor_stride(t, 2));
 }
 
 static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
@@ -188,7 +181,7 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
 {
     CHECK_TENSOR(source, layer->desc->name, name, 3, {layer->desc->num_q_heads, rows, columns}, 0,
                  weight_dtype(layer), true);
-    own_copy(&w->own, source);
+    tensor_copy(&w->own, source);
     return ATTN_OK;
 }
 
@@ -211,7 +204,7 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
         scale, layer->desc->name, name, 3,
         {shape[0], rows ? blocks_of(shape[1]) : shape[1], rows ? shape[2] : blocks_of(shape[2])}, 0,
         {bytes ? ATTN_CODE_UINT : ATTN_CODE_FLOAT8_E8M0FNU, 8, 1}, true);
-    own_copy(&w->block_scale, scale);
+    tensor_copy(&w->block_scale, scale);
     return ATTN_OK;
 }
 
@@ -229,7 +222,7 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     const bool one = scale->shape != NULL && scale->ndim == 1 && scale->shape[0] == 1;
     CHECK_TENSOR(scale, layer->desc->name, name, 1, {one ? 1 : heads}, 0,
                  dtype_of_id(ATTN_DTYPE_F32));
-    w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
+    w->scale = (const float *)tensor_data(scale);
     w->num_scales = scale->shape[0];
     return ATTN_OK;
 }

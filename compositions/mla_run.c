@@ -5,12 +5,6 @@
 #include "ranks.h"
 #include "mla.h"
 
-static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
-{
-    int64_t elements = row * tensor_stride(tensor, 0) + last;
-    return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
-}
-
 /* What the calls of one run share. */
 struct mla_call {
     attn_plan *plan;
@@ -32,7 +26,7 @@ static const struct attn_tensor *by_head(const struct mla_call *run, struct own_
                                          const struct attn_tensor *rows, int64_t at, int64_t size)
 {
     int64_t head = rows->ndim == 3 ? tensor_stride(rows, 1) : 0;
-    return tensor_set(box, rows, element_of(rows, run->first, at), run->heads,
+    return tensor_set(box, rows, tensor_element(rows, run->first, 0, at), run->heads,
                       run->end - run->first, size, head, tensor_stride(rows, 0), 1);
 }
 
@@ -52,7 +46,7 @@ static const struct attn_tensor *turned(struct own_tensor *box, const struct att
                                         bool transposed)
 {
     int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
-    return tensor_set(box, w, w->data, w->shape[0], w->shape[i], w->shape[j], w->strides[0],
+    return tensor_set(box, w, tensor_data(w), w->shape[0], w->shape[i], w->shape[j], w->strides[0],
                       w->strides[i], w->strides[j]);
 }
 
@@ -115,7 +109,7 @@ static attn_status copy_lse(const struct exchange_run *run, const struct own_ten
                             const struct attn_tensor *to)
 {
     const struct grid here = {part->tensor.data, 0, 4, run->x.tokens * 4};
-    const struct grid there = {(uint8_t *)to->data + to->byte_offset, 0, tensor_stride(to, 1) * 4,
+    const struct grid there = {tensor_data(to), 0, tensor_stride(to, 1) * 4,
                                tensor_stride(to, 0) * 4};
     return copy_grid(run, &there, &here, 4, 1, run->x.tokens, run->x.q_heads);
 }
@@ -204,10 +198,10 @@ static attn_status join_query(const struct mla_call *run, struct own_tensor *q)
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     struct own_tensor a, b;
     if (m->qk_rope_head_dim == 0 ||
-        (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
+        (tensor_element(nope, 0, 0, m->qk_nope_head_dim) == tensor_data(pe) &&
          tensor_stride(nope, 0) == tensor_stride(pe, 0) &&
          tensor_stride(nope, 1) == tensor_stride(pe, 1))) {
-        tensor_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size,
+        tensor_set(q, nope, tensor_data(nope), nope->shape[0], run->heads, size,
                    tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }

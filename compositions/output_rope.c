@@ -88,13 +88,6 @@ struct rotation {
     int64_t first_row, num_rows; /* 0 where a device rotates */
 };
 
-/* h is 0 in a tensor of two dimensions. */
-static uint8_t *element(const struct attn_tensor *x, int64_t row, int64_t h, int64_t d)
-{
-    const int64_t at = row * tensor_stride(x, 0) + h * tensor_stride(x, 1) + d;
-    return (uint8_t *)x->data + x->byte_offset + at * (x->dtype.bits / 8);
-}
-
 /* Items are rows of all heads. */
 static void rotate_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
@@ -105,11 +98,11 @@ static void rotate_rows(void *argument, int64_t begin, int64_t end, int32_t work
     for (int64_t row = begin + r->first_row; row < end + r->first_row; row++) {
         for (int32_t d = 0; d < half; d++) {
             const int64_t position = r->positions[row];
-            const float c = load_number(element(r->table, position, 0, d), of_table);
-            const float s = load_number(element(r->table, position, 0, half + d), of_table);
+            const float c = load_number(tensor_element(r->table, position, 0, d), of_table);
+            const float s = load_number(tensor_element(r->table, position, 0, half + d), of_table);
             for (int64_t h = 0; h < r->out->shape[1]; h++) {
-                uint8_t *x = element(r->out, row, h, first + (neox ? d : 2 * d));
-                uint8_t *y = element(r->out, row, h, first + (neox ? half + d : 2 * d + 1));
+                uint8_t *x = tensor_element(r->out, row, h, first + (neox ? d : 2 * d));
+                uint8_t *y = tensor_element(r->out, row, h, first + (neox ? half + d : 2 * d + 1));
                 const float a = load_number(x, dtype), b = load_number(y, dtype);
                 store_number(x, dtype, a * c + b * s);
                 store_number(y, dtype, b * c - a * s);

@@ -21,13 +21,7 @@ static attn_status keep_tensor(struct layer_params_copy *own, void *ours,
            field->name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
     struct own_tensor *copy = &own->tensors[own->num_tensors++];
     const struct attn_tensor *pointer = &copy->tensor;
-    copy->tensor = *source;
-    for (int32_t i = 0; i < source->ndim; i++) {
-        copy->shape[i] = source->shape[i];
-        copy->strides[i] = tensor_stride(source, i);
-    }
-    copy->tensor.shape = copy->shape;
-    copy->tensor.strides = copy->strides;
+    tensor_copy(copy, source);
     memcpy((char *)ours + field->at, &pointer, sizeof pointer);
     return ATTN_OK;
 }

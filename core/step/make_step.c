@@ -129,7 +129,6 @@ static void describe_tensors(struct step *step)
     step->checks_out = true;
     step->keys_are_inputs = !layer_has_cache(l);
     step->writes = layer_has_cache(l) && step->layer->owner == step->layer;
-    step->merge = prefill->kernels.merge_states;
     const bool fuses = step->writes && !step->layer->selected->writes_apart;
     step->fused_write = fuses && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;

@@ -78,10 +78,8 @@ static size_t place_areas(attn_plan *plan)
  * scratch areas, then kernels' scratch, of which one is used at a time. */
 static void lay_out(attn_plan *plan)
 {
-    size_t own = 0, most_scratch = 0;
-    plan->layout.host_ints = own;
-    own += (size_t)plan_aligned(plan->num_host_ints * (int64_t)sizeof(int32_t));
-    own = block_table_lay_out(plan, own);
+    const int64_t host_ints = plan->num_host_ints * (int64_t)sizeof(int32_t);
+    size_t own = block_table_lay_out(plan, (size_t)plan_aligned(host_ints)), most_scratch = 0;
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         const struct plan_schedule *s = &plan->schedules[i];
         plan->schedules[i].device_offset = own;
@@ -217,8 +215,6 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     plan->group = group;
     plan->validate = model->runtime->settings.validate;
     plan->looks = plan->validate && model->device.type == ATTN_DEVICE_CPU;
-    const struct attn_device_info *device = model->assignment->device;
-    plan->num_multiprocessors = device != NULL ? device->num_multiprocessors : 0;
     attn_status status = read_options(plan, options, error);
     status = status == ATTN_OK ? fill_plan(plan, error) : status;
     if (status == ATTN_OK && plan->graph && plan_graph_level(plan) == ATTN_GRAPH_NEVER) {

@@ -151,8 +151,8 @@ static attn_status send_host_ints(attn_plan *plan, void *stream, struct attn_err
     ERROR_IF(instance->kernels.copy == NULL, ATTN_ERROR_UNSUPPORTED, "copy",
              "%s has no copy kernel, which a composed step needs", instance->caps->name);
     const struct attn_copy_args args =
-        KERNEL_ARGS(instance, stream, .destination = plan->workspace + plan->layout.host_ints,
-                    .source = plan->host_ints, .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE);
+        KERNEL_ARGS(instance, stream, .destination = plan->workspace, .source = plan->host_ints,
+                    .bytes = bytes, .kind = ATTN_COPY_HOST_TO_DEVICE);
     return instance->kernels.copy(&args, error);
 }
 

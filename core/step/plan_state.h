@@ -106,14 +106,12 @@ struct step {
     struct launch *main[2];                         /* chosen: attends of PART_MAIN; NULL: none */
     struct attn_write_kv_args write;
     attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
-    attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
     step_program *observed; /* what `enter` was chosen to be, where an observer stands before it */
 };
 
 /* Places in the workspace for what the core itself needs. */
 struct workspace_layout {
-    size_t own_bytes;     /* the plan's own part, which host_ints lies in */
-    size_t host_ints;     /* lengths and rows of views that the core makes */
+    size_t own_bytes;     /* the plan's own part, which begins with the copy of host_ints */
     size_t scratch_bytes; /* the scratch, which all of the following lies in */
     size_t out;           /* one side of a merge: [T, Hq, Dv] */
     size_t lse[2];        /* [Hq, T] float32 */
@@ -202,12 +200,11 @@ struct attn_plan {
     uint8_t *scratch;   /* attn_workspace.scratch, or after the own part */
     struct workspace_layout layout;
     struct area *areas;
-    int32_t *host_ints;    /* host copy of layout.host_ints */
+    int32_t *host_ints;    /* lengths and rows of views that the core makes; see plan_take */
     int64_t num_host_ints; /* up to MAX_HOST_INTS */
     int64_t used_host_ints;
     int32_t decode_threshold; /* most queries of a decode */
-    int32_t num_multiprocessors;
-    bool validate, looks; /* ATTN_VALIDATE=1; and the host can read what it validates */
+    bool validate, looks;     /* ATTN_VALIDATE=1; and the host can read what it validates */
     uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* vendors' extensions that all its layers have */
     int32_t num_vendor_ids;
     struct batch_takes takes;
@@ -379,7 +376,7 @@ static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 /* Where an array of plan_take will lie on the device. */
 static inline const int32_t *plan_on_device(const attn_plan *plan, const int32_t *host)
 {
-    return (const int32_t *)(plan->workspace + plan->layout.host_ints) + (host - plan->host_ints);
+    return (const int32_t *)plan->workspace + (host - plan->host_ints);
 }
 
 /* Requests of a view begin in rows `start`, an array of plan_take. */

@@ -63,7 +63,7 @@ attn_status step_merge(const struct step *step, struct part_result prefix,
         step_instance(step), stream, .prefix_out = prefix.out, .prefix_lse = prefix.lse,
         .suffix_out = suffix.out, .suffix_lse = suffix.lse, .out = to.out, .lse = to.lse,
         .first_row = rows.first, .num_rows = rows.count, .num_rows_with_prefix = rows.with_prefix);
-    return operation("merge", step->merge(&args, error), error);
+    return operation("merge", step_instance(step)->kernels.merge_states(&args, error), error);
 }
 
 attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -88,9 +88,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     int64_t rows = tensor->shape[0], heads = tensor->ndim > 1 ? tensor->shape[1] : 1;
     int64_t element = tensor->dtype.bits / 8;
     int64_t dims = tensor->ndim > 2 ? tensor->shape[2] : 1;
-    int64_t head_stride = tensor->strides != NULL ? tensor->strides[1] : dims;
-    int64_t row_stride = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
-    uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
+    int64_t row_stride = tensor_stride(tensor, 0), head_stride = tensor_stride(tensor, 1);
+    uint8_t *data = tensor_data(tensor);
     struct attn_fill_args args = KERNEL_ARGS(
         instance, stream, .row_bytes = (size_t)(dims * element),
         .stride = (size_t)(row_stride * element), .rows = rows, .value = step->idle_byte);

@@ -332,7 +332,7 @@ static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, con
     const int64_t bytes = tensor->dtype.bits / 8, heads = last == 2 ? tensor->shape[1] : 1;
     const int64_t dims = tensor->shape[last], dim = tensor_stride(tensor, last);
     const int64_t row = tensor_stride(tensor, 0), head = tensor_stride(tensor, last - 1);
-    const uint8_t *data = (const uint8_t *)tensor->data + tensor->byte_offset;
+    const uint8_t *data = tensor_data(tensor);
     for (int64_t i = 0; i < heads * dims; i++) {
         ERROR_IF(is_nan(data + (t * row + i / dims * head + i % dims * dim) * bytes, tensor->dtype),
                  ATTN_ERROR_NAN, name, "%s[%lld, %lld, %lld] is NaN", name, (long long)t,

@@ -123,6 +123,23 @@ int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim)
     return stride;
 }
 
+uint8_t *tensor_element(const struct attn_tensor *t, int64_t row, int64_t head, int64_t dim)
+{
+    const int64_t at = row * tensor_stride(t, 0) + head * tensor_stride(t, 1) + dim;
+    return tensor_data(t) + at * (t->dtype.bits / 8);
+}
+
+void tensor_copy(struct own_tensor *own, const struct attn_tensor *source)
+{
+    own->tensor = *source;
+    for (int32_t i = 0; i < source->ndim; i++) {
+        own->shape[i] = source->shape[i];
+        own->strides[i] = tensor_stride(source, i);
+    }
+    own->tensor.shape = own->shape;
+    own->tensor.strides = own->strides;
+}
+
 const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,
                                      void *data, int64_t a, int64_t b, int64_t c, int64_t stride_a,
                                      int64_t stride_b, int64_t stride_c)

@@ -9,6 +9,13 @@
 /* Elements between neighbours in dimension `dim`; tensors without strides are compact. */
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 
+/* The element [row, head, dim]: head is 0 in two dimensions, and the last is contiguous. */
+uint8_t *tensor_element(const struct attn_tensor *tensor, int64_t row, int64_t head, int64_t dim);
+static inline uint8_t *tensor_data(const struct attn_tensor *tensor)
+{
+    return (uint8_t *)tensor->data + tensor->byte_offset;
+}
+
 /* From an enum attn_dtype_id or a vendor's code, and back: -1 for what is not in that enum. */
 struct attn_dtype dtype_of_id(int32_t id);
 int32_t dtype_id_of(struct attn_dtype dtype);
@@ -47,7 +54,9 @@ attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_n
 const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,
                                      void *data, int64_t a, int64_t b, int64_t c, int64_t stride_a,
                                      int64_t stride_b, int64_t stride_c);
-/* The same, compact. */
+/* A tensor as it is, of up to TENSOR_MAX_DIMS dimensions. */
+void tensor_copy(struct own_tensor *own, const struct attn_tensor *source);
+/* [a, b, c] as by tensor_set, compact. */
 const struct attn_tensor *tensor_set_rows(struct own_tensor *own, const struct attn_tensor *like,
                                           void *data, int64_t rows, int64_t heads, int64_t size);
 /* [heads, tokens] float32 on the device of `like`: a log-sum-exp. */
