@@ -78,12 +78,6 @@ void device_close(attn_open_device *opened)
     }
 }
 
-static struct attn_memory_args memory_args(const attn_open_device *opened)
-{
-    return (struct attn_memory_args){.struct_size = sizeof(struct attn_memory_args),
-                                     .instance = opened->instance.handle};
-}
-
 attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes, void **memory,
                             struct attn_error *error)
 {
@@ -93,9 +87,8 @@ attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes
            "kind", "device %p, kind %d, memory %p; a device, kind 1 or 2 and a pointer",
            (void *)opened, kind, (void *)memory);
     *memory = NULL;
-    struct attn_memory_args args = memory_args(opened);
-    args.kind = kind;
-    args.bytes = bytes > 0 ? bytes : 1;
+    const struct attn_memory_args args =
+        ABI_ARGS(.instance = opened->instance.handle, .kind = kind, .bytes = bytes > 0 ? bytes : 1);
     attn_status status = opened->instance.kernels.allocate_memory(&args, memory, &why);
     ERROR_IF(status == ATTN_OK && *memory == NULL, ATTN_ERROR_PLUGIN, "allocate_memory",
              "%s answered ATTN_OK without memory", opened->instance.caps->name);
@@ -108,9 +101,8 @@ void device_free(attn_open_device *opened, int32_t kind, void *memory)
     if (opened == NULL || memory == NULL) {
         return;
     }
-    struct attn_memory_args args = memory_args(opened);
-    args.kind = kind;
-    args.memory = memory;
+    const struct attn_memory_args args =
+        ABI_ARGS(.instance = opened->instance.handle, .kind = kind, .memory = memory);
     opened->instance.kernels.free_memory(&args, NULL);
 }
 
@@ -165,8 +157,8 @@ attn_status device_of_address(attn_open_device *opened, const void *address,
            (void *)opened, (void *)device);
     *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
     TRY(need_slot(opened, opened->instance.kernels.memory_device != NULL, "memory_device", error));
-    struct attn_memory_args args = memory_args(opened);
-    args.memory = (void *)(uintptr_t)address;
+    const struct attn_memory_args args =
+        ABI_ARGS(.instance = opened->instance.handle, .memory = (void *)(uintptr_t)address);
     return error_relay(error, opened->instance.kernels.memory_device(&args, device, &why), &why);
 }
 

@@ -22,16 +22,14 @@ static void services_log(void *user, int32_t level, const char *who, const char 
     snprintf(safe, sizeof safe, "%s", message != NULL ? message : "");
     text_make_safe(safe_who, false);
     text_make_safe(safe, false);
-    who = safe_who;
-    message = safe;
     if (services->engine.log != NULL) {
-        services->engine.log(services->engine.user, level, who, message);
+        services->engine.log(services->engine.user, level, safe_who, safe);
         return;
     }
     level = level < ATTN_LOG_ERROR ? ATTN_LOG_ERROR : level;
     level = level > ATTN_LOG_TRACE ? ATTN_LOG_TRACE : level;
     /* The engine asked for no log of its own: ATTN_LOG goes to stderr, one line in one call. */
-    fprintf(stderr, "attn %s: %s: %s\n", names[level], who, message);
+    fprintf(stderr, "attn %s: %s: %s\n", names[level], safe_who, safe);
 }
 
 static void *services_allocate(void *user, size_t size, size_t alignment)

@@ -84,8 +84,7 @@ static bool take(struct pool *pool, int64_t *begin, int64_t *end)
 
 static void work(struct pool *pool, int32_t index)
 {
-    int64_t begin = 0;
-    int64_t end = 0;
+    int64_t begin, end;
     while (take(pool, &begin, &end)) {
         pool->job.body(pool->job.argument, begin, end, index);
     }
@@ -209,8 +208,7 @@ static bool set_stack(pthread_attr_t *attributes)
 /* As many workers as the system grants: with none the loops run in their callers. */
 static void start_workers(struct pool *pool)
 {
-    sigset_t all;
-    sigset_t before;
+    sigset_t all, before;
     pthread_attr_t attributes;
     const bool sized = set_stack(&attributes);
     /* The engine's signals are for the engine's threads. */
@@ -308,10 +306,7 @@ void pool_run(struct pool *pool, int64_t count, int64_t grain, attn_parallel_bod
         pthread_setcancelstate(cancelled_before, NULL);
         return;
     }
-    pool->job.count = count;
-    pool->job.grain = grain;
-    pool->job.body = body;
-    pool->job.argument = argument;
+    pool->job = (struct job){count, grain, body, argument};
     atomic_store(&pool->next, 0);
     atomic_store(&pool->gate, 0);
     wake_workers(pool);

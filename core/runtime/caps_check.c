@@ -14,7 +14,6 @@
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define BIT(code) (UINT64_C(1) << (code))
-#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* Types whose numbers are host memory's are places of data, and no devices that run a layer. */
 static bool device_runs_layers(struct attn_device device)

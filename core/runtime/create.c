@@ -171,20 +171,14 @@ static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_op
                              struct attn_error *error)
 {
     struct host_services *services = &runtime->services;
-    attn_status status = ATTN_OK;
-    if (options->host != NULL) {
-        status = struct_read(&services->engine, ABI_HOST, options->host, error);
-    }
-    if (status == ATTN_OK &&
-        (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
-        status = BAD("host", "allocate and release come together or not at all");
-    }
-    if (status == ATTN_OK && services->engine.num_threads < 0) {
-        status = BAD("num_threads", "%d; 0 or above", services->engine.num_threads);
-    }
+    TRY_IF(options->host != NULL, struct_read(&services->engine, ABI_HOST, options->host, error));
+    BAD_IF((services->engine.allocate == NULL) != (services->engine.release == NULL), "host",
+           "allocate and release come together or not at all");
+    BAD_IF(services->engine.num_threads < 0, "num_threads", "%d; 0 or above",
+           services->engine.num_threads);
     services->log_level = ATTN_LOG_WARN;
     host_init(&runtime->host, services, 1);
-    return status;
+    return ATTN_OK;
 }
 
 static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)

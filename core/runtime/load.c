@@ -19,7 +19,6 @@
 
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
-#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* Files that this process has loaded. The dynamic linker knows a file by its path, and nothing is
  * unloaded: for a file that has replaced a loaded one it would return the old code. */

@@ -9,7 +9,6 @@
 
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
-#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
 
 /* Ends one item. Keeps the reason of the first item that is left out, and hands each reason to the
  * plugin. */

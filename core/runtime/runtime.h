@@ -12,6 +12,9 @@
 #include "util/lock.h"
 #include "util/slots.h"
 
+/* Ends the function with a plugin's fault. */
+#define REFUSE_IF(broken, ...) ERROR_IF(broken, ATTN_ERROR_PLUGIN, __VA_ARGS__)
+
 /* A file as it was when it was probed; zeroed: not known. */
 struct file_id {
     uint64_t device;

@@ -15,7 +15,6 @@
 #define MAX_COMPOSITIONS 16
 
 struct check;
-struct own_tensor;
 struct layer;
 struct step;
 

@@ -7,57 +7,38 @@
 #include "util/counts.h"
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
-/* In the order of their codes. */
-#define NAMES(...)                                                                                 \
-    {                                                                                              \
-        __VA_ARGS__                                                                                \
-    }
+/* `count` names in the order of their codes. */
+#define NAMES(list, count, ...)                                                                    \
+    static const char *const list[] = {__VA_ARGS__};                                               \
+    _Static_assert(COUNT(list) == (count), "a name for each code")
 
-static const char *const kernels[] =
-    NAMES("attend", "write_kv", "merge_states", "rope_write_kv", "attend_mla", "attend_mla_sparse",
-          "gather_kv", "recurrent", "batched_gemm", "quantize", "amax", "copy_blocks", "copy",
-          "fill", "make_block_table");
-static const char *const terms[] =
-    NAMES("causal", "bidirectional", "causal_per_request", "sliding_window", "symmetric_window",
-          "chunked_local", "soft_cap", "alibi", "alibi_sqrt", "sinks", "static_sink", "prefix_lm",
-          "tree_bits", "tree_bias");
-static const char *const features[] =
-    NAMES("paged_kv", "contiguous_kv", "lse", "block_table_row", "mixed_batch",
-          "update_block_table", "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant",
-          "batch_invariant_prefix", "quantized_query", "device_seq_lens", "fast_prefill",
-          "fp8_inputs", "mxfp4_weights", "host_bounds", "step_allocates", "kv_dtype_v",
-          "amax_history", "compressed_rows", "output_rope");
-static const char *const view_forms[] = NAMES("nhd", "hnd", "packed", "latent", "separate_strides");
-static const char *const dtypes[] = NAMES("default", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
-                                          "fp8_e4m3fnuz", "int8", [ATTN_DTYPE_MXFP4] = "mxfp4");
-static const char *const kv_dtypes[] =
-    NAMES("auto", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz",
-          "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "int8_kv", "int8_k",
-          "nvfp4", "fp8_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
-          "turboquant_3bit_nc", "q8_0", "q4_0", "opaque", "fp8_ds_v4");
-static const char *const layouts[] =
-    NAMES("nhd", "hnd", "nhd_inner", "hnd_inner", "hnd_rows", "packed_k", "latent");
-static const char *const kinds[] =
-    NAMES("decoder", "encoder", "cross", "mla", "gdn", "indexer", "compressor");
-static const char *const cache_roles[] =
-    NAMES("unknown", "k", "v", "latent", "state", "conv", "index_k", "scale", "zero", "compressed",
-          "extra", "replay");
-static const char *const phases[] = NAMES("prefill", "decode");
-static const char *const scale_forms[] =
-    NAMES("none", "per_tensor", "per_head", "per_head_channel");
-static const char *const output_forms[] =
-    NAMES("plain", "fp8_static", "fp8_group_64", "fp8_group_128", "nvfp4");
-
-_Static_assert(COUNT(kernels) == NUM_KERNELS, "a name for every kernel");
-_Static_assert(COUNT(kinds) == NUM_LAYER_KINDS, "a name for every kind");
-_Static_assert(COUNT(dtypes) == ATTN_DTYPE_MXFP4 + 1, "a name for every element type");
-_Static_assert(COUNT(kv_dtypes) == NUM_KV_DTYPES, "a name for every cache's type");
-_Static_assert(COUNT(terms) == NUM_TERMS, "a name for every term");
-_Static_assert(COUNT(features) == NUM_FEATURES, "a name for every feature");
-_Static_assert(COUNT(view_forms) == NUM_VIEW_FORMS, "a name for every form");
-_Static_assert(COUNT(layouts) == NUM_KV_LAYOUTS, "a name for every layout");
-_Static_assert(COUNT(cache_roles) == NUM_CACHE_ROLES, "a name for every role");
-_Static_assert(COUNT(output_forms) == NUM_OUTPUT_FORMS, "a name for every output form");
+NAMES(kernels, NUM_KERNELS, "attend", "write_kv", "merge_states", "rope_write_kv", "attend_mla",
+      "attend_mla_sparse", "gather_kv", "recurrent", "batched_gemm", "quantize", "amax",
+      "copy_blocks", "copy", "fill", "make_block_table");
+NAMES(terms, NUM_TERMS, "causal", "bidirectional", "causal_per_request", "sliding_window",
+      "symmetric_window", "chunked_local", "soft_cap", "alibi", "alibi_sqrt", "sinks",
+      "static_sink", "prefix_lm", "tree_bits", "tree_bias");
+NAMES(features, NUM_FEATURES, "paged_kv", "contiguous_kv", "lse", "block_table_row", "mixed_batch",
+      "update_block_table", "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant",
+      "batch_invariant_prefix", "quantized_query", "device_seq_lens", "fast_prefill", "fp8_inputs",
+      "mxfp4_weights", "host_bounds", "step_allocates", "kv_dtype_v", "amax_history",
+      "compressed_rows", "output_rope");
+NAMES(view_forms, NUM_VIEW_FORMS, "nhd", "hnd", "packed", "latent", "separate_strides");
+NAMES(dtypes, ATTN_DTYPE_MXFP4 + 1, "default", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
+      "fp8_e4m3fnuz", "int8", [ATTN_DTYPE_MXFP4] = "mxfp4");
+NAMES(kv_dtypes, NUM_KV_DTYPES, "auto", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
+      "fp8_e4m3fnuz", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "int8_kv",
+      "int8_k", "nvfp4", "fp8_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc",
+      "turboquant_k3v4_nc", "turboquant_3bit_nc", "q8_0", "q4_0", "opaque", "fp8_ds_v4");
+NAMES(layouts, NUM_KV_LAYOUTS, "nhd", "hnd", "nhd_inner", "hnd_inner", "hnd_rows", "packed_k",
+      "latent");
+NAMES(kinds, NUM_LAYER_KINDS, "decoder", "encoder", "cross", "mla", "gdn", "indexer", "compressor");
+NAMES(cache_roles, NUM_CACHE_ROLES, "unknown", "k", "v", "latent", "state", "conv", "index_k",
+      "scale", "zero", "compressed", "extra", "replay");
+NAMES(phases, NUM_PHASES, "prefill", "decode");
+NAMES(scale_forms, NUM_SCALE_FORMS, "none", "per_tensor", "per_head", "per_head_channel");
+NAMES(output_forms, NUM_OUTPUT_FORMS, "plain", "fp8_static", "fp8_group_64", "fp8_group_128",
+      "nvfp4");
 
 #define LIST(names)                                                                                \
     {                                                                                              \

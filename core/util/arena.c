@@ -49,7 +49,6 @@ static struct arena_chunk *add_chunk(struct arena *arena, size_t needed)
 void *arena_alloc(struct arena *arena, size_t size)
 {
     struct arena_chunk *chunk = arena->chunks;
-    unsigned char *memory = NULL;
     if (size == 0 || size > SIZE_MAX / 2) {
         return NULL;
     }
@@ -60,7 +59,7 @@ void *arena_alloc(struct arena *arena, size_t size)
             return NULL;
         }
     }
-    memory = (unsigned char *)chunk + chunk->used;
+    void *memory = (unsigned char *)chunk + chunk->used;
     chunk->used += size;
     return memory;
 }

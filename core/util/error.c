@@ -13,11 +13,10 @@
 /* Copies into `size` bytes, cut at a character's end. */
 static void copy_text(char *destination, size_t size, const char *source)
 {
-    size_t length = 0;
     if (size == 0) {
         return;
     }
-    length = strnlen(source, size);
+    size_t length = strnlen(source, size);
     if (length == size) {
         length = utf8_cut(source, size - 1);
     }
@@ -29,11 +28,10 @@ static void copy_text(char *destination, size_t size, const char *source)
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,
                            const char *message)
 {
-    size_t size = 0;
     if (error == NULL) {
         return status;
     }
-    size = error->struct_size;
+    size_t size = error->struct_size;
     if (size >= FIELD_AT) {
         error->status = status;
         error->reserved = 0;

@@ -24,24 +24,16 @@ void text_finish(struct text *text)
 /* Room for `more` bytes and a NUL. */
 static bool reserve(struct text *text, size_t more)
 {
-    size_t needed = text->length + more + 1;
+    const size_t needed = text->length + more + 1;
     size_t capacity = text->capacity != 0 ? text->capacity : 128;
-    char *data = NULL;
-    if (text->failed || needed <= text->length) {
-        text->failed = true;
-        return false;
-    }
-    if (needed <= text->capacity) {
-        return true;
+    text->failed |= needed <= text->length || needed > SIZE_MAX / 4;
+    if (text->failed || needed <= text->capacity) {
+        return !text->failed;
     }
     while (capacity < needed) {
-        if (capacity > SIZE_MAX / 2) {
-            text->failed = true;
-            return false;
-        }
         capacity *= 2;
     }
-    data = text->host->allocate(text->host->user, capacity, 8);
+    char *data = text->host->allocate(text->host->user, capacity, 8);
     if (data == NULL) {
         text->failed = true;
         return false;
@@ -69,9 +61,8 @@ void text_add_bytes(struct text *text, const void *bytes, size_t size)
 void text_add(struct text *text, const char *format, ...)
 {
     va_list arguments;
-    int length = 0;
     va_start(arguments, format);
-    length = vsnprintf(NULL, 0, format, arguments);
+    const int length = vsnprintf(NULL, 0, format, arguments);
     va_end(arguments);
     if (length < 0 || !reserve(text, (size_t)length)) {
         text->failed = true;
@@ -91,9 +82,8 @@ const char *text_get(const struct text *text)
 attn_status text_finish_error(struct text *text, attn_status status, const char *field,
                               struct attn_error *error)
 {
-    status = text->data != NULL
-                 ? error_set(error, status, field, "%s", text->data)
-                 : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for the reasons");
+    status = text->data != NULL ? error_set(error, status, field, "%s", text->data)
+                                : NO_MEMORY(field, "the reasons");
     text_finish(text);
     return status;
 }
