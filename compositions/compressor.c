@@ -46,19 +46,19 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     const struct attn_io_compressor *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
     const struct attn_compressor_desc *x = step->layer->selected->compressor;
     const int64_t size = step->layer->desc->head_size;
-    FAIL_IF(io->q != NULL || io->v != NULL || io->lse != NULL,
-            io->q != NULL   ? "q"
-            : io->v != NULL ? "v"
-                            : "lse",
-            "is given; a compressor has neither q nor v nor lse");
+    BAD_IF(io->q != NULL || io->v != NULL || io->lse != NULL,
+           io->q != NULL   ? "q"
+           : io->v != NULL ? "v"
+                           : "lse",
+           "is given; a compressor has neither q nor v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
     TRY_IF(writes, validate_written(plan, io->k, "k", error));
     if (!attends) {
         return ATTN_OK;
     }
     TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
-    FAIL_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_compressor",
-            "is missing, or its norm_eps is negative or NaN");
+    BAD_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_compressor",
+           "is missing, or its norm_eps is negative or NaN");
     int64_t longest = plan->given.max_seq_len > 0 ? plan->given.max_seq_len : 1;
     const bool on_cpu = plan->model->device.type == ATTN_DEVICE_CPU && plan->given.seq_lens != NULL;
     for (int32_t r = 0; on_cpu && r < plan->given.num_reqs; r++) {

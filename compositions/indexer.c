@@ -97,7 +97,7 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
     const struct attn_tensor *w = given != NULL ? given->weights : NULL;
     if (!step->layer->selected->indexer->has_weights) {
         return w == NULL ? ATTN_OK
-                         : FAIL("weights", "is given, and the layer does not say has_weights");
+                         : BAD("weights", "is given, and the layer does not say has_weights");
     }
     CHECK_TENSOR(w, NULL, "weights", 2, {plan->num_tokens, step->q.heads}, 1);
     return ATTN_OK;
@@ -109,8 +109,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             struct attn_error *error)
 {
     const struct attn_io_indexer *given = ext_find(io->next, ATTN_EXT_IO_INDEXER);
-    FAIL_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
-            "is given; an indexer has neither v nor lse");
+    BAD_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
+           "is given; an indexer has neither v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && step->layer->selected->tokens_per_row == 1;

@@ -125,14 +125,14 @@ static attn_status check_run(const attn_plan *plan, const struct step *step,
     const struct layer *layer = step->layer->selected;
     const struct attn_io_index_lists *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     const int64_t entries = layer->lists->max_entries, groups = lists_per_token(layer);
-    FAIL_IF(given == NULL, "attn_io_index_lists",
-            "the layer's attn_index_lists needs attn_io_index_lists on the run");
-    FAIL_IF(given->indices == NULL && plan->num_tokens > 0, "indices",
-            "indices of attn_io_index_lists is NULL");
-    FAIL_IF(given->lengths == NULL && layer->lists->has_lengths && plan->num_tokens > 0, "lengths",
-            "lengths is NULL, and the layer says has_lengths");
-    FAIL_IF(given->lengths != NULL && !layer->lists->has_lengths, "lengths",
-            "lengths is given, and the layer does not say has_lengths");
+    BAD_IF(given == NULL, "attn_io_index_lists",
+           "the layer's attn_index_lists needs attn_io_index_lists on the run");
+    BAD_IF(given->indices == NULL && plan->num_tokens > 0, "indices",
+           "indices of attn_io_index_lists is NULL");
+    BAD_IF(given->lengths == NULL && layer->lists->has_lengths && plan->num_tokens > 0, "lengths",
+           "lengths is NULL, and the layer says has_lengths");
+    BAD_IF(given->lengths != NULL && !layer->lists->has_lengths, "lengths",
+           "lengths is given, and the layer does not say has_lengths");
     const struct {
         const char *field;
         bool is_read;

@@ -382,10 +382,10 @@ static attn_status check_attend(const attn_plan *plan, const struct step *step,
     const struct attn_mla_desc *m = step->layer->selected->mla;
     TRY(step_check_lse(io->lse, mla_padded_heads(step->layer), plan->num_tokens, error));
     if (step->layer->selected->lists != NULL) {
-        FAIL_IF(mla->topk_indices != NULL, "topk_indices",
-                "is given next to the lists of attn_io_index_lists");
+        BAD_IF(mla->topk_indices != NULL, "topk_indices",
+               "is given next to the lists of attn_io_index_lists");
     } else if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
-        return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
+        return BAD("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
     }
     return step_check_out(plan, step, io, error);
 }
@@ -397,8 +397,8 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
     const struct attn_io_mla *mla = ext_find(io->next, ATTN_EXT_IO_MLA);
     const struct attn_mla_desc *m = step->layer->selected->mla;
     const struct attn_layer_desc *l = step->layer->desc;
-    FAIL_IF(mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL, "attn_io_mla",
-            "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
+    BAD_IF(mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL, "attn_io_mla",
+           "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
     bool projects = attends && mla_per_head(step->layer) && plan->split.num_prefill_tokens > 0;
     int64_t rows = writes ? plan->given.num_slots : 0;
     rows = projects && plan->num_tokens > rows ? plan->num_tokens : rows;

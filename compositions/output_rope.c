@@ -140,8 +140,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                        struct attn_error *error)
 {
     const struct attn_io_output_rope *given = ext_find(io->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
-    FAIL_IF(given == NULL || given->positions == NULL, "attn_io_output_rope",
-            "is missing, or its positions are NULL; the layer has attn_output_rope");
+    BAD_IF(given == NULL || given->positions == NULL, "attn_io_output_rope",
+           "is missing, or its positions are NULL; the layer has attn_output_rope");
     struct rotation r = {step->layer->selected->output_rope, given->positions, given->cos_sin,
                          io->out};
     const struct attn_host *host = plan->arena.host;

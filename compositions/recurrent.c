@@ -242,14 +242,14 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (!attends) {
         return ATTN_OK;
     }
-    FAIL_IF(gdn == NULL || io->lse != NULL, "attn_io_recurrent",
-            "a run of a recurrent layer needs attn_io_recurrent and has no lse");
+    BAD_IF(gdn == NULL || io->lse != NULL, "attn_io_recurrent",
+           "a run of a recurrent layer needs attn_io_recurrent and has no lse");
     const struct attn_recurrent_rule *r = rule_of(step->layer->selected);
     int64_t gates = (int64_t)g->num_v_heads * (r->gate_per_channel ? g->head_size_k : 1);
     const bool a = r->gate != ATTN_GATE_CONSTANT, b = r->write_gate == ATTN_WRITE_GATE_SIGMOID;
-    FAIL_IF((!a && gdn->a != NULL) || (!b && gdn->b != NULL), !a && gdn->a != NULL ? "a" : "b",
-            "is not NULL; a constant gate has no a, and without a sigmoid write gate there is no "
-            "b");
+    BAD_IF((!a && gdn->a != NULL) || (!b && gdn->b != NULL), !a && gdn->a != NULL ? "a" : "b",
+           "is not NULL; a constant gate has no a, and without a sigmoid write gate there is no "
+           "b");
     CHECK_TENSOR_IF(a, gdn->a, NULL, "a", 2, {rows, gates}, 1, .strided = true);
     CHECK_TENSOR_IF(b, gdn->b, NULL, "b", 2, {rows, g->num_v_heads}, 1, .strided = true);
     /* A window keeps inputs in the layer's dtype: a cut must not round what a step reads whole. */

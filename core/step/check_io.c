@@ -42,10 +42,10 @@ static attn_status check_output_scales(const attn_plan *plan, const struct step 
     const int32_t form = layer->output_form;
     const int64_t groups = step->out.heads * step->out.head_size / output_group(form);
     const struct attn_io_output_quant *given = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
-    FAIL_IF(given == NULL, "attn_io_output_quant",
-            "the layer's output form needs attn_io_output_quant on the run");
-    FAIL_IF(given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4),
-            "attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
+    BAD_IF(given == NULL, "attn_io_output_quant",
+           "the layer's output form needs attn_io_output_quant on the run");
+    BAD_IF(given->scale == NULL && (form == ATTN_OUTPUT_FP8_STATIC || form == ATTN_OUTPUT_NVFP4),
+           "attn_io_output_quant", "scale, which fp8_static and nvfp4 need, is NULL");
     /* the groups of nvfp4 are bytes in one piece */
     const bool nvfp4 = form == ATTN_OUTPUT_NVFP4;
     const bool turned = !nvfp4 && layer->output_scale_column_major;
@@ -151,18 +151,18 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     } norms[] = {{"q_norm_weight", rope->q_norm_weight}, {"k_norm_weight", rope->k_norm_weight}};
     const int64_t rotary = rope->rotary_dim != 0 ? rope->rotary_dim : layer->head_size;
     const int64_t slots = plan->given.num_slots;
-    FAIL_IF(rope->form != layer->rope || rope->positions == NULL, "attn_io_rope",
-            "form is not the layer's rope, or positions is NULL");
-    FAIL_IF(rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size, "rotary_dim",
-            "is not an even number from 0 to the layer's head_size");
+    BAD_IF(rope->form != layer->rope || rope->positions == NULL, "attn_io_rope",
+           "form is not the layer's rope, or positions is NULL");
+    BAD_IF(rotary < 0 || rotary % 2 != 0 || rotary > layer->head_size, "rotary_dim",
+           "is not an even number from 0 to the layer's head_size");
     CHECK_TENSOR(rope->cos_sin, NULL, "cos_sin", 2, {TENSOR_ANY, rotary});
     for (int32_t i = 0; i < 2; i++) {
-        FAIL_IF(norms[i].weight != NULL && !layer->qk_norm, norms[i].field,
-                "is given, and the layer does not say qk_norm");
+        BAD_IF(norms[i].weight != NULL && !layer->qk_norm, norms[i].field,
+               "is given, and the layer does not say qk_norm");
         CHECK_TENSOR_IF(norms[i].weight != NULL, norms[i].weight, NULL, norms[i].field, 1,
                         {layer->head_size});
     }
-    FAIL_IF(!(rope->norm_eps >= 0), "norm_eps", "is negative or NaN");
+    BAD_IF(!(rope->norm_eps >= 0), "norm_eps", "is negative or NaN");
     BAD_IF(slots < plan->given.num_actual_tokens || slots > plan->num_tokens, "num_slots",
            "%lld slots, and attn_io_rope rotates the queries of as many tokens; the batch has %d "
            "to %d",

@@ -54,9 +54,9 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 {
     bool attends = !(io->flags & ATTN_RUN_NO_ATTEND), idle = step->program == run_idle;
     bool writes = writes_now(plan, step, io) && !idle;
-    FAIL_IF(!writes && has_rope(step, io) && !idle, "attn_io_rope",
-            "the run writes no keys, and rope_write_kv rotates q together with the keys that it "
-            "writes; bring q rotated, without attn_io_rope");
+    BAD_IF(!writes && has_rope(step, io) && !idle, "attn_io_rope",
+           "the run writes no keys, and rope_write_kv rotates q together with the keys that it "
+           "writes; bring q rotated, without attn_io_rope");
     BAD_IF(step_leaves_keys(step, io), "slot_mapping",
            "the run brings k and the batch has no slots (num_slots 0): the attend would read what "
            "the cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the cache has the "
@@ -89,12 +89,12 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
                                struct attn_error *error)
 {
     TRY(address_check_all(plan->model, io, ABI_STEP_IO, io->next, NULL, plan->validate, error));
-    FAIL_IF(plan->validate && io->stream != plan->stream, "stream",
-            "is not the stream that plan_batch was given");
-    FAIL_IF(io->reserved != 0, "reserved", "reserved of attn_step_io is not 0");
-    FAIL_IF((io->flags & ~(ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND | ATTN_FLAG_HINTS)) != 0, "flags",
-            "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
-            "ATTN_RUN_NO_ATTEND and hints (the upper half)");
+    BAD_IF(plan->validate && io->stream != plan->stream, "stream",
+           "is not the stream that plan_batch was given");
+    BAD_IF(io->reserved != 0, "reserved", "reserved of attn_step_io is not 0");
+    BAD_IF((io->flags & ~(ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND | ATTN_FLAG_HINTS)) != 0, "flags",
+           "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
+           "ATTN_RUN_NO_ATTEND and hints (the upper half)");
     attn_status status = run_step(plan, step, io, error);
     return plan->validate ? wait_for_device_errors(plan, io->stream, status, error) : status;
 }
@@ -135,11 +135,11 @@ __attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
                                                         const struct attn_step_io *io,
                                                         struct attn_error *error)
 {
-    FAIL_IF(plan == NULL, "plan", "plan is NULL");
-    FAIL_IF(layer == NULL, "layer", "layer is NULL");
-    FAIL_IF(io == NULL, "io", "io is NULL");
-    FAIL_IF(layer->table != plan->table, "layer",
-            "the layer is not of the plan's block-table group");
+    BAD_IF(plan == NULL, "plan", "plan is NULL");
+    BAD_IF(layer == NULL, "layer", "layer is NULL");
+    BAD_IF(io == NULL, "io", "io is NULL");
+    BAD_IF(layer->table != plan->table, "layer",
+           "the layer is not of the plan's block-table group");
     return error_set_text(error, ATTN_ERROR_ORDER, "plan",
                           "plan_batch has not succeeded for this step");
 }

@@ -118,9 +118,9 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
     if (io == NULL || layer->num_further == 0) { /* then it is marked optional */
         return ATTN_OK;
     }
-    FAIL_IF(io->rows == NULL || io->num_rows != layer->num_further, "attn_io_caches",
-            "rows is NULL, or num_rows is not the number of caches that the layer has beyond those "
-            "of its kind");
+    BAD_IF(io->rows == NULL || io->num_rows != layer->num_further, "attn_io_caches",
+           "rows is NULL, or num_rows is not the number of caches that the layer has beyond those "
+           "of its kind");
     for (int32_t i = 0; i < io->num_rows; i++) {
         const struct attn_tensor *t = io->rows[i];
         const int32_t table = layer->caches[i].table;

@@ -33,10 +33,8 @@ bool status_is_known(attn_status status);
 
 const char *status_text(attn_status status);
 
-/* What a caller handed in is refused in `error`: with a formatted text, as in a run with a constant
- * one, or since there is no memory for something. */
+/* What a caller handed in is refused in `error`, or there is no memory for something. */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 #define NO_MEMORY(field, ...)                                                                      \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for " __VA_ARGS__)
 
@@ -66,7 +64,6 @@ const char *status_text(attn_status status);
 #define ERROR_IF(broken, status, field, ...)                                                       \
     REFUSE_WHERE(broken, error_set(error, status, field, __VA_ARGS__))
 #define BAD_IF(broken, field, ...) REFUSE_WHERE(broken, BAD(field, __VA_ARGS__))
-#define FAIL_IF(broken, field, text) REFUSE_WHERE(broken, FAIL(field, text))
 #define NO_MEMORY_IF(broken, field, ...) REFUSE_WHERE(broken, NO_MEMORY(field, __VA_ARGS__))
 
 #endif
