@@ -251,9 +251,7 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     view_end(plan, &to, true, cut);
     cut->max_query_len =
         cut->max_query_len < cache->tokens_per_row ? cut->max_query_len : cache->tokens_per_row;
-    cut->causal = ATTN_CAUSAL_DEFAULT; /* the part's layer is not */
-    cut->slot_mapping = NULL;
-    cut->num_slots = 0;
+    view_sees_all(cut);
     cut->tables = NULL;
     cut->num_tables = 0;
     return ATTN_OK;

@@ -406,6 +406,6 @@ int32_t layer_cache_rank(const attn_layer *layer)
 
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
 {
-    return local_keys(context > 0 ? context : 0, rank, layer_cache_ranks(layer),
-                      layer->selected->cp->interleave);
+    const int32_t keys = context > 0 ? context : 0, ranks = layer_cache_ranks(layer);
+    return ranks > 1 ? local_keys(keys, rank, ranks, layer->selected->cp->interleave) : keys;
 }

@@ -107,15 +107,6 @@ static int64_t host_ints(const attn_plan *plan)
            identity_ints(plan);
 }
 
-/* Tokens that go the latent way. */
-static int64_t latent_tokens(const attn_plan *plan, const struct step *step)
-{
-    const int64_t tokens = (int64_t)plan->decode_threshold * plan->limits.max_num_reqs;
-    return mla_per_head(step->layer) && tokens < plan->limits.max_num_tokens
-               ? tokens
-               : plan->limits.max_num_tokens;
-}
-
 static void add_areas(attn_plan *plan, const struct step *step)
 {
     struct mla_plan *p = mla_plan(plan);
@@ -124,7 +115,9 @@ static void add_areas(attn_plan *plan, const struct step *step)
     const int64_t heads = mla_padded_heads(step->layer) * element, context = p->chunk_rows;
     const int64_t qk = (int64_t)m->qk_nope_head_dim + m->qk_rope_head_dim;
     const int64_t tokens = plan->limits.max_num_tokens, keys = tokens > context ? tokens : context;
-    const int64_t latent = latent_tokens(plan, step) * heads * m->kv_lora_rank;
+    const int64_t decodes = (int64_t)plan->decode_threshold * plan->limits.max_num_reqs;
+    const bool decodes_alone = mla_per_head(step->layer) && decodes < tokens;
+    const int64_t latent = (decodes_alone ? decodes : tokens) * heads * m->kv_lora_rank;
     const int64_t rows = context * step->layer->desc->head_size * element;
     plan_area(plan, &p->at.latent_q, latent, LATENT);
     if (!layer_is_spread(step->layer)) {
@@ -185,14 +178,8 @@ static void make_identity(attn_plan *plan)
 /* Rows of a request's context that every rank has at most. */
 static int32_t context_of(const attn_plan *plan, const struct attn_batch *view, int32_t r)
 {
-    int32_t queries = num_queries(view, r);
-    int32_t context = view->seq_lens_host[r] - queries;
-    if (queries == 0 || context <= 0) {
-        return 0;
-    }
-    return layer_is_spread(plan->steps[0].layer)
-               ? parallel_local_length(plan->steps[0].layer, context, 0)
-               : context;
+    const int32_t queries = num_queries(view, r), context = view->seq_lens_host[r] - queries;
+    return queries > 0 ? parallel_local_length(plan->steps[0].layer, context, 0) : 0;
 }
 
 /* What each rank has of a chunk's rows. */
@@ -220,18 +207,8 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
     chunk->rank_rows = rows;
 }
 
-/* How many rows of a request, of whose context `left` are missing, go into the `space` of a chunk
- * that it does not begin (`follows`) or does. */
-static int32_t rows_for_chunk(const attn_plan *plan, int32_t left, int32_t space, bool follows)
-{
-    struct mla_plan *p = mla_plan(plan);
-    if (left <= space) {
-        return left;
-    }
-    return p->invariant && follows ? 0 : space;
-}
-
-/* One chunk from request r's key `done` on: as many rows as fit, requests one after the other. */
+/* One chunk from request r's key `done` on: as many rows as fit, requests one after the other. An
+ * invariant chunk has a request that does not fit only where that begins the chunk. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
     struct mla_plan *p = mla_plan(plan);
@@ -240,7 +217,8 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
     start[0] = 0;
     for (int32_t i = 0; *r + i < view->num_reqs && left > 0; i++, from = 0) {
         const int32_t missing = context_of(plan, view, *r + i) - from;
-        const int32_t rows = rows_for_chunk(plan, missing, left, i > 0);
+        const int32_t space = p->invariant && i > 0 ? 0 : left;
+        const int32_t rows = missing <= left ? missing : space;
         start[i + 1] = start[i] + rows;
         left = rows < missing ? 0 : left - rows;
         if (rows > 0) { /* requests without context end no chunk */

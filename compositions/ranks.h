@@ -89,7 +89,7 @@ static inline bool layer_splits_queries(const attn_layer *layer)
 {
     return layer->selected->cp != NULL && ranks_count(layer->selected->cp->prefill) > 1;
 }
-/* Keys of `context` on a rank of those that spread the cache. */
+/* Keys of `context` on a rank of those that spread the cache; all of them where none do. */
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank);
 
 /* Layers whose queries are split over ranks. A rank's slice of a request is to its kernels a

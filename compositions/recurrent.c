@@ -299,13 +299,6 @@ static int32_t drafted_states(const struct layer *layer)
     return layer->caches != NULL ? 0 : layer->gdn->num_speculative_tokens;
 }
 
-/* The row that request r starts from. */
-static const int32_t *initial_row(const struct attn_batch_recurrent *states, int32_t r)
-{
-    return states->initial_slots != NULL ? states->initial_slots + r * states->initial_slots_stride
-                                         : states->state_slots + r * states->state_slots_stride;
-}
-
 /* Multiples of the interval in (seq_len - query_len, seq_len]. */
 static int32_t num_checkpoints(const struct attn_batch *b,
                                const struct attn_batch_recurrent *states, int32_t interval,
@@ -349,9 +342,10 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
     }
     if (n < 2) { /* the window's, the state's */
         const int32_t at = n == 1 && accepted != NULL && drafted > 0 ? accepted[r] - 1 : 0;
-        *use =
-            (struct slot_use){states->initial_slots != NULL ? "initial_slots" : "state_slots",
-                              initial_row(states, r)[at], has_initial_state(b, states, r), false};
+        const int32_t *own = MOVED(states->initial_slots, r * states->initial_slots_stride);
+        *use = (struct slot_use){own != NULL ? "initial_slots" : "state_slots",
+                                 own != NULL ? own[at] : row[at], has_initial_state(b, states, r),
+                                 false};
         return true;
     }
     if (n < 2 + kept) {

@@ -102,7 +102,6 @@ struct attn_layer {
     struct attn_kv_view k_cache, v_cache;
     struct cache *all;               /* those of its kind, then those of attn_layer_caches */
     int32_t num_own, num_further;    /* how many of either */
-    int32_t num_tables;              /* how many of attn_batch.tables these need */
     struct attn_kv_view *further;    /* their views */
     struct attn_layer_cache *caches; /* the same in the form that kernels get */
     /* tokens of one entry of the block table, over all ranks that share the cache */

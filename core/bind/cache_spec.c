@@ -29,14 +29,9 @@ static const struct kv_form {
                           [ATTN_KV_Q8_0] = {{34, 34}},
                           [ATTN_KV_Q4_0] = {{18, 18}}};
 
-static const struct kv_form *form_of(int32_t kv_dtype)
-{
-    return &forms[kv_dtype < NUM_KV_DTYPES ? kv_dtype : ATTN_KV_AUTO];
-}
-
 struct kv_row kv_row(int32_t kv_dtype, int32_t head_size, bool value)
 {
-    const struct kv_form *form = form_of(kv_dtype);
+    const struct kv_form *form = &forms[kv_dtype < NUM_KV_DTYPES ? kv_dtype : ATTN_KV_AUTO];
     const int64_t element = form->element[value] > 0 ? form->element[value] : 32;
     const int64_t in_row = kv_dtype == ATTN_KV_NVFP4 ? head_size / 16 : form->in_row[value];
     const int64_t bytes = kv_dtype == ATTN_KV_FP8_DS_MLA ? 656

@@ -90,7 +90,6 @@ attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
         layer->caches[i] = (struct attn_layer_cache){c->role, c->of, c->table, c->tokens_per_row,
                                                      &layer->further[i]};
     }
-    layer->num_tables = layer_num_tables(layer->selected);
     return ATTN_OK;
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The selection text: `[where=]list[;[where=]list…]`.
  *
- *     list   names by preference, separated by commas; globs (`cuda_*`), `name@variant`, `^name`
+ * list: names by preference, separated by commas; globs (`cuda_*`), `name@variant`; `^name`
  * excludes; the word `conformant` excludes backends that attn-check has not found without a failure
- * here; a trailing `?` makes the list a wish instead of an order where  layers.3, layers.0-11,
- * a layer kind (full, sliding, chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla,
- * mla_sparse, static_sink, gdn) or a phase (prefill, decode); without it: everything
+ * here; a trailing `?` makes the list a wish instead of an order.
+ *
+ * where: layers.3, layers.0-11, a layer kind (where_kinds in grammar.c) or a phase (prefill,
+ * decode); without it: everything.
  *
  * Rules read left to right and the last one that matches decides. */
 #ifndef CORE_SELECT_GRAMMAR_H

@@ -153,12 +153,6 @@ void table_cut(struct attn_batch_table *t, int32_t first)
     }
 }
 
-/* Rows of a request with page lists, the last of which is filled up to `last`. */
-static int64_t rows_of_pages(int64_t pages, int64_t in_entry, int32_t last)
-{
-    return pages > 0 ? (pages - 1) * in_entry + last : 0;
-}
-
 /* Lengths of the last pages, on the host, as lengths of the requests. */
 static attn_status take_last_pages(attn_plan *plan, int32_t number, int32_t num_reqs,
                                    const int32_t *start, const int32_t *last,
@@ -167,7 +161,7 @@ static attn_status take_last_pages(attn_plan *plan, int32_t number, int32_t num_
     const int64_t in_entry = plan->made[number].rows_per_entry;
     for (int32_t r = 0; r < num_reqs; r++) {
         const int64_t pages = (int64_t)start[r + 1] - start[r];
-        const int64_t rows = rows_of_pages(pages, in_entry, last[r]);
+        const int64_t rows = pages > 0 ? (pages - 1) * in_entry + last[r] : 0;
         BAD_IF(pages > 0 && (last[r] < 1 || last[r] > in_entry || rows > INT32_MAX),
                "last_page_len",
                "table %d, request %d: %d keys in the last of %lld pages; 1 to %lld", number, r,

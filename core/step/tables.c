@@ -8,14 +8,11 @@
 
 attn_status tables_init(attn_plan *plan, struct attn_error *error)
 {
-    const size_t count = (size_t)plan->steps[0].layer->owner->num_tables;
-    if (count == 0) {
-        return ATTN_OK;
-    }
+    plan->num_tables = layer_num_tables(plan->steps[0].layer->owner->selected);
     for (int32_t i = 0; i < 3; i++) {
-        plan->tables[i] = arena_array(&plan->arena, count, sizeof *plan->tables[i]);
+        plan->tables[i] =
+            arena_array(&plan->arena, (size_t)plan->num_tables, sizeof *plan->tables[i]);
     }
-    plan->num_tables = (int32_t)count;
     return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
 }
 

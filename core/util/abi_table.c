@@ -28,18 +28,18 @@
 #name, offsetof(struct attn_##type, name), FIELD_##kind, min, max, kinds                   \
     }
 #define LAYER(name, kind, kinds, min, max) FIELD(kind, layer_desc, name, min, max, kinds)
-#define INT(type, name, min, max) FIELD(INT, type, name, min, max, ALL)
+#define INT(type, name, min, max) FIELD(INT, type, name, min, max, 0)
 #define COUNT(type, name) INT(type, name, 0, INT32_MAX)
 #define SWITCH(type, name) INT(type, name, 0, 1)
 #define ZERO(type, name) INT(type, name, 0, 0)
-#define CODE(type, name, min, max) FIELD(CODE, type, name, min, max, ALL)
-#define MASK(name, count) FIELD(MASK, backend_caps, name, 0, count, ALL)
-#define TEXT(type, name) FIELD(TEXT, type, name, 0, 0, ALL)
+#define CODE(type, name, min, max) FIELD(CODE, type, name, min, max, 0)
+#define MASK(name, count) FIELD(MASK, backend_caps, name, 0, count, 0)
+#define TEXT(type, name) FIELD(TEXT, type, name, 0, 0, 0)
 #define ARRAY(name, element)                                                                       \
-    FIELD(ARRAY, backend_caps, name, offsetof(struct attn_backend_caps, num_##name), element, ALL)
-#define TENSOR(type, name) FIELD(TENSOR, type, name, 0, 0, ALL)
-#define DEVICE(type, name) FIELD(DEVICE, type, name, 0, 0, ALL)
-#define HOST(type, name) FIELD(HOST, type, name, 0, 0, ALL)
+    FIELD(ARRAY, backend_caps, name, offsetof(struct attn_backend_caps, num_##name), element, 0)
+#define TENSOR(type, name) FIELD(TENSOR, type, name, 0, 0, 0)
+#define DEVICE(type, name) FIELD(DEVICE, type, name, 0, 0, 0)
+#define HOST(type, name) FIELD(HOST, type, name, 0, 0, 0)
 #define FIELDS(type, ...)                                                                          \
     static const struct abi_field fields_##type[] = {__VA_ARGS__, {.name = NULL}}
 
