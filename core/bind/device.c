@@ -51,10 +51,7 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     device = device.type == 0 ? (struct attn_device){ATTN_DEVICE_CPU, 0} : device;
     bool host = device_same(device, (struct attn_device){ATTN_DEVICE_CPU, 0});
     const struct attn_device_info *info = NULL;
-    attn_status found = host ? ATTN_OK : runtime_find_device(runtime, device, NULL, &info, error);
-    if (found != ATTN_OK) {
-        return found;
-    }
+    TRY_IF(!host, runtime_find_device(runtime, device, NULL, &info, error));
     attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
     NO_MEMORY_IF(opened == NULL, "opened", "the device");
     opened->runtime = runtime;

@@ -61,14 +61,13 @@ static void assign_group(attn_model *model, attn_layer *layer)
 
 static void assign_plan_group(attn_model *model, attn_layer *layer, int32_t phase)
 {
-    layer->served[phase].schedule_group = -1;
-    for (int32_t i = 0; i < layer->index; i++) {
-        if (same_schedule(layer, &model->layers[i], phase)) {
-            layer->served[phase].schedule_group = model->layers[i].served[phase].schedule_group;
-            return;
-        }
+    int32_t like = 0;
+    while (like < layer->index && !same_schedule(layer, &model->layers[like], phase)) {
+        like++;
     }
-    layer->served[phase].schedule_group = model->num_schedule_groups++;
+    layer->served[phase].schedule_group = like < layer->index
+                                              ? model->layers[like].served[phase].schedule_group
+                                              : model->num_schedule_groups++;
 }
 
 void model_make_groups(attn_model *model)

@@ -105,9 +105,7 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     const char *lock = env_get(options, "ATTN_LOCK");
     settings->lock = arena_string(arena, lock != NULL ? lock : "");
     settings->cache_dir = arena_string(arena, own != NULL ? own : cache_dir);
-    NO_MEMORY_IF(settings->backend == NULL || settings->plugin_path == NULL ||
-                     settings->cache_dir == NULL || settings->lock == NULL,
-                 "settings", "the settings");
+    NO_MEMORY_IF(arena->failed, "settings", "the settings");
     /* The working directory steers nothing. */
     BAD_IF(settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/', "ATTN_CACHE_DIR",
            "'%s' is not an absolute path", settings->cache_dir);

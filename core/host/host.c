@@ -4,7 +4,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "util/safe_text.h"
 
@@ -127,13 +126,12 @@ void host_choose_parallel_for(struct attn_host *host)
 
 void host_init(struct attn_host *host, struct host_services *services, int32_t num_threads)
 {
-    memset(host, 0, sizeof *host);
-    host->struct_size = sizeof *host;
-    host->user = services;
-    host->log = services_log;
-    host->allocate = services_allocate;
-    host->release = services_release;
+    *host = (struct attn_host){.struct_size = sizeof *host,
+                               .user = services,
+                               .log = services_log,
+                               .allocate = services_allocate,
+                               .release = services_release,
+                               .num_threads = num_threads,
+                               .abi_version = ATTN_ABI_VERSION};
     host_choose_parallel_for(host);
-    host->num_threads = num_threads;
-    host->abi_version = ATTN_ABI_VERSION;
 }

@@ -252,12 +252,10 @@ struct pool *pool_create(const struct attn_host *host, int32_t num_threads)
     }
     pool->host = host;
     pool->num_threads = num_threads;
-    if (num_threads > 1) {
-        pool->workers = host_alloc(host, (size_t)(num_threads - 1) * sizeof *pool->workers);
-        if (pool->workers == NULL) {
-            host_free(host, pool, sizeof *pool);
-            return NULL;
-        }
+    pool->workers = host_alloc(host, (size_t)(num_threads - 1) * sizeof *pool->workers);
+    if (pool->workers == NULL && num_threads > 1) {
+        host_free(host, pool, sizeof *pool);
+        return NULL;
     }
     atomic_init(&pool->owner, 0);
     reset(pool);
@@ -279,10 +277,7 @@ void pool_destroy(struct pool *pool)
         pthread_cond_destroy(&pool->work);
         pthread_mutex_destroy(&pool->lock);
     }
-    if (pool->workers != NULL) {
-        host_free(pool->host, pool->workers,
-                  (size_t)(pool->num_threads - 1) * sizeof *pool->workers);
-    }
+    host_free(pool->host, pool->workers, (size_t)(pool->num_threads - 1) * sizeof *pool->workers);
     host_free(pool->host, pool, sizeof *pool);
 }
 

@@ -44,8 +44,7 @@ static attn_status add_file(attn_runtime *runtime, int32_t most, const char *fil
                               .vendor = arena_string(&runtime->arena, ""),
                               .reason = arena_string(&runtime->arena, reason),
                               .status = status};
-    if (plugin->file == NULL || plugin->name == NULL || plugin->version == NULL ||
-        plugin->vendor == NULL || plugin->reason == NULL) {
+    if (runtime->arena.failed) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     runtime->num_plugins++;

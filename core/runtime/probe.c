@@ -101,9 +101,7 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
         arena_array(found->arena, (size_t)source->num_refused, sizeof *refused);
     struct attn_vendor_code *codes =
         arena_array(found->arena, (size_t)source->num_vendor_codes, sizeof *codes);
-    bool failed = !copy_pointed(found->arena, caps, ABI_BACKEND_CAPS) ||
-                  backend->full_name == NULL || (refused == NULL && source->num_refused > 0) ||
-                  (codes == NULL && source->num_vendor_codes > 0);
+    bool failed = !copy_pointed(found->arena, caps, ABI_BACKEND_CAPS) || found->arena->failed;
     caps->num_refused = 0;
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
         struct attn_refused_combination *row = &refused[caps->num_refused];

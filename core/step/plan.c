@@ -152,8 +152,10 @@ static void find_vendor_ids(attn_plan *plan)
     }
 }
 
-static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
+static attn_status fill_plan(attn_plan *plan, const struct attn_plan_options *options,
+                             struct attn_error *error)
 {
+    TRY(read_options(plan, options, error));
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
         const attn_layer *layer = &plan->model->layers[i];
         plan->num_steps += is_in(plan, layer);
@@ -197,7 +199,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     lay_out(plan);
     plan->host_ints =
         arena_array(&plan->arena, (size_t)plan->num_host_ints, sizeof *plan->host_ints);
-    return plan->arena.failed ? NO_MEMORY("plan", "the plan") : ATTN_OK;
+    NO_MEMORY_IF(plan->arena.failed, "plan", "the plan");
+    ERROR_IF(plan->graph && plan_graph_level(plan) == ATTN_GRAPH_NEVER, ATTN_ERROR_UNSUPPORTED,
+             "graph", "a layer of group %d cannot be captured (graph level never)", plan->group);
+    return ATTN_OK;
 }
 
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
@@ -215,12 +220,7 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     plan->group = group;
     plan->validate = model->runtime->settings.validate;
     plan->looks = plan->validate && model->device.type == ATTN_DEVICE_CPU;
-    attn_status status = read_options(plan, options, error);
-    status = status == ATTN_OK ? fill_plan(plan, error) : status;
-    if (status == ATTN_OK && plan->graph && plan_graph_level(plan) == ATTN_GRAPH_NEVER) {
-        status = error_set(error, ATTN_ERROR_UNSUPPORTED, "graph",
-                           "a layer of group %d cannot be captured (graph level never)", group);
-    }
+    const attn_status status = fill_plan(plan, options, error);
     if (status != ATTN_OK) {
         plan_destroy(plan);
         return status;
@@ -240,7 +240,7 @@ void plan_destroy(attn_plan *plan)
     }
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
         const struct plan_schedule *s = &plan->schedules[i];
-        runtime_free(runtime, s->host, s->host != NULL ? s->size.host_bytes : 0);
+        runtime_free(runtime, s->host, s->size.host_bytes);
         if (s->state != NULL) {
             s->instance->kernels.destroy_plan_state(s->instance->handle, s->state);
         }

@@ -16,9 +16,7 @@ struct arena_chunk {
 
 void arena_init(struct arena *arena, const struct attn_host *host)
 {
-    arena->host = host;
-    arena->chunks = NULL;
-    arena->failed = false;
+    *arena = (struct arena){.host = host};
 }
 
 void arena_finish(struct arena *arena)

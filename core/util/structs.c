@@ -75,14 +75,12 @@ attn_status struct_read(void *copy, enum abi_id id, const void *source, struct a
             return refuse_tail(row->name, 0, given, unknown, row->size, error);
         }
     }
-    attn_status status = ATTN_OK;
     if (row->class == ABI_INPUT || row->class == ABI_DECLARED) {
         const struct attn_ext *next;
         memcpy(&next, (const char *)copy + sizeof(size_t), sizeof next);
-        status = ext_check(next, id, NULL, 0, error);
+        TRY(ext_check(next, id, NULL, 0, error));
     }
-    return status == ATTN_OK && row->class == ABI_INPUT ? struct_check(copy, id, NULL, error)
-                                                        : status;
+    return row->class == ABI_INPUT ? struct_check(copy, id, NULL, error) : ATTN_OK;
 }
 
 bool element_stride_is_good(enum abi_id id, int64_t stride)

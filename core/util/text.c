@@ -9,8 +9,7 @@
 
 void text_init(struct text *text, const struct attn_host *host)
 {
-    memset(text, 0, sizeof *text);
-    text->host = host;
+    *text = (struct text){.host = host};
 }
 
 void text_finish(struct text *text)
