@@ -39,9 +39,7 @@ static attn_status read_threads(struct settings *settings,
     if (threads == 0 && text != NULL) {
         char *end;
         threads = strtol(text, &end, 10);
-        if (*end != '\0' || threads <= 0) {
-            threads = -1;
-        }
+        threads = *end == '\0' ? threads : -1;
     } else if (threads == 0) {
         threads = sysconf(_SC_NPROCESSORS_ONLN);
         threads = threads > 0 ? threads : 1;

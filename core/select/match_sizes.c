@@ -165,19 +165,20 @@ static bool choose_blocks(struct check *check, int32_t block_size)
 void check_block_size(struct check *check, const int32_t *candidates, int32_t count)
 {
     const struct attn_backend_caps *caps = check->caps;
-    int32_t asked = check->layer->block_size;
+    const int32_t asked = check->layer->block_size;
+    const int32_t own = takes_blocks(caps, caps->preferred_block_size) ? caps->preferred_block_size
+                        : caps->num_block_sizes > 0                    ? caps->block_sizes[0].min
+                                                                       : 0;
+    const int32_t one = asked > 0 ? asked : own;
     struct text supported, offered;
     if (!layer_has_cache(check->layer) || check->whole->has_states) {
         return;
     }
-    if (asked > 0 ? choose_blocks(check, asked)
-                  : count == 0 && caps->num_block_sizes > 0 &&
-                        choose_blocks(check, takes_blocks(caps, caps->preferred_block_size)
-                                                 ? caps->preferred_block_size
-                                                 : caps->block_sizes[0].min)) {
-        return;
+    if (asked > 0 || count == 0) {
+        candidates = &one;
+        count = 1;
     }
-    for (int32_t whole = 1; asked == 0 && whole >= 0; whole--) { /* rather one that needs no cut */
+    for (int32_t whole = 1; whole >= 0; whole--) { /* rather one that needs no cut */
         for (int32_t i = 0; i < count; i++) {
             if ((!whole || takes_blocks(caps, candidates[i])) &&
                 choose_blocks(check, candidates[i])) {
@@ -191,19 +192,14 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
         text_add(&supported, "%s", i > 0 ? ", " : "");
         add_range(&supported, &caps->block_sizes[i]);
     }
-    const bool several = asked == 0 && count > 1;
-    for (int32_t i = 0; several && i < count; i++) {
+    for (int32_t i = 0; i < count; i++) {
         text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
-    }
-    if (!several) {
-        asked = asked > 0 || count == 0 ? asked : candidates[0];
-        text_add(&offered, "%d", asked);
     }
     check->reasons->failed |= offered.failed;
     reasons_add_list(check->reasons, "block_size", text_get(&offered), &supported);
     text_finish(&offered);
-    if (!several) {
-        refuse_parts(check, asked);
+    if (count == 1) {
+        refuse_parts(check, candidates[0]);
     }
 }
 

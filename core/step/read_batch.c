@@ -50,13 +50,10 @@ static attn_status check_queries(struct attn_batch *b, struct attn_error *error)
 /* Contiguous keys: as queries, or with starts of their own. */
 static attn_status check_key_starts(const struct attn_batch *b, struct attn_error *error)
 {
-    if (b->key_start_loc == NULL) {
-        return ATTN_OK;
-    }
-    return b->key_start_loc_host == NULL
-               ? BAD("key_start_loc_host", "key_start_loc needs its host copy")
-               : check_starts(&(struct starts){"", "key_start_loc"}, b->key_start_loc_host,
-                              b->num_reqs, error);
+    const int32_t *start = b->key_start_loc != NULL ? b->key_start_loc_host : NULL;
+    BAD_IF(b->key_start_loc != NULL && start == NULL, "key_start_loc_host",
+           "key_start_loc needs its host copy");
+    return check_starts(&(struct starts){"", "key_start_loc"}, start, b->num_reqs, error);
 }
 
 static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct attn_error *error)
