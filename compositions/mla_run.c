@@ -93,9 +93,7 @@ static void hand_lists(const struct mla_call *run, struct attn_io_mla *mla,
     if (layer->lists == NULL) {
         return;
     }
-    *lists =
-        *(const struct attn_io_index_lists *)ext_find(run->io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
-    lists->ext.next = NULL;
+    ext_copy(&lists->ext, ext_find(run->io->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS), sizeof *lists);
     if (lists_are_plain(layer)) {
         mla->topk_indices = lists->indices;
         mla->topk_stride = lists->token_stride;

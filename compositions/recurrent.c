@@ -287,10 +287,13 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* By the last plan: what the views carry. */
-struct recurrent_batch {
-    struct attn_batch_recurrent whole, decode, prefill;
-    struct attn_batch_replay rings[3]; /* theirs */
+/* By the last plan: what a view carries. */
+struct recurrent_view {
+    struct attn_batch_recurrent states;
+    struct attn_batch_replay ring; /* chained to it where the layer has one */
+};
+struct recurrent_views {
+    struct recurrent_view whole, decode, prefill;
 };
 
 /* Drafted tokens after each of which a request has a state of its own. */
@@ -433,16 +436,14 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
 }
 
 /* The extensions of a part of the batch: their arrays begin at the part's first request. */
-static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
-                       struct attn_batch_recurrent *part, struct attn_batch_replay *ring,
+static void cut_states(const struct recurrent_view *from, int32_t first, struct recurrent_view *to,
                        struct attn_batch *view)
 {
-    *part = *whole;
-    if (whole->ext.next != NULL) {
-        *ring = *(const struct attn_batch_replay *)whole->ext.next;
-        ring->ring_tokens += first;
-        part->ext.next = &ring->ext;
-    }
+    const struct attn_batch_recurrent *whole = &from->states;
+    struct attn_batch_recurrent *part = &to->states;
+    *to = *from;
+    to->ring.ring_tokens = MOVED(from->ring.ring_tokens, first);
+    part->ext.next = whole->ext.next != NULL ? &to->ring.ext : NULL;
     part->state_slots += first * whole->state_slots_stride;
     part->has_initial_state = MOVED(whole->has_initial_state, first);
     part->num_accepted_tokens = MOVED(whole->num_accepted_tokens, first);
@@ -462,34 +463,29 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     BAD_IF(ext == NULL, "attn_batch_recurrent",
            "is not on the batch; layer '%s' needs its state_slots",
            plan->steps[0].layer->desc->name);
-    struct recurrent_batch *parts = plan->data[COMPOSITION_RECURRENT];
-    struct attn_batch_recurrent *states = &parts->whole;
-    *states = *(const struct attn_batch_recurrent *)ext;
-    states->ext.struct_size = sizeof *states;
-    states->ext.next = NULL;
+    struct recurrent_views *views = plan->data[COMPOSITION_RECURRENT];
+    struct attn_batch_recurrent *states = &views->whole.states;
+    ext_copy(&states->ext, ext, sizeof *states);
     states->state_slots_stride += states->state_slots_stride == 0; /* 0: 1 */
     states->initial_slots_stride += states->initial_slots_stride == 0;
-    const int32_t row = states->num_accepted_tokens != NULL ? 1 + drafted_states(layer) : 0;
+    const int32_t most = 1 + drafted_states(layer);
+    const int32_t row = states->num_accepted_tokens != NULL ? most : 0;
     if (layer->caches != NULL) {
         BAD_IF(replay == NULL || replay->ring_tokens == NULL || plan->given.seq_lens == NULL,
                "attn_batch_replay",
                "%p, ring_tokens %p, seq_lens %p; a layer with a ring needs all three",
                (const void *)replay, replay != NULL ? (const void *)replay->ring_tokens : NULL,
                (const void *)plan->given.seq_lens);
-        parts->rings[0] = *replay;
-        parts->rings[0].ext.struct_size = sizeof *replay;
-        parts->rings[0].ext.next = NULL;
-        replay = &parts->rings[0];
-        states->ext.next = &replay->ext;
+        ext_copy(&views->whole.ring.ext, &replay->ext, sizeof *replay);
+        states->ext.next = &views->whole.ring.ext;
     }
     BAD_IF(states->state_slots == NULL || states->state_slots_stride < row, "state_slots",
            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
            "drafted",
-           (const void *)states->state_slots, (long long)states->state_slots_stride,
-           1 + drafted_states(layer));
+           (const void *)states->state_slots, (long long)states->state_slots_stride, most);
     BAD_IF(states->initial_slots != NULL && states->initial_slots_stride < row,
            "initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
-           (long long)states->initial_slots_stride, 1 + drafted_states(layer));
+           (long long)states->initial_slots_stride, most);
     BAD_IF(states->checkpoint_slots != NULL && plan->given.seq_lens == NULL, "seq_lens",
            "is NULL; checkpoint_slots need the requests' lengths");
     BAD_IF((states->initial_slots != NULL && !g->has_initial_slots) ||
@@ -504,8 +500,8 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
            "is NULL, and so is seq_lens, from which it would follow");
     TRY_IF(plan->looks, validate_slots(plan, states, error));
     plan->whole.next = &states->ext;
-    cut_states(states, 0, &parts->decode, &parts->rings[1], &plan->decode);
-    cut_states(states, plan->split.num_decodes, &parts->prefill, &parts->rings[2], &plan->prefill);
+    cut_states(&views->whole, 0, &views->decode, &plan->decode);
+    cut_states(&views->whole, plan->split.num_decodes, &views->prefill, &plan->prefill);
     return ATTN_OK;
 }
 
@@ -514,7 +510,7 @@ const struct composition composition_recurrent = {
     .resolve = resolve,
     .match = match,
     .bind = bind,
-    .plan_bytes = sizeof(struct recurrent_batch),
+    .plan_bytes = sizeof(struct recurrent_views),
     .build = build,
     .view_split = view_split,
 };

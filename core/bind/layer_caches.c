@@ -120,10 +120,7 @@ attn_status layer_cache_view(const attn_layer *layer, int32_t index, struct attn
     const struct attn_kv_view *bound = layer->all[index].view;
     ERROR_IF(bound->data == NULL, ATTN_ERROR_ORDER, "layer_bind_caches",
              "layer '%s' has no cache bound", layer->desc->name);
-    struct attn_kv_view known = *bound;
-    known.struct_size = sizeof known;
-    known.next = NULL;
-    return struct_give(view, &known, ABI_KV_VIEW, error);
+    return struct_give(view, bound, ABI_KV_VIEW, error);
 }
 
 /* States lie head after head, and the convolution's window next to them. */

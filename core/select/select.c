@@ -254,10 +254,6 @@ static attn_status tell_no_backends(const attn_runtime *runtime, struct attn_err
 static attn_status read_options(struct attn_select_options *options,
                                 const struct attn_select_options *given, struct attn_error *error)
 {
-    if (given == NULL) {
-        *options = (struct attn_select_options){.struct_size = sizeof *options};
-        return ATTN_OK;
-    }
     TRY(struct_read(options, ABI_SELECT_OPTIONS, given, error));
     const uint32_t known = ATTN_SELECT_KEEP_UNSERVED | ATTN_SELECT_NO_STEP_ALLOCATION;
     BAD_IF(options->flags & ~(known | ATTN_FLAG_HINTS), "flags",
@@ -335,7 +331,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
                           const struct attn_layer_desc *const *layers, int32_t num_layers,
                           attn_assignment **out, struct attn_error *error)
 {
-    struct attn_select_options options;
+    struct attn_select_options options = {.struct_size = sizeof options};
     struct selection selection = {.runtime = runtime, .options = &options};
     attn_status status;
     BAD_IF(out == NULL, "assignment", "assignment is NULL");
@@ -345,7 +341,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
            "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d layers are "
            "allowed",
            (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
-    TRY(read_options(&options, given, error));
+    TRY_IF(given != NULL, read_options(&options, given, error));
     struct attn_assignment *assignment = runtime_alloc(runtime, sizeof *assignment);
     NO_MEMORY_IF(assignment == NULL, "assignment", "the assignment");
     arena_init(&assignment->arena, &runtime->host);
