@@ -36,7 +36,6 @@ struct exchange_run exchange_begin(attn_plan *plan, struct step *step,
                                .p = p,
                                .step = step,
                                .io = io,
-                               .instance = step_instance(step),
                                .error = error,
                                .out = plan->scratch + p->at.out,
                                .received = plan->scratch + p->at.received,
@@ -55,14 +54,15 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
 static attn_status copy_all(const struct exchange_run *run, const struct attn_block_copy *copies,
                             int32_t num_copies, int64_t count)
 {
+    const struct instance *instance = step_instance(run->step);
     const struct attn_copy_blocks_args args =
-        KERNEL_ARGS(run->instance, run->io->stream, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+        KERNEL_ARGS(instance, run->io->stream, .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                     .num_copies = num_copies, .copies = copies, .pairs = run->p->pairs,
                     .num_pairs = count, .copy_stride = (int32_t)sizeof *copies);
     if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }
-    return operation("copy", run->instance->kernels.copy_blocks(&args, run->error), run->error);
+    return operation("copy", instance->kernels.copy_blocks(&args, run->error), run->error);
 }
 
 attn_status copy_bytes(const struct exchange_run *run, void *to, const void *from, int64_t bytes)

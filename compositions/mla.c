@@ -233,8 +233,6 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
     *chunk = (struct context_chunk){.first_req = *r,
                                     .num_reqs = count,
                                     .num_rows = start[count],
-                                    .first_row = view->query_start_loc_host[*r],
-                                    .end_row = view->query_start_loc_host[*r + count],
                                     .first_key = first_key,
                                     .start = start,
                                     .key_start = start};

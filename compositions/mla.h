@@ -26,9 +26,8 @@ struct mla_weights {
 struct context_chunk {
     int32_t first_req, num_reqs; /* in the prefill view */
     int32_t num_rows;
-    int32_t first_row, end_row; /* rows of q and out */
-    const int32_t *first_key;   /* host, [num_reqs] */
-    const int32_t *start;       /* host, [num_reqs + 1]: rows that are gathered, on each rank */
+    const int32_t *first_key; /* host, [num_reqs] */
+    const int32_t *start;     /* host, [num_reqs + 1]: rows that are gathered, on each rank */
     /* the keys that these are, of all ranks: as start, but in a spread cache */
     const int32_t *key_start;
     const int32_t *rank_rows; /* host, [num_reqs, n]: spread caches */

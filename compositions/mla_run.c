@@ -315,10 +315,11 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     status = status ? status : attend_keys(run, launch, q, &k.tensor, &v.tensor, partial);
     launch->args.batch = &run->p->first_chunk;
     TRY(status);
-    const int64_t count_rows = chunk->end_row - chunk->first_row;
+    const int64_t first_row = view.query_start_loc_host[0]; /* in q and out */
+    const int64_t count_rows = view.num_actual_tokens - first_row;
     return step_merge(run->step, partial, so_far, so_far,
-                      (struct merge_rows){chunk->first_row, count_rows, count_rows},
-                      run->io->stream, run->error);
+                      (struct merge_rows){first_row, count_rows, count_rows}, run->io->stream,
+                      run->error);
 }
 
 /* The call's rows, prefills: causal over their own keys, then chunk by chunk over what came

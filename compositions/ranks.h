@@ -133,7 +133,6 @@ struct exchange_run {
     struct parallel_plan *p;
     struct step *step;
     const struct attn_step_io *io;
-    const struct instance *instance;
     struct attn_error *error;
     struct exchange x;
     uint8_t *out, *received;
