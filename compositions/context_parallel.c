@@ -166,7 +166,7 @@ static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
     if (layer->selected->mla != NULL) {
         return reqs < tokens ? reqs : tokens;
     }
-    return layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size * tokens : tokens;
+    return layer_query_ranks(layer) * tokens;
 }
 
 static void limit(attn_plan *plan)
@@ -177,7 +177,7 @@ static void limit(attn_plan *plan)
         int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
                 tokens = max_rows(plan, layer);
         if (part == PART_CONTEXT) {
-            reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
+            reqs = layer_query_ranks(layer) * ((int64_t)limits->max_num_reqs + 1);
             limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
             limits->max_query_len = limits->max_query_len > limits->max_num_tokens
                                         ? limits->max_query_len
@@ -255,7 +255,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     FOR_SERVED(step, plan, COMPOSITION_CONTEXT_PARALLEL) {
         const attn_layer *layer = step->layer;
         const double n = layer_cache_ranks(layer);
-        const double split = ranks_count(layer->selected->cp->prefill);
+        const double split = layer_query_ranks(layer);
         /* rows are written apart: keys are attended next to the cache, or pass through the ranks */
         step->fused_write = step->fused_decode = false;
         TRY(plan_check_area(plan, step, n * split, n * n * split, error));
@@ -286,7 +286,7 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     const int32_t *lens = plan->all_query_lens;
-    int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
+    int32_t ranks = layer_query_ranks(layer), num_reqs = plan->received.num_reqs;
     struct view_requests of_all = view_begin(plan, (int64_t)ranks * (num_reqs + 1), 0);
     for (int32_t rank = 0; rank < ranks; rank++) {
         int32_t end = rank * p->widest;
@@ -448,7 +448,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     const bool apart = step->main[0] != NULL;
     int64_t tokens = plan->given.num_actual_tokens;
     if (p->split) {
-        tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
+        tokens = (int64_t)p->widest * layer_query_ranks(step->layer);
     }
     struct exchange_run exchange = exchange_begin(plan, step, io, tokens, error);
     const bool small = exchange_is_small(&exchange.x);

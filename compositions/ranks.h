@@ -84,10 +84,14 @@ static inline bool layer_is_spread(const attn_layer *layer)
 }
 /* This one, among those of a spread cache. */
 int32_t layer_cache_rank(const attn_layer *layer);
-/* Have the ranks of `prefill` a slice each of a request's queries? */
+/* Ranks that have a slice each of a request's queries; 1: they are not split. */
+static inline int32_t layer_query_ranks(const attn_layer *layer)
+{
+    return layer->selected->cp != NULL ? ranks_count(layer->selected->cp->prefill) : 1;
+}
 static inline bool layer_splits_queries(const attn_layer *layer)
 {
-    return layer->selected->cp != NULL && ranks_count(layer->selected->cp->prefill) > 1;
+    return layer_query_ranks(layer) > 1;
 }
 /* Keys of `context` on a rank of those that spread the cache; all of them where none do. */
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank);

@@ -15,7 +15,7 @@ int32_t queries_slices(const attn_layer *layer)
 
 static struct slice slice_of(const attn_layer *layer, int32_t queries, int32_t rank, int32_t i)
 {
-    int32_t parts = layer->selected->cp->prefill->world_size * queries_slices(layer);
+    int32_t parts = layer_query_ranks(layer) * queries_slices(layer);
     int32_t size = (int32_t)(((int64_t)queries + parts - 1) / parts);
     int64_t place = i == 0 ? rank : parts - 1 - rank;
     int64_t first = place * size, end = first + size;
@@ -44,7 +44,7 @@ int64_t queries_max_ints(const attn_plan *plan)
     }
     int64_t reqs = plan->limits.max_num_reqs;
     int64_t slices = queries_slices(layer) * reqs;
-    int64_t context = layer->selected->cp->prefill->world_size * (reqs + 1);
+    int64_t context = layer_query_ranks(layer) * (reqs + 1);
     return 4 * (slices + 1) + 3 * (context + 1);
 }
 
@@ -53,12 +53,11 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     plan->max_reqs *= queries_slices(layer);
-    int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
-                   (layer->selected->cp->prefill->world_size + 1);
+    int64_t runs =
+        (int64_t)queries_slices(layer) * plan->limits.max_num_reqs * (layer_query_ranks(layer) + 1);
     ERROR_IF(runs > INT32_MAX, ATTN_ERROR_LIMIT, "max_num_reqs",
              "%d requests over %d ranks are %lld runs of keys; at most %d",
-             plan->limits.max_num_reqs, layer->selected->cp->prefill->world_size, (long long)runs,
-             INT32_MAX);
+             plan->limits.max_num_reqs, layer_query_ranks(layer), (long long)runs, INT32_MAX);
     p->runs = arena_array(&plan->arena, (size_t)runs, sizeof *p->runs);
     return p->runs != NULL ? ATTN_OK : NO_MEMORY("plan", "%lld runs", (long long)runs);
 }
@@ -72,7 +71,7 @@ void queries_add_areas(attn_plan *plan, const struct step *step)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = step->layer;
-    int64_t ranks = layer->selected->cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
+    int64_t ranks = layer_query_ranks(layer), tokens = plan->limits.max_num_tokens;
     int64_t rows[] = {tokens, ranks * tokens, ranks * tokens,
                       layer_is_spread(layer) ? queries_slices(layer) * ranks * tokens : 0};
     static const uint32_t uses[] = {KEYS, KEYS, ALWAYS, MERGE};
@@ -120,7 +119,7 @@ static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_e
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
-    int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->given.num_reqs;
+    int32_t ranks = layer_query_ranks(layer), num_reqs = plan->given.num_reqs;
     int64_t keys = 0, widest = 0, most = plan->limits.max_num_tokens;
     for (int32_t rank = 0; rank < ranks; rank++) {
         int64_t rows = 0;
