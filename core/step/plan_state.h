@@ -55,20 +55,6 @@ static inline struct attn_tensor tensor_of_kind(uint64_t kind)
     return tensor;
 }
 
-static inline bool tensor_has_shape(const struct attn_tensor *t, const struct tensor_form *wanted,
-                                    int64_t rows)
-{
-    return t->shape != NULL && t->shape[0] >= rows && t->shape[1] == wanted->heads &&
-           t->shape[2] == wanted->head_size && (t->strides == NULL || t->strides[2] == 1) &&
-           (t->data != NULL || rows == 0);
-}
-
-static inline bool tensor_is_rows(const struct attn_tensor *t, const struct tensor_form *wanted,
-                                  int64_t rows)
-{
-    return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
-}
-
 /* Rows up to end_row, from where the run before ended. */
 struct merge_run {
     int32_t end_row;

@@ -157,11 +157,13 @@ attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_
 
 /* The hot path of run(): one attend of a plain run, with or without a write. plan_batch chooses it,
  * and whatever else a run can be goes the general way, which also finds the words for a refusal. */
-static inline bool is_rows_here(const attn_plan *plan, const struct attn_tensor *tensor,
+static inline bool is_rows_here(const attn_plan *plan, const struct attn_tensor *t,
                                 const struct tensor_form *wanted, int64_t rows)
 {
-    return tensor != NULL && tensor_is_rows(tensor, wanted, rows) &&
-           device_same(tensor->device, plan->model->device);
+    return t != NULL && tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
+           t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
+           (t->strides == NULL || t->strides[2] == 1) && (t->data != NULL || rows == 0) &&
+           device_same(t->device, plan->model->device);
 }
 
 static inline bool is_plain(const attn_plan *plan, const struct step *step,
