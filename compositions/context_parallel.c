@@ -269,7 +269,7 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
         }
     }
     limit(plan);
-    plan->num_host_ints += plan->limits.max_num_reqs + queries_max_ints(plan);
+    plan->num_host_ints += plan->limits.max_num_reqs;
     return ATTN_OK;
 }
 

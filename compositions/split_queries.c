@@ -33,28 +33,16 @@ int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank)
     return count;
 }
 
-/* Counts starts, lengths, rows and key starts of the slices; and, for the context that is attended
- * for all ranks, starts, lengths and rows of every request and of the padding after each rank's
- * rows. */
-int64_t queries_max_ints(const attn_plan *plan)
-{
-    const attn_layer *layer = plan->steps[0].layer;
-    if (!layer_splits_queries(layer)) {
-        return 0;
-    }
-    int64_t reqs = plan->limits.max_num_reqs;
-    int64_t slices = queries_slices(layer) * reqs;
-    int64_t context = layer_query_ranks(layer) * (reqs + 1);
-    return 4 * (slices + 1) + 3 * (context + 1);
-}
-
 attn_status queries_init(attn_plan *plan, struct attn_error *error)
 {
     struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
+    const int64_t reqs = plan->limits.max_num_reqs, ranks = layer_query_ranks(layer);
+    const int64_t slices = queries_slices(layer) * reqs, runs = slices * (ranks + 1);
     plan->max_reqs *= queries_slices(layer);
-    int64_t runs =
-        (int64_t)queries_slices(layer) * plan->limits.max_num_reqs * (layer_query_ranks(layer) + 1);
+    /* starts, lengths, rows and key starts of the slices; and, for the context that is attended for
+     * all ranks, starts, lengths and rows of every request and of the padding after each rank's */
+    plan->num_host_ints += 4 * (slices + 1) + 3 * (ranks * (reqs + 1) + 1);
     ERROR_IF(runs > INT32_MAX, ATTN_ERROR_LIMIT, "max_num_reqs",
              "%d requests over %d ranks are %lld runs of keys; at most %d",
              plan->limits.max_num_reqs, layer_query_ranks(layer), (long long)runs, INT32_MAX);

@@ -37,9 +37,6 @@ int32_t layer_num_tables(const struct layer *layer);
 /* Rows in a block of a further cache, the layer's block size being chosen. */
 int32_t cache_block_size(const struct attn_cache_desc *cache, int32_t layer_block_size);
 
-/* Do both have equal further caches? Plain layers do. */
-bool layer_same_caches(const struct layer *a, const struct layer *b);
-
 /* After compositions are decided: roles and tables of further caches, and steps that the core
  * composes of others. */
 void check_caches(struct check *check);

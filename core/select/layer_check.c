@@ -241,6 +241,16 @@ static bool same_rows(const struct attn_layer_desc *x, const struct attn_layer_d
            x->head_size_v == y->head_size_v;
 }
 
+/* Equal further caches, as plain layers have. */
+static bool same_further(const struct attn_layer_caches *x, const struct attn_layer_caches *y)
+{
+    if (x == NULL || y == NULL) {
+        return x == y;
+    }
+    return x->num_caches == y->num_caches &&
+           memcmp(x->caches, y->caches, (size_t)x->num_caches * sizeof *x->caches) == 0;
+}
+
 bool layer_same_cache(const struct layer *a, const struct layer *b)
 {
     const struct attn_layer_desc *x = &a->desc, *y = &b->desc;
@@ -249,7 +259,7 @@ bool layer_same_cache(const struct layer *a, const struct layer *b)
            a->blocks_per_entry == b->blocks_per_entry && x->has_window == y->has_window &&
            x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
            x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes &&
-           layer_same_caches(a, b);
+           same_further(a->caches, b->caches);
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */

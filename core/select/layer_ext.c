@@ -196,16 +196,6 @@ int32_t cache_block_size(const struct attn_cache_desc *cache, int32_t layer_bloc
     return cache->table == 0 ? layer_block_size / cache->tokens_per_row : layer_block_size;
 }
 
-bool layer_same_caches(const struct layer *a, const struct layer *b)
-{
-    const struct attn_layer_caches *x = a->caches, *y = b->caches;
-    if (x == NULL || y == NULL) {
-        return x == y;
-    }
-    return x->num_caches == y->num_caches &&
-           memcmp(x->caches, y->caches, (size_t)x->num_caches * sizeof *x->caches) == 0;
-}
-
 void check_alone(struct check *check, const char *field)
 {
     check->match->composed &= ~ATTN_COMPOSE_CASCADE;

@@ -170,12 +170,3 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
     TRY(check_rows("q", io->q, &step->q, plan->num_tokens, error));
     return plan->looks ? check_positions(plan, rope, error) : ATTN_OK;
 }
-
-attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
-                                  struct ext_room *room, struct attn_error *error)
-{
-    uint32_t vendors[MAX_VENDOR_EXTENSIONS];
-    const int32_t count = layer_vendor_ids(step->layer->desc->next, vendors);
-    TRY(ext_narrow(&io->next, ABI_STEP_IO, vendors, count, room, error));
-    return ext_check_readers(io->next, ABI_STEP_IO, step->layer->selected->reads, NULL, error);
-}

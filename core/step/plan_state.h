@@ -419,10 +419,6 @@ attn_status step_check_keys(const attn_plan *plan, const struct step *step,
 /* attn_io_rope, which the run brings */
 attn_status step_check_rope(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, struct attn_error *error);
-/* Extensions of the ABI that the layer reads, and of vendors' those that the layer has, too: alone
- * they are left in io, copied to `room` where need be. */
-attn_status step_check_extensions(const struct step *step, struct attn_step_io *io,
-                                  struct ext_room *room, struct attn_error *error);
 /* [heads, rows or more] float32, or NULL */
 attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                            struct attn_error *error);

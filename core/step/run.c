@@ -99,14 +99,18 @@ static attn_status run_checked(attn_plan *plan, struct step *step, const struct 
     return plan->validate ? wait_for_device_errors(plan, io->stream, status, error) : status;
 }
 
-/* Apart, since other runs need no room on the stack. */
+/* Leaves in the copy the extensions of the ABI that the layer reads and the vendors' that it has.
+ * Apart, since other runs need no room on the stack. */
 __attribute__((noinline)) static attn_status run_extended(attn_plan *plan, struct step *step,
                                                           const struct attn_step_io *io,
                                                           struct attn_error *error)
 {
     struct ext_room room;
     struct attn_step_io read = *io;
-    TRY(step_check_extensions(step, &read, &room, error));
+    uint32_t vendors[MAX_VENDOR_EXTENSIONS];
+    const int32_t count = layer_vendor_ids(step->layer->desc->next, vendors);
+    TRY(ext_narrow(&read.next, ABI_STEP_IO, vendors, count, &room, error));
+    TRY(ext_check_readers(read.next, ABI_STEP_IO, step->layer->selected->reads, NULL, error));
     TRY_IF(step->program != run_idle, tables_check_rows(plan, step, read.next, error));
     return run_checked(plan, step, &read, error);
 }
