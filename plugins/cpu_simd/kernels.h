@@ -335,6 +335,9 @@ struct delta_kernels {
     void (*multiply)(float *x, const float *y, float by, int32_t n); /* x <- x y by */
     void (*step)(const struct delta_args *args); /* the gated delta rule, a gate per head */
     void (*rule)(const struct delta_args *args);
+    /* to[j][i] = from[i][j]; rows and columns of COLUMN_MULTIPLE */
+    void (*transpose)(float *to, int64_t to_stride, const float *from, int64_t from_stride,
+                      int32_t rows, int32_t columns);
     void (*walk)(const struct walk_args *args); /* NULL: chunks go by products */
     /* out[t][j] = a[t] b[j], rows of n floats, of COLUMN_MULTIPLE */
     void (*group_products)(float (*out)[WALK_TOKENS], const float *a, const float *b, int32_t n);

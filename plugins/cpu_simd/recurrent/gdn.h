@@ -51,7 +51,8 @@ struct gdn_scratch {
     float *packed_states; /* memory of state_right */
     int32_t columns;
     struct gdn_pending pending;
-    float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
+    float *raw; /* [conv_width - 1 + C, wider of both]: inputs of the convolution; a part of a state
+                   on the way to its slot */
     const float *taps; /* for all heads of the mixed row [conv_width + 1, depth or width]: weights,
                           then the bias */
     float ones[MAX_HEAD_SIZE];

@@ -214,13 +214,17 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
     products_of(gdn)->multiply(&args);
 }
 
-/* to[j][i] = from[i][j] for `count` rows of `length` floats, by pack_keys; rows of `from` are
- * padded to COLUMN_MULTIPLE. */
+/* to[j][i] = from[i][j] for `count` rows of `length` floats, by pack_keys if they are no whole
+ * blocks; rows of `from` are padded to COLUMN_MULTIPLE. */
 static void transpose(const struct gdn *gdn, const struct gdn_scratch *s, const float *from,
                       int64_t from_stride, int32_t count, int32_t length, float *to,
                       int64_t to_stride)
 {
     const void *rows[TILE_KEYS];
+    if (count % COLUMN_MULTIPLE == 0 && length % COLUMN_MULTIPLE == 0) {
+        gdn_variant(gdn)->delta->transpose(to, to_stride, from, from_stride, count, length);
+        return;
+    }
     for (int32_t first = 0; first < count; first += TILE_KEYS) {
         int32_t n = min_i32(TILE_KEYS, count - first);
         for (int32_t i = 0; i < n; i++) {
@@ -282,7 +286,12 @@ static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
         const int32_t count = min_i32(s->columns, dv - first);
         char *rows = state + first * row_bytes;
         if (element == ELEMENT_F32) {
-            transpose(gdn, s, part, s->columns, dk, count, (float *)rows, dk);
+            /* lines that come from memory are stored to in their order */
+            const bool fits = count <= WALK_COLUMNS;
+            transpose(gdn, s, part, s->columns, dk, count, fits ? s->raw : (float *)rows, dk);
+            if (fits) {
+                memcpy(rows, s->raw, (size_t)(count * row_bytes));
+            }
             continue;
         }
         for (int32_t d = 0; d < count; d++) {

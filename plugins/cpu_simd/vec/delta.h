@@ -394,6 +394,26 @@ static void delta_rule(const struct delta_args *args)
     }
 }
 
+/* to[j][i] = from[i][j] */
+static void delta_transpose(float *to, int64_t to_stride, const float *from, int64_t from_stride,
+                            int32_t rows, int32_t columns)
+{
+    for (int32_t i = 0; i < rows; i += VF_WIDTH) {
+        for (int32_t j = 0; j < columns; j += VF_WIDTH) {
+            vf block[VF_WIDTH];
+#pragma GCC unroll 16
+            for (int32_t n = 0; n < VF_WIDTH; n++) {
+                block[n] = vf_load(from + (i + n) * from_stride + j);
+            }
+            vf_transpose(block);
+#pragma GCC unroll 16
+            for (int32_t n = 0; n < VF_WIDTH; n++) {
+                vf_store(to + (j + n) * to_stride + i, block[n]);
+            }
+        }
+    }
+}
+
 #ifdef __AVX512F__
 #include "delta_walk.h"
 #define WALK .walk = delta_walk, .group_products = delta_group_products
@@ -411,6 +431,7 @@ static const struct delta_kernels delta_operations = {.convolve = delta_convolve
                                                       .multiply = delta_multiply,
                                                       .step = delta_step,
                                                       .rule = delta_rule,
+                                                      .transpose = delta_transpose,
                                                       WALK};
 
 #endif

@@ -69,6 +69,7 @@ void test_merge(void **state);
 void test_convolve(void **state);
 void test_head_sums(void **state);
 void test_normalize(void **state);
+void test_transpose(void **state);
 void test_gates(void **state);
 void test_decays(void **state);
 void test_products(void **state);

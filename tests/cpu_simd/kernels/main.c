@@ -127,6 +127,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_encode),    cmocka_unit_test(test_encode_int4),
         cmocka_unit_test(test_blocks),    cmocka_unit_test(test_walk),
         cmocka_unit_test(test_merge),     cmocka_unit_test(test_head_sums),
+        cmocka_unit_test(test_transpose),
     };
     const struct variant *variants[8];
     char isa[128];

@@ -457,6 +457,26 @@ void test_normalize(void **state)
     BENCH("normalize 7 x 128", variant->delta->normalize(x, 7, 128, 0.7f))
 }
 
+void test_transpose(void **state)
+{
+    enum { MOST = 128 };
+    static float from[MOST * MOST], to[MOST * MOST];
+    for (int32_t time = 0; time < TIMES; time++) {
+        const int32_t rows = COLUMN_MULTIPLE * (1 + (int32_t)draw(MOST / COLUMN_MULTIPLE));
+        const int32_t columns = COLUMN_MULTIPLE * (1 + (int32_t)draw(MOST / COLUMN_MULTIPLE));
+        fill(from, MOST * MOST, 1.0f);
+        memset(to, 0, sizeof to);
+        variant->delta->transpose(to, MOST, from, MOST, rows, columns);
+        for (int32_t i = 0; i < MOST * MOST; i++) {
+            const int32_t row = i / MOST, column = i % MOST;
+            const bool inside = row < columns && column < rows;
+            const float expected = inside ? from[column * MOST + row] : 0.0f;
+            check_near(to[i], expected, 0, "transpose", row, column);
+        }
+    }
+    BENCH("transpose 128 x 32", variant->delta->transpose(to, 32, from, MOST, 32, MOST))
+}
+
 void test_gates(void **state)
 {
     enum { TOKENS = 64 };
