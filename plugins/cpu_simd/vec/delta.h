@@ -14,7 +14,7 @@
 /* y / (1 + e^-x) */
 INLINE vf activated(vf y, vf x)
 {
-    vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(-LOG2_E))));
+    vf e = vf_exp2(vf_mul(x, vf_set1(-LOG2_E)));
     return vf_quotient(y, vf_add(vf_set1(1.0f), e));
 }
 

@@ -26,9 +26,11 @@ typedef __m512 vf;
 #define vf_greatest _mm512_reduce_max_ps
 #define vf_times_power _mm512_scalef_ps
 
-/* By a step of Newton's. AMD's division takes less than that, Intel's (AMX) more. */
+/* By a step of Newton's, to which infinity is 2^126. AMD's division takes less than that, Intel's
+ * (AMX) more. */
 static inline vf quotient_near(vf x, vf y)
 {
+    y = _mm512_min_ps(_mm512_set1_ps(0x1p126f), y);
     vf near = _mm512_rcp14_ps(y);
     near = _mm512_fmadd_ps(near, _mm512_fnmadd_ps(y, near, _mm512_set1_ps(1.0f)), near);
     return _mm512_mul_ps(x, near);

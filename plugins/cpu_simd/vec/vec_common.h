@@ -12,7 +12,7 @@
 #define vf_sub(a, b) ((vf)((a) - (b)))
 #define vf_mul(a, b) ((vf)((a) * (b)))
 #define vf_div(a, b) ((vf)((a) / (b)))
-#ifndef vf_quotient /* vf_div but for the last two bits, of a normal divisor */
+#ifndef vf_quotient /* vf_div but for the last two bits, of a divisor >= 2^-126 */
 #define vf_quotient vf_div
 #endif
 
