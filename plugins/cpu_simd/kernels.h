@@ -160,6 +160,9 @@ struct index_args {
     int32_t lists;
     int32_t heads;
     bool relu;
+    /* factors may be 0, negative or not finite. It is the layer's: a key's factor may not choose
+     * the arithmetic of other keys. */
+    bool scaled;
 };
 
 struct tile_kernels {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_simd's AMX kernels with its tile instructions done by vectors, for machines without tiles.
- * One thread at a time. */
+ * Each thread has tiles of its own. */
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
-static unsigned char tiles[8][16][64];
+static _Thread_local unsigned char tiles[8][16][64];
 
 static void tile_load(int tile, const void *memory, int64_t stride)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers. An item is a chunk of a request's queries over a part of its rows, in tiles of
  * TILE_KEYS rows: a tile is packed once, its products with the queries of a few tokens at a time
- * are summed over their heads, and the sums that may be among the best are kept. Neither the
- * products nor the sums of more than a tile are ever in memory. With few items each request's rows
- * are cut into parts, whose candidates are merged.
+ * are summed over their heads, and the sums that may be among the best are kept. A kernel that sums
+ * at once has only queries packed and sums for all tokens of the chunk. One tile's products or sums
+ * are in memory. With few items rows are cut into parts, whose candidates are merged.
  *
  * Per tile and query row, D 128: 32 KFLOP. A tile's rows are 32 KiB in bf16. */
 #include "index.h"
@@ -19,7 +19,7 @@
 struct index_scratch {
     char *q, *keys, *staged;
     float *products, *weights, *factors, *q_scale;
-    int32_t *sums;
+    int32_t *sums; /* [TILE_KEYS]; at once [tokens, G, TILE_KEYS] */
     const void **rows, **scales;
     struct best *lists; /* [tokens, G] */
     int32_t *memory;    /* the lists' candidates */
@@ -80,7 +80,8 @@ static size_t scratch_place(const struct layer_shape *shape, const struct attn_i
     const size_t tokens = (size_t)most_chunk_tokens(shape, x), heads = (size_t)shape->group;
     const size_t row = (size_t)shape->depth_padded * (size_t)shape->kernels->element_bytes;
     const size_t lists = tokens * (size_t)x->num_groups;
-    const size_t rows = (size_t)product_tokens(shape) * heads + ROW_MULTIPLE;
+    const bool at_once = sums_at_once(shape, x);
+    const size_t rows = at_once ? 0 : (size_t)product_tokens(shape) * heads + ROW_MULTIPLE;
     size_t used = 0;
     s->q = take(memory, &used, (tokens * heads + ROW_MULTIPLE) * row);
     s->keys = take(memory, &used, TILE_KEYS * row);
@@ -88,8 +89,7 @@ static size_t scratch_place(const struct layer_shape *shape, const struct attn_i
     s->products = take(memory, &used, rows * TILE_KEYS * sizeof(float));
     s->weights = take(memory, &used, tokens * heads * sizeof(float));
     s->factors = take(memory, &used, TILE_KEYS * sizeof(float));
-    s->sums =
-        take(memory, &used, (sums_at_once(shape, x) ? lists : 1) * TILE_KEYS * sizeof(int32_t));
+    s->sums = take(memory, &used, (at_once ? lists : 1) * TILE_KEYS * sizeof(int32_t));
     s->q_scale = take(memory, &used, DECODE_ROWS * sizeof(float));
     s->rows = take(memory, &used, 2 * TILE_KEYS * sizeof(void *));
     s->scales = take(memory, &used, 2 * TILE_KEYS * sizeof(void *));
@@ -153,10 +153,12 @@ static void load_tokens(const struct index_loop *loop, const struct index_chunk 
         kernels->unpack[loop->problem.q_element](to, tensor_row(args->q, token, head),
                                                  shape->depth);
         memset(to + used, 0, row - used);
-        s->rows[i % INDEX_HEADS] = to;
-        if (at_once && (i + 1) % INDEX_HEADS == 0) {
-            kernels->flash->pack_keys(s->q + (size_t)(i + 1 - INDEX_HEADS) * row, s->rows,
-                                      INDEX_HEADS, INDEX_HEADS, shape->depth_padded);
+        if (at_once) {
+            s->rows[i % INDEX_HEADS] = to;
+            if ((i + 1) % INDEX_HEADS == 0) {
+                kernels->flash->pack_keys(s->q + (size_t)(i + 1 - INDEX_HEADS) * row, s->rows,
+                                          INDEX_HEADS, INDEX_HEADS, shape->depth_padded);
+            }
         }
         s->weights[i] = 1.0f;
         if (w != NULL) {
@@ -225,6 +227,7 @@ static void sum_at_once(const struct index_loop *loop, const struct index_chunk 
 {
     const struct layer_shape *shape = &loop->problem.shape;
     const struct attn_indexer_desc *x = loop->desc;
+    const float factor = key_factor(&loop->problem, 0);
     const struct index_args args = {
         .keys = {.keys = n,
                  .depth = shape->depth_padded,
@@ -240,6 +243,7 @@ static void sum_at_once(const struct index_loop *loop, const struct index_chunk 
         .lists = chunk->count * x->num_groups,
         .heads = shape->group / x->num_groups,
         .relu = x->activation == ATTN_INDEXER_RELU,
+        .scaled = has_float_scales(&loop->problem.keys) || !(factor > 0 && factor < INFINITY),
     };
     shape->kernels->index_scores(&args);
 }
@@ -345,9 +349,8 @@ static void write_list(const struct index_loop *loop, int64_t token, int32_t gro
                        const struct index_reach *r, struct best *best)
 {
     const struct attn_attend_args *args = loop->args;
-    const struct variant *variant = args->instance->variant;
     int32_t *list = tensor_row(args->out, token, group), count = 0;
-    best_keep(variant, best, max_i32(room_of(loop->desc, r), 0));
+    best_keep(args->instance->variant, best, max_i32(room_of(loop->desc, r), 0));
     for (int32_t e = 0; e < r->low; e++) {
         list[count++] = e;
     }
@@ -380,7 +383,6 @@ static void finish_part(const struct index_loop *loop, const struct index_chunk 
                         int32_t part, struct index_scratch *s)
 {
     const struct attn_indexer_desc *x = loop->desc;
-    const struct variant *variant = loop->args->instance->variant;
     for (int32_t i = 0; i < chunk->count * x->num_groups; i++) {
         const int32_t t = i / x->num_groups, g = i % x->num_groups;
         const struct index_reach r = reach_of(x, chunk->position + t);
@@ -390,7 +392,7 @@ static void finish_part(const struct index_loop *loop, const struct index_chunk 
             continue;
         }
         int32_t *partial = partial_of(loop, chunk->first + t, part, g);
-        best_keep(variant, best, max_i32(room_of(x, &r), 0));
+        best_keep(loop->args->instance->variant, best, max_i32(room_of(x, &r), 0));
         partial[0] = best->count;
         memcpy(partial + 1, best->scores, (size_t)best->count * sizeof *partial);
         memcpy(partial + 1 + x->topk, best->entries, (size_t)best->count * sizeof *partial);
@@ -552,8 +554,7 @@ static int64_t divide(struct index_loop *loop, int32_t threads)
         longest = batch->seq_lens[r] > longest ? batch->seq_lens[r] : longest;
     }
     const int64_t each = (tokens + wanted - 1) / wanted;
-    loop->tokens =
-        (int32_t)(each < loop->most_tokens ? max_i32((int32_t)each, 1) : loop->most_tokens);
+    loop->tokens = max_i32(1, (int32_t)(each < loop->most_tokens ? each : loop->most_tokens));
     int64_t chunks = 0;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         chunks += chunks_of(loop, r);

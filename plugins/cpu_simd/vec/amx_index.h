@@ -29,7 +29,8 @@ struct index_unit {
     int32_t key, list, block; /* block of 32 query rows of the list */
 };
 
-/* Rows of 32 keys: copied where they are not equally far apart, with the last one repeated. */
+/* Rows of 32 keys: copied where they are not equally far apart, or fewer, with the last one
+ * repeated. */
 static struct index_keys index_find_keys(const struct index_args *args, int32_t first)
 {
     const char *const *rows = args->keys.key_rows + first;
@@ -53,8 +54,8 @@ static struct index_keys index_find_keys(const struct index_args *args, int32_t 
     return (struct index_keys){(const uint16_t *)(args->staged + first * bytes), bytes / 2};
 }
 
-/* Adds a key's scores of a unit to its lanes; `scaled`, a constant: its factor may not be positive,
- * so that it comes before the activation. */
+/* Adds a key's scores of a unit to its lanes; `scaled`, a constant: a factor may be 0, negative or
+ * not finite, so it is applied before the activation. */
 INLINE void index_add_key(struct index_state *state, const struct index_unit *unit, int32_t j,
                           const float *scores, const int scaled)
 {
@@ -75,7 +76,8 @@ INLINE void index_add_key(struct index_state *state, const struct index_unit *un
     _mm512_store_ps(state->lanes[j], sum);
 }
 
-/* Sums of a list's lanes, as integers of the same order. */
+/* Sums of a list's lanes, as integers of the same order. A factor that comes after the sum is too
+ * late for a sum that overflows, of keys or queries of 1e38, where each score is finite. */
 INLINE void index_finish_list(struct index_state *state, const struct index_unit *unit,
                               const int scaled)
 {
@@ -101,10 +103,11 @@ INLINE void index_finish_list(struct index_state *state, const struct index_unit
 }
 
 /* Products of a unit, if there is one, and between them the sums of `done`, if there is one, whose
- * scores are in `scores`; the sums of the unit before go to `to`. */
+ * scores are in `scores`. The unit's own go there when the next one begins; those of the unit
+ * before go to state->chain.to. */
 INLINE void index_unit(struct index_state *state, const struct index_keys *keys,
                        const struct index_unit *unit, const struct index_unit *done, float *scores,
-                       float *to, const int scaled)
+                       const int scaled)
 {
     const struct index_args *args = state->args;
     const int32_t depth = args->keys.depth, products = 4 * (depth / UNIT);
@@ -127,7 +130,7 @@ INLINE void index_unit(struct index_state *state, const struct index_keys *keys,
                 }
             }
         }
-        state->chain = (struct chain){to, UNIT};
+        state->chain = (struct chain){scores, UNIT};
     } else {
         chain_end(&state->chain);
     }
@@ -152,8 +155,7 @@ INLINE void index_units(struct index_state *state, const int scaled)
         if (u < units && unit.list == 0 && unit.block == 0) {
             keys = index_find_keys(args, unit.key);
         }
-        index_unit(state, &keys, u < units ? &unit : NULL, done, state->scores[turn],
-                   state->scores[turn], scaled);
+        index_unit(state, &keys, u < units ? &unit : NULL, done, state->scores[turn], scaled);
         before[turn] = unit;
         if (++unit.block == blocks) {
             unit.block = 0;
@@ -169,18 +171,14 @@ static void amx_index_scores(const struct index_args *args)
 {
     struct index_state state;
     const int32_t n = (args->keys.keys + UNIT - 1) / UNIT;
-    bool positive = true;
-    for (int32_t j = 0; j < args->keys.keys; j++) {
-        positive = positive && args->factors[j] > 0 && args->factors[j] < INFINITY;
-    }
     state.args = args;
     state.chain = (struct chain){NULL, 0};
     state.lines =
         lines_begin(&args->keys, n * args->lists * (args->heads / UNIT) * (args->keys.depth / 8));
-    if (positive) {
-        index_units(&state, 0);
-    } else {
+    if (args->scaled) {
         index_units(&state, 1);
+    } else {
+        index_units(&state, 0);
     }
 }
 

@@ -59,34 +59,35 @@ static int32_t count_above(const int32_t *x, int32_t n, int32_t least)
 
 static int32_t keep_above(const struct keep_args *args)
 {
+    const int32_t *from = args->from, *entries = args->entries;
+    const int32_t n = args->n, first = args->first, least = args->least;
+    int32_t *to = args->to, *to_entries = args->to_entries;
     int32_t kept = 0, equals = args->equals, i = 0;
 #ifdef __AVX512F__
-    const __m512i least = _mm512_set1_epi32(args->least);
-    __m512i entry = _mm512_add_epi32(_mm512_set1_epi32(args->first), vf_lanes());
-    for (; i < args->n; i += 16, entry = _mm512_add_epi32(entry, _mm512_set1_epi32(16))) {
-        const __mmask16 valid = (__mmask16)(args->n - i >= 16 ? 0xffff : (1 << (args->n - i)) - 1);
-        const __m512i x = _mm512_maskz_loadu_epi32(valid, args->from + i);
-        const __m512i entries =
-            args->entries != NULL ? _mm512_maskz_loadu_epi32(valid, args->entries + i) : entry;
-        __mmask16 keep = _mm512_mask_cmpgt_epi32_mask(valid, x, least);
-        uint32_t equal = equals > 0 ? _mm512_mask_cmpeq_epi32_mask(valid, x, least) : 0;
+    const __m512i bound = _mm512_set1_epi32(least);
+    __m512i entry = _mm512_add_epi32(_mm512_set1_epi32(first), vf_lanes());
+    for (; i < n; i += 16, entry = _mm512_add_epi32(entry, _mm512_set1_epi32(16))) {
+        const __mmask16 valid = (__mmask16)(n - i >= 16 ? 0xffff : (1 << (n - i)) - 1);
+        const __m512i x = _mm512_maskz_loadu_epi32(valid, from + i);
+        const __m512i of_x = entries != NULL ? _mm512_maskz_loadu_epi32(valid, entries + i) : entry;
+        __mmask16 keep = _mm512_mask_cmpgt_epi32_mask(valid, x, bound);
+        uint32_t equal = equals > 0 ? _mm512_mask_cmpeq_epi32_mask(valid, x, bound) : 0;
         for (; equal != 0 && equals > 0; equal &= equal - 1, equals--) {
             keep |= (__mmask16)(equal & -equal);
         }
         const int32_t count = __builtin_popcount(keep);
         const __mmask16 front = (__mmask16)((1 << count) - 1);
-        _mm512_mask_storeu_epi32(args->to + kept, front, _mm512_maskz_compress_epi32(keep, x));
-        _mm512_mask_storeu_epi32(args->to_entries + kept, front,
-                                 _mm512_maskz_compress_epi32(keep, entries));
+        _mm512_mask_storeu_epi32(to + kept, front, _mm512_maskz_compress_epi32(keep, x));
+        _mm512_mask_storeu_epi32(to_entries + kept, front, _mm512_maskz_compress_epi32(keep, of_x));
         kept += count;
     }
 #endif
-    for (; i < args->n; i++) {
-        const int32_t score = args->from[i];
-        const bool equal = score == args->least && equals > 0;
-        args->to[kept] = score;
-        args->to_entries[kept] = args->entries != NULL ? args->entries[i] : args->first + i;
-        kept += score > args->least || equal;
+    for (; i < n; i++) {
+        const int32_t score = from[i];
+        const bool equal = score == least && equals > 0;
+        to[kept] = score;
+        to_entries[kept] = entries != NULL ? entries[i] : first + i;
+        kept += score > least || equal;
         equals -= equal;
     }
     return kept;

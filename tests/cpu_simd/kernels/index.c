@@ -61,6 +61,7 @@ static double index_sum(const struct index_args *args, int32_t list, int32_t j)
 void test_index_scores(void **state)
 {
     for (int32_t time = 0; time < TIMES && kernels->index_scores != NULL; time++) {
+        const bool negative = draw(2) == 1;
         const struct index_args args = {
             .keys = {.keys = 1 + (int32_t)draw(TILE_KEYS),
                      .depth = DEPTH_MULTIPLE * (1 + (int32_t)draw(MOST_DEPTH / DEPTH_MULTIPLE)),
@@ -72,8 +73,9 @@ void test_index_scores(void **state)
             .weights = it.weights,
             .lists = 1 + (int32_t)draw(LISTS),
             .heads = INDEX_HEADS * (1 + (int32_t)draw(HEADS / INDEX_HEADS)),
-            .relu = draw(2) == 1};
-        fill_index(&args, draw(2) == 1, draw(4) == 0);
+            .relu = draw(2) == 1,
+            .scaled = negative || draw(2) == 1};
+        fill_index(&args, negative, draw(4) == 0);
         kernels->index_scores(&args);
         for (int32_t i = 0; i < args.lists * args.keys.keys; i++) {
             const int32_t list = i / args.keys.keys, j = i % args.keys.keys;

@@ -361,9 +361,12 @@ void test_merge(void **state)
     BENCH("blend of bf16, 128", variant->blend[2](out, left, right, 0.25f, 0.5f, 128))
 }
 
+/* Nothing is written after element n - 1. */
 static void check_keep_above(const int32_t *x, int32_t n, int32_t least)
 {
-    int32_t to[TILE_KEYS], entries[TILE_KEYS], equals = (int32_t)draw(4), wanted = 0;
+    enum { GUARD = 0x5a5a5a5a };
+    int32_t to[TILE_KEYS + 1], entries[TILE_KEYS + 1], equals = (int32_t)draw(4), wanted = 0;
+    const int32_t end = n > 0 ? n : 0;
     struct keep_args keep = {.from = x,
                              .to = to,
                              .to_entries = entries,
@@ -372,14 +375,16 @@ static void check_keep_above(const int32_t *x, int32_t n, int32_t least)
                              .least = least,
                              .equals = equals};
     if (draw(2)) { /* in place */
-        memcpy(to, x, sizeof to);
+        memcpy(to, x, TILE_KEYS * sizeof *to);
         for (int32_t i = 0; i < n; i++) {
             entries[i] = 7 + i;
         }
         keep.from = to;
         keep.entries = entries;
     }
+    to[end] = entries[end] = GUARD;
     const int32_t kept = variant->keep_above(&keep);
+    assert_true(to[end] == GUARD && entries[end] == GUARD);
     for (int32_t i = 0; i < n; i++) {
         if (x[i] > least || (x[i] == least && equals-- > 0)) {
             assert_true(wanted < kept && to[wanted] == x[i] && entries[wanted] == 7 + i);
@@ -426,6 +431,7 @@ void test_head_sums(void **state)
         assert_int_equal(variant->count_above(out, n, least), above);
         assert_int_equal(variant->highest(out, n), most);
         check_keep_above(out, n, least);
+        check_keep_above(out, -(int32_t)draw(2), least);
     }
     const struct head_sum_args args = {out, scores, factors, weights, HEADS, true};
     BENCH("sums of 9 heads", variant->sum_heads(&args))

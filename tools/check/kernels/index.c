@@ -84,6 +84,14 @@ static const struct form forms[] = {
      64,
      64,
      {.topk = 20, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"pools_of_32",
+     32,
+     32,
+     {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 5}},
+    {"csa_32",
+     32,
+     32,
+     {.topk = 12, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
     {"dsa_64", 64, 128, {.topk = 40, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     /* where a token has a negative weight or 0, the best are thousands of zeros */
     {"zeros", 1, 32, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
@@ -403,7 +411,7 @@ void index_cases(const struct kernel_sink *sink)
         backend_extension(sink->caps, ATTN_EXT_CAPS_INDEXER, sizeof *caps);
     static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD};
     enum { SHAPES = sizeof shapes / sizeof *shapes, FORMS = sizeof forms / sizeof *forms };
-    static const int32_t heads_of_shape[] = {MOST_HEADS, 16, 16, 3, 2}; /* most, by time */
+    static const int32_t heads_of_shape[] = {MOST_HEADS, 16, 32, 3, 2}; /* most, by time */
     if (!(sink->caps->layer_kinds >> ATTN_LAYER_INDEXER & 1) || caps == NULL) {
         return;
     }
@@ -421,8 +429,8 @@ void index_cases(const struct kernel_sink *sink)
                                             .kv_dtype = kv_dtypes[k] != 0 ? kv_dtypes[k] : dtype};
             struct index_variant more = v;
             try_index(sink, &v);
-            more.drawn = k == i % 3;
-            more.nan = k == 0 && i % 2 == 0 && !more.drawn;
+            more.nan = k == 0 && i % 2 == 0;
+            more.drawn = k == i % 3 && !more.nan;
             more.e4m3_q = k >= 1 && (k == 1 || forms[form].head_size == 128) && !more.drawn;
             if (more.drawn || more.nan || more.e4m3_q) {
                 try_index(sink, &more);
