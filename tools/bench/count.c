@@ -156,6 +156,10 @@ static void count_gdn(const struct measured *measured, struct work *work)
         const int32_t query = measured->requests.query_lens[r];
         const int32_t in_ring = measured_ring_tokens(measured, r);
         const bool keeps = query <= 1 + gdn->num_speculative_tokens;
+        /* the window in slot 0 has the inputs of each draft, too */
+        if (keeps && gdn->conv_width > 0) {
+            work->bytes_written += (query - 1) * channels * element_bytes(measured);
+        }
         if (row > 0) {
             const bool left = keeps && in_ring + 1 < shape_int(&measured->shape, PARAMETER_REPLAY);
             work->bytes_read += in_ring * row;

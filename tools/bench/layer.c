@@ -70,6 +70,7 @@ static void describe_gdn(struct measured *measured)
         .num_speculative_tokens = shape_int(shape, PARAMETER_DRAFTS),
     };
     layer_set_recurrent(desc, gdn);
+    desc->num_speculative_tokens = gdn->num_speculative_tokens;
     measured->layer.rule = rules[rule];
     measured->layer.rule.ext =
         (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rules[rule], NULL};

@@ -15,10 +15,11 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 
 static int32_t phase_of(const struct bench_shape *shape)
 {
+    const double drafts = shape->kind == SHAPE_GDN ? shape->value[PARAMETER_DRAFTS] : 0;
     bool prefills =
         shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN || shape->kind == SHAPE_WRITE ||
         ((shape->kind == SHAPE_GDN || shape->kind == SHAPE_SPARSE || shape->kind == SHAPE_INDEX) &&
-         shape->value[PARAMETER_S] > 1);
+         shape->value[PARAMETER_S] > 1 + drafts);
     return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
 }
 
@@ -36,8 +37,8 @@ static double guess_bytes(const struct measured *measured)
         const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
         double of_keys = 2.0 * gdn->num_k_heads * gdn->head_size_k;
         double of_values = (double)gdn->num_v_heads * gdn->head_size_v;
-        return (double)number_bytes(gdn->state_dtype) * measured->requests.count * of_values *
-                   gdn->head_size_k +
+        const double states = (double)measured->requests.count * measured_states(measured);
+        return (double)number_bytes(gdn->state_dtype) * states * of_values * gdn->head_size_k +
                tokens * (of_keys + 2 * of_values) * activation;
     }
     bool latent = measured->layer.mla.kv_lora_rank > 0 || measured->layer.indexer.topk > 0;

@@ -101,7 +101,8 @@ static inline int32_t measured_ring_tokens(const struct measured *measured, int3
 {
     const int32_t size = shape_int(&measured->shape, PARAMETER_REPLAY);
     const int32_t cursor = shape_int(&measured->shape, PARAMETER_CURSOR);
-    return size == 0 ? 0 : cursor < 0 ? r % size : cursor < size ? cursor : size - 1;
+    const int32_t most = size - 1 + measured->layer.gdn.num_speculative_tokens;
+    return size == 0 ? 0 : cursor < 0 ? r % size : cursor < most ? cursor : most;
 }
 
 /* Tokens in a block of the table. */

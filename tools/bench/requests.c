@@ -31,8 +31,8 @@ static void set_lengths(struct requests *requests, const struct bench_shape *sha
         keys = query;
     }
     if (shape->kind == SHAPE_GDN) { /* a token before them, which has left a state, or a ring's */
-        const int32_t before = shape_int(shape, PARAMETER_REPLAY);
-        keys = s + (before > 1 ? before : 1);
+        const int32_t replay = shape_int(shape, PARAMETER_REPLAY);
+        keys = s + (replay > 0 ? replay + shape_int(shape, PARAMETER_DRAFTS) : 1);
     }
     if (shape_int(shape, PARAMETER_SKEW)) {
         int32_t count = shape_int(shape, PARAMETER_R);

@@ -17,7 +17,7 @@ static int64_t state_size(const struct attn_recurrent_desc *g)
 
 static int64_t window_size(const struct attn_recurrent_desc *g)
 {
-    return layer_channels(g) * (g->conv_width - 1);
+    return layer_channels(g) * layer_window(g);
 }
 
 static size_t state_bytes(const struct attn_recurrent_desc *g)
