@@ -361,7 +361,8 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 }
 
 /* clang-format off */
-/* A rule's cases: steps; chunks, whole, with checkpoints and forks; mixed without a convolution; drafts; NaN. */
+/* A rule's cases: steps; chunks, whole, with checkpoints and forks; a mixed batch without a
+ * convolution; drafts; and a step with NaN. `norm`: of q and k. */
 #define RULE(code, norm)                                                                           \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code},        \
     {GDN_CHUNKS, 0, 1, 3, 24, 32, 4, 64, 0, true, false, norm, .strong = true, .rule = code},      \
@@ -391,7 +392,8 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
     {GDN_DRAFTS, 0, 1, 2, 24, 16, 4, 0, 5, true, false, norm, .strided = true, .initial = true,    \
      .rule = code, .state_dtype = dtype, .replay = 16}
 static const struct gdn_variant variants[] = {
-    /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided, initial, kept, nan */
+    /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong,
+     * strided, initial, kept, nan */
     {GDN_STEPS, 0, 2, 4, 32, 32, 4, 0, 0, true, false, true, false, false, false},
     {GDN_STEPS, 0, 1, 3, 64, 24, 4, 0, 0, true, true, true, true, true, true},
     {GDN_STEPS, 0, 2, 2, 16, 40, 0, 0, 0, false, false, false, false, false, true},
@@ -453,7 +455,8 @@ static const struct gdn_variant variants[] = {
     RULE(GDN_DELTA_STEP, true),
     RULE(GDN_ADDITIVE_CHANNELS, false),
 };
-/* Batches that fill a GPU: heads walked whole, with checkpoints or none; too many for quarters; each rule's sizes. */
+/* Batches that fill a GPU: heads walked whole, with checkpoints and without; heads that are too many
+ * to be walked in quarters and too few to be walked whole; heads of the usual sizes for each rule. */
 static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 12, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, false, true, false, false, true, true, 64},
@@ -487,6 +490,7 @@ static const struct gdn_variant large_variants[] = {
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 3, true, false, true, .initial = true, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 3, true, true, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 2, true, false, false, .kept = 3, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .replay = 8},
+    /* so many heads that a group of threads may have all 128 rows of one */
     {GDN_STEPS, ATTN_DTYPE_BF16, 96, 96, 128, 128, 4, 64, 0, true, true, true, .replay = 4},
     /* many chunks of few rows, which may be prepared while earlier ones are walked */
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, true},
