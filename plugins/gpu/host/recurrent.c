@@ -137,7 +137,10 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
                               const struct attn_layer_desc *layer, void *stream)
 {
     const bool is_plain = gdn_is_plain(layer);
-    /* longer requests are bound by the latency of tokens, where more groups of fewer rows help */
+    /* Longer requests are bound by the latency of tokens, where more groups of fewer rows help.
+     * Both kernels add in one order, so that a host's bits are the same. A device's compiler may
+     * fuse products and sums in one kernel and not in the other, and the choice goes by the cut of
+     * a prompt: at level 2 there is one kernel. */
     bool is_step = is_plain && layer->batch_invariant < 2 && p->head_size_k <= 128 &&
                    p->num_tokens <= STEP_TOKENS * p->num_reqs &&
                    (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
