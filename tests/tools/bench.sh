@@ -74,6 +74,13 @@ export ATTN_TEST_CEILING_MIB
 [ $? -eq 0 ] || { echo "sparse, compressed, index: "; cat "$folder/err"; failed=1; }
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 
+# Recurrent layers: a prompt, and drafts, which bring a request's ring as far as its cursor goes.
+gdn=r=2,hk=1,hv=2,dk=32,dv=32
+"$bench" $short --json --backend cpu_ref --threads 1 --shape gdn:$gdn,s=9 --shape gdn:$gdn,s=4,drafts=3 \
+    --shape gdn:$gdn,s=4,drafts=3,replay=4,cursor=6 >"$folder/out.json" 2>"$folder/err"
+[ $? -eq 0 ] || { echo "gdn: "; cat "$folder/err"; failed=1; }
+numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
+
 # A quantized cache, the step's own write.
 expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
 # One layer again and again: no bytes in its floor, and no rank from its time. A layout that was asked for. One of three requests
