@@ -13,7 +13,7 @@
 /* All tokens over the common prefix; the requests over the keys after it. */
 struct views {
     struct attn_batch prefix, suffix;
-    int32_t prefix_len; /* by the last plan; 0: no cascade */
+    int32_t prefix_len; /* usable common prefix of the last batch; 0: none */
     size_t numbers;     /* place in the workspace of what is merged where outputs are codes */
 };
 
@@ -102,7 +102,8 @@ static bool pays(const attn_plan *plan, const struct step *step)
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = step->layer->desc;
     const struct attn_device_info *device = plan->model->assignment->device;
-    const int32_t prefix = ((const struct views *)plan->data[COMPOSITION_CASCADE])->prefix_len;
+    const struct views *views = plan->data[COMPOSITION_CASCADE];
+    const int32_t prefix = views->prefix_len;
     /* match has refused a layer's other terms: it has no such part, then */
     bool excluded = l->causal_per_request || b->causal == ATTN_CAUSAL_NO || l->batch_invariant;
     bool flags =

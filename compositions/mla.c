@@ -207,8 +207,8 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
     chunk->rank_rows = rows;
 }
 
-/* One chunk from request r's key `done` on: as many rows as fit, requests one after the other. An
- * invariant chunk has a request that does not fit only where that begins the chunk. */
+/* One chunk from request r's key `done` on: as many rows as fit, requests one after the other. Of
+ * an invariant chunk only the first request may be cut. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
     struct mla_plan *p = mla_plan(plan);
@@ -217,8 +217,8 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
     start[0] = 0;
     for (int32_t i = 0; *r + i < view->num_reqs && left > 0; i++, from = 0) {
         const int32_t missing = context_of(plan, view, *r + i) - from;
-        const int32_t space = p->invariant && i > 0 ? 0 : left;
-        const int32_t rows = missing <= left ? missing : space;
+        const bool may_cut = !p->invariant || i == 0;
+        const int32_t rows = missing <= left ? missing : may_cut ? left : 0;
         start[i + 1] = start[i] + rows;
         left = rows < missing ? 0 : left - rows;
         if (rows > 0) { /* requests without context end no chunk */

@@ -143,10 +143,11 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch)
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[launch->args.phase].instance;
     const struct attn_mla_desc *m = run->desc;
-    struct attn_io_mla mla = *run->mla;
+    struct attn_io_mla mla;
     struct attn_io_index_lists lists;
     struct own_tensor q, out, a, b;
     int64_t padded = mla_padded_heads(layer);
+    ext_copy(&mla.ext, &run->mla->ext, sizeof mla);
     hand_lists(run, &mla, &lists);
     if (!m->absorb_in_core) {
         return launch_mla(run, launch, &mla, run->io->out, run->io->lse);

@@ -101,6 +101,7 @@ int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t 
  * The step's new keys are gathered from all ranks before they are written. */
 /* Slices that a rank has of one request: 1, or 2 in zig-zag order. */
 int32_t queries_slices(const attn_layer *layer);
+/* Counts the plan's integers and requests for the slices of all, and makes room for their runs. */
 attn_status queries_init(attn_plan *plan, struct attn_error *error);
 void queries_add_areas(attn_plan *plan, const struct step *step);
 /* Turns plan->given into this rank's slices, where the batch brings one rank's queries of requests

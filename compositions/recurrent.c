@@ -436,20 +436,20 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
 }
 
 /* The extensions of a part of the batch: their arrays begin at the part's first request. */
-static void cut_states(const struct recurrent_view *from, int32_t first, struct recurrent_view *to,
+static void cut_states(const struct recurrent_view *all, int32_t first, struct recurrent_view *part,
                        struct attn_batch *view)
 {
-    const struct attn_batch_recurrent *whole = &from->states;
-    struct attn_batch_recurrent *part = &to->states;
-    *to = *from;
-    to->ring.ring_tokens = MOVED(from->ring.ring_tokens, first);
-    part->ext.next = whole->ext.next != NULL ? &to->ring.ext : NULL;
-    part->state_slots += first * whole->state_slots_stride;
-    part->has_initial_state = MOVED(whole->has_initial_state, first);
-    part->num_accepted_tokens = MOVED(whole->num_accepted_tokens, first);
-    part->initial_slots = MOVED(whole->initial_slots, first * whole->initial_slots_stride);
-    part->checkpoint_slots = MOVED(whole->checkpoint_slots, first * whole->checkpoint_slots_stride);
-    view->next = &part->ext;
+    const struct attn_batch_recurrent *from = &all->states;
+    struct attn_batch_recurrent *to = &part->states;
+    *part = *all;
+    part->ring.ring_tokens = MOVED(all->ring.ring_tokens, first);
+    to->ext.next = from->ext.next != NULL ? &part->ring.ext : NULL;
+    to->state_slots += first * from->state_slots_stride;
+    to->has_initial_state = MOVED(from->has_initial_state, first);
+    to->num_accepted_tokens = MOVED(from->num_accepted_tokens, first);
+    to->initial_slots = MOVED(from->initial_slots, first * from->initial_slots_stride);
+    to->checkpoint_slots = MOVED(from->checkpoint_slots, first * from->checkpoint_slots_stride);
+    view->next = &to->ext;
 }
 
 /* Checks the batch's extensions and cuts them for its parts. */

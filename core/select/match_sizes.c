@@ -166,16 +166,18 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
 {
     const struct attn_backend_caps *caps = check->caps;
     const int32_t asked = check->layer->block_size;
-    const int32_t own = takes_blocks(caps, caps->preferred_block_size) ? caps->preferred_block_size
-                        : caps->num_block_sizes > 0                    ? caps->block_sizes[0].min
-                                                                       : 0;
-    const int32_t one = asked > 0 ? asked : own;
+    const int32_t preferred = takes_blocks(caps, caps->preferred_block_size)
+                                  ? caps->preferred_block_size
+                              : caps->num_block_sizes > 0 ? caps->block_sizes[0].min
+                                                          : 0;
+    /* the engine's size; without one and without candidates, the backend's own */
+    const int32_t only = asked > 0 ? asked : preferred;
     struct text supported, offered;
     if (!layer_has_cache(check->layer) || check->whole->has_states) {
         return;
     }
     if (asked > 0 || count == 0) {
-        candidates = &one;
+        candidates = &only;
         count = 1;
     }
     for (int32_t whole = 1; whole >= 0; whole--) { /* rather one that needs no cut */

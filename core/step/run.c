@@ -144,8 +144,7 @@ __attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
     BAD_IF(io == NULL, "io", "io is NULL");
     BAD_IF(layer->table != plan->table, "layer",
            "the layer is not of the plan's block-table group");
-    return error_set_text(error, ATTN_ERROR_ORDER, "plan",
-                          "plan_batch has not succeeded for this step");
+    return error_set(error, ATTN_ERROR_ORDER, "plan", "plan_batch has not succeeded for this step");
 }
 
 attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,

@@ -19,7 +19,7 @@
 attn_status error_set(struct attn_error *error, attn_status status, const char *field,
                       const char *format, ...) CORE_PRINTF(4, 5);
 
-/* For the step path: copies ready text, formats nothing. */
+/* Copies ready text. */
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,
                            const char *message);
 

@@ -11,6 +11,7 @@ int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 
 /* The element [row, head, dim]: head is 0 in two dimensions, and the last is contiguous. */
 uint8_t *tensor_element(const struct attn_tensor *tensor, int64_t row, int64_t head, int64_t dim);
+/* The first element. */
 static inline uint8_t *tensor_data(const struct attn_tensor *tensor)
 {
     return (uint8_t *)tensor->data + tensor->byte_offset;
@@ -54,9 +55,10 @@ attn_status tensor_check(const struct attn_tensor *tensor, const struct tensor_n
 const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,
                                      void *data, int64_t a, int64_t b, int64_t c, int64_t stride_a,
                                      int64_t stride_b, int64_t stride_c);
-/* A tensor as it is, of up to TENSOR_MAX_DIMS dimensions. */
+/* A tensor of up to TENSOR_MAX_DIMS dimensions with the strides of `source`, which may have none,
+ * over the same memory. */
 void tensor_copy(struct own_tensor *own, const struct attn_tensor *source);
-/* [a, b, c] as by tensor_set, compact. */
+/* [rows, heads, size] as by tensor_set, compact. */
 const struct attn_tensor *tensor_set_rows(struct own_tensor *own, const struct attn_tensor *like,
                                           void *data, int64_t rows, int64_t heads, int64_t size);
 /* [heads, tokens] float32 on the device of `like`: a log-sum-exp. */
