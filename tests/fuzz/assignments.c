@@ -5,6 +5,7 @@
 
 #include "../core/select_fixture.h"
 #include "fuzz.h"
+#include "support/client.h"
 
 #define MOST_LAYERS 4
 
