@@ -19,6 +19,7 @@ this build does not have (collectives without MPI) leave out the mutants that na
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import fnmatch
 import json
 import os
@@ -175,6 +176,9 @@ class Build:
             try:
                 return process.wait(LIMIT_S) in (0, 77)
             except subprocess.TimeoutExpired:
+                process.terminate()  # mpirun then ends its ranks, which have process groups of their own
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
                 return False
             finally:
                 try:
