@@ -36,8 +36,7 @@ template <int KIND, int SPANS, bool POOLED> struct index_shape {
     static constexpr int row = SPANS * 128;
     static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
     static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
-    /* Copies begin during products, and those of rows that are together need no shuffles. Other
-     * kernels are limited by memory or by pooling, and gain nothing. */
+    /* Copies begin during products, and those of rows that are together need no shuffles. */
     static constexpr bool overlaps = KIND == KIND_E4M3 && !POOLED;
     static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
     static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 7168) <= 227 * 1024, "the CTAs fit");
