@@ -33,9 +33,10 @@ struct prefill_shape {
     static constexpr bool wide = D_ > 256;
     /* consumer_by_item */
     static constexpr bool by_item = wide || EXACT;
-    static constexpr int stages = wide                       ? 1
-                                  : D_ == 128 && KEYS_ == 64 ? 2 * PREFILL_STAGES
-                                                             : PREFILL_STAGES;
+    /* cut items of 128 dims have tiles of 64 keys; four stages fit */
+    static constexpr bool small_tiles = D_ == 128 && KEYS_ == 64;
+    static constexpr int stages = wide ? 1 : small_tiles ? 2 * PREFILL_STAGES : PREFILL_STAGES;
+    static_assert(!small_tiles || (!by_item && !three_groups), "their loops have two stages");
     static constexpr int k_parts = wide ? 4 : 1;
     static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
     static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
