@@ -5,15 +5,16 @@
  * Each D_ij is split at a token between j and i: both factors are products of decays, so nothing
  * overflows, and they are applied to rows of k and q, which tensor cores multiply. Pairs of
  * different blocks are split at the ends of blocks. Pairs of one block are split at the middle of
- * the smallest aligned 2, 4, 8 or 16 tokens that have both; a product of 16 x 16 for each of these
- * sizes has the elements of all such pairs. A warp has a block's tokens, a lane two channels of
+ * the smallest aligned 2, 4, 8 or 16 tokens that have both; of each of these sizes, half of the
+ * block's tokens are later and half earlier, and one product of 16 x 8 has q and k of the later
+ * ones with k of the earlier ones. A warp has a block's tokens, a lane two channels of
  * each half of the key dims. */
 #ifndef CUDA_FLASH_SM90_DELTA_CHANNELS_CUH
 #define CUDA_FLASH_SM90_DELTA_CHANNELS_CUH
 
 #include "sm80_delta_prepare.cuh"
 
-/* Factors of rows of k and q, later rows of k, follow q in memory. */
+/* Operands of blocks on the diagonal, later rows of k, follow q in memory. */
 #define TILE_BYTES ((int)sizeof(prepare_memory::q))
 struct alignas(256) channel_memory : prepare_memory {
     char rest_of_factors[2 * TILE_BYTES - sizeof(prepare_memory::a)];
@@ -138,28 +139,6 @@ GPU_INLINE void make_decays(const gpu_delta_params &p, const prepare_item &item,
     }
 }
 
-/* For each 2 HALF aligned tokens of the block: for the later half, the decay from the middle up to
- * and including the token, and for the earlier half, the decay after the token up to the middle. */
-template <int HALF>
-GPU_INLINE void store_factors(const block_decays &x, int32_t half, char *factors)
-{
-    uint32_t first = first_place(half);
-#pragma unroll
-    for (int middle = HALF; middle < BLOCK; middle += 2 * HALF) {
-        float later[2] = {1.0f, 1.0f}, earlier[2] = {1.0f, 1.0f};
-#pragma unroll
-        for (int i = 0; i < HALF; i++) {
-            int after = middle + i, before = middle - 1 - i;
-            later[0] *= x[after][0], later[1] *= x[after][1];
-            *(uint32_t *)(factors + place_of_token(first, after)) =
-                pack2<KIND_F16>(later[0], later[1]);
-            *(uint32_t *)(factors + place_of_token(first, before)) =
-                pack2<KIND_F16>(earlier[0], earlier[1]);
-            earlier[0] *= x[before][0], earlier[1] *= x[before][1];
-        }
-    }
-}
-
 GPU_INLINE void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
 {
 #pragma unroll
@@ -168,87 +147,143 @@ GPU_INLINE void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
     }
 }
 
-/* Sums of q k^T and k k^T in the warp's block on the diagonal. */
-struct diagonal_sums {
-    float q[2][4], k[2][4];
+/* k of the block's tokens in the lane's two channels of a half of the key dims. */
+typedef uint32_t block_keys[BLOCK];
 
-    /* Adds the pairs that are split at the middle of 2 HALF tokens, in half of the key dims; HALF
-     * 0: those of a token with itself. */
-    template <int HALF>
-    __device__ __forceinline__ void add(const prepare_memory &m, const block_decays &x,
-                                        int32_t half, char *factors)
+/* Sums of q k^T and k k^T in the warp's block on the diagonal. */
+#define SPLITS 4 /* 2, 4, 8 and 16 tokens */
+struct diagonal_sums {
+    float same[2][4]; /* 16 x 16; on its diagonal, products of a token's q with its own k */
+    /* For pairs that are split at the middle of 2 HALF tokens, HALF = 1 << split, 8 x 8 each of q
+     * and of k: rows are the tokens of later halves, columns those of earlier ones. */
+    float split[SPLITS][4];
+
+    /* Adds products of the block's rows in half of the key dims. */
+    __device__ __forceinline__ void add_same(const prepare_memory &m, int32_t half)
     {
-        if constexpr (HALF > 0) {
-            store_factors<HALF>(x, half, factors);
-            sync_lanes();
-        }
         int32_t lane = lane_again();
         uint32_t tile = prepare_warp() * BLOCK * 128 + half * CHUNK * 128;
         uint32_t row = tile + place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
         uint32_t column =
             tile + place16<CHUNK_DIMS / 8>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-        uint32_t queries = shared_address(m.q), keys = shared_address(m.k);
-        uint32_t by = shared_address(factors);
-        float of_q[2][4] = {}, of_k[2][4] = {};
 #pragma unroll 1
         for (int step = 0; step < CHUNK_DIMS / 32; step++) {
-            uint32_t left[4], right[4], of_left[4], of_right[4];
-            load4(right, keys + (column ^ step * 32));
-            if constexpr (HALF > 0) {
-                load4(of_left, by + (row ^ step * 32));
-                load4(of_right, by + (column ^ step * 32));
-                multiply_four(right, of_right);
-                load4(left, keys + (row ^ step * 32));
-                multiply_four(left, of_left);
-                multiply<KIND_F16>(of_k[0], left, right[0], right[1]);
-                if constexpr (HALF < 8) {
-                    multiply<KIND_F16>(of_k[1], left, right[2], right[3]);
+            uint32_t left[4], right[4];
+            load4(left, shared_address(m.q) + (row ^ step * 32));
+            load4(right, shared_address(m.k) + (column ^ step * 32));
+            multiply<KIND_F16>(same[0], left, right[0], right[1]);
+            multiply<KIND_F16>(same[1], left, right[2], right[3]);
+        }
+    }
+
+    /* Adds pairs that are split at the middle of 2 HALF tokens. Rows of later halves, of q then of
+     * k, get the decay from the middle up to and including the token, in the block's rows of
+     * `left`; rows of k of earlier halves get that after the token up to the middle, in place of
+     * eight rows of m.k. */
+    template <int HALF>
+    __device__ __forceinline__ void add(prepare_memory &m, const block_decays &x,
+                                        const block_keys &keys, int32_t half, char *left,
+                                        float (&sums)[4])
+    {
+        uint32_t first = first_place(half);
+        char *right = (char *)m.k;
+        sync_lanes(); /* rows have been read */
+#pragma unroll
+        for (int middle = HALF; middle < BLOCK; middle += 2 * HALF) {
+            float later[2] = {1.0f, 1.0f}, earlier[2] = {1.0f, 1.0f};
+#pragma unroll
+            for (int i = 0; i < HALF; i++) {
+                int after = middle + i, before = middle - 1 - i;
+                int row = (middle - HALF) / 2 + i; /* among tokens of later halves */
+                int column = (middle - HALF) / 2 + HALF - 1 - i;
+                later[0] *= x[after][0], later[1] *= x[after][1];
+                uint32_t by = pack2<KIND_F16>(later[0], later[1]);
+                uint32_t q = *(const uint32_t *)((char *)m.q + place_of_token(first, after));
+                *(uint32_t *)(left + place_of_token(first, row)) = multiply_halves(q, by);
+                *(uint32_t *)(left + place_of_token(first, row + 8)) =
+                    multiply_halves(keys[after], by);
+                by = pack2<KIND_F16>(earlier[0], earlier[1]);
+                *(uint32_t *)(right + place_of_token(first, column)) =
+                    i == 0 ? keys[before] : multiply_halves(keys[before], by);
+                earlier[0] *= x[before][0], earlier[1] *= x[before][1];
+            }
+        }
+        sync_lanes();
+        int32_t lane = lane_again();
+        uint32_t tile = prepare_warp() * BLOCK * 128 + half * CHUNK * 128;
+        uint32_t of_left =
+            shared_address(left) + tile + place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
+        uint32_t of_right =
+            shared_address(right) + tile + place16<CHUNK_DIMS / 8>(lane & 7, lane >> 3);
+#pragma unroll 1
+        for (int steps = 0; steps < CHUNK_DIMS / 64; steps++) {
+            uint32_t four[4], near[4], far[4];
+            load4(four, of_right ^ steps * 64);
+            load4(near, of_left ^ steps * 64);
+            load4(far, of_left ^ steps * 64 ^ 32);
+            multiply<KIND_F16>(sums, near, four[0], four[1]);
+            multiply<KIND_F16>(sums, far, four[2], four[3]);
+        }
+    }
+
+    /* Stores the block of scores, and A in float32; q's sums go through the other head's memory. */
+    __device__ __forceinline__ void store(const float *beta, prepare_a &a, chunk_head &to) const
+    {
+        int32_t lane = lane_again(), warp = prepare_warp(), row = lane >> 2,
+                column = (lane & 3) * 2;
+        auto &of_q = a.diagonal[1].blocks[warp], &of_k = a.diagonal[0].blocks[warp];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (row == column + i) {
+                of_q[row][row] = same[0][i];
+                of_q[row + 8][row + 8] = same[1][2 + i];
+            }
+#pragma unroll
+            for (int split = 0; split < SPLITS; split++) {
+                int half = 1 << split;
+                int32_t later = (row & -half) * 2 + half + (row & (half - 1));
+                int32_t earlier = (column + i & -half) * 2 + (column + i & (half - 1));
+                if ((row ^ (column + i)) < half) {
+                    of_q[later][earlier] = this->split[split][i];
+                    of_k[later][earlier] = this->split[split][2 + i] * beta[warp * BLOCK + later];
                 }
             }
-            load4(left, queries + (row ^ step * 32));
-            if constexpr (HALF > 0) {
-                multiply_four(left, of_left);
-            }
-            multiply<KIND_F16>(of_q[0], left, right[0], right[1]);
-            if constexpr (HALF < 8) {
-                multiply<KIND_F16>(of_q[1], left, right[2], right[3]);
-            }
         }
+        sync_lanes();
+        int32_t of_block = lane >> 1, first = (lane & 1) * 8;
+        uint32_t bits[4];
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int32_t later = (lane >> 2) + (i >> 1) * 8;
-                int32_t earlier = n * 8 + (lane & 3) * 2 + (i & 1);
-                int32_t apart = later ^ earlier;
-                bool is_split = later >= earlier && apart >= HALF && apart < max(2 * HALF, 1);
-                q[n][i] += is_split ? of_q[n][i] : 0.0f;
-                k[n][i] += is_split ? of_k[n][i] : 0.0f;
-            }
+        for (int i = 0; i < 4; i++) {
+            int32_t j = first + 2 * i;
+            float2 two = *(const float2 *)&of_q[of_block][j];
+            bits[i] = pack2<KIND_F16>(j <= of_block ? two.x : 0.0f, j < of_block ? two.y : 0.0f);
         }
-        sync_lanes(); /* factors and rows have been read */
+        *(uint4 *)((char *)to.scores +
+                   place16<CHUNK / 8>(warp * BLOCK + of_block, warp * 2 + (lane & 1))) =
+            make_uint4(bits[0], bits[1], bits[2], bits[3]);
     }
 };
 
-/* Multiplies the lane's channels of the block's rows: q and a copy of k, in place of factors, by
- * the decay from the block's start, k by the decay up to its end. */
-GPU_INLINE void decay_rows(prepare_memory &m, const block_decays &x, int32_t half, char *factors)
+/* Stores the lane's channels of the block's rows: q and, in place of factors, k by the decay from
+ * the block's start, k by the decay up to its end. */
+GPU_INLINE void decay_rows(prepare_memory &m, const block_decays &x, const block_keys &keys,
+                           int32_t half, char *factors)
 {
     uint32_t first = first_place(half);
     float past[2] = {1.0f, 1.0f}, after[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int t = 0; t < BLOCK; t++) {
         uint32_t at = place_of_token(first, t);
-        uint32_t &q = *(uint32_t *)((char *)m.q + at);
         past[0] *= x[t][0], past[1] *= x[t][1];
         uint32_t by = pack2<KIND_F16>(past[0], past[1]);
-        *(uint32_t *)(factors + at) = multiply_halves(*(uint32_t *)((char *)m.k + at), by);
+        uint32_t &q = *(uint32_t *)((char *)m.q + at);
+        *(uint32_t *)(factors + at) = multiply_halves(keys[t], by);
         q = multiply_halves(q, by);
     }
 #pragma unroll
     for (int t = BLOCK - 1; t >= 0; t--) {
-        uint32_t &k = *(uint32_t *)((char *)m.k + place_of_token(first, t));
-        k = multiply_halves(k, pack2<KIND_F16>(after[0], after[1]));
+        *(uint32_t *)((char *)m.k + place_of_token(first, t)) =
+            multiply_halves(keys[t], pack2<KIND_F16>(after[0], after[1]));
         after[0] *= x[t][0], after[1] *= x[t][1];
     }
     *(float2 *)&m.channels.past[prepare_warp()][half * (CHUNK_DIMS / 2) + lane_again() * 2] =
@@ -338,7 +373,8 @@ struct lower_sums {
     }
 };
 
-/* Stores a block of scores or of A, of two rows and four columns a lane; beta NULL: scores. */
+/* Stores a block of scores or of A below the diagonal, of two rows and four columns a lane; beta
+ * NULL: scores. */
 GPU_INLINE void store_block(const float (&sums)[2][4], int32_t of_row, int32_t of_column,
                             const float *beta, prepare_a &a, chunk_head &to)
 {
@@ -354,12 +390,8 @@ GPU_INLINE void store_block(const float (&sums)[2][4], int32_t of_row, int32_t o
             continue;
         }
         two[0] *= beta[of_row * BLOCK + row], two[1] *= beta[of_row * BLOCK + row];
-        if (of_row == of_column) {
-            *(float2 *)&a.diagonal[0].blocks[of_row][row][n * 8 + j] = make_float2(two[0], two[1]);
-        } else {
-            *(uint32_t *)((char *)a.blocks[0][number_of_block(of_row, of_column)] + j * 2 +
-                          block_place(row, n)) = pack2<KIND_F16>(two[0], two[1]);
-        }
+        *(uint32_t *)((char *)a.blocks[0][number_of_block(of_row, of_column)] + j * 2 +
+                      block_place(row, n)) = pack2<KIND_F16>(two[0], two[1]);
     }
 }
 
@@ -371,6 +403,7 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
     int32_t head = m.item.key_head * a.group + of_group, warp = prepare_warp();
     char *factors = (char *)m.q + TILE_BYTES;
     block_decays decays;
+    block_keys keys;
     diagonal_sums diagonal = {};
     lower_sums lower;
     fetch_keys(a, m);
@@ -395,12 +428,17 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
 #pragma unroll 1
     for (int32_t half = 0; half < 2; half++) {
         make_decays(p, m.item, head, half, factors, decays);
-        diagonal.add<0>(m, decays, half, factors);
-        diagonal.add<1>(m, decays, half, factors);
-        diagonal.add<2>(m, decays, half, factors);
-        diagonal.add<4>(m, decays, half, factors);
-        diagonal.add<8>(m, decays, half, factors);
-        decay_rows(m, decays, half, factors);
+        diagonal.add_same(m, half);
+#pragma unroll
+        for (int t = 0; t < BLOCK; t++) {
+            keys[t] = *(const uint32_t *)((char *)m.k + place_of_token(first_place(half), t));
+        }
+        diagonal.add<1>(m, decays, keys, half, factors, diagonal.split[0]);
+        diagonal.add<2>(m, decays, keys, half, factors, diagonal.split[1]);
+        diagonal.add<4>(m, decays, keys, half, factors, diagonal.split[2]);
+        diagonal.add<8>(m, decays, keys, half, factors, diagonal.split[3]);
+        sync_lanes(); /* operands have been read */
+        decay_rows(m, decays, keys, half, factors);
     }
     sync_preparers(); /* all rows have their decays */
     chunk_channels &to = ((chunk_channels *)m.item.chunk)[head];
@@ -414,8 +452,7 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
     clear_blocks<RIGHT_OF_DIAGONAL>(to_head.scores);
     clear_blocks<LEFT_OF_DIAGONAL>(to_head.inverse);
     (warp < 2 ? to_head.from_start : to_head.to_end)[warp % 2 * GPU_LANES + lane_index()] = 1.0f;
-    store_block(diagonal.q, warp, warp, nullptr, m.a, to_head);
-    store_block(diagonal.k, warp, warp, beta, m.a, to_head);
+    diagonal.store(beta, m.a, to_head);
 #pragma unroll
     for (int i = 0; i < BLOCKS - 1; i++) {
         bool scored = i < warp;
