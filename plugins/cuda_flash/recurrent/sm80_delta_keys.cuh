@@ -126,16 +126,15 @@ GPU_INLINE uint32_t raw_key_place(int32_t row, int32_t piece)
     return (uint32_t)(row * CHUNK_DIMS * 2 + (piece ^ (row & 7)) * 16);
 }
 
-/* Loads weights and bias of a thread's channel; the weights' copy may be in flight on return.
- * Layers without a convolution get one tap of 1. */
+/* Loads weights and bias of a thread's channel; the weights' copy may be in flight on return. */
 GPU_INLINE void load_key_weights(const gpu_delta_params &p, const delta_source<2> &source,
                                  uint2 &to, float &bias)
 {
     const uint16_t *row =
         (const uint16_t *)p.conv_weight.data + source.first_channel * p.conv_weight.row;
-    bool is_real = source.real > 0, convolves = p.conv_width > 0;
+    bool is_real = source.real > 0;
     bias = 0.0f;
-    if (is_real && convolves && p.conv_bias.data != nullptr) {
+    if (is_real && p.conv_bias.data != nullptr) {
         bias = matrix_number(p.conv_bias, 0, source.first_channel);
     }
     if (p.conv_width == CHUNK_TAPS && p.conv_weight.row == CHUNK_TAPS &&
@@ -143,11 +142,11 @@ GPU_INLINE void load_key_weights(const gpu_delta_params &p, const delta_source<2
         copy8(shared_address(&to), row, is_real ? 8 : 0);
         return;
     }
-    uint32_t taps[CHUNK_TAPS] = {0, 0, 0, is_real && !convolves ? 0x3f80u : 0u};
+    uint32_t taps[CHUNK_TAPS] = {};
     int32_t first = CHUNK_TAPS - p.conv_width;
 #pragma unroll
     for (int i = 0; i < CHUNK_TAPS; i++) {
-        if (is_real && convolves && i >= first) {
+        if (is_real && i >= first) {
             taps[i] = row[(i - first) * p.conv_weight.column];
         }
     }
@@ -169,7 +168,10 @@ GPU_INLINE void fetch_keys(const sm80_delta_params &a, prepare_memory &m)
         char *raw = is_q ? m.inputs.raw_q : m.raw_k;
         delta_source<2> source(p, item.request, is_q ? p.q : p.k, item.key_head,
                                (is_q ? p.first_q : p.first_k) + channel, p.head_size_k, thread);
-        load_key_weights(p, source, m.inputs.weights[is_q][thread], m.inputs.bias[is_q][thread]);
+        if (p.conv_width > 0) {
+            load_key_weights(p, source, m.inputs.weights[is_q][thread],
+                             m.inputs.bias[is_q][thread]);
+        }
         const char *head = source.rows - (source.real > 0 ? thread * 2 : 0);
         int32_t piece = thread % 16, row = thread / 16;
         int32_t singly = a.wide_keys ? max(-before, 0) : RAW_KEY_ROWS;
@@ -243,6 +245,22 @@ GPU_INLINE void multiply_taps(const prepare_memory &m, const char *raw, int32_t 
     }
 }
 
+/* As multiply_taps, of layers without a convolution. */
+GPU_INLINE void take_rows(const char *raw, float (&y)[CHUNK_DIMS / 8][4])
+{
+    int32_t lane = lane_again(), row = prepare_warp() * BLOCK + (lane >> 2) + CHUNK_TAPS - 1;
+    const char *at = raw + (lane & 3) * 4;
+#pragma unroll
+    for (int c = 0; c < CHUNK_DIMS / 8; c++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 two =
+                two_floats<KIND_BF16>(*(const uint32_t *)(at + raw_key_place(row + half * 8, c)));
+            y[c][2 * half] = two.x, y[c][2 * half + 1] = two.y;
+        }
+    }
+}
+
 /* The factors of the lane's two rows without a norm: powers of two that make products of rows f16
  * numbers. Stores their inverses. */
 GPU_INLINE void scale_keys(const float (&y)[CHUNK_DIMS / 8][4], int32_t num_tokens,
@@ -266,26 +284,32 @@ GPU_INLINE void scale_keys(const float (&y)[CHUNK_DIMS / 8][4], int32_t num_toke
     }
 }
 
-/* As multiply_taps, followed by SiLU and norm. GATES_OF_HEADS: the norm is p's, else there is one.
+/* Convolution, SiLU and norm. GATES_OF_HEADS: the norm is p's, else there is one.
  */
 template <int GATES>
 GPU_INLINE void convolve_keys(const gpu_delta_params &p, const prepare_memory &m, const char *raw,
                               int32_t is_q, int32_t num_tokens, float *scales,
                               uint32_t (&out)[CHUNK_DIMS / 8][2])
 {
-    bool silu = p.conv_width > 0 && p.conv_silu;
     int32_t of_eight = lane_again() >> 2;
     float y[CHUNK_DIMS / 8][4], squares[2] = {0.0f, 0.0f};
-    if (p.conv_bias.data != nullptr) {
+    if (p.conv_width == 0) {
+        take_rows(raw, y);
+    } else if (p.conv_bias.data != nullptr) {
         multiply_taps<true>(m, raw, is_q, y);
     } else {
         multiply_taps<false>(m, raw, is_q, y);
+    }
+    if (p.conv_width > 0 && p.conv_silu) {
+#pragma unroll
+        for (int i = 0; i < CHUNK_DIMS / 2; i++) {
+            y[i / 4][i % 4] = fast_silu(y[i / 4][i % 4]);
+        }
     }
 #pragma unroll
     for (int c = 0; c < CHUNK_DIMS / 8; c++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            y[c][i] = silu ? fast_silu(y[c][i]) : y[c][i];
             squares[i >> 1] = fmaf(y[c][i], y[c][i], squares[i >> 1]);
         }
     }

@@ -47,11 +47,16 @@ static cudaError_t make_ready()
 static bool takes_state128(const struct gpu_delta_params &p)
 {
     const struct gpu_matrix &w = p.conv_weight;
-    uint64_t inputs = (uint64_t)(uintptr_t)p.mixed.data | (uint64_t)p.mixed.row;
-    return p.conv_width == CHUNK_TAPS && p.conv_silu &&
-           p.head_size_v == STATE128_TEAMS * GROUP_ROWS && p.num_k_heads * p.head_size_k % 4 == 0 &&
-           inputs % 16 == 0 && w.row == CHUNK_TAPS && w.column == 1 &&
-           (uint64_t)(uintptr_t)w.data % 8 == 0;
+    bool convolves = p.conv_width > 0;
+    const struct gpu_tensor &from = convolves ? p.mixed : p.v;
+    uint64_t inputs =
+        (uint64_t)(uintptr_t)from.data | (uint64_t)from.row | (convolves ? 0 : (uint64_t)from.head);
+    if (p.head_size_v != STATE128_TEAMS * GROUP_ROWS || inputs % 16 != 0) {
+        return false;
+    }
+    return !convolves ||
+           (p.conv_width == CHUNK_TAPS && p.conv_silu && p.num_k_heads * p.head_size_k % 4 == 0 &&
+            w.row == CHUNK_TAPS && w.column == 1 && (uint64_t)(uintptr_t)w.data % 8 == 0);
 }
 
 static cudaError_t launch_state128(sm80_delta_params &a, cudaStream_t stream)

@@ -226,7 +226,7 @@ struct state128_taps {
     {
         int64_t channel = first_channel + lane_index() % 16 * 2;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2 && p.conv_width > 0; i++) {
             uint2 four = *(const uint2 *)(p.conv_weight.data + (channel + i) * CHUNK_TAPS * 2);
             const uint32_t bits[2] = {four.x, four.y};
             bias[i] = p.conv_bias.data != nullptr
@@ -242,7 +242,41 @@ struct state128_taps {
     }
 };
 
-/* Convolves a chunk's values of teams `team` and team + 1; a lane has half of the tokens. */
+/* The convolution of VALUES_AT_ONCE tokens, and SiLU. */
+GPU_INLINE void multiply_value_taps(const state128_taps &taps,
+                                    const float (&inputs)[2][CHUNK_TAPS - 1 + VALUES_AT_ONCE],
+                                    float (&y)[2][VALUES_AT_ONCE])
+{
+    float power[2][VALUES_AT_ONCE];
+#pragma unroll
+    for (int tap = 0; tap < CHUNK_TAPS; tap++) {
+#pragma unroll
+        for (int k = 0; k < VALUES_AT_ONCE; k++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                y[j][k] = fmaf(taps.weight[tap][j], inputs[j][k + tap],
+                               tap == 0 ? taps.bias[j] : y[j][k]);
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < VALUES_AT_ONCE; k++) {
+        power[0][k] = fast_exp2(y[0][k]), power[1][k] = fast_exp2(y[1][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < VALUES_AT_ONCE; k++) {
+        power[0][k] = fast_reciprocal(1.0f + power[0][k]);
+        power[1][k] = fast_reciprocal(1.0f + power[1][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < VALUES_AT_ONCE; k++) {
+        y[0][k] *= power[0][k], y[1][k] *= power[1][k];
+    }
+}
+
+/* Convolves a chunk's values of teams `team` and team + 1, or takes them as they are without
+ * CONVOLVES; a lane has half of the tokens. */
+template <bool CONVOLVES>
 GPU_INLINE void convolve_values(const state128_taps &taps, const char *raw, int32_t team,
                                 int32_t of_two, state128_memory &m)
 {
@@ -270,33 +304,22 @@ GPU_INLINE void convolve_values(const state128_taps &taps, const char *raw, int3
                                                                    (piece ^ (i >> 1 & 3)) * 16));
             inputs[0][k] = two.x, inputs[1][k] = two.y;
         }
-        float y[2][VALUES_AT_ONCE], power[2][VALUES_AT_ONCE];
-#pragma unroll
-        for (int tap = 0; tap < CHUNK_TAPS; tap++) {
+        float y[2][VALUES_AT_ONCE];
+        if constexpr (CONVOLVES) {
+            multiply_value_taps(taps, inputs, y);
+        } else {
 #pragma unroll
             for (int k = 0; k < VALUES_AT_ONCE; k++) {
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    y[j][k] = fmaf(taps.weight[tap][j], inputs[j][k + tap],
-                                   tap == 0 ? taps.bias[j] : y[j][k]);
-                }
+                y[0][k] = inputs[0][k + before] * (1 / VALUE_SCALE);
+                y[1][k] = inputs[1][k + before] * (1 / VALUE_SCALE);
             }
-        }
-#pragma unroll
-        for (int k = 0; k < VALUES_AT_ONCE; k++) {
-            power[0][k] = fast_exp2(y[0][k]), power[1][k] = fast_exp2(y[1][k]);
-        }
-#pragma unroll
-        for (int k = 0; k < VALUES_AT_ONCE; k++) {
-            power[0][k] = fast_reciprocal(1.0f + power[0][k]);
-            power[1][k] = fast_reciprocal(1.0f + power[1][k]);
         }
 #pragma unroll
         for (int k = 0; k < VALUES_AT_ONCE; k += 2) {
             int32_t n = half * (TOKEN_TILES / 2) + first / 8;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                float2 two = make_float2(y[j][k] * power[j][k], y[j][k + 1] * power[j][k + 1]);
+                float2 two = make_float2(y[j][k], y[j][k + 1]);
                 largest[j] = fmaxf(largest[j], fmaxf(fabsf(two.x), fabsf(two.y)));
                 int32_t at = state128_place(tile, n, (x + j) * 4 + k / 2);
                 *(float2 *)((float *)&m.values[of_two][team + tile][n][at] + of_four * 2) = two;
@@ -314,22 +337,22 @@ GPU_INLINE void convolve_values(const state128_taps &taps, const char *raw, int3
 
 /* Starts copying inputs of a warp's channels for chunk c; tokens past the end are zeros. */
 GPU_INLINE void fetch_raw(const gpu_delta_params &p, const delta_request &request,
-                          int64_t first_channel, int32_t c, char *raw)
+                          const char *first, int32_t c, char *raw)
 {
     constexpr int rows = GPU_LANES / RAW_PIECES;
     int32_t piece = lane_index() % RAW_PIECES, row = lane_index() / RAW_PIECES;
     int32_t before = c * CHUNK - (CHUNK_TAPS - 1), t = before + row;
-    const char *from =
-        p.mixed.data + request.first_row * p.mixed.row + first_channel * 2 + piece * 16;
+    const int64_t apart = p.conv_width > 0 ? p.mixed.row : p.v.row;
+    const char *from = first + request.first_row * apart + piece * 16;
     uint32_t to[2] = {shared_address(raw) + raw_place(row, piece),
                       shared_address(raw) + raw_place(row + CHUNK / 2, piece) -
                           CHUNK / 2 * RAW_ROW_BYTES};
     if (before >= 0 && before + RAW_ROWS <= request.num_tokens) {
-        from += t * p.mixed.row;
+        from += t * apart;
 #pragma unroll
         for (int i = 0; i < RAW_ROWS; i += rows) {
             copy16(to[i / (CHUNK / 2) & 1] + i * RAW_ROW_BYTES, from, 16);
-            from += rows * p.mixed.row;
+            from += rows * apart;
         }
         return;
     }
@@ -337,8 +360,8 @@ GPU_INLINE void fetch_raw(const gpu_delta_params &p, const delta_request &reques
     for (int i = 0; i < RAW_ROWS; i += rows) {
         int32_t real = min(max(t + i, 0), request.num_tokens - 1);
         if (t + i >= 0) {
-            copy16((i / (CHUNK / 2) & 1 ? to[1] : to[0]) + i * RAW_ROW_BYTES,
-                   from + real * p.mixed.row, t + i == real ? 16 : 0);
+            copy16((i / (CHUNK / 2) & 1 ? to[1] : to[0]) + i * RAW_ROW_BYTES, from + real * apart,
+                   t + i == real ? 16 : 0);
         }
     }
 }
@@ -366,6 +389,9 @@ GPU_INLINE void make_values128(const sm80_delta_params &a, const state_item &sha
     int32_t team = warp * WARP_TILES, num_chunks = shared_item.num_chunks;
     int64_t first_channel =
         p.first_v + (int64_t)shared_item.head * p.head_size_v + team * GROUP_ROWS;
+    bool convolves = p.conv_width > 0;
+    const char *first = convolves ? p.mixed.data + first_channel * 2
+                                  : p.v.data + shared_item.head * p.v.head + team * GROUP_ROWS * 2;
     char *raw = m.raw[warp][0];
     constexpr int apart = RAW_ROWS * RAW_ROW_BYTES;
     wait_for_earlier_kernels(); /* all chunks are prepared */
@@ -375,20 +401,26 @@ GPU_INLINE void make_values128(const sm80_delta_params &a, const state_item &sha
         }
     }
     sync_lanes();
-    fetch_raw(p, shared_item.request, first_channel, 0, raw);
-    load_window(p, shared_item.request, first_channel, raw);
+    fetch_raw(p, shared_item.request, first, 0, raw);
+    if (convolves) {
+        load_window(p, shared_item.request, first_channel, raw);
+    }
     state128_taps taps(p, first_channel);
     for (int32_t c = 0; c < num_chunks; c++) {
         int32_t of_two = c & 1;
         wait_for_copies();
         sync_lanes();
         if (c + 1 < num_chunks) {
-            fetch_raw(p, shared_item.request, first_channel, c + 1, raw + (of_two ^ 1) * apart);
+            fetch_raw(p, shared_item.request, first, c + 1, raw + (of_two ^ 1) * apart);
         }
         for (int32_t i = 0; i < WARP_TILES; i++) {
             barrier_wait_for(m.values_empty[team + i][of_two], (c >> 1) + 1);
         }
-        convolve_values(taps, raw + of_two * apart, team, of_two, m);
+        if (convolves) {
+            convolve_values<true>(taps, raw + of_two * apart, team, of_two, m);
+        } else {
+            convolve_values<false>(taps, raw + of_two * apart, team, of_two, m);
+        }
         for (int32_t i = 0; i < WARP_TILES; i++) {
             barrier_give(m.values_full[team + i][of_two]);
         }
