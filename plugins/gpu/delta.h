@@ -57,10 +57,12 @@ struct gpu_delta_params {
     /* Requests of at least this many tokens that keep one state go in chunks, by a plugin's own
      * kernels; 0: none. -1: the layer has a ring, and a request one state whatever was drafted. */
     int32_t chunked_from;
-    /* 1: requests of one token use a plugin's own kernel, which also rolls their windows */
+    /* Requests of one token and, with a ring, of up to this many of which all but the first are
+     * drafts use a plugin's own kernel, which also rolls their windows; 0: none. */
     int32_t steps_apart;
     int32_t chunks_roll; /* 1: the kernels of chunks also roll the windows */
     int32_t row_tiles;   /* groups for each head's rows of the state */
+    int32_t invariant;   /* 1: no other request changes which kernels a request goes through */
     float scale;
     struct gpu_delta_rule rule;
 };

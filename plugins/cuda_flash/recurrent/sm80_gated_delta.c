@@ -159,8 +159,9 @@ static bool takes_rings(const struct gpu_device *device, const struct gpu_ring_p
 {
     uint64_t ring = (uint64_t)(uintptr_t)p->ring | (uint64_t)p->ring_slot | (uint64_t)p->ring_row |
                     (uint64_t)p->ring_head;
-    return takes_steps(device, &p->delta) && p->dtype == ATTN_DTYPE_BF16 && p->rows <= RING_MOST &&
-           p->ring_row <= INT32_MAX && p->delta.head_size_v % 8 == 0 && ring % 16 == 0;
+    return takes_steps(device, &p->delta) && p->dtype == ATTN_DTYPE_BF16 &&
+           p->rows - p->delta.num_drafted <= RING_DRAFTED && p->ring_row <= INT32_MAX &&
+           p->delta.head_size_v % 8 == 0 && ring % 16 == 0;
 }
 
 static const char *run_rings(const struct gpu_device *device, const struct gpu_ring_params *p,
@@ -195,6 +196,7 @@ const struct gpu_delta_chunks sm80_delta_chunks = {
     .takes = takes,
     .takes_steps = takes_steps,
     .run_steps = run_steps,
+    .ring_tokens = RING_TOKENS,
     .takes_rings = takes_rings,
     .run_rings = run_rings,
     .rolls = rolls,

@@ -80,7 +80,9 @@ struct sm80_delta_params {
     char *segment_ends;
 };
 
-#define RING_MOST 16 /* rows of a ring, at most */
+#define RING_MOST 16    /* tokens of a ring, at most */
+#define RING_DRAFTED 24 /* the same where tokens are drafted, */
+#define RING_TOKENS 4   /* up to so many tokens of a step */
 
 struct sm90_ring_params {
     struct gpu_ring_params ring;

@@ -37,8 +37,18 @@ static cudaError_t launch_rows(sm80_delta_params *a, int slices, cudaStream_t st
 template <int STATE, int ROWS>
 static cudaError_t launch_rows(sm90_ring_params *a, int slices, cudaStream_t stream)
 {
-    return launch_step(delta_ring<STATE, ROWS>, sizeof(ring_memory<STATE, ROWS>), a, slices,
-                       stream);
+    const bool few =
+        a != nullptr && a->ring.delta.num_accepted == nullptr && a->ring.rows <= RING_MOST;
+    cudaError_t error = cudaSuccess;
+    if (a == nullptr || few) {
+        error = launch_step(delta_ring<STATE, ROWS, 1>, sizeof(ring_memory<STATE, ROWS, 1>), a,
+                            slices, stream);
+    }
+    if (error == cudaSuccess && !few) {
+        error = launch_step(delta_ring<STATE, ROWS, RING_TOKENS>,
+                            sizeof(ring_memory<STATE, ROWS, RING_TOKENS>), a, slices, stream);
+    }
+    return error;
 }
 
 /* Uses fewer rows for each CTA as long as that occupies more multiprocessors and a key head still

@@ -61,24 +61,29 @@ template <int STATE, int ROWS> struct step_memory {
     uint64_t full;
 };
 
-/* Inputs of one channel, the oldest first (the first three from the window), and its weights. */
-struct step_channel {
-    uint32_t input[STEP_TAPS], weight[STEP_TAPS];
+/* Inputs of one channel, the oldest first (the first three from the window), and its weights.
+ * Missing tokens repeat the request's last one. */
+template <int TOKENS = 1> struct step_channel {
+    uint32_t input[STEP_TAPS - 1 + TOKENS], weight[STEP_TAPS];
     char *window;
     float bias;
 
     __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
                                          int64_t channel)
     {
-        const char *before =
-            p.window + request.window_from * p.window_slot + channel * p.window_channel;
+        const char *before = p.window + request.window_from * p.window_slot +
+                             channel * p.window_channel + request.from * 2;
+        const char *row = p.mixed.data + request.first_row * p.mixed.row + channel * 2;
         window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 1; i++) {
             input[i] = request.has_state ? ((const uint16_t *)before)[i] : 0;
         }
-        input[STEP_TAPS - 1] =
-            *(const uint16_t *)(p.mixed.data + request.first_row * p.mixed.row + channel * 2);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            input[STEP_TAPS - 1 + t] =
+                *(const uint16_t *)(row + min(t, request.num_tokens - 1) * p.mixed.row);
+        }
         const char *weights = p.conv_weight.data + channel * p.conv_weight.row * 2;
         if (p.conv_weight.column == 1 && p.conv_weight.row == STEP_TAPS &&
             (uint64_t)p.conv_weight.data % 8 == 0) {
@@ -95,22 +100,33 @@ struct step_channel {
         bias = biases != nullptr ? float_of_bf16(biases[channel * p.conv_bias.column]) : 0.0f;
     }
 
-    __device__ __forceinline__ float convolve(const gpu_delta_params &p) const
+    __device__ __forceinline__ float convolve(const gpu_delta_params &p, int t = 0) const
     {
         float y = bias;
 #pragma unroll
         for (int i = 0; i < STEP_TAPS; i++) {
-            y = fmaf(two_floats<KIND_BF16>(weight[i]).x, two_floats<KIND_BF16>(input[i]).x, y);
+            y = fmaf(two_floats<KIND_BF16>(weight[i]).x, two_floats<KIND_BF16>(input[t + i]).x, y);
         }
         return p.conv_silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
 
-    /* Stores the window after the step's token or, with TOKENS 0, as it was before. */
-    template <int TOKENS = 1> __device__ __forceinline__ void roll() const
+    /* Stores the window after the step: all inputs but the oldest. */
+    __device__ __forceinline__ void roll(int32_t num_tokens = 1) const
+    {
+#pragma unroll
+        for (int i = 0; i < STEP_TAPS - 2 + TOKENS; i++) {
+            if (i < STEP_TAPS - 2 + num_tokens) {
+                ((uint16_t *)window)[i] = (uint16_t)input[i + 1];
+            }
+        }
+    }
+
+    /* Stores the window before the step, from entry `from` on. */
+    __device__ __forceinline__ void copy(int32_t from) const
     {
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 1; i++) {
-            ((uint16_t *)window)[i] = (uint16_t)input[i + TOKENS];
+            ((uint16_t *)window)[from + i] = (uint16_t)input[i];
         }
     }
 };
@@ -174,7 +190,7 @@ template <int MOST> struct step_place {
 };
 
 /* Makes the barrier of the state's copy, and lets the launch overlap its neighbours. */
-template <int STATE, int ROWS> GPU_INLINE void begin_step(step_memory<STATE, ROWS> &m)
+template <class MEMORY> GPU_INLINE void begin_step(MEMORY &m)
 {
     if (thread_index() == 0) {
         barrier_init(shared_address(&m.full), 1);
@@ -193,7 +209,7 @@ GPU_INLINE bool makes_gates(const gpu_delta_params &p)
 
 /* A thread's channels of q, k and v, and its gate. */
 struct step_inputs {
-    step_channel q, k, v;
+    step_channel<> q, k, v;
     step_gates gates;
     bool has_value;
 
@@ -217,8 +233,7 @@ struct step_inputs {
 };
 
 /* Starts the copy of `bytes` of the CTA's rows to shared memory. */
-template <int STATE, int ROWS>
-GPU_INLINE void fetch_state(step_memory<STATE, ROWS> &m, const char *from, int32_t bytes)
+template <class MEMORY> GPU_INLINE void fetch_state(MEMORY &m, const char *from, int32_t bytes)
 {
     uint32_t full = shared_address(&m.full);
     barrier_arrive_expect(full, bytes);
@@ -230,12 +245,11 @@ struct step_token {
     float beta, k_factor, q_factor, read_factor, kq, skip;
 };
 
-/* Writes q, k and v to shared memory, g to `gates` or, if that is NULL, e^g, and makes the token
- * for the whole CTA; a gate per head by one warp. The cluster's barrier is waited for before
- * windows are rolled. */
+/* Writes q, k, v and e^g to shared memory, and makes the token for the whole CTA; a gate per head
+ * by one warp. The cluster's barrier is waited for before windows are rolled. */
 template <int STATE, int ROWS>
 GPU_INLINE step_token make_token(step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
-                                 const step_inputs &inputs, int32_t head, float *gates = nullptr)
+                                 const step_inputs &inputs, int32_t head)
 {
     int32_t thread = (int32_t)thread_index();
     float q = inputs.q.convolve(p), k = inputs.k.convolve(p);
@@ -256,13 +270,12 @@ GPU_INLINE step_token make_token(step_memory<STATE, ROWS> &m, const gpu_delta_pa
     }
     step_token token;
     if (makes_gates(p)) {
-        float log_decay, *to = gates != nullptr ? gates : m.decay;
-        const float beta = inputs.gates.make(p, log_decay);
-        const float x = gates != nullptr ? log_decay : expf(log_decay);
+        float log_decay;
+        const float beta = inputs.gates.make(p, log_decay), x = expf(log_decay);
         if (p.rule.gates > 1) {
-            to[thread] = x;
+            m.decay[thread] = x;
         } else {
-            ((float4 *)to)[thread] = make_float4(x, x, x, x);
+            ((float4 *)m.decay)[thread] = make_float4(x, x, x, x);
         }
         if (thread == 0) {
             m.beta = beta;

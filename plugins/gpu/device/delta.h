@@ -76,8 +76,9 @@ GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &r
 
 GPU_INLINE bool is_one_step(const gpu_delta_params &p, const delta_request &request)
 {
-    return p.steps_apart && request.num_tokens == 1 &&
-           (p.checkpoint_interval == 0 || (request.context + 1) % p.checkpoint_interval != 0);
+    return request.num_tokens <= p.steps_apart && (request.num_tokens == 1 || request.keeps_all) &&
+           (p.checkpoint_interval == 0 ||
+            request.context % p.checkpoint_interval + request.num_tokens < p.checkpoint_interval);
 }
 
 GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)

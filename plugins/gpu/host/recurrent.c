@@ -57,6 +57,7 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
         .l2norm = desc->qk_l2norm,
         .num_drafted = desc->num_speculative_tokens,
         .row_tiles = (desc->head_size_v + DELTA_ROWS - 1) / DELTA_ROWS,
+        .invariant = args->layer->batch_invariant > 0,
         .scale = args->layer->scale,
         .first_q = (int32_t)gdn->first_q,
         .first_k = (int32_t)gdn->first_k,
@@ -108,18 +109,21 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     if (args->prepared == NULL || args->prepared->way != GPU_WAY_CHUNKS || plan == NULL) {
         return ATTN_OK;
     }
-    p->steps_apart =
-        p->num_accepted == NULL && (ring != NULL ? own->takes_rings(&instance->device, ring)
-                                                 : own->takes_steps(&instance->device, p));
-    if (ring != NULL && !p->steps_apart) {
+    if (ring == NULL) {
+        p->steps_apart = p->num_accepted == NULL && own->takes_steps(&instance->device, p);
+    } else if (own->takes_rings(&instance->device, ring)) {
+        const bool drafts = p->num_accepted != NULL && p->num_drafted < own->ring_tokens;
+        p->steps_apart = drafts ? own->ring_tokens : 1;
+    } else {
         return ATTN_OK;
     }
+    const bool drafts_apart = p->steps_apart > 1;
     p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
-    ways->steps = p->steps_apart && plan->has_steps;
+    ways->steps = (p->steps_apart && plan->has_steps) || (drafts_apart && plan->has_drafts);
     ways->chunks = p->chunked_from > 0;
     p->chunks_roll = ways->chunks && own->rolls(&instance->device, p);
     ways->few = plan->has_few || p->checkpoint_interval > 0 ||
-                (plan->has_steps && !p->steps_apart) ||
+                (plan->has_steps && !p->steps_apart) || (plan->has_drafts && !drafts_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
     int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
     if (ways->chunks && (args->scratch == NULL ||
@@ -139,9 +143,9 @@ static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_
     const bool is_plain = gdn_is_plain(layer);
     /* Longer requests are bound by the latency of tokens, where more groups of fewer rows help.
      * Both kernels add in one order, so that a host's bits are the same. A device's compiler may
-     * fuse products and sums in one kernel and not in the other, and the choice goes by the cut of
-     * a prompt: at level 2 there is one kernel. */
-    bool is_step = is_plain && layer->batch_invariant < 2 && p->head_size_k <= 128 &&
+     * fuse products and sums in one kernel and not in the other, and the choice goes by the batch:
+     * batch-invariant layers have one kernel. */
+    bool is_step = is_plain && !p->invariant && p->head_size_k <= 128 &&
                    p->num_tokens <= STEP_TOKENS * p->num_reqs &&
                    (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
     if (is_step) {

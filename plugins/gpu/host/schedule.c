@@ -382,19 +382,26 @@ static void choose_chunks(struct schedule_host *plan, const struct attn_attend_a
     const struct attn_batch *batch = args->batch;
     const int32_t *start = batch->query_start_loc_host;
     const int32_t tokens = args->instance->chunks->tokens;
+    const struct attn_recurrent_desc *desc = ext_of(args->layer->next, ATTN_EXT_RECURRENT_DESC);
+    const int32_t drafted = desc->num_speculative_tokens;
+    const int32_t most = drafted < args->instance->chunks->ring_tokens ? 1 + drafted : 1;
     plan->has_steps = 1;
-    plan->has_few = batch->max_query_len > 1;
+    plan->has_drafts = batch->max_query_len > 1 && most > 1;
+    plan->has_few = batch->max_query_len > most;
     plan->has_many = batch->max_query_len >= tokens;
-    if (!plan->has_few || mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
+    if (batch->max_query_len <= 1 || mode != ATTN_PLAN_EAGER ||
+        batch->flags & ATTN_BATCH_HOST_BOUNDS) {
         return;
     }
-    bool few = false, steps = false;
+    bool few = false, drafts = false, steps = false;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int32_t count = start[r + 1] - start[r];
         steps |= count == 1;
-        few |= count > 1 && count < tokens;
+        drafts |= count > 1 && count <= most;
+        few |= count > most && count < tokens;
     }
     plan->has_steps = steps;
+    plan->has_drafts = drafts;
     plan->has_few = few;
 }
 

@@ -36,7 +36,9 @@ struct schedule_host {
     int32_t prefill_rows; /* rows of prefill items, at most */
     int64_t copied_rows;  /* rows of copies for prefill, for each head, at most */
     int32_t max_seq_len;  /* indexers: the longest request */
-    int32_t has_steps;    /* gated delta: requests of one token have their own kernel */
+    /* gated delta: requests of one token have their own kernel, and in layers with a ring those
+     * whose others are drafts */
+    int32_t has_steps, has_drafts;
 };
 
 /* A plugin's matrix kernels, which process segments of a schedule. Without them the plain kernel
@@ -143,8 +145,10 @@ struct gpu_delta_chunks {
     bool (*takes_steps)(const struct gpu_device *device, const struct gpu_delta_params *p);
     const char *(*run_steps)(const struct gpu_device *device, const struct gpu_delta_params *p,
                              void *stream);
-    /* The same for layers with a ring. Before kernels of chunks, its launch adds the ring's tokens
-     * of their requests to the states in state_slots, and copies windows there. */
+    /* The same for layers with a ring, with up to ring_tokens tokens of a request of which all but
+     * the first are drafts. Before kernels of chunks, its launch adds the ring's tokens of their
+     * requests to the states in state_slots, and copies windows there. */
+    int32_t ring_tokens;
     bool (*takes_rings)(const struct gpu_device *device, const struct gpu_ring_params *p);
     const char *(*run_rings)(const struct gpu_device *device, const struct gpu_ring_params *p,
                              void *stream);
