@@ -105,7 +105,8 @@ static int32_t segments_of(const struct gpu_device *device, const sm80_delta_par
     int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
     int64_t n = heads > 0 ? ((ctas < memory ? ctas : memory) / heads + 3) / 2 : 0;
     n = n < MOST_SEGMENTS ? n : MOST_SEGMENTS;
-    bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS;
+    bool is_whole =
+        a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS && !a.p.invariant;
     bool gains = n > 2 && a.p.num_tokens * (n - 2) >= n * LEAST_TOKENS_SAVED;
     return is_whole && gains && a.p.checkpoint_interval == 0 ? (int32_t)n : 0;
 }
@@ -167,7 +168,8 @@ static bool is_overlapped(const struct gpu_device *device, const sm80_delta_para
 
 /* Whether to use 32 rows for each CTA: for gates per channel, for states of 16 bits, which the
  * kernel of 64 rows has not been run with, and if all CTAs run at once, unless requests are so long
- * that overlapping preparation with half as many CTAs is faster. */
+ * that overlapping preparation with half as many CTAs is faster. The kernels differ in bits, so
+ * that batch-invariant layers have the one of 64 rows. */
 static bool takes_state32(const struct gpu_device *device, const sm80_delta_params &a)
 {
     int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
@@ -175,7 +177,7 @@ static bool takes_state32(const struct gpu_device *device, const sm80_delta_para
     if (a.p.rule.gates > 1 || a.p.rule.state_dtype != ATTN_DTYPE_F32) {
         return true;
     }
-    if (num_ctas > device->num_sms) {
+    if (num_ctas > device->num_sms || a.p.invariant) {
         return false;
     }
     return a.p.num_tokens <= reqs * STATE32_LENGTH || is_overlapped(device, a, num_ctas) ||
@@ -199,7 +201,8 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
         }
         channels = params->p.rule.gates > 1;
         overlapped = params->segments == 0 && is_overlapped(device, *params, num_ctas);
-        state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p);
+        state128 = num_ctas > (unsigned)device->num_sms && takes_state128(params->p) &&
+                   !params->p.invariant;
         const char *cause =
             overlapped || channels ? NULL : sm80_delta_launch(device, params, stream);
         if (cause != NULL) {

@@ -480,6 +480,7 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_DELTA_SKIP},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
     {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, true, true, .invariant = 1},
     /* a ring of inputs: steps, forks, prompts with tokens in the ring, drafts */
     {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .replay = 16},
     {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
