@@ -385,11 +385,16 @@ static __global__ void __launch_bounds__(STEP_THREADS, ring_memory<STATE, ROWS, 
     const ring_tokens ring(a.ring, request, state.replayed, at);
     ring_inputs<TOKENS> inputs;
     ring_thread<TOKENS> own = {};
-    if (thread == 0 && request.has_state) {
-        fetch_state(m, state_bytes_at(p, request.state_from, at.head, at.first),
-                    at.rows * step_pieces<STATE>::of_row * 16);
+    const char *from = state_bytes_at(p, request.state_from, at.head, at.first);
+    const int32_t bytes = at.rows * step_pieces<STATE>::of_row * 16;
+    const bool fetches = thread == 0 && request.has_state;
+    if (ROWS < CHUNK_DIMS && fetches) {
+        fetch_state(m, from, bytes);
     }
     inputs.load(p, request, ring, at);
+    if (ROWS == CHUNK_DIMS && fetches) { /* many requests: inputs do not queue after the copy */
+        fetch_state(m, from, bytes);
+    }
     if (!in_chunks) {
         own.make(m, p, inputs);
     }
