@@ -77,27 +77,6 @@ class SharedPlans(unittest.TestCase):
                         self.assertLess(worst(out[0], truth), 2e-5, (backend, rows, index))
                 self.assertLessEqual(len(made), 1, (backend, rows, length))
 
-    def test_prompts_without_gaps_between_their_keys(self) -> None:
-        """As on a GPU: keys of all heads of a batch are copied row by row, and a prompt's slots are as many as its tokens."""
-        generator = torch.Generator().manual_seed(8)
-        q, k = torch.randn(3, 8, 9, 16, generator=generator), torch.randn(3, 4, 9, 16, generator=generator)
-        slots: list[int] = []
-        update = libattn.Plan.update
-
-        def counted(plan: libattn.Plan, batch: libattn.Batch, *args: Any, **kwargs: Any) -> None:
-            slots.append(batch.struct.num_slots)
-            update(plan, batch, *args, **kwargs)
-
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
-            with unittest.mock.patch.object(dense, "_gaps_cost", lambda device: True), \
-                    unittest.mock.patch.object(libattn.Plan, "update", counted):
-                out = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
-            for b in range(3):
-                flat = [t[b].transpose(0, 1) for t in (q, k, k)]
-                self.assertLess(worst(out[b], attention(*flat, 0.25, causal(9, 9))[0]), 2e-5, backend)
-        self.assertEqual(set(slots), {27})
-
     def test_sinks_of_other_heads(self) -> None:
         libattn.torch.configure(ignore_environment=True)
         q, k = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 4, 16)
@@ -215,9 +194,8 @@ class Again(unittest.TestCase):
             libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
         self.assertEqual([row.decode.split("@")[0] for row in libattn.torch.table()], ["cpu_ref", "cpu_simd"])
 
-    def test_single_queries_read_keys_in_place(self) -> None:
-        """No page is written, next to padding neither; a window that leaves keys out, more queries and a backend that refuses have
-        pages. The table says what the layer is."""
+    def test_keys_are_read_in_place(self) -> None:
+        """No page is written, next to padding neither; a backend that refuses has pages. The table says what the layer is."""
         generator = torch.Generator().manual_seed(9)
         mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
         mask[1, :, :, :3] = False
@@ -230,8 +208,9 @@ class Again(unittest.TestCase):
 
         for backend in BACKENDS:
             for queries, window, given, refused, in_place in (
-                    (1, None, None, False, True), (1, (8, 0), mask, False, True), (1, (7, 0), None, False, False),
-                    (1, (-1, 0), None, False, True), (2, None, None, False, False), (1, None, mask, True, False)):
+                    (1, None, None, False, True), (1, (8, 0), mask, False, True), (1, (7, 0), None, False, True),
+                    (1, (-1, 0), None, False, True), (2, None, None, False, True), (9, (3, 0), None, False, True),
+                    (1, None, mask, True, False), (4, None, None, True, False)):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 q, k, v = (torch.randn(2, heads, rows, 16, generator=generator) for heads, rows in ((4, queries), (2, 9), (2, 9)))
                 blocks.clear()
@@ -245,6 +224,49 @@ class Again(unittest.TestCase):
                     self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, window, refused))
                 self.assertEqual([(row.kind, row.decode.split("@")[0]) for row in libattn.torch.table()],
                                  [("sliding" if window else "full", backend)])
+
+    def test_keys_and_values_of_different_strides(self) -> None:
+        """Keys head by head and values token by token, as DeepSeek's are: large ones entry by entry, by one plan and without a copy;
+        small ones, and those of a mask that differs by entry, are copied."""
+        generator = torch.Generator().manual_seed(10)
+        padded, alike = torch.ones(3, 1, 1, 9, dtype=torch.bool), torch.ones(3, 1, 1, 9, dtype=torch.bool)
+        padded[1, :, :, :3], alike[:, :, :, :2] = False, False
+        copy, copies = dense._copied, []
+
+        def copied(t: torch.Tensor) -> torch.Tensor:
+            copies.append(1)
+            return copy(t)
+
+        for backend in BACKENDS:
+            for queries, given, window, large, in_place in (
+                    (1, None, None, True, True), (9, None, None, True, True), (4, None, (2, 0), True, True), (1, alike, None, True, True),
+                    (1, padded, None, True, False), (9, None, None, False, False)):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                q, k = (torch.randn(3, heads, rows, 24, generator=generator) for heads, rows in ((4, queries), (2, 9)))
+                v = torch.randn(3, 9, 2, 32, generator=generator)[..., 16:].transpose(1, 2)
+                sinks = torch.randn(4, generator=generator)
+                made, counting = plans()
+                copies.clear()
+                with counting, unittest.mock.patch.object(dense, "_copied", copied), \
+                        unittest.mock.patch.object(dense, "_LARGE_ENTRY", 0 if large else 1 << 30):
+                    for _ in range(2):
+                        out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=window, sinks=sinks)
+                self.assertEqual((not copies, len(made)), (in_place, 1), (backend, queries, large))
+                for b in range(3):
+                    seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[b, 0]
+                    wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen, sinks=sinks)[0]
+                    self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, large))
+
+    def test_prompts_go_to_their_own_backend(self) -> None:
+        """Prompts and single queries over keys in place, each by the backend of its phase."""
+        libattn.torch.configure(ignore_environment=True, backend="prefill=cpu_ref;decode=cpu_simd")
+        bind, bound = libattn.torch.store._bind, []
+        with unittest.mock.patch.object(libattn.torch.store, "_bind", lambda *args: (bound.append(args[1:3]), bind(*args))[1]):
+            for queries in (1, 4):
+                q, k = torch.zeros(1, 2, queries, 16), torch.zeros(1, 2, 4, 16)
+                libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        self.assertEqual([tuple(name.split("@")[0] for name in pair) for pair in dict.fromkeys(bound)],
+                         [("cpu_simd", "cpu_simd"), ("cpu_ref", "cpu_ref")])
 
     def test_a_capture_is_refused(self) -> None:
         """Calls that were made before, in whose plan a replay would find the next batch's, and new ones; a function stands in for the

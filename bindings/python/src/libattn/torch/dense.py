@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of padded batches: q ``[B, Hq, S, D]``, k and v ``[B, Hk, L, D]``, as torch models call it.
 
-Encoders hand their keys to the kernel where they lie, and decoders too in steps of one query, which sees all its keys. Other steps of
-decoders and cross layers are described as what they are, layers with a cache: their keys are written into pages in one call of the
-backend's own ``write_kv`` and attended through a block table, which also drops padding. Pages are scratch and shared by all layers of
-a description.
+Keys are read where they lie: an encoder's, and those of decoders and cross layers, which are described as encoders whose batch is causal
+or not. Where requests share keys (documents after one prefix), or a backend refuses that, decoders and cross layers are described as
+what they are, layers with a cache: their keys are written into pages in one call of the backend's own ``write_kv`` and attended through
+a block table. Pages are scratch and shared by all layers of a description.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._declarations import Status
+from .._declarations import Phase, Status
 from ..errors import make
 from ..layers import EncoderQuant, LayerDesc
 from ..step import Batch
@@ -27,6 +27,7 @@ from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, refuse_capture,
 _MASKS_KEPT = 16
 _CALLS_KEPT = 64
 _BATCHES_KEPT = 8
+_LARGE_ENTRY = 8 << 20  # bytes of an entry's values, whose copy takes longer than a call
 _SHAPES = {"q": "[B, Hq, S, D]", "k": "[B, Hk, L, D]", "v": "[B, Hk, L, Dv]"}
 _wholes: dict[tuple[Any, ...], Segments] = {}
 
@@ -100,22 +101,28 @@ def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
-def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A tensor [B, H, N, D] of which row n of entry b lies ``b * step + n`` row strides away, and the step."""
+def _copied(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor, copied by 16 bytes where it can be: torch copies transposed rows element by element."""
+    wide = 16 // t.element_size()
+    if t.stride(-1) == 1 and not any(n % wide for n in (t.shape[-1], t.storage_offset(), *t.stride()[:-1])):
+        return t.view(torch.complex128).contiguous().view(t.dtype)
+    return t.contiguous()
+
+
+def _step(t: torch.Tensor) -> int | None:
+    """How many rows an entry of a tensor [B, H, N, D] lies after the one before; None: no whole number, or elements apart."""
     if t.stride(3) != 1 and t.shape[3] != 1:
-        t = t.contiguous()
-    batch, _, rows, _ = t.shape
-    if batch == 1:
-        return t, rows
-    row = t.stride(2)
-    if row > 0 and t.stride(0) > 0 and t.stride(0) % row == 0:
-        return t, t.stride(0) // row
-    return t.contiguous(), t.shape[1] * rows
+        return None
+    if t.shape[0] == 1:
+        return t.shape[2]
+    entry, row = t.stride(0), t.stride(2)
+    return entry // row if entry > 0 and row > 0 and entry % row == 0 else None
 
 
-def _gaps_cost(device: torch.device) -> bool:
-    """Whether a write of rows most of which are skipped takes longer than a copy of the others: a GPU looks at each head's."""
-    return device.type != "cpu"
+def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The tensor, or a copy that has a step, and the step."""
+    step = _step(t)
+    return _rows(_copied(t)) if step is None else (t, step)
 
 
 def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int) -> Batch | None:
@@ -138,7 +145,7 @@ def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int)
     host = (np.array(starts, np.int32), np.array(key_starts, np.int32))
     device = bound.device
     return Batch(_on(device, host[0]), key_start_loc=_on(device, host[1]), query_start_loc_host=_host(host[0]),
-                 key_start_loc_host=_host(host[1]), causal=False)
+                 key_start_loc_host=_host(host[1]), causal=segments.causal and queries > 1)
 
 
 def _host(values: np.ndarray) -> torch.Tensor:
@@ -285,7 +292,7 @@ def _query_rows(q: torch.Tensor) -> torch.Tensor:
     """[B, S, Hq, D] whose rows of all batch entries are evenly apart."""
     rows = q.transpose(1, 2)
     even = rows.shape[0] == 1 or rows.shape[1] == 1 or rows.stride(0) == rows.shape[1] * rows.stride(1)
-    return rows if even and rows.stride(3) == 1 else rows.contiguous()
+    return rows if even and rows.stride(3) == 1 else _copied(rows)
 
 
 class _Call:
@@ -351,23 +358,25 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     # Rows of an encoder and of a cross layer see one run of keys in both directions; what else a mask shows goes through pages.
     if kind != "decoder" and segments.causal and queries > 1:
         kind = "decoder"
-    q_rows = _query_rows(q)
     shape = (batch, queries, heads, v.shape[3])
     out = output(out, q, shape)
     if not segments.complete:
         out.zero_()
     if len(segments.requests) == 0:
         return out
+    each = segments.of_each if fp8 is None and _step(k) != _step(v) else None
+    if each is not None and v[0].numel() * v.element_size() >= _LARGE_ENTRY:  # keys and values in place, entry by entry
+        for b in range(batch):
+            attend_segments(q[b:b + 1], k[b:b + 1], v[b:b + 1], each, scale, causal, window, soft_cap, sinks, kind, index,
+                            out=out[b:b + 1])
+        return out
     given = (q.data_ptr(), k.data_ptr(), v.data_ptr())
+    q_rows = _query_rows(q)
     k, step = _rows(k)
     v, step_v = _rows(v)
     if step != step_v:
-        k, v = k.contiguous(), v.contiguous()
+        k, v = _copied(k), _copied(v)
         step = k.shape[1] * keys if batch > 1 else keys
-    in_place = queries == 1 and segments.sees_all if kind == "decoder" else kind != "cross"
-    if step > 2 * keys and not in_place and _gaps_cost(q.device):
-        k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
-        step = keys
     described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
                  sinks is not None)
     params: Params = ()
@@ -400,16 +409,18 @@ def _planned(described: tuple[Any, ...], history: int | None, segments: Segments
              kind: str, index: int, device: torch.device, params: Params) -> Bound:
     """The bound layer with this batch planned.
 
-    Single queries come first, over keys in place; then the backend's own block size; blocks of 1 where requests begin inside each
-    other's keys; and an encoder whose requests share keys is served as a bidirectional decoder, through pages. Layers that differ in
-    their sinks' values share a plan: each copies its own to where the plan reads them, on the stream of its run.
+    Decoders and cross layers come first as encoders over keys in place; then in pages of the backend's own block size; in blocks of 1
+    where requests begin inside each other's keys; and an encoder whose requests share keys is served as a bidirectional decoder, through
+    pages. Layers that differ in their sinks' values share a plan: each copies its own to where the plan reads them, on the stream of its
+    run.
     """
     stream = stream_of(device)
     key, purpose = (segments, queries, keys, step, stream), ("scratch", stream if described[-1] else None)
-    if kind == "decoder" and queries == 1 and segments.sees_all:
-        encoder = (*described[:6], False, None, *described[8:])
+    if kind in ("decoder", "cross"):
+        window = None if queries == 1 and segments.sees_all else segments.window
+        encoder = (*described[:6], False, window, *described[8:])
         found = store.in_place(described, partial(describe, kind, *described, 0), partial(describe, "encoder_only", *encoder, 0), index,
-                               device, purpose, key)
+                               device, purpose, key, Phase.DECODE if queries == 1 else Phase.PREFILL)
         if found is not None and _prepared(found, key, segments, queries, keys, step, "encoder_only", device):
             return found
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):

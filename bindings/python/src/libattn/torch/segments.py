@@ -10,6 +10,7 @@ comes out is checked against the mask row by row, and a mask that is not of that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,6 +49,14 @@ class Segments:
         if self.window is None or self.window[0] < 0:
             return True
         return int((self.requests[:, 4] - self.requests[:, 3]).max(initial=0)) <= self.window[0] + 1
+
+    @cached_property
+    def of_each(self) -> Segments | None:
+        """Those of one entry, where there are several and each is one request of the same rows and keys."""
+        several = len(self.requests) > 1 and self.complete
+        alike = several and np.array_equal(self.requests[:, 0], np.arange(len(self.requests))) \
+            and bool((self.requests[:, 1:] == self.requests[0, 1:]).all())
+        return Segments(self.requests[:1], self.causal, self.window, self.complete) if alike else None
 
 
 def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> Segments:

@@ -344,22 +344,22 @@ class Store:
         return bound
 
     def in_place(self, key: Hashable, describe: Callable[[], LayerDesc], other: Callable[[], LayerDesc], index: int,
-                 device: torch.device, purpose: Hashable, batch: Any) -> Bound | None:
-        """A layer of another description, by the backend that `bound` would give the decodes of `describe`; None: it refuses.
+                 device: torch.device, purpose: Hashable, batch: Any, phase: Phase) -> Bound | None:
+        """A layer of another description, by the backend that `bound` would give a phase of `describe`; None: it refuses.
         Its sinks are `Bound.sinks`, which the caller fills before each run.
 
         There are two for a description, each with the plan of another batch, since full and sliding layers take turns in a
         model and differ in their keys: the one that holds `batch`, or the one that was used less recently.
         """
         local = self.here()
-        near_key = ("in place", key, index, device, purpose)
+        near_key = ("in place", key, phase, index, device, purpose)
         if near_key not in local.near:
-            _, decode, _ = self._choose(describe(), index, device)
+            backend = self._choose(describe(), index, device)[phase]
             desc = other()
-            far_key = (desc, decode, *near_key[3:])
+            far_key = (desc, backend, device, purpose)
             if far_key not in local.layers:
                 try:
-                    pair = [self._bind([desc], decode, decode, device, [()], Workspace(), True) for _ in range(2)]
+                    pair = [self._bind([desc], backend, backend, device, [()], Workspace(), True) for _ in range(2)]
                     pair[1].place, pair[1].indices, pair[1].recent = 1, pair[0].indices, pair[0].recent
                 except UnsupportedError:
                     pair = []
