@@ -104,6 +104,8 @@ wheel() {
     mkdir "$tree/lib"
     cp "$stage/usr/$libdir/libattn.so.1" "$stage/usr/$libdir/libattn_layout.so.0" "$tree/lib/"
     cp -r "$stage/usr/$libdir/attn" "$tree/lib/attn"
+    # Calls in C, where Python's headers were.
+    [ ! -f "$built/bindings/libattn_call.abi3.so" ] || cp "$built/bindings/libattn_call.abi3.so" "$tree/lib/"
     cp -r "$stage/usr/bin" "$tree/bin"
     licence LICENSE libattn "$tree/licenses"
     case $(ls "$tree/lib/attn") in *attn_cuda_flash* | *attn_cudnn*) licence "$(cuda_licence)" cuda-runtime "$tree/licenses" ;; esac
@@ -188,6 +190,7 @@ q, k, v = (torch.randn(2, heads, 40, 64) for heads in (8, 2, 2))
 out = layers.attend(q, k, v, scale=0.125, causal=True).transpose(1, 2)
 right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 assert torch.dist(out, right) < 1e-4, torch.dist(out, right)
+assert layers.call.c or not list(pathlib.Path(layers.__file__).parents[1].glob('lib/libattn_call*')), 'its calls in C do not load'
 print('kernel:', *layers.table())"
     tar cJf "$folder/libattn-$version-kernel.tar.xz" -C "$folder" libattn
 }

@@ -4,11 +4,20 @@ import unittest
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import libattn.torch
 from common import BACKENDS, peaked, worst
+
+try:
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+except ImportError:  # before torch 2.11
+    def activate_flash_attention_impl(name: str) -> None:
+        libattn.torch.activate_sdpa()
+
+    def restore_flash_attention_impl() -> None:
+        libattn.torch.activate_sdpa().remove()
 
 
 def inputs(batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int = 64, transposed: bool = True,
@@ -47,6 +56,7 @@ class Sdpa(unittest.TestCase):
                     with self.subTest(transposed=transposed, causal=causal, queries=queries, keys=keys):
                         self.check(*inputs(2, 4, 4, queries, keys, transposed=transposed), is_causal=causal)
 
+    @unittest.skipUnless(hasattr(torch.nn.attention, "activate_flash_attention_impl"), "before 2.11 torch's own choice knows no groups")
     def test_groups_scale_and_dtypes(self) -> None:
         self.check(*inputs(2, 8, 2, 20, 20), is_causal=True, enable_gqa=True, scale=0.07)
         for dtype in (torch.bfloat16, torch.float16):

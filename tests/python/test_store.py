@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
+import gc
 import importlib
+import os
+import threading
 import types
 import unittest
 import unittest.mock
+import weakref
 from typing import Any
 
 import torch
@@ -152,6 +156,8 @@ class Shapes(unittest.TestCase):
 
 
 class Again(unittest.TestCase):
+    """Calls in C where the package has them."""
+
     def test_calls_that_were_made_before(self) -> None:
         """Calls by turns: of several shapes, layers, windows and masks, with sinks that change, into new tensors and given ones."""
         generator = torch.Generator().manual_seed(8)
@@ -270,8 +276,9 @@ class Again(unittest.TestCase):
 
     def test_a_capture_is_refused(self) -> None:
         """Calls that were made before, in whose plan a replay would find the next batch's, and new ones; a function stands in for the
-        GPU that captures."""
+        GPU that captures, about which calls in C ask on a GPU alone."""
         libattn.torch.configure(ignore_environment=True)
+        self.enterContext(unittest.mock.patch.object(dense, "_again", None))
         q, k, starts = torch.zeros(1, 2, 2, 16), torch.zeros(1, 2, 4, 16), torch.tensor([0, 2]).int()
         mask, pages, step = torch.ones(1, 1, 2, 4, dtype=torch.bool), torch.zeros(2, 2, 16, 2, 16), object()
         rows, latent = torch.zeros(2, 2, 16), torch.zeros(2, 16)
@@ -369,3 +376,92 @@ class Pages(unittest.TestCase):
                 out = libattn.torch.attend_pages(q, k[5:], v[5:], *pages, torch.tensor([[1]]).int(),
                                                  torch.tensor([6]).int(), scale=0.25)
                 self.assertLess(worst(out, attention(q, k, v, 0.25, causal(1, 6))[0]), 2e-5, (backend, order))
+
+class AgainInPython(Again):
+    """The same without them."""
+
+    def setUp(self) -> None:
+        self.enterContext(unittest.mock.patch.object(dense, "_again", None))
+
+
+@unittest.skipIf(dense._again is None, "built without Python's headers, or torch has no exchange table")
+class CallsInC(unittest.TestCase):
+    def test_which_calls(self) -> None:
+        """Those that differ from an earlier one in addresses alone, while its batch is planned and its thread runs."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 5, 16)
+        given: dict[str, Any] = {"scale": 0.25, "causal": True}
+
+        def in_c(q: Any = q, k: Any = k, v: Any = None, *, scale: Any = 0.25, causal: Any = True, window: Any = None, soft_cap: Any = 0.0,
+                 kind: Any = "decoder", index: Any = 0) -> Any:
+            return dense._again(q, k, k if v is None else v, scale, causal, window, soft_cap, kind, index)
+
+        self.assertIsNone(in_c())
+        wanted = libattn.torch.attend(q, k, k, **given)
+        self.assertTrue(torch.equal(in_c(), wanted))
+        self.assertTrue(torch.equal(in_c(q.clone(), k.clone(), k.clone()), wanted))
+        strided = torch.randn(2, 5, 2, 16).transpose(1, 2).copy_(k)
+        for other in ({"q": q[:, :2]}, {"k": k[:, :, :4]}, {"k": strided}, {"k": strided, "v": strided}, {"q": q.double()}, {"q": q.numpy()},
+                      {"q": torch.nn.Parameter(q)}, {"q": q[0]}, {"scale": 0.5}, {"causal": False}, {"window": (2, 0)}, {"soft_cap": 1.0},
+                      {"kind": "encoder_only"}, {"index": 1}, {"window": torch.zeros(2)}):
+            self.assertIsNone(in_c(**other), list(other))
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(in_c()))
+        thread.start()
+        thread.join()
+        self.assertEqual(found, [None])
+        libattn.torch.attend(q, k[:, :, :3], k[:, :, :3], **given)  # takes the other place
+        self.assertIsNotNone(in_c())
+        libattn.torch.attend(q, k[:, :, :4], k[:, :, :4], **given)
+        libattn.torch.attend(q, k[:, :, :3], k[:, :, :3], **given)
+        self.assertIsNone(in_c())
+        self.assertTrue(torch.equal(libattn.torch.attend(q, k, k, **given), wanted))
+        libattn.torch.configure(ignore_environment=True)
+        self.assertIsNone(in_c())
+
+    def test_what_is_kept_is_dropped(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        q = torch.randn(1, 2, 1, 16)
+        for length in range(1, 30):  # more than are kept
+            k = torch.randn(1, 2, length, 16)
+            for _ in range(3):
+                libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        bounds = [weakref.ref(call.bound) for call in libattn.torch.store.here().calls.values()]
+        out = weakref.ref(libattn.torch.attend(q, k, k, scale=0.25, causal=True))
+        self.assertIsNone(out())
+        libattn.torch.configure(ignore_environment=True)
+        libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        gc.collect()
+        self.assertEqual([bound() for bound in bounds], [None] * len(bounds))
+
+    def test_a_run_that_fails(self) -> None:
+        """NaN in a query, under validation: the second call is C's, and Python finds the reason."""
+        self.addCleanup(libattn.torch.configure, ignore_environment=True)
+        self.enterContext(unittest.mock.patch.dict(os.environ, {"ATTN_VALIDATE": "1"}))
+        libattn.torch.configure()
+        q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
+        libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        q[0, 1, 0, 3] = torch.nan
+        with self.assertRaisesRegex(libattn.AttnError, r"q\[0, 1, 3\] is NaN"):
+            libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+
+    def test_many_threads(self) -> None:
+        libattn.torch.configure(ignore_environment=True, num_threads=1)
+        failed: list[Any] = []
+
+        def work(seed: int) -> None:
+            generator = torch.Generator().manual_seed(seed)
+            for turn in range(300):
+                length = turn % 3 + 4
+                q, k = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
+                out = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+                error = worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, k)), 0.25, causal(1, length))[0])
+                if not error < 2e-5:
+                    failed.append((seed, turn, error))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])

@@ -49,6 +49,15 @@ def find() -> str:
     return SONAME
 
 
+def find_extension(name: str) -> Path | None:
+    """Where a compiled module of this package lies: next to the library, or in the folder ``bindings`` of its build."""
+    library = Path(find())
+    for folder in (library.parent, library.parent.parent / "bindings"):
+        if library.is_absolute() and (folder / f"{name}.abi3.so").is_file():
+            return folder / f"{name}.abi3.so"
+    return None
+
+
 class Library:
     """An opened library: its functions, by their names in ``struct attn_api``, and those of its table of devices as
     ``device_`` and theirs.

@@ -44,16 +44,23 @@ _exchanges: dict[type, tuple[_Call, _Call] | None] = {}
 _deleters: dict[int, Callable[[int], None]] = {}
 
 
+def exchange_table(kind: type) -> _Exchange | None:
+    """The table of a tensor type's library; None: the library is older."""
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if not _is_valid(capsule, b"dlpack_exchange_api"):
+        return None
+    table = _Exchange.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
+    return table if table.major == 1 and table.view else None
+
+
 def exchange(kind: type) -> tuple[_Call, _Call] | None:
     """Two functions of a tensor type's library. Both take a tensor and an address: one writes the address of a
     ``DLManagedTensorVersioned`` there, the other a ``DLTensor`` that holds nothing. None: the library is older."""
     if kind not in _exchanges:
-        capsule, found = getattr(kind, "__dlpack_c_exchange_api__", None), None
-        if _is_valid(capsule, b"dlpack_exchange_api"):
-            table = _Exchange.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
-            if table.major == 1 and table.view:
-                call = ctypes.PYFUNCTYPE(c_int32, ctypes.py_object, c_void_p)  # raises what the library raises
-                found = call(table.take), call(table.view)
+        table, found = exchange_table(kind), None
+        if table is not None:
+            call = ctypes.PYFUNCTYPE(c_int32, ctypes.py_object, c_void_p)  # raises what the library raises
+            found = call(table.take), call(table.view)
         _exchanges[kind] = found
     return _exchanges[kind]
 

@@ -9,6 +9,7 @@ a block table. Pages are scratch and shared by all layers of a description.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof, c_void_p, cast
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..errors import make
 from ..layers import EncoderQuant, LayerDesc
 from ..step import Batch
 from ..tensors import Rows
+from . import call as in_c
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window, of_mask, whole
 from .store import DTYPES, ELEMENTS, Bound, Params, device_pair, refuse_capture, store, stream_of
@@ -30,6 +32,7 @@ _BATCHES_KEPT = 8
 _LARGE_ENTRY = 8 << 20  # bytes of an entry's values, whose copy takes longer than a call
 _SHAPES = {"q": "[B, Hq, S, D]", "k": "[B, Hk, L, D]", "v": "[B, Hk, L, Dv]"}
 _wholes: dict[tuple[Any, ...], Segments] = {}
+_again = None if in_c.c is None else in_c.c.again
 
 
 def refuse_gradient(name: str, t: torch.Tensor | None) -> None:
@@ -270,6 +273,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     """
     if torch.is_grad_enabled():
         check_inputs(q=q, k=k, v=v, sinks=sinks)
+    if _again is not None and mask is None and sinks is None and fp8 is None and out is None:
+        found = _again(q, k, v, scale, causal, window, soft_cap, kind, index)
+        if found is not None:
+            return found
     segments = None
     if mask is not None:
         if q.dim() != 4 or k.dim() != 4:
@@ -298,7 +305,7 @@ def _query_rows(q: torch.Tensor) -> torch.Tensor:
 class _Call:
     """A call that was made, for those after it that differ in addresses alone."""
 
-    __slots__ = ("bound", "planned", "stream", "device", "complete", "shape", "kept", "data", "run", "error_ref")
+    __slots__ = ("bound", "planned", "stream", "device", "complete", "shape", "kept", "data", "run", "error_ref", "error")
 
     def __init__(self, bound: Bound, stream: int | None, complete: bool, shape: tuple[int, ...], rows: Sequence[Rows]) -> None:
         assert bound.plan is not None
@@ -307,6 +314,18 @@ class _Call:
         self.kept, self.data = rows, [row.data for row in rows]
         self.run = bound.plan.prepare(bound.layer.handle, [row.pointer for row in rows], stream)
         self.error_ref = bound.plan.api.error_ref
+
+    def refuse_capture(self) -> None:
+        """For `keep`."""
+        refuse_capture(self.bound.device)
+
+    def keep(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, constants: tuple[Any, ...]) -> None:
+        """For calls in C that differ in addresses alone."""
+        bound, (plan, layer, io) = self.bound, self.run.args
+        self.error = self.error_ref()._obj  # this thread's
+        in_c.c.keep(q, k, v, constants, self, (bound, self.planned, bound.workspace, bound.indices, bound.recent, bound.place, self.shape),
+                    (*(row.pointer for row in self.kept), cast(self.run.func, c_void_p).value, plan, layer, addressof(io._obj),
+                     addressof(self.error)))
 
     def again(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor | None,
               index: int) -> torch.Tensor | None:
@@ -343,6 +362,7 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         found = call.again(q, k, v, sinks, out, index)
         if found is not None:
             return found
+    constants = (scale, causal, window, soft_cap, kind) if segments is None and sinks is None else None
     check_inputs(q=q, k=k, v=v)
     batch, heads, queries, head_size = q.shape
     keys = k.shape[2]
@@ -402,6 +422,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         if len(calls) >= _CALLS_KEPT and key not in calls:
             del calls[next(iter(calls))]
         calls[key] = call
+        if constants is not None and in_c.c is not None:
+            call.keep(q, k, v, constants)
     return out
 
 

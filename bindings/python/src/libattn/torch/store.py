@@ -24,6 +24,7 @@ from ..model import Layer, Model
 from ..runtime import Runtime
 from ..step import Batch, Plan
 from ..tensors import Rows, exchange
+from . import call
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 ELEMENTS = DTYPES | {torch.float8_e4m3fn: "fp8_e4m3", torch.uint8: "uint8"}
@@ -269,6 +270,8 @@ class Store:
             self._options, self._runtime = options, None
             self._choices, self._table = {}, {}
             self._generation += 1
+            if call.c is not None:
+                call.c.forget()
 
     @property
     def runtime(self) -> Runtime:

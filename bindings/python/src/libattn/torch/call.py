@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``bindings/python/call.c``: planned calls of `libattn.torch.attend` without Python. The package may have been built without it, and an
+older torch has no exchange table of DLPack: `c` is then empty, and all calls are Python's."""
+from __future__ import annotations
+
+from ctypes import addressof
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+import torch
+
+from .._library import find_extension
+from ..tensors import exchange_table
+
+_NAME = "libattn_call"
+
+
+def _load() -> Any:
+    path, table = find_extension(_NAME), exchange_table(torch.Tensor)
+    if path is None or table is None or not table.stream:
+        return None
+    try:
+        spec = spec_from_file_location(_NAME, path, loader=ExtensionFileLoader(_NAME, str(path)))
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError:  # a Python without the stable ABI
+        return None
+    module.setup(torch.Tensor, addressof(table))
+    return module
+
+
+c = _load()
