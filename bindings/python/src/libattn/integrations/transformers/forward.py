@@ -76,12 +76,18 @@ class _Forward(torch.autograd.Function):
     """Lets a model run where gradients are on, and says so if they are asked for."""
 
     @staticmethod
-    def forward(ctx: Any, call: Any, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, call: Any, layer: str, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.layer = layer
         return call(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise make(Status.UNSUPPORTED, "backward", "libattn serves inference: there is no backward")
+        raise make(Status.UNSUPPORTED, "backward", f"a gradient, which libattn does not compute; run under torch.no_grad()\n  "
+                   f"{ctx.layer}; {ADVICE}")
+
+
+def _named(module: torch.nn.Module) -> str:
+    return f"layer {_index(module)}, a {type(module).__name__}"
 
 
 def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
@@ -89,8 +95,7 @@ def attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch
     try:
         return _attention(module, *args, **kwargs)
     except AttnError as error:
-        raise make(error.status, error.field, f"{error.message}\n  layer {_index(module)}, a {type(module).__name__}; "
-                   f"{ADVICE}") from None
+        raise make(error.status, error.field, f"{error.message}\n  {_named(module)}; {ADVICE}") from None
 
 
 def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -140,7 +145,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
         return attend(q, k, v, attention_mask, causal=causal, kind=kind, **common)
 
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return _Forward.apply(call, query, key, value), None
+        return _Forward.apply(call, _named(module), query, key, value), None
     return call(query, key, value), None
 
 
