@@ -105,9 +105,10 @@ def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
 
 
 def _copied(t: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor, copied by 16 bytes where it can be: torch copies transposed rows element by element."""
+    """A contiguous tensor, copied by 16 bytes where it can be: torch copies transposed rows element by element. Not every XPU has
+    complex numbers of 16 bytes."""
     wide = 16 // t.element_size()
-    if t.stride(-1) == 1 and not any(n % wide for n in (t.shape[-1], t.storage_offset(), *t.stride()[:-1])):
+    if t.stride(-1) == 1 and not t.is_xpu and not any(n % wide for n in (t.shape[-1], t.storage_offset(), *t.stride()[:-1])):
         return t.view(torch.complex128).contiguous().view(t.dtype)
     return t.contiguous()
 
