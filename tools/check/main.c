@@ -39,7 +39,8 @@
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
     "                  [--list] [--expect FILE] [--junit FILE] [--badge FILE]\n"
-    "                  [--fail-fast] [--json] [--case-seconds N] [--record] [--help] [--version]\n"
+    "                  [--bench] [--fail-fast] [--json] [--case-seconds N] [--record]\n"
+    "                  [--help] [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -54,6 +55,8 @@ static const char usage[] =
     "                 the backend does not declare is a failure\n"
     "  --junit FILE   writes the results as JUnit XML too\n"
     "  --badge FILE   writes the counts as shields.io's endpoint reads them\n"
+    "  --bench        times each kernel in its case, where that has passed: the median of up to\n"
+    "                 31 runs, without its plan; on a GPU as a graph\n"
     "  --record       keeps the counts where selections look for them (ATTN_BACKEND=conformant)\n"
     "  --fail-fast    stops at the first failure\n"
     "  --case-seconds N  of a processor, or of waiting, after which a case hangs (default 300)\n"
@@ -71,6 +74,7 @@ struct options {
     int32_t case_seconds;
     bool full;
     bool list;
+    bool bench;
     bool json;
     bool fail_fast;
     bool record;
@@ -113,6 +117,7 @@ static int parse(int argc, char **argv, struct options *options)
         {"expect", .text = &options->expect},
         {"junit", .text = &options->junit},
         {"badge", .text = &options->badge},
+        {"bench", &options->bench},
         {"fail-fast", &options->fail_fast},
         {"json", &options->json},
         {"case-seconds", .count = &options->case_seconds, .least = 1, .most = INT32_MAX},
@@ -170,6 +175,7 @@ static bool wanted(struct run *run, const char *name)
         return false;
     }
     if (mine) {
+        run->trial.us = 0;
         outlet_put(run->outlet, OUTLET_CASE, 0, name, "");
     }
     return mine;
@@ -205,6 +211,11 @@ static void record(struct run *run, const char *name, enum trial_result result)
 {
     result = verify_conduct(run, verify_stack(&run->trial, result));
     outlet_put(run->outlet, OUTLET_RESULT, (int32_t)result, name, run->trial.message);
+    if (result == TRIAL_PASSED && run->trial.us > 0) {
+        char us[32];
+        snprintf(us, sizeof us, "%.6g", run->trial.us);
+        outlet_put(run->outlet, OUTLET_TIME, 0, us, "");
+    }
     crash_case(NULL, false);
 }
 
@@ -629,7 +640,7 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
             status = device_init(&device, core.api, core.runtime, tested.caps.device, &error);
         }
         if (status == ATTN_OK) {
-            run.trial = (struct trial){&reference, &tested, &device, "", false};
+            run.trial = (struct trial){&reference, &tested, &device, .bench = options->bench};
             conduct_read(&run.before, -1, output, false);
             code = run_suite(&run);
             outlet_put(outlet, OUTLET_STAGE, 0, "destroy", "");
@@ -679,6 +690,7 @@ static int run_tool(int argc, char **argv)
                             .seed = options->seed,
                             .junit = options->junit,
                             .full = options->full,
+                            .bench = options->bench,
                             .progress = isatty(STDERR_FILENO) && !options->json};
     if (runs_here(options)) {
         code = run_cases(&job, &(const struct outlet){&report, -1}, 0);

@@ -10,6 +10,7 @@
 #include "cases/output.h"
 #include "cases/problem_copy.h"
 #include "harness/buffers.h"
+#include "harness/stopwatch.h"
 #include "harness/watch.h"
 #include "support/number.h"
 
@@ -383,6 +384,24 @@ static enum trial_result run_tested(struct trial *trial, struct problem_copy *re
                : TRIAL_PASSED;
 }
 
+static attn_status attend_timed(void *user, struct attn_error *error)
+{
+    struct problem_copy *tested = user;
+    stopwatch_begin(tested->backend, tested->stream);
+    attn_status status = problem_copy_attend(tested, error);
+    stopwatch_end(tested->backend, tested->stream);
+    return status;
+}
+
+/* The attend alone, by an eager plan, in whichever way the case has run. */
+static double time_attend(struct problem_copy *tested)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    return problem_copy_plan(tested, ATTN_PLAN_EAGER, &error) == ATTN_OK
+               ? stopwatch_time(tested->backend, tested->device, attend_timed, tested)
+               : 0;
+}
+
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
@@ -397,9 +416,10 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     if (!trial_supports(trial, trial->tested, &binding->layer, copies.problem.phase)) {
         return TRIAL_SKIPPED;
     }
-    attn_status status = problem_copy_run_reference(&copies.reference, &error);
-    return status == ATTN_OK ? run_tested(trial, &copies.reference, &copies.tested, way)
-                             : trial_call_failed(trial, "reference", status, &error);
+    TRIAL_CALL(trial, "reference", problem_copy_run_reference(&copies.reference, &error), &error);
+    TRIAL_TRY(run_tested(trial, &copies.reference, &copies.tested, way));
+    trial->us = trial->bench ? time_attend(&copies.tested) : 0;
+    return TRIAL_PASSED;
 }
 
 /* Two threads attend at once, each with its own cases. */
@@ -435,6 +455,7 @@ enum trial_result trial_two_threads(struct trial *trial, const void *variant, ui
     for (int32_t i = 0; i < 2; i++) {
         shares[i] = (struct thread_share){*trial, variant, i, seed, TRIAL_SKIPPED};
         shares[i].trial.concurrent = true;
+        shares[i].trial.bench = false;
     }
     if (pthread_create(&thread, NULL, run_share, &shares[1]) != 0) {
         snprintf(trial->message, sizeof trial->message, "no thread could be started");

@@ -135,6 +135,50 @@ void call_narrow(struct kernel_call *call, int32_t operand, int32_t dim, int64_t
     tensor->data = (uint8_t *)tensor->data + bytes;
 }
 
+void kernel_call_begin(struct kernel_call *call)
+{
+    watch_begin(&call->watch);
+    stopwatch_begin(call->backend, call->stream);
+}
+
+attn_status kernel_call_end(struct kernel_call *call, attn_status status, struct attn_error *error)
+{
+    stopwatch_end(call->backend, call->stream);
+    return watch_end(&call->watch, call->backend, status, error);
+}
+
+/* The tested backend's call over the first image again, to be timed. */
+struct timed_call {
+    struct kernel_test *test;
+    kernel_call_run *run;
+    const void *context;
+};
+
+static attn_status run_timed(void *user, struct attn_error *error)
+{
+    const struct timed_call *timed = user;
+    const struct trial *trial = timed->test->trial;
+    const struct image *image = &timed->test->image;
+    struct kernel_call call;
+    call_bind(&call, timed->test, trial->tested, trial->device, timed->test->memory);
+    call.stream = device_stream_create(trial->device);
+    attn_status status = device_write(trial->device, call.base, image->bytes, image->size)
+                             ? timed->run(&call, timed->context, error)
+                             : ATTN_ERROR_DEVICE;
+    device_wait(trial->device);
+    device_stream_destroy(trial->device, call.stream);
+    return status;
+}
+
+void kernel_test_time(struct kernel_test *test, kernel_call_run *run, const void *context)
+{
+    struct trial *trial = test->trial;
+    if (trial->bench) {
+        trial->us = stopwatch_time(trial->tested, trial->device, run_timed,
+                                   &(struct timed_call){test, run, context});
+    }
+}
+
 static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *run,
                                     const void *context)
 {
@@ -152,8 +196,11 @@ static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *r
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "kernel", status, &error);
     }
-    return read ? verify_image(trial, &test->image, test->found)
-                : trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    TRIAL_FAIL_IF(trial, !read, "the outputs cannot be read back");
+    if (!test->outputs_outside) {
+        kernel_test_time(test, run, context);
+    }
+    return verify_image(trial, &test->image, test->found);
 }
 
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,

@@ -8,6 +8,7 @@
 
 #include "cases/compare.h"
 #include "harness/image.h"
+#include "harness/stopwatch.h"
 #include "harness/trial.h"
 #include "harness/watch.h"
 #include "support/owned.h"
@@ -47,6 +48,7 @@ struct kernel_test {
     uint8_t *expected;       /* the reference's copy */
     uint8_t *memory;         /* the backend's, in its device's memory */
     uint8_t *found;          /* that one, read back */
+    bool outputs_outside;    /* the case times its call itself, once they are compared */
     bool optional;           /* nothing declares it: a refusal of any status skips the case */
 };
 
@@ -67,8 +69,10 @@ typedef attn_status kernel_call_run(struct kernel_call *call, const void *contex
 
 /* Calls a kernel; a call that allocates memory or takes a lock fails. */
 #define KERNEL_CALL(call, slot, args, error)                                                       \
-    watch_end(&(call)->watch, (call)->backend,                                                     \
-              (watch_begin(&(call)->watch), (call)->backend->kernels.slot(args, error)), error)
+    kernel_call_end(call, (kernel_call_begin(call), (call)->backend->kernels.slot(args, error)),   \
+                    error)
+void kernel_call_begin(struct kernel_call *call);
+attn_status kernel_call_end(struct kernel_call *call, attn_status status, struct attn_error *error);
 
 static inline void *call_array(const struct kernel_call *call, int32_t operand)
 {
@@ -113,6 +117,8 @@ enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run
 /* Runs only the tested side: the case computes the right result itself. */
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
                                          const void *context);
+/* With --bench: the tested backend's call again and again, over the first image; `found` stays. */
+void kernel_test_time(struct kernel_test *test, kernel_call_run *run, const void *context);
 /* After kernel_test_run: the tested backend's calls again, for parts 0 to `num_parts` - 1 one after
  * the other, over the first image. The whole of it has to become what one call made, bit for bit.
  */

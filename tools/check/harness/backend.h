@@ -37,6 +37,7 @@ struct backend {
     struct conduct *before; /* the process before it is created; NULL: changes are not judged */
     char misconduct[256];   /* what it did all the same; empty: nothing */
     bool stepped;           /* it has run a step, which is not judged: see watch.h */
+    struct stopwatch *stopwatch; /* NULL: its kernels are not timed */
 };
 
 /* `name` NULL or "name[@variant]": the first backend that fits. `before` is what a

@@ -7,6 +7,7 @@
 
 #include "harness/buffers.h"
 #include "harness/stack.h"
+#include "harness/stopwatch.h"
 #include "harness/watch.h"
 #include "support/client.h"
 
@@ -117,7 +118,11 @@ static attn_status run_step(struct backend *backend, const struct device *device
             memset(args->scratch, IMAGE_POISON, args->scratch_bytes); /* as another plan may */
         }
     }
-    status = status == ATTN_OK ? kernel(args, error) : status;
+    if (status == ATTN_OK) {
+        stopwatch_begin(backend, args->stream);
+        status = kernel(args, error);
+        stopwatch_end(backend, args->stream);
+    }
     size_t used = stack_used();
     if (device->device.type == ATTN_DEVICE_CPU) {
         backend_stack_used(&backend->services, used);

@@ -108,6 +108,13 @@ void report_add(struct report *report, const char *name, enum trial_result resul
     }
 }
 
+void report_time(struct report *report, double us)
+{
+    if (report->num_lines > 0) {
+        report->lines[report->num_lines - 1].us = us;
+    }
+}
+
 void report_describe(struct report *report, const char *backend, const char *features)
 {
     free(report->backend);
@@ -159,6 +166,15 @@ bool report_json(const struct report *report)
     json_add(root, "features",
              report->features != NULL ? json_raw(report->features) : json_object());
     add_counts(root, report);
+    struct json *times = report->bench ? json_add(root, "times", json_array()) : NULL;
+    for (int32_t i = 0; i < report->num_lines && times != NULL; i++) {
+        if (report->lines[i].us > 0) {
+            struct json *time = json_object();
+            json_add(time, "case", json_string(report->lines[i].name));
+            json_add(time, "time_us", json_number(report->lines[i].us));
+            json_push(times, time);
+        }
+    }
     struct json *failures = json_add(root, "failures", json_array());
     for (int32_t i = 0; i < report->num_lines; i++) {
         const struct report_line *line = &report->lines[i];
@@ -294,6 +310,9 @@ void report_text(const struct report *report)
     const struct report_line *first = NULL;
     for (int32_t i = 0; i < report->num_lines; i++) {
         const struct report_line *line = &report->lines[i];
+        if (line->us > 0) {
+            printf("%12.2f us  %s\n", line->us, line->name);
+        }
         if (line->result == TRIAL_FAILED) {
             printf("FAILED %s\n       %s\n", line->name, line->message ? line->message : "");
             first = first != NULL ? first : line;

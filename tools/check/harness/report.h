@@ -13,6 +13,7 @@ struct report_line {
     char *name;
     char *message; /* NULL: passed */
     enum trial_result result;
+    double us; /* what its kernels took; 0: not timed */
 };
 
 struct report {
@@ -23,7 +24,8 @@ struct report {
     FILE *junit_file;
     bool progress; /* on stderr */
     uint64_t seed;
-    bool full; /* --full */
+    bool full;  /* --full */
+    bool bench; /* --bench: the document has times */
     struct report_line *lines;
     int32_t num_lines;
     int32_t counts[3]; /* by enum trial_result */
@@ -36,6 +38,8 @@ void report_describe(struct report *report, const char *backend, const char *fea
 void report_record(struct report *report, const char *line);
 void report_add(struct report *report, const char *name, enum trial_result result,
                 const char *message);
+/* What the kernels of the case took that was added last. */
+void report_time(struct report *report, double us);
 /* One JSON document on stdout. */
 bool report_json(const struct report *report);
 void report_text(const struct report *report);

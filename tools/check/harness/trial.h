@@ -17,6 +17,8 @@ struct trial {
     char message[ATTN_ERROR_MESSAGE_SIZE + 80]; /* why it failed or was skipped */
     bool concurrent; /* another thread runs at the same time: its allocations cannot be
                         distinguished */
+    bool bench;      /* cases that pass are timed */
+    double us;       /* what the case's kernels take; 0: not timed */
 };
 
 /* Keeps the message and gives `result`. */

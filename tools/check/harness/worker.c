@@ -50,6 +50,8 @@ static void take(struct report *report, int32_t kind, int32_t value, const char 
 {
     if (kind == OUTLET_RESULT) {
         report_add(report, first, (enum trial_result)value, second);
+    } else if (kind == OUTLET_TIME) {
+        report_time(report, strtod(first, NULL));
     } else if (kind == OUTLET_DECLARED) {
         report_describe(report, first, second);
     } else if (kind == OUTLET_RECORD) {

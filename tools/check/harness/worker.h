@@ -19,6 +19,7 @@ enum outlet_kind {
     OUTLET_CASE,     /* begins: its name */
     OUTLET_STAGE,    /* the same of something that has to go well before and after cases */
     OUTLET_RESULT,   /* enum trial_result, the case's name, a message */
+    OUTLET_TIME,     /* after a result: what its kernels took, in microseconds, as text */
     OUTLET_DECLARED, /* the backend's name and its declaration as JSON */
     OUTLET_RECORD,   /* a line of host/conformance.h but for its counts */
     OUTLET_CRASH,    /* a worker's last words */

@@ -219,6 +219,7 @@ enum trial_result call_run(struct trial *trial, const struct call_target *target
                            int32_t change, kernel_run *run, const void *variant, uint64_t seed)
 {
     struct trial changed = *trial;
+    changed.bench = false;
     memset(&shim, 0, sizeof shim);
     shim.backend = *trial->tested;
     shim.real = trial->tested->kernels;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "harness/stopwatch.h"
 #include "kernels/kernels.h"
 #include "support/client.h"
 #include "support/owned.h"
@@ -101,6 +102,22 @@ static attn_status call_fill(struct trial *trial, struct memories *m, int32_t ki
     return trial->tested->kernels.fill(&args, error);
 }
 
+struct timed_copy {
+    struct trial *trial;
+    struct memories *memories;
+    const struct copy_variant *variant;
+};
+
+static attn_status run_timed(void *user, struct attn_error *error)
+{
+    const struct timed_copy *timed = user;
+    stopwatch_begin(timed->trial->tested, NULL);
+    attn_status status =
+        timed->variant->call(timed->trial, timed->memories, timed->variant->kind, error);
+    stopwatch_end(timed->trial->tested, NULL);
+    return status;
+}
+
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct copy_variant *v = variant;
@@ -109,16 +126,19 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
     const bool made = m != NULL && init(m, trial->device, &seed);
     const attn_status status = made ? v->call(trial, m, v->kind, &error) : ATTN_OK;
     const bool read = made && device_read(trial->device, m->after, m->device, SIZE);
+    const bool same = read && memcmp(m->after, m->expected[0], SIZE) == 0 &&
+                      memcmp(m->host, m->expected[1], SIZE) == 0;
+    if (same && status == ATTN_OK && trial->bench) {
+        trial->us = stopwatch_time(trial->tested, trial->device, run_timed,
+                                   &(struct timed_copy){trial, m, v});
+    }
     device_free(trial->device, m != NULL ? m->device : NULL);
     TRIAL_FAIL_IF(trial, !made, "no memory for the case");
     if (status == ATTN_ERROR_UNSUPPORTED) {
         return trial_call_refused(trial, &error);
     }
     TRIAL_CALL(trial, v->what, read ? status : ATTN_ERROR_DEVICE, &error);
-    TRIAL_FAIL_IF(trial,
-                  memcmp(m->after, m->expected[0], SIZE) != 0 ||
-                      memcmp(m->host, m->expected[1], SIZE) != 0,
-                  "bytes do not stand where they were sent");
+    TRIAL_FAIL_IF(trial, !same, "bytes do not stand where they were sent");
     return TRIAL_PASSED;
 }
 

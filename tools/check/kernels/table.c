@@ -71,7 +71,7 @@ static attn_status call_table(struct kernel_call *call, const void *context,
         .page_start_loc = form->lists ? d->start : NULL,
         .last_page_len = form->lengths ? d->last : NULL, .seq_lens = form->lists ? NULL : d->lens,
         .out = d->out[0], .out_seq_lens = form->lengths ? d->out_lens : NULL);
-    return call->backend->kernels.make_block_table(&args, error);
+    return KERNEL_CALL(call, make_block_table, &args, error);
 }
 
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)

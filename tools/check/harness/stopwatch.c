@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/stopwatch.h"
+
+#include <stdlib.h>
+
+#include "common/seconds.h"
+#include "harness/backend.h"
+
+#define MIN_RUNS 3
+#define ENOUGH_SECONDS 0.1 /* for one case, where it has had its least runs */
+#define REPLAYS 20         /* so many launches of a graph make one run */
+
+void stopwatch_begin(struct backend *backend, void *stream)
+{
+    struct stopwatch *s = backend->stopwatch;
+    if (s != NULL) {
+        device_wait(s->device);
+        s->capturing = !s->no_graphs && device_capture_begin(s->device, stream);
+        s->begun_at = seconds_of(CLOCK_MONOTONIC);
+    }
+}
+
+void stopwatch_end(struct backend *backend, void *stream)
+{
+    struct stopwatch *s = backend->stopwatch;
+    void *graph = NULL;
+    if (s == NULL) {
+        return;
+    }
+    if (s->capturing) {
+        graph = device_capture_end(s->device, stream);
+        s->no_graphs = graph == NULL || !device_graph_launch(s->device, graph, stream) ||
+                       !device_wait(s->device);
+        s->begun_at = seconds_of(CLOCK_MONOTONIC);
+        for (int32_t i = 0; i < REPLAYS && !s->no_graphs; i++) {
+            s->no_graphs = !device_graph_launch(s->device, graph, stream);
+        }
+    }
+    device_wait(s->device);
+    s->run_seconds += (seconds_of(CLOCK_MONOTONIC) - s->begun_at) / (s->capturing ? REPLAYS : 1);
+    device_graph_finish(s->device, graph);
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double stopwatch_time(struct backend *backend, const struct device *device, stopwatch_run *run,
+                      void *user)
+{
+    struct stopwatch s = {.device = device};
+    const double begun_at = seconds_of(CLOCK_MONOTONIC);
+    bool goes_on = true;
+    backend->stopwatch = &s;
+    while (goes_on && s.num_runs < STOPWATCH_MAX_RUNS &&
+           (s.num_runs < MIN_RUNS || seconds_of(CLOCK_MONOTONIC) - begun_at < ENOUGH_SECONDS)) {
+        const bool had_graphs = !s.no_graphs;
+        struct attn_error error = ATTN_ERROR_INIT;
+        s.run_seconds = 0;
+        goes_on = run(user, &error) == ATTN_OK && s.run_seconds > 0;
+        if (had_graphs && s.no_graphs) {
+            goes_on = true; /* once more, without a graph */
+        } else if (goes_on) {
+            s.runs[s.num_runs++] = s.run_seconds;
+        }
+    }
+    backend->stopwatch = NULL;
+    qsort(s.runs, (size_t)s.num_runs, sizeof *s.runs, compare);
+    return goes_on ? 1e6 * s.runs[s.num_runs / 2] : 0;
+}
