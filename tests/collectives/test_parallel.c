@@ -50,13 +50,12 @@ static void spread_init(struct spread *s, struct fixture *f, int32_t interleave,
 {
     s->table = *heads_over(ranks);
     s->table.struct_size = offsetof(struct attn_collectives, gather_heads);
-    const struct attn_context_parallel cp = {
-        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-        .decode = exchanges[exchange].small ? heads_over(ranks)
-                  : exchanges[exchange].old ? &s->table
-                                            : ranks,
-        .interleave = interleave,
-        .reduce = exchanges[exchange].reduce};
+    const struct attn_context_parallel cp =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL,
+                  .decode = exchanges[exchange].small ? heads_over(ranks)
+                            : exchanges[exchange].old ? &s->table
+                                                      : ranks,
+                  .interleave = interleave, .reduce = exchanges[exchange].reduce);
     shard_init(&s->shard, f, &cp, ranks->rank, ranks->world_size);
     s->batch = f->batch;
     s->batch.block_table = s->shard.table;
@@ -167,8 +166,8 @@ TEST(test_half_a_table)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1};
     struct fixture f;
     struct attn_collectives half = *heads_over(ranks);
-    const struct attn_context_parallel cp = {
-        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp}, .decode = &half};
+    const struct attn_context_parallel cp =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &half);
     half.merge_heads = NULL;
     fixture_init(&f, "cpu_ref", &desc, batches[0].queries, batches[0].lens, batches[0].num_reqs, 0,
                  NULL, true);

@@ -60,13 +60,9 @@ static int32_t rank_of(int32_t i, int32_t queries, int32_t ranks, int32_t order)
 
 static void side_bind(struct side *s, struct fixture *f, const struct trial *t)
 {
-    const struct attn_context_parallel cp = {
-        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-        .decode = t->heads,
-        .prefill = t->rows,
-        .interleave = t->interleave,
-        .reduce = t->reduce,
-        .order = t->order};
+    const struct attn_context_parallel cp = EXTENSION(
+        attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = t->heads,
+        .prefill = t->rows, .interleave = t->interleave, .reduce = t->reduce, .order = t->order);
     if (t->heads == NULL) {
         shard_init(&s->shard, f, &cp, 0, 1);
     } else {
@@ -108,9 +104,8 @@ static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
     s->tensors[4] = *f->io.lse;
     s->tensors[4].data = s->lse;
     s->tensors[4].shape = s->shapes[4];
-    s->ext = (struct attn_batch_context_parallel){
-        .ext = {.id = ATTN_EXT_BATCH_CONTEXT, .struct_size = sizeof s->ext},
-        .query_lens_host = s->own};
+    s->ext = EXTENSION(attn_batch_context_parallel, ATTN_EXT_BATCH_CONTEXT, NULL,
+                       .query_lens_host = s->own);
     s->batch = f->batch;
     s->batch.next = t->split ? &s->ext.ext : NULL;
     s->batch.num_tokens = s->batch.num_actual_tokens = s->num_rows;
@@ -268,11 +263,9 @@ TEST(test_refused_layers)
     struct fixture f;
     struct side *s = side_init(&f, &t, &plain);
     for (int32_t i = 0; i < 4; i++) {
-        const struct attn_context_parallel cp = {
-            .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-            .decode = i == 3 ? self : NULL,
-            .prefill = ranks,
-            .order = ATTN_CP_ZIGZAG};
+        const struct attn_context_parallel cp =
+            EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL,
+                      .decode = i == 3 ? self : NULL, .prefill = ranks, .order = ATTN_CP_ZIGZAG);
         static const char *const asked[] = {"spans", "seq_lens_host", "fast prefill", "a window"};
         struct attn_layer_desc layer = f.layer;
         const struct attn_layer_desc *layers[] = {&layer};

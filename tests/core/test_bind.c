@@ -165,10 +165,11 @@ CASE(unread_parameters)
                                      .ndim = 3,
                                      .dtype = {ATTN_CODE_BFLOAT, 16, 1},
                                      .shape = shape};
-    struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL}};
-    struct attn_recurrent_weights gdn = {.ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof gdn, NULL}};
-    struct attn_mm_encoder_state encoder = {
-        .ext = {ATTN_EXT_DRAFT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}};
+    struct attn_mla_weights mla = EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, );
+    struct attn_recurrent_weights gdn =
+        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, );
+    struct attn_mm_encoder_state encoder =
+        EXTENSION(attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, );
 #define PARAMS(...)                                                                                \
     {                                                                                              \
         .struct_size = sizeof(struct attn_layer_params), __VA_ARGS__                               \

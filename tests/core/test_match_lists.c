@@ -11,8 +11,8 @@ TEST(test_lists)
     struct attn_index_lists lists =
         EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 48,
                   .granularity = 64, .groups = ATTN_LISTS_PER_KV_HEAD, .physical_slots = 1);
-    struct attn_index_lists_caps caps = {
-        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof caps, NULL}};
+    struct attn_index_lists_caps caps =
+        EXTENSION(attn_index_lists_caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, NULL, );
     OWNED(setting_finish) struct setting s;
     setting_init(&s);
     s.layer.next = &lists.ext;

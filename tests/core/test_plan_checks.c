@@ -289,9 +289,9 @@ TEST(validation_asks_where_arrays_lie)
     const struct attn_io_rope rope =
         EXTENSION(attn_io_rope, ATTN_EXT_IO_ROPE, NULL,
                   .positions = (const int64_t *)(const void *)elsewhere);
-    const struct attn_io_index_lists lists = {.ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0,
-                                                      sizeof lists, NULL},
-                                              .indices = elsewhere},
+    const struct attn_io_index_lists lists = EXTENSION(attn_io_index_lists,
+                                                       ATTN_EXT_DRAFT_IO_INDEX_LISTS, NULL,
+                                                       .indices = elsewhere),
                                      lengths = {.ext = lists.ext, .lengths = elsewhere};
     const struct {
         const char *name;

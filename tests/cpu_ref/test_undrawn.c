@@ -101,11 +101,9 @@ TEST(test_zeros)
         channels[i] = 0.5f;
         x[i] = -0.0f; /* its only code is zero's */
     }
-    const struct attn_kv_quant_params quant = {
-        .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
-        .hadamard_signs_k = signs,
-        .hadamard_signs_v = signs,
-        .v_channel_scale = channels};
+    const struct attn_kv_quant_params quant =
+        EXTENSION(attn_kv_quant_params, ATTN_EXT_KV_QUANT_PARAMS, NULL, .hadamard_signs_k = signs,
+                  .hadamard_signs_v = signs, .v_channel_scale = channels);
     const struct attn_layer_params params = SIZED(attn_layer_params, .next = &quant.ext);
     struct attn_batch batch = client_batch(1, starts, NULL);
     batch.seq_lens = &length;

@@ -89,11 +89,10 @@ static attn_status declare_backends(const struct attn_probe_sink *sink,
             ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_BATCHED_GEMM;
         const uint64_t per_head =
             ATTN_KERNEL_ATTEND | ATTN_KERNEL_MERGE_STATES | ATTN_KERNEL_GATHER_KV;
-        const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, NULL},
-                                          .kv_lora_rank_max = 512,
-                                          .qk_rope_head_dim_max = 64,
-                                          .num_q_heads_multiple = i == 0 ? 4 : 1,
-                                          .max_query_len = i == 1 ? 0 : 1};
+        const struct attn_mla_caps mla =
+            EXTENSION(attn_mla_caps, ATTN_EXT_CAPS_MLA, NULL, .kv_lora_rank_max = 512,
+                      .qk_rope_head_dim_max = 64, .num_q_heads_multiple = i == 0 ? 4 : 1,
+                      .max_query_len = i == 1 ? 0 : 1);
         struct attn_backend_caps caps = *cpu_ref;
         caps.next = &mla.ext;
         caps.name = names[i];

@@ -44,11 +44,11 @@ static void bind(struct fixture *f, const char *backend)
     }
     const int32_t of_k = f->layer.kv_dtype,
                   of_v = f->layer.kv_dtype_v != 0 ? f->layer.kv_dtype_v : of_k;
-    const struct attn_kv_quant_params quant = {
-        .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
-        .hadamard_signs_k = of_k == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs : NULL,
-        .hadamard_signs_v = of_v == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs + 1 : NULL,
-        .v_channel_scale = of_v == ATTN_KV_INT8_KV ? f->v_channel_scale : NULL};
+    const struct attn_kv_quant_params quant =
+        EXTENSION(attn_kv_quant_params, ATTN_EXT_KV_QUANT_PARAMS, NULL,
+                  .hadamard_signs_k = of_k == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs : NULL,
+                  .hadamard_signs_v = of_v == ATTN_KV_INT4_PER_TOKEN_HEAD ? f->signs + 1 : NULL,
+                  .v_channel_scale = of_v == ATTN_KV_INT8_KV ? f->v_channel_scale : NULL);
     params.next = &quant.ext;
     params.alibi_slopes = f->layer.alibi != ATTN_ALIBI_NONE ? f->sinks : NULL;
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;

@@ -128,7 +128,7 @@ static void give_weights(struct mla *m)
                                         ? (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1}
                                         : number_dtype(s->dtype != 0 ? s->dtype : ATTN_DTYPE_F32);
     const struct attn_dtype e8m0 = {ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
-    m->given = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof m->given, NULL}};
+    m->given = EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, );
     if (!s->split && !coded) {
         m->given.kv_b_proj = weight(m, 0, m->weights, dtype, 2, s->heads * (NOPE + V), RANK, 0);
         return;

@@ -29,12 +29,9 @@ struct compressor {
 
 static void describe(struct compressor *c)
 {
-    c->desc = (struct attn_compressor_desc){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSOR_DESC, 0, sizeof c->desc, NULL},
-        .tokens_per_row = RATIO,
-        .overlaps = 1,
-        .rope = ATTN_ROPE_GPTJ,
-        .rotary_dim = ROTARY};
+    c->desc = EXTENSION(attn_compressor_desc, ATTN_EXT_DRAFT_COMPRESSOR_DESC, NULL,
+                        .tokens_per_row = RATIO, .overlaps = 1, .rope = ATTN_ROPE_GPTJ,
+                        .rotary_dim = ROTARY);
     c->described =
         SIZED(attn_layer_desc, .next = &c->desc.ext, .name = "rows",
               .kind = ATTN_LAYER_DRAFT_COMPRESSOR, .dtype = ATTN_DTYPE_F32, .num_q_heads = HEADS,

@@ -171,8 +171,8 @@ static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struc
     OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, backend, &layer, queries, lens, 8, 272, NULL, false);
     struct attn_tensor out = f.tensors[3];
-    const struct attn_io_output_quant quant = {
-        .ext = {.id = ATTN_EXT_IO_OUTPUT_QUANT, .struct_size = sizeof quant}, .scale = &scale};
+    const struct attn_io_output_quant quant =
+        EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL, .scale = &scale);
     out.data = codes;
     out.byte_offset = 0;
     out.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};

@@ -238,8 +238,7 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
     g->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
                           .ring_tokens = g->ring_tokens);
     g->ext.ext.next = g->replays ? &g->replay.ext : NULL;
-    g->io_ext =
-        (struct attn_io_recurrent){.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof g->io_ext, NULL}};
+    g->io_ext = EXTENSION(attn_io_recurrent, ATTN_EXT_IO_RECURRENT, NULL, );
     g->io = SIZED(attn_step_io, .next = &g->io_ext.ext);
     if (g->width > 0) {
         g->io_ext.mixed_qkv = tensor(g, 1, g->rows, 2, tokens, CHANNELS, 0, CHANNELS, 1);

@@ -23,11 +23,8 @@ struct listed {
 static struct attn_layer_desc describe(struct listed *l)
 {
     l->lists =
-        (struct attn_index_lists){.ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof l->lists, NULL},
-                                  .max_entries = ENTRIES,
-                                  .granularity = GRANULARITY,
-                                  .groups = ATTN_LISTS_PER_KV_HEAD,
-                                  .has_lengths = 1};
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = ENTRIES,
+                  .granularity = GRANULARITY, .groups = ATTN_LISTS_PER_KV_HEAD, .has_lengths = 1);
     return (struct attn_layer_desc){
         .next = &l->lists.ext, .kind = ATTN_LAYER_DECODER, .causal = ATTN_CAUSAL_YES};
 }

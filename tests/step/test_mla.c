@@ -596,7 +596,7 @@ TEST(test_bad_lists)
 TEST(test_bad_weights)
 {
     const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
+    struct attn_mla_weights weights = EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, );
     struct attn_layer_params params = {.struct_size = sizeof params};
     OWNED(mla_end) struct mla *m = mla_create(&s);
     m->api->plan_destroy(m->plan);

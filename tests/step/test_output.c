@@ -27,10 +27,9 @@ static void refuse_runs(int32_t form, int32_t pow2, int32_t column_major)
         codes, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, shape, NULL, 0};
     struct attn_tensor scales = {
         numbers, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, scale_shape, NULL, 0};
-    struct attn_io_output_quant quant = {
-        .ext = {.id = ATTN_EXT_IO_OUTPUT_QUANT, .struct_size = sizeof quant},
-        .scale = &global,
-        .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &scales};
+    struct attn_io_output_quant quant =
+        EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL, .scale = &global,
+                  .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &scales);
     if (form == ATTN_OUTPUT_NVFP4) {
         out.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
         scales.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};

@@ -26,10 +26,8 @@ struct rotated {
 
 static void describe(struct rotated *t, int32_t form)
 {
-    t->rope =
-        (struct attn_output_rope){.ext = {ATTN_EXT_DRAFT_OUTPUT_ROPE, 0, sizeof t->rope, NULL},
-                                  .form = form,
-                                  .rotary_dim = ROTARY};
+    t->rope = EXTENSION(attn_output_rope, ATTN_EXT_DRAFT_OUTPUT_ROPE, NULL, .form = form,
+                        .rotary_dim = ROTARY);
     t->layer = (struct attn_layer_desc){
         .next = &t->rope.ext, .kind = ATTN_LAYER_DECODER, .causal = ATTN_CAUSAL_YES};
 }

@@ -142,12 +142,9 @@ TEST(test_ranks_of_a_cache)
 {
     static const int32_t one[] = {1};
     const struct attn_collectives others = table;
-    const struct attn_context_parallel both = {
-        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof both},
-        .decode = &table,
-        .prefill = &others,
-        .interleave = 1,
-        .reduce = ATTN_CP_ALL_TO_ALL};
+    const struct attn_context_parallel both =
+        EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &table,
+                  .prefill = &others, .interleave = 1, .reduce = ATTN_CP_ALL_TO_ALL);
     const struct attn_layer_desc layer = {
         .next = &both.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
     for (int32_t length = 64; length <= 65; length++) {
@@ -166,11 +163,10 @@ TEST(test_ranks_of_a_cache)
 TEST(test_local_lengths)
 {
     int32_t local[REQS] = {20, 8, 16};
-    const struct attn_batch_context_parallel counts = {
-        .ext = {.id = ATTN_EXT_BATCH_CONTEXT, .struct_size = sizeof counts},
-        .local_seq_lens = local,
-        .local_seq_lens_host = local,
-        .query_lens_host = ones}; /* not read: no ranks split the queries */
+    const struct attn_batch_context_parallel counts =
+        EXTENSION(attn_batch_context_parallel, ATTN_EXT_BATCH_CONTEXT, NULL,
+                  .local_seq_lens = local, .local_seq_lens_host = local,
+                  .query_lens_host = ones); /* not read: no ranks split the queries */
     OWNED(fixture_finish) struct fixture f;
     init(&f, ones);
     f.batch.next = &counts.ext;

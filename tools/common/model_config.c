@@ -183,8 +183,7 @@ static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct 
                                             .tokens_per_row = ratio};
     layer->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL, .num_caches = 1,
                               .cache_stride = sizeof layer->cache);
-    layer->compressed = (struct attn_compressed_rows){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof layer->compressed, NULL}};
+    layer->compressed = EXTENSION(attn_compressed_rows, ATTN_EXT_DRAFT_COMPRESSED_ROWS, NULL, );
 }
 
 static bool is_v4(const char *model_type)
@@ -299,11 +298,10 @@ static void make_indexer(struct reading *r, const cJSON *text, const char *model
 /* The keys that an indexer's lists give. */
 static void attend_by_lists(struct model_layer *layer, const struct attn_indexer_desc *x)
 {
-    layer->lists = (struct attn_index_lists){
-        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof layer->lists, NULL},
-        .max_entries = layer_list_room(x),
+    layer->lists = EXTENSION(
+        attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = layer_list_room(x),
         .granularity = x->tokens_per_row * x->rows_per_entry,
-        .groups = x->num_groups > 1 ? ATTN_LISTS_PER_KV_HEAD : ATTN_LISTS_SHARED};
+        .groups = x->num_groups > 1 ? ATTN_LISTS_PER_KV_HEAD : ATTN_LISTS_SHARED);
 }
 
 /* Links the layer's sizes, that are set, and what follows from them. */

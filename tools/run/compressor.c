@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
@@ -74,14 +75,13 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
 {
     const struct attn_compressor_desc *x = &layer->source->compressor;
     const int64_t size = layer->terms.head_size;
-    more->pooling = (struct attn_io_compressor){
-        .ext = {ATTN_EXT_DRAFT_IO_COMPRESSOR, 0, sizeof more->pooling, NULL},
+    more->pooling = EXTENSION(
+        attn_io_compressor, ATTN_EXT_DRAFT_IO_COMPRESSOR, NULL,
         .position_bias = device_tensor(engine, &more->bias, layer->device_params[1], ATTN_DTYPE_F32,
                                        2, (int64_t[]){x->tokens_per_row, (1 + x->overlaps) * size}),
         .norm_weight = device_tensor(engine, &more->norm, layer->device_params[0],
                                      layer->terms.dtype, 1, &size),
-        .cos_sin = angles(engine, x->rotary_dim, &more->cos_sin),
-        .norm_eps = NORM_EPS};
+        .cos_sin = angles(engine, x->rotary_dim, &more->cos_sin), .norm_eps = NORM_EPS);
     io->io.next = &more->pooling.ext;
     return more->pooling.cos_sin->data != NULL ? ATTN_OK : engine->error.status;
 }

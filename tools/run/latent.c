@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
@@ -29,20 +30,17 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
     if (layer->source->cache.tokens_per_row > 0) {
         more->further[0] = device_tensor(engine, &more->rows, rows, t->dtype, 3,
                                          (int64_t[]){tokens, t->num_kv_heads, t->head_size_v});
-        more->caches =
-            (struct attn_io_caches){.ext = {ATTN_EXT_IO_CACHES, 0, sizeof more->caches, NULL},
-                                    .rows = more->further,
-                                    .num_rows = 1};
+        more->caches = EXTENSION(attn_io_caches, ATTN_EXT_IO_CACHES, NULL, .rows = more->further,
+                                 .num_rows = 1);
         io->mla.ext.next = &more->caches.ext;
     }
     if (batch == NULL || !rotates(engine, layer)) {
         return ATTN_OK;
     }
-    more->rotation = (struct attn_io_output_rope){
-        .ext = {ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, 0, sizeof more->rotation, io->mla.ext.next},
-        .positions = engine_send(engine, &engine->rows, batch->positions,
-                                 (size_t)tokens * sizeof *batch->positions),
-        .cos_sin = angles(engine, rotary, &more->cos_sin)};
+    more->rotation = EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, io->mla.ext.next,
+                               .positions = engine_send(engine, &engine->rows, batch->positions,
+                                                        (size_t)tokens * sizeof *batch->positions),
+                               .cos_sin = angles(engine, rotary, &more->cos_sin));
     io->mla.ext.next = &more->rotation.ext;
     return more->rotation.positions != NULL && more->rotation.cos_sin->data != NULL
                ? ATTN_OK

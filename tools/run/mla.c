@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/oracle.h"
 
@@ -38,8 +39,8 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
     struct shaped kv_b;
     device_tensor(engine, &kv_b, layer->device_params[0], d->dtype, 2,
                   (int64_t[]){rows, m->kv_lora_rank});
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
-                                       .kv_b_proj = &kv_b.tensor};
+    struct attn_mla_weights weights =
+        EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &kv_b.tensor);
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }

@@ -33,8 +33,7 @@ void layer_set_compressed(struct attn_layer_desc *layer, struct attn_mla_desc *m
         .head_size = size,
         .block_size = rows_in_block,
         .tokens_per_row = ratio};
-    compressed->rows = (struct attn_compressed_rows){
-        .ext = {ATTN_EXT_DRAFT_COMPRESSED_ROWS, 0, sizeof compressed->rows, NULL}};
+    compressed->rows = EXTENSION(attn_compressed_rows, ATTN_EXT_DRAFT_COMPRESSED_ROWS, NULL, );
     compressed->caches = layer_caches(&compressed->cache, 1, &compressed->rows.ext);
     mla->ext.next = &compressed->caches.ext;
 }

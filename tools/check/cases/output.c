@@ -9,6 +9,7 @@
 
 #include "cases/compare.h"
 #include "common/names.h"
+#include "support/client.h"
 #include "support/number.h"
 
 #define LARGEST_FP8 448
@@ -98,11 +99,9 @@ void output_bind(const struct check_problem *p, struct output_binding *b,
         b->codes.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
         b->scales.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
     }
-    b->quant = (struct attn_io_output_quant){
-        .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof b->quant, NULL},
-        .scale = (const float *)(base + p->at.code_scale),
-        .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &b->scales,
-    };
+    b->quant = EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL,
+                         .scale = (const float *)(base + p->at.code_scale),
+                         .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &b->scales, );
     args->out = &b->codes;
     args->next = &b->quant.ext;
 }

@@ -9,6 +9,7 @@
 #include "common/names.h"
 #include "core/core_cases.h"
 #include "cases/cases.h"
+#include "support/client.h"
 
 struct undeclared {
     struct core *core;
@@ -238,8 +239,8 @@ static void try_dtypes(const struct kernel_sink *sink, const struct attn_layer_d
 
 static void try_lists(const struct kernel_sink *sink, const struct attn_layer_desc *base)
 {
-    const struct attn_index_lists lists = {
-        .ext = {ATTN_EXT_DRAFT_INDEX_LISTS, 0, sizeof lists, NULL}, .max_entries = 64};
+    const struct attn_index_lists lists =
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 64);
     struct undeclared u = {.core = sink->core, .layer = *base, .field = "attn_index_lists"};
     u.layer.next = &lists.ext;
     if (backend_extension(sink->caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,

@@ -8,6 +8,7 @@
 #include "cases/verify.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
 
@@ -60,14 +61,12 @@ static attn_status call_rope(struct kernel_call *call, const void *context,
     const struct binding *b = call->backend == copies->reference.backend
                                   ? &copies->reference.binding
                                   : &copies->tested.binding;
-    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
-                                      .form = v->form,
-                                      .rotary_dim = v->rotary_dim,
-                                      .positions = call_array(call, POSITIONS),
-                                      .cos_sin = &call->tensors[COS_SIN],
-                                      .q_norm_weight = v->norm ? &call->tensors[Q_WEIGHT] : NULL,
-                                      .k_norm_weight = v->norm ? &call->tensors[K_WEIGHT] : NULL,
-                                      .norm_eps = v->norm ? NORM_EPS : 0};
+    const struct attn_io_rope rope = EXTENSION(
+        attn_io_rope, ATTN_EXT_IO_ROPE, NULL, .form = v->form, .rotary_dim = v->rotary_dim,
+        .positions = call_array(call, POSITIONS), .cos_sin = &call->tensors[COS_SIN],
+        .q_norm_weight = v->norm ? &call->tensors[Q_WEIGHT] : NULL,
+        .k_norm_weight = v->norm ? &call->tensors[K_WEIGHT] : NULL,
+        .norm_eps = v->norm ? NORM_EPS : 0);
     struct attn_write_kv_args args = b->write;
     args.next = &rope.ext;
     args.q = &b->q;
