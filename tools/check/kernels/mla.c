@@ -31,6 +31,12 @@ static const struct mla_term {
     {ATTN_TERM_BIDIRECTIONAL, ".bidirectional"},
 };
 
+enum mla_nan {
+    NAN_NONE,
+    NAN_ROW,  /* in each request's last row, which only its last query sees */
+    NAN_QUERY /* in the rope part of one head of each request's first query */
+};
+
 /* Within what attn_mla_caps says. */
 struct mla_sizes {
     int32_t rank, rope, heads, topk;
@@ -44,7 +50,7 @@ struct mla_variant {
     bool parts; /* q and new rows come as two tensors each */
     int32_t query_len;
     uint64_t term; /* 0 or one of mla_terms */
-    bool nan;      /* in each request's last row, which only its last query sees */
+    int32_t nan;   /* enum mla_nan */
     int32_t invariant;
     struct case_lists lists; /* in place of a sparse layer's top k */
 };
@@ -151,7 +157,7 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct kerne
         s->step.batch.tree_stride_row = TREE_ROW;
         s->step.batch.tree_stride_request = TREE_ROW * TREE_ROW;
     }
-    s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
+    s->io = EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, NULL, );
     if (v->lists.granularity > 0) {
         s->io.ext.next = &s->lists.io.ext;
     } else if (v->sparse) {
@@ -271,10 +277,15 @@ static void fill(const struct mla_case *c, struct kernel_test *test, uint64_t *r
         ((float *)test_input(test, SINKS))[h] =
             (float)(4 + 4 * random_normal(random)); /* as scores */
     }
-    for (int32_t r = 0; r < REQS && v->nan; r++) {
-        number_store(test_input(test, LATENT_ROWS),
-                     (b->starts[r + 1] - 1) * (int64_t)(v->n.rank + v->n.rope) + 100 * r, v->dtype,
-                     NAN);
+    for (int32_t r = 0; r < REQS; r++) {
+        const int64_t row = v->n.rank + v->n.rope;
+        if (v->nan == NAN_ROW) {
+            number_store(test_input(test, LATENT_ROWS), (b->starts[r + 1] - 1) * row + 100 * r,
+                         v->dtype, NAN);
+        } else if (v->nan == NAN_QUERY) {
+            const int64_t head = b->starts[r] * (int64_t)v->n.heads + (r + 1) * v->n.heads / REQS;
+            number_store(test_input(test, LATENT_Q), head * row - 1 - 3 * r, v->dtype, NAN);
+        }
     }
 }
 
@@ -291,7 +302,8 @@ static enum trial_result verify_mla(struct kernel_test *test, const struct mla_c
         return TRIAL_FAILED;
     }
     bool plain = !kv_is_fp8(c->v->kv_dtype) && c->v->kv_dtype != ATTN_KV_FP8_DS_MLA &&
-                 c->v->kv_dtype != ATTN_KV_FP8_DS_V4 && !c->v->nan; /* which may be another NaN */
+                 c->v->kv_dtype != ATTN_KV_FP8_DS_V4 &&
+                 c->v->nan != NAN_ROW; /* which may be another NaN */
     return !plain || test_same(test, LATENT_CACHE, test->operands[LATENT_CACHE].bytes)
                ? TRIAL_PASSED
                : trial_say(test->trial, TRIAL_FAILED,
@@ -413,7 +425,7 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
     snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s%s%s%s%s", v->query_len,
              lists[0] != '\0' ? "." : "", lists, v->parts ? ".parts" : "", term,
-             v->nan ? ".nan" : "",
+             (const char *const[]){"", ".nan", ".nan_query"}[v->nan],
              v->invariant >= 2  ? ".invariant2"
              : v->invariant > 0 ? ".invariant"
                                 : "");
@@ -429,7 +441,7 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         int32_t kv_dtype;
         bool sparse;
         int32_t queries; /* 0: 2 */
-        bool nan;
+        int32_t nan;
         int32_t invariant;
         bool nope; /* rows without a rope part */
     } rows[] = {
@@ -439,10 +451,15 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {0, 16, ATTN_KV_BF16, false},
         {0, 16, ATTN_KV_BF16, false, 5},
         {0, 6, ATTN_KV_BF16, false, 4},
-        {0, 16, ATTN_KV_BF16, false, 5, true},
-        {0, 48, ATTN_KV_BF16, false, 2, true},
-        {0, 16, ATTN_KV_BF16, false, 5, true, 1},
-        {0, 24, ATTN_KV_BF16, false, 2, false, 1},
+        {0, 16, ATTN_KV_BF16, false, 5, NAN_ROW},
+        {0, 48, ATTN_KV_BF16, false, 2, NAN_ROW},
+        {0, 16, ATTN_KV_BF16, false, 5, NAN_ROW, 1},
+        {0, 64, ATTN_KV_FP8_E4M3, false, 1, NAN_QUERY},
+        {0, 16, ATTN_KV_FP8_E4M3, false, 2, NAN_QUERY},
+        {0, 128, ATTN_KV_FP8_E4M3, true, 2, NAN_QUERY},
+        {0, 16, ATTN_KV_FP8_DS_MLA, false, 2, NAN_QUERY},
+        {0, 16, ATTN_KV_BF16, false, 5, NAN_QUERY},
+        {0, 24, ATTN_KV_BF16, false, 2, NAN_NONE, 1},
         {0, 80, ATTN_KV_FP8_E4M3, true},
         {ATTN_TERM_SOFT_CAP, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_FP8_E4M3, false},
@@ -459,36 +476,36 @@ static void term_cases(const struct kernel_sink *sink, const struct attn_mla_cap
         {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_SLIDING_WINDOW, 48, ATTN_KV_BF16, false},
         {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5},
-        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, false, 1},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, NAN_NONE, 1},
         {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_FP8_E4M3, true},
-        {0, 16, ATTN_KV_BF16, false, 3, false, 2},
-        {0, 128, ATTN_KV_FP8_E4M3, false, 3, false, 2},
-        {0, 32, ATTN_KV_BF16, false, 5, false, 2},
-        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, false, 4, false, 2},
-        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, false, 2},
-        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_BF16, false, 3, false, 2},
-        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, false, 2},
-        {0, 16, ATTN_KV_BF16, true, 4, false, 2},
-        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_FP8_E4M3, false, 5, false, 2},
-        {0, 16, ATTN_KV_FP8_DS_MLA, false, 4, false, 2},
-        {0, 16, ATTN_KV_FP8_DS_MLA, true, 4, false, 2},
+        {0, 16, ATTN_KV_BF16, false, 3, NAN_NONE, 2},
+        {0, 128, ATTN_KV_FP8_E4M3, false, 3, NAN_NONE, 2},
+        {0, 32, ATTN_KV_BF16, false, 5, NAN_NONE, 2},
+        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, false, 4, NAN_NONE, 2},
+        {ATTN_TERM_SLIDING_WINDOW, 16, ATTN_KV_BF16, false, 5, NAN_NONE, 2},
+        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_BF16, false, 3, NAN_NONE, 2},
+        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, NAN_NONE, 2},
+        {0, 16, ATTN_KV_BF16, true, 4, NAN_NONE, 2},
+        {ATTN_TERM_SLIDING_WINDOW, 24, ATTN_KV_FP8_E4M3, false, 5, NAN_NONE, 2},
+        {0, 16, ATTN_KV_FP8_DS_MLA, false, 4, NAN_NONE, 2},
+        {0, 16, ATTN_KV_FP8_DS_MLA, true, 4, NAN_NONE, 2},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_FP8_E4M3, false},
         {ATTN_TERM_SYMMETRIC_WINDOW, 16, ATTN_KV_BF16, false, 3},
         {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false},
         {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_BF16, true},
-        {0, 48, ATTN_KV_BF16, false, 1, false, 0, true},
-        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, false, 5, false, 0, true},
-        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, false, 0, true},
-        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, false, 0, true},
-        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, false, 0, true},
-        {ATTN_TERM_SLIDING_WINDOW, 128, ATTN_KV_BF16, false, 1, false, 0, true},
-        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, true, 2, false, 0, true},
-        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, true, 0, true},
-        {0, 24, ATTN_KV_BF16, false, 5, false, 1, true},
-        {0, 128, ATTN_KV_FP8_DS_V4, true, 2, false, 0, true},
-        {ATTN_TERM_SINKS, 64, ATTN_KV_FP8_DS_V4, true, 1, false, 0, true},
-        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_FP8_DS_V4, false, 2, false, 0, true},
-        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_FP8_DS_V4, false, 5, false, 0, true},
+        {0, 48, ATTN_KV_BF16, false, 1, NAN_NONE, 0, true},
+        {ATTN_TERM_SINKS, 16, ATTN_KV_FP8_E4M3, false, 5, NAN_NONE, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_BF16, false, 2, NAN_NONE, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, false, 4, NAN_NONE, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 64, ATTN_KV_BF16, true, 4, NAN_NONE, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 128, ATTN_KV_BF16, false, 1, NAN_NONE, 0, true},
+        {ATTN_TERM_SINKS, 128, ATTN_KV_BF16, true, 2, NAN_NONE, 0, true},
+        {ATTN_TERM_SOFT_CAP, 24, ATTN_KV_BF16, false, 5, NAN_ROW, 0, true},
+        {0, 24, ATTN_KV_BF16, false, 5, NAN_NONE, 1, true},
+        {0, 128, ATTN_KV_FP8_DS_V4, true, 2, NAN_NONE, 0, true},
+        {ATTN_TERM_SINKS, 64, ATTN_KV_FP8_DS_V4, true, 1, NAN_NONE, 0, true},
+        {ATTN_TERM_SLIDING_WINDOW, 64, ATTN_KV_FP8_DS_V4, false, 2, NAN_NONE, 0, true},
+        {ATTN_TERM_BIDIRECTIONAL, 16, ATTN_KV_FP8_DS_V4, false, 5, NAN_NONE, 0, true},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct mla_variant v = {sizes_within(caps, false, rows[i].nope),
