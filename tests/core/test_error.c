@@ -332,6 +332,34 @@ TEST(extension_sizes)
                      ATTN_ERROR_STRUCT_SIZE);
 }
 
+/* A copy is as large as the core knows it: zero where an older struct ends, without what a newer
+ * one adds. */
+TEST(extension_copies)
+{
+    struct {
+        struct attn_context_parallel cp;
+        uint64_t newer[2];
+    } copy, given = {.cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_OPTIONAL, sizeof given,
+                                    &given.cp.ext},
+                            .interleave = 3,
+                            .reserved = 5},
+                     .newer = {1, 2}};
+
+    memset(&copy, 0xa5, sizeof copy);
+    ext_copy(&copy.cp.ext, &given.cp.ext, sizeof copy.cp);
+    assert_int_equal(copy.cp.ext.struct_size, sizeof copy.cp);
+    assert_null(copy.cp.ext.next);
+    assert_int_equal(copy.cp.ext.flags, ATTN_EXT_OPTIONAL);
+    assert_int_equal(copy.cp.interleave, 3);
+    assert_int_equal(copy.cp.reserved, 5);
+    assert_int_equal(copy.newer[0], 0xa5a5a5a5a5a5a5a5);
+    given.cp.ext.struct_size = offsetof(struct attn_context_parallel, reserved);
+    ext_copy(&copy.cp.ext, &given.cp.ext, sizeof copy.cp);
+    assert_int_equal(copy.cp.ext.struct_size, sizeof copy.cp);
+    assert_int_equal(copy.cp.interleave, 3);
+    assert_int_equal(copy.cp.reserved, 0);
+}
+
 /* What a newer vendor says at the end of a declaration is ignored. */
 TEST(declared_sizes)
 {

@@ -195,6 +195,18 @@ static attn_status attend_codes(const struct attn_attend_args *args, struct attn
     return status == ATTN_OK ? real_kernels.quantize(&quantize, error) : status;
 }
 
+/* Whether the batch has arrays that the layer does not say, or slots without a cache. */
+static bool has_unread(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *l = args->layer;
+    const struct attn_batch *b = args->batch;
+    return (b->causal_per_request != NULL && !l->causal_per_request) ||
+           (b->tree != NULL && l->tree_mask == ATTN_TREE_NONE) ||
+           ((b->spans != NULL || b->span_start_loc != NULL || b->num_spans != 0) &&
+            !l->prefix_lm) ||
+           ((b->slot_mapping != NULL || b->num_slots != 0) && args->k_cache == NULL);
+}
+
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = check_limits(args, error);
@@ -207,6 +219,7 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         }
     }
     recorded.attends++;
+    recorded.unread += has_unread(args);
     if (args->k_cache != NULL) {
         recorded.block_size =
             args->k_cache->block_size == args->layer->block_size ? args->layer->block_size : -1;

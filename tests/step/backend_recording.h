@@ -15,6 +15,7 @@ struct recorded {
     void *stream;
     int32_t of_layer, of_run, of_batch, planned,
         planned_batch;  /* values of recorded_extension; 0: none came */
+    int32_t unread;     /* attends whose batch has arrays that their layer does not say */
     int32_t strange;    /* extensions of other ids, on layers, batches and runs */
     int32_t states;     /* states of plans that are there */
     int32_t no_state;   /* n > 0: the n-th from now is not made */

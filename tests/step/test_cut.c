@@ -115,6 +115,27 @@ TEST(test_parts_like_the_whole)
     }
 }
 
+/* Static sinks of a backend without them are seen by all queries: what the batch brings for the
+ * other keys is not handed to their attend. */
+TEST(test_sinks_without_terms)
+{
+    for (size_t i = 3; i < sizeof cases / sizeof *cases; i++) {
+        struct attn_layer_desc layer = cases[i].layer;
+        OWNED(fixture_finish) struct fixture whole, apart;
+        layer.sink_len = 3;
+        fixture_init(&whole, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);
+        fixture_init(&apart, "recording_narrow", &layer, queries, lens, REQS, 0, NULL, true);
+        cases[i].add(&whole);
+        fixture_step(&whole);
+        cases[i].add(&apart);
+        recorded_by_core()->attends = recorded_by_core()->unread = 0;
+        fixture_step(&apart);
+        assert_true(recorded_by_core()->attends >= 2);
+        assert_int_equal(recorded_by_core()->unread, 0);
+        assert_true(fixture_difference(&whole, &apart) < 3e-5);
+    }
+}
+
 /* A prefix that is attended once lies before all trees. */
 TEST(test_prefix_before_trees)
 {
