@@ -96,13 +96,13 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
 }
 
 /* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3; and of one number. */
-struct places {
+struct encoder_areas {
     size_t inputs[INPUTS], largest;
 };
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    struct places *places = plan->data[COMPOSITION_ENCODER];
+    struct encoder_areas *places = plan->data[COMPOSITION_ENCODER];
     FOR_SERVED(step, plan, COMPOSITION_ENCODER) {
         plan_area(plan, &places->largest, sizeof(float), ALWAYS);
         const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
@@ -123,7 +123,7 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
-    const struct places *places = plan->data[COMPOSITION_ENCODER];
+    const struct encoder_areas *places = plan->data[COMPOSITION_ENCODER];
     const struct instance *instance = step_instance(step);
     const int32_t *keys = plan->given.key_start_loc_host;
     const int32_t length = step->layer->selected->mm_quant->amax_history_len;
@@ -190,7 +190,7 @@ const struct composition composition_encoder = {
     .match = match,
     .composed = ATTN_COMPOSE_MM_ENCODER,
     .bind = bind,
-    .plan_bytes = sizeof(struct places),
+    .plan_bytes = sizeof(struct encoder_areas),
     .build = build,
     .choose = choose,
 };

@@ -4,16 +4,16 @@
 #define OVERRUN 0
 #endif
 
-struct kept {
+struct plan_copy {
     const int32_t *block_table;
     int32_t num_reqs, seq_lens[64];
 };
-__attribute__((unused)) static struct kept in_common; /* all plans share it */
+__attribute__((unused)) static struct plan_copy in_common; /* all plans share it */
 
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    size->host_bytes = sizeof(struct kept);
+    size->host_bytes = sizeof(struct plan_copy);
     size->device_bytes = 64;
     return ATTN_OK;
 }
@@ -21,7 +21,7 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
 static attn_status schedule(const struct attn_attend_args *args, int32_t mode,
                             struct attn_error *error)
 {
-    struct kept *kept = args->schedule_host;
+    struct plan_copy *kept = args->schedule_host;
     kept->block_table = args->batch->block_table;
     memset(args->workspace, 0, OVERRUN ? 64 + 1 : 0);
 #if defined(KEEP_LENGTHS)
@@ -44,7 +44,7 @@ __attribute__((unused)) static attn_status update(const struct attn_attend_args 
 
 static attn_status planned_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    struct kept *kept = args->schedule_host;
+    struct plan_copy *kept = args->schedule_host;
     struct attn_batch batch = *args->batch;
     struct attn_attend_args changed = *args;
     changed.batch = &batch;

@@ -36,7 +36,7 @@ struct trial {
     bool split; /* else every rank has all queries */
 };
 
-struct side {
+struct rank_part {
     struct shard shard;
     int32_t starts[6], own[5];
     int64_t slots[MAX_TOKENS];
@@ -58,7 +58,7 @@ static int32_t rank_of(int32_t i, int32_t queries, int32_t ranks, int32_t order)
     return part < ranks ? part : parts - 1 - part;
 }
 
-static void side_bind(struct side *s, struct fixture *f, const struct trial *t)
+static void rank_part_bind(struct rank_part *s, struct fixture *f, const struct trial *t)
 {
     const struct attn_context_parallel cp = EXTENSION(
         attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = t->heads,
@@ -72,7 +72,7 @@ static void side_bind(struct side *s, struct fixture *f, const struct trial *t)
 }
 
 /* This rank's rows of the fixture's batch. */
-static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
+static void rank_part_cut(struct rank_part *s, struct fixture *f, const struct trial *t)
 {
     int64_t row = f->layer.head_size, kv = f->layer.num_kv_heads;
     for (int32_t r = 0; r < f->batch.num_reqs; r++) {
@@ -116,7 +116,7 @@ static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
                   .out = &s->tensors[3], .lse = &s->tensors[4]);
 }
 
-static double difference(const struct side *s, const struct fixture *f)
+static double difference(const struct rank_part *s, const struct fixture *f)
 {
     double most = 0;
     int64_t row = HQ * f->layer.head_size, tokens = f->batch.num_tokens;
@@ -134,32 +134,32 @@ static double difference(const struct side *s, const struct fixture *f)
     return most;
 }
 
-static struct side *side_init(struct fixture *f, const struct trial *t,
-                              const struct attn_layer_desc *desc)
+static struct rank_part *rank_part_init(struct fixture *f, const struct trial *t,
+                                        const struct attn_layer_desc *desc)
 {
-    struct side *s = calloc(1, sizeof *s);
+    struct rank_part *s = calloc(1, sizeof *s);
     fixture_init(f, "cpu_ref", desc, batches[t->which].queries, batches[t->which].lens,
                  batches[t->which].num_reqs, 0, NULL, true);
     int32_t head_rank = t->heads != NULL ? t->heads->rank : 0;
     for (int64_t i = 0; i < (int64_t)f->batch.num_tokens * HQ * f->layer.head_size; i++) {
         f->q[i] += 0.01f * (float)(i % 7 * head_rank); /* this rank's own heads */
     }
-    side_bind(s, f, t);
-    side_cut(s, f, t);
+    rank_part_bind(s, f, t);
+    rank_part_cut(s, f, t);
     return s;
 }
 
-static void side_finish(struct side *s, struct fixture *f)
+static void rank_part_finish(struct rank_part *s, struct fixture *f)
 {
     shard_finish(&s->shard, f);
     free(s);
     fixture_finish(f);
 }
 
-static void hold(const struct trial *t, const struct attn_layer_desc *desc)
+static void check_trial(const struct trial *t, const struct attn_layer_desc *desc)
 {
     struct fixture f;
-    struct side *s = side_init(&f, t, desc);
+    struct rank_part *s = rank_part_init(&f, t, desc);
     fixture_step(&f);
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(s->out, 0xff, sizeof s->out);
@@ -180,7 +180,7 @@ static void hold(const struct trial *t, const struct attn_layer_desc *desc)
     assert_true(d < BOUND);
     /* padding is not written: the row after the last stays as it was */
     assert_true(isnan(s->out[(int64_t)s->num_rows * HQ * f.layer.head_size]));
-    side_finish(s, &f);
+    rank_part_finish(s, &f);
 }
 
 TEST(test_whole_cache)
@@ -199,7 +199,7 @@ TEST(test_whole_cache)
         for (int32_t order = 0; order < 2; order++) {
             for (size_t i = 0; i < sizeof descs / sizeof *descs; i++) {
                 const struct trial t = {which, ranks, NULL, order, 1, 1, i + 2 > which};
-                hold(&t, &descs[i]);
+                check_trial(&t, &descs[i]);
             }
         }
     }
@@ -215,15 +215,15 @@ TEST(test_spread_cache)
                                                  .num_kv_heads = 1 + i % 2,
                                                  .has_sinks = i % 3 == 1};
             struct trial t = {which, ranks, self, i / 3, interleaves[i % 3], i % 2, true};
-            hold(&t, &desc);
+            check_trial(&t, &desc);
             t.split = false;
-            hold(&t, &desc);
+            check_trial(&t, &desc);
             if (head_pair != NULL) {
                 t.rows = row_pair;
                 t.heads = head_pair;
-                hold(&t, &desc);
+                check_trial(&t, &desc);
                 t.split = true;
-                hold(&t, &desc);
+                check_trial(&t, &desc);
             }
         }
     }
@@ -234,7 +234,7 @@ TEST(test_refused_batches)
     const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const struct trial t = {1, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
-    struct side *s = side_init(&f, &t, &desc);
+    struct rank_part *s = rank_part_init(&f, &t, &desc);
     struct attn_batch batch = s->batch;
     batch.seq_lens_host = NULL;
     INVALID(&f.error, "seq_lens_host", f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
@@ -252,7 +252,7 @@ TEST(test_refused_batches)
     batch = s->batch;
     batch.block_table_row = s->starts;
     INVALID(&f.error, "block_table_row", f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error));
-    side_finish(s, &f);
+    rank_part_finish(s, &f);
 }
 
 /* Reasons name what a layer asks for that split queries do not go with. */
@@ -261,7 +261,7 @@ TEST(test_refused_layers)
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     const struct trial t = {0, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
-    struct side *s = side_init(&f, &t, &plain);
+    struct rank_part *s = rank_part_init(&f, &t, &plain);
     for (int32_t i = 0; i < 4; i++) {
         const struct attn_context_parallel cp =
             EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL,
@@ -280,7 +280,7 @@ TEST(test_refused_layers)
         assert_non_null(strstr(f.error.message, "context_parallel"));
         assert_non_null(strstr(f.error.message, asked[i]));
     }
-    side_finish(s, &f);
+    rank_part_finish(s, &f);
 }
 
 int main(int argc, char **argv)

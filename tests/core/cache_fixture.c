@@ -19,19 +19,19 @@ attn_status fixture_open(void)
     return attn_get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL);
 }
 
-attn_runtime *place_create(struct place *place, const char *path, attn_status expected)
+attn_runtime *home_create(struct cache_home *home, const char *path, attn_status expected)
 {
-    const struct attn_host host = meter_host(&place->meter);
+    const struct attn_host host = meter_host(&home->meter);
     struct attn_runtime_options options = client_options(path);
     options.host = &host;
-    options.cache_dir = place->cache;
+    options.cache_dir = home->cache;
     options.log_level = 1 + ATTN_LOG_WARN;
     options.isolation = -1;
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     const attn_status status = api->runtime_create(&options, &runtime, &error);
-    if (place->meter.fail_at > 0) {
-        place->meter.log[0] = '\0';
+    if (home->meter.fail_at > 0) {
+        home->meter.log[0] = '\0';
     }
     if (status != expected) {
         fail_msg("status %d, %s: %s", status, error.field, error.message);
@@ -58,28 +58,28 @@ void copy_file(const char *from, const char *to)
     assert_int_equal(rename(temporary, to), 0);
 }
 
-int place_setup(void **state)
+int home_setup(void **state)
 {
-    struct place *place = calloc(1, sizeof *place);
-    snprintf(place->folder, sizeof place->folder, "/tmp/attn_cache_XXXXXX");
-    assert_non_null(mkdtemp(place->folder));
-    snprintf(place->plugin, sizeof place->plugin, "%s/attn_x.so", place->folder);
-    snprintf(place->cache, sizeof place->cache, "%s/deep/cache", place->folder);
-    copy_file(PLUGIN("rich"), place->plugin);
-    *state = place;
+    struct cache_home *home = calloc(1, sizeof *home);
+    snprintf(home->folder, sizeof home->folder, "/tmp/attn_cache_XXXXXX");
+    assert_non_null(mkdtemp(home->folder));
+    snprintf(home->plugin, sizeof home->plugin, "%s/attn_x.so", home->folder);
+    snprintf(home->cache, sizeof home->cache, "%s/deep/cache", home->folder);
+    copy_file(PLUGIN("rich"), home->plugin);
+    *state = home;
     return 0;
 }
 
-int place_entries(const struct place *place, void (*each)(const char *path))
+int home_entries(const struct cache_home *home, void (*each)(const char *path))
 {
-    DIR *directory = opendir(place->cache);
+    DIR *directory = opendir(home->cache);
     const struct dirent *entry = NULL;
     int count = 0;
     while (directory != NULL && (entry = readdir(directory)) != NULL) {
         char path[512];
         if (strncmp(entry->d_name, "probe-", 6) == 0) {
             assert_int_equal(strlen(entry->d_name), 22); /* nothing half-written stays */
-            snprintf(path, sizeof path, "%s/%s", place->cache, entry->d_name);
+            snprintf(path, sizeof path, "%s/%s", home->cache, entry->d_name);
             count++;
             if (each != NULL) {
                 each(path);
@@ -97,26 +97,26 @@ void drop_entry(const char *path)
     assert_int_equal(unlink(path), 0);
 }
 
-int place_teardown(void **state)
+int home_teardown(void **state)
 {
-    struct place *place = *state;
+    struct cache_home *home = *state;
     char path[128];
-    place_entries(place, drop_entry);
-    rmdir(place->cache);
-    snprintf(path, sizeof path, "%s/deep", place->folder);
+    home_entries(home, drop_entry);
+    rmdir(home->cache);
+    snprintf(path, sizeof path, "%s/deep", home->folder);
     rmdir(path);
-    unlink(place->plugin);
-    assert_int_equal(rmdir(place->folder), 0);
-    free(place);
+    unlink(home->plugin);
+    assert_int_equal(rmdir(home->folder), 0);
+    free(home);
     return 0;
 }
 
-void place_start(struct place *place, attn_status expected, const char *says, bool asked)
+void home_start(struct cache_home *home, attn_status expected, const char *says, bool asked)
 {
     int status = -1;
     const pid_t pid = fork();
     if (pid == 0) {
-        attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
+        attn_runtime *runtime = home_create(home, home->plugin, ATTN_OK);
         const struct plugin *plugin = &runtime->plugins[0];
         if (plugin->status != expected || (plugin->table != NULL) != asked ||
             (strstr(plugin->reason, says) == NULL && strcmp(plugin->name, says) != 0)) {
@@ -131,8 +131,8 @@ void place_start(struct place *place, attn_status expected, const char *says, bo
     assert_int_equal(status, 0);
 }
 
-void place_warm_up(struct place *place)
+void home_warm_up(struct cache_home *home)
 {
-    place_start(place, ATTN_OK, "rich", true);
-    assert_int_equal(place_entries(place, NULL), 1);
+    home_start(home, ATTN_OK, "rich", true);
+    assert_int_equal(home_entries(home, NULL), 1);
 }

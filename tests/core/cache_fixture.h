@@ -13,7 +13,7 @@
 #define MAX_BYTES 65536
 
 /* The meter's log has what the core warned of. */
-struct place {
+struct cache_home {
     char folder[64];
     char plugin[96];
     char cache[128];
@@ -25,25 +25,25 @@ extern const struct attn_api *api;
 /* Opens the api; for main. */
 attn_status fixture_open(void);
 
-/* Set-up and tear-down of each test: *state is a struct place whose plugin file is a copy of
+/* Set-up and tear-down of each test: *state is a struct cache_home whose plugin file is a copy of
  * `rich`. */
-int place_setup(void **state);
-int place_teardown(void **state);
-#define PLACE_TEST(name) TEST_WITH(struct place, place, name, place_setup, place_teardown)
+int home_setup(void **state);
+int home_teardown(void **state);
+#define HOME_TEST(name) TEST_WITH(struct cache_home, home, name, home_setup, home_teardown)
 
 /* A runtime with the plugins of `path`, probed in this process. */
-attn_runtime *place_create(struct place *place, const char *path, attn_status expected);
+attn_runtime *home_create(struct cache_home *home, const char *path, attn_status expected);
 
 /* A start in another process, since this one keeps what it has loaded: the status that the plugin
  * has to get, a part of its reason or its name, and whether its code is asked. */
-void place_start(struct place *place, attn_status expected, const char *says, bool asked);
+void home_start(struct cache_home *home, attn_status expected, const char *says, bool asked);
 /* The same, of a plugin that is not in the cache yet. */
-void place_warm_up(struct place *place);
+void home_warm_up(struct cache_home *home);
 
 /* Replaces `to` by a copy, as an installer does. */
 void copy_file(const char *from, const char *to);
 /* Calls `each`, if not NULL, with every record on file; returns how many there are. */
-int place_entries(const struct place *place, void (*each)(const char *path));
+int home_entries(const struct cache_home *home, void (*each)(const char *path));
 void drop_entry(const char *path);
 
 #endif

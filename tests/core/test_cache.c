@@ -57,10 +57,10 @@ static void same_caps(const struct attn_backend_caps *a, const struct attn_backe
 }
 
 /* Where the record of a plugin lies. */
-static void entry_of(struct place *place, const char *plugin, char path[512])
+static void entry_of(struct cache_home *home, const char *plugin, char path[512])
 {
     const struct machine machine = machine_read();
-    snprintf(path, 512, "%s/probe-%016llx", place->cache,
+    snprintf(path, 512, "%s/probe-%016llx", home->cache,
              (unsigned long long)hash_string(machine.name, plugin));
     assert_int_equal(access(path, R_OK), 0);
 }
@@ -110,22 +110,22 @@ TEST(cut_files_are_not_read)
     unlink(path);
 }
 
-PLACE_TEST(warm_start_loads_nothing)
+HOME_TEST(warm_start_loads_nothing)
 {
     const struct attn_plugin *table = NULL;
     attn_runtime *warm = NULL;
     attn_runtime *live = NULL;
-    place_warm_up(place);
-    warm = place_create(place, place->plugin, ATTN_OK);
-    assert_false(test_maps(place->plugin));
+    home_warm_up(home);
+    warm = home_create(home, home->plugin, ATTN_OK);
+    assert_false(test_maps(home->plugin));
     assert_null(warm->plugins[0].table);
-    live = place_create(place, PLUGIN("rich"), ATTN_OK); /* another path: probed here */
+    live = home_create(home, PLUGIN("rich"), ATTN_OK); /* another path: probed here */
     assert_non_null(live->plugins[0].table);
     same_runtime(warm, live);
     assert_ok(runtime_plugin_table(warm, 0, &table, NULL));
     assert_string_equal(table->name, "rich");
-    assert_true(test_maps(place->plugin));
-    assert_string_equal(place->meter.log, "");
+    assert_true(test_maps(home->plugin));
+    assert_string_equal(home->meter.log, "");
     api->runtime_destroy(warm);
     api->runtime_destroy(live);
 }
@@ -162,19 +162,19 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
 }
 
 /* The inner selection gets the reason why it cannot have the plugin, and the outer one has it. */
-PLACE_TEST(log_may_select)
+HOME_TEST(log_may_select)
 {
     const struct attn_layer_desc layer = layer_decoder("only", 2, 2, 64, 16);
     const struct attn_layer_desc *const layers[] = {&layer};
     struct selecting_log log = {.layers = layers};
     const struct attn_host host = SIZED(attn_host, .user = &log, .log = select_from_log);
-    struct attn_runtime_options options = client_options(place->plugin);
+    struct attn_runtime_options options = client_options(home->plugin);
     options.host = &host;
-    options.cache_dir = place->cache;
+    options.cache_dir = home->cache;
     options.log_level = 1 + ATTN_LOG_DEBUG;
     options.isolation = -1;
     attn_assignment *assignment = NULL;
-    place_warm_up(place);
+    home_warm_up(home);
     assert_ok(api->runtime_create(&options, &log.runtime, NULL));
     assert_ok(api->select(log.runtime, NULL, layers, 1, &assignment, NULL));
     assert_int_equal(log.calls, 1);
@@ -184,68 +184,68 @@ PLACE_TEST(log_may_select)
 }
 
 /* A folder of LD_LIBRARY_PATH in which a library has arrived: what was on file may not hold. */
-PLACE_TEST(other_libraries_are_another_state)
+HOME_TEST(other_libraries_are_another_state)
 {
     const struct timespec times[2] = {{1, 0}, {1, 0}};
     char folder[80];
-    snprintf(folder, sizeof folder, "%s/lib", place->folder);
+    snprintf(folder, sizeof folder, "%s/lib", home->folder);
     assert_int_equal(mkdir(folder, 0700), 0);
     assert_int_equal(setenv("LD_LIBRARY_PATH", folder, 1), 0);
-    place_warm_up(place);
-    place_start(place, ATTN_OK, "rich", false);
+    home_warm_up(home);
+    home_start(home, ATTN_OK, "rich", false);
     assert_int_equal(utimensat(AT_FDCWD, folder, times, 0), 0);
-    place_start(place, ATTN_OK, "rich", true);
+    home_start(home, ATTN_OK, "rich", true);
     assert_int_equal(unsetenv("LD_LIBRARY_PATH"), 0);
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* A build of this library that has taken another's place, by its file's time of change. */
-PLACE_TEST(another_build_is_another_state)
+/* A build of this library that has taken another's home, by its file's time of change. */
+HOME_TEST(another_build_is_another_state)
 {
     char own[PATH_MAX];
     struct stat info;
     assert_true(core_file(own));
     assert_int_equal(stat(own, &info), 0);
-    place_warm_up(place);
-    place_start(place, ATTN_OK, "rich", false);
+    home_warm_up(home);
+    home_start(home, ATTN_OK, "rich", false);
     if (chmod(own, info.st_mode & 07777) != 0) {
         skip(); /* installed by another user */
     }
-    place_start(place, ATTN_OK, "rich", true);
-    assert_int_equal(place_entries(place, NULL), 1);
+    home_start(home, ATTN_OK, "rich", true);
+    assert_int_equal(home_entries(home, NULL), 1);
 }
 
 /* Two names of one file, each with the record of the other. */
-PLACE_TEST(records_are_of_their_file)
+HOME_TEST(records_are_of_their_file)
 {
-    struct place other = *place;
+    struct cache_home other = *home;
     char paths[2][512];
-    snprintf(other.plugin, sizeof other.plugin, "%s/attn_y.so", place->folder);
-    assert_int_equal(link(place->plugin, other.plugin), 0);
-    place_warm_up(place);
-    entry_of(place, place->plugin, paths[0]);
-    place_start(&other, ATTN_OK, "rich", true);
+    snprintf(other.plugin, sizeof other.plugin, "%s/attn_y.so", home->folder);
+    assert_int_equal(link(home->plugin, other.plugin), 0);
+    home_warm_up(home);
+    entry_of(home, home->plugin, paths[0]);
+    home_start(&other, ATTN_OK, "rich", true);
     entry_of(&other, other.plugin, paths[1]);
-    place_start(&other, ATTN_OK, "rich", false);
+    home_start(&other, ATTN_OK, "rich", false);
     copy_file(paths[0], paths[1]);
-    place_start(&other, ATTN_OK, "rich", true);
+    home_start(&other, ATTN_OK, "rich", true);
     assert_int_equal(unlink(other.plugin), 0);
 }
 
 /* A plugin whose isolation is ordered is probed in isolation or refused: neither a record nor this
  * process replaces it. There is no scanner next to a test. */
-PLACE_TEST(ordered_isolation_is_had)
+HOME_TEST(ordered_isolation_is_had)
 {
-    struct attn_runtime_options options = client_options(place->plugin);
-    options.cache_dir = place->cache;
+    struct attn_runtime_options options = client_options(home->plugin);
+    options.cache_dir = home->cache;
     options.log_level = 1 + ATTN_LOG_ERROR;
     options.isolation = 1;
     for (int32_t cold = 0; cold < 2; cold++) {
         attn_runtime *runtime = NULL;
         if (cold) {
-            place_entries(place, drop_entry);
+            home_entries(home, drop_entry);
         } else {
-            place_warm_up(place);
+            home_warm_up(home);
         }
         assert_ok(api->runtime_create(&options, &runtime, NULL));
         assert_int_equal(runtime->plugins[0].status, ATTN_ERROR_IO);
@@ -293,29 +293,29 @@ static void make_ancient(const char *path)
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-PLACE_TEST(choices_of_devices_lie_side_by_side)
+HOME_TEST(choices_of_devices_lie_side_by_side)
 {
-    place_warm_up(place);
+    home_warm_up(home);
     assert_int_equal(setenv("CUDA_VISIBLE_DEVICES", "3", 1), 0);
-    api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
+    api->runtime_destroy(home_create(home, home->plugin, ATTN_OK));
     assert_int_equal(unsetenv("CUDA_VISIBLE_DEVICES"), 0);
-    assert_int_equal(place_entries(place, NULL), 2);
-    assert_string_equal(place->meter.log, "");
-    place_entries(place, make_ancient);
-    assert_int_equal(chmod(place->plugin, 0600), 0);
-    api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
-    assert_int_equal(place_entries(place, NULL), 1); /* the other one has expired */
+    assert_int_equal(home_entries(home, NULL), 2);
+    assert_string_equal(home->meter.log, "");
+    home_entries(home, make_ancient);
+    assert_int_equal(chmod(home->plugin, 0600), 0);
+    api->runtime_destroy(home_create(home, home->plugin, ATTN_OK));
+    assert_int_equal(home_entries(home, NULL), 1); /* the other one has expired */
 }
 
-PLACE_TEST(other_name_is_refused)
+HOME_TEST(other_name_is_refused)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
-    copy_file(PLUGIN("changes_name"), place->plugin);
-    place_start(place, ATTN_OK, "first_name", true);
+    copy_file(PLUGIN("changes_name"), home->plugin);
+    home_start(home, ATTN_OK, "first_name", true);
     assert_int_equal(setenv("HOSTILE_SECOND", "1", 1), 0);
-    runtime = place_create(place, place->plugin, ATTN_OK);
+    runtime = home_create(home, home->plugin, ATTN_OK);
     assert_string_equal(runtime->plugins[0].name, "first_name");
     assert_int_equal(runtime_plugin_table(runtime, 0, &table, &error), ATTN_ERROR_PLUGIN);
     assert_null(table);
@@ -323,52 +323,52 @@ PLACE_TEST(other_name_is_refused)
     assert_string_equal(error.message,
                         "is second_name 1.0 of tests now; it was first_name 1.0 of tests "
                         "when it was probed");
-    assert_int_equal(place_entries(place, NULL), 0); /* the next start asks it again */
+    assert_int_equal(home_entries(home, NULL), 0); /* the next start asks it again */
     api->runtime_destroy(runtime);
-    runtime = place_create(place, place->plugin, ATTN_OK);
+    runtime = home_create(home, home->plugin, ATTN_OK);
     assert_string_equal(runtime->plugins[0].name, "second_name");
     assert_ok(runtime_plugin_table(runtime, 0, &table, &error));
     api->runtime_destroy(runtime);
     assert_int_equal(unsetenv("HOSTILE_SECOND"), 0);
 }
 
-PLACE_TEST(exchanged_file_is_refused)
+HOME_TEST(exchanged_file_is_refused)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_plugin *table = NULL;
     attn_runtime *runtime = NULL;
-    place_warm_up(place);
-    runtime = place_create(place, place->plugin, ATTN_OK);
-    copy_file(PLUGIN("none"), place->plugin);
+    home_warm_up(home);
+    runtime = home_create(home, home->plugin, ATTN_OK);
+    copy_file(PLUGIN("none"), home->plugin);
     REFUSED_AS(ATTN_ERROR_PLUGIN, &error, "file", runtime_plugin_table(runtime, 0, &table, &error));
     assert_non_null(strstr(error.message, "has changed since it was probed"));
-    assert_false(test_maps(place->plugin));
+    assert_false(test_maps(home->plugin));
     api->runtime_destroy(runtime);
 }
 
 /* The loader would answer with the old code, and the cache would keep that as the new file's. */
-PLACE_TEST(loaded_path_is_not_mistaken)
+HOME_TEST(loaded_path_is_not_mistaken)
 {
-    attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
+    attn_runtime *runtime = home_create(home, home->plugin, ATTN_OK);
     api->runtime_destroy(runtime);
-    copy_file(PLUGIN("none"), place->plugin);
-    runtime = place_create(place, place->plugin, ATTN_OK);
+    copy_file(PLUGIN("none"), home->plugin);
+    runtime = home_create(home, home->plugin, ATTN_OK);
     assert_int_equal(runtime->plugins[0].status, ATTN_ERROR_IO);
     assert_non_null(strstr(runtime->plugins[0].reason, "only a new process can load it"));
     api->runtime_destroy(runtime);
 }
 
-PLACE_TEST(no_cache_is_no_fault)
+HOME_TEST(no_cache_is_no_fault)
 {
-    struct place other = *place;
+    struct cache_home other = *home;
     const struct attn_runtime_options relative =
         SIZED(attn_runtime_options, .cache_dir = "cache", .ignore_environment = 1);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
     other.cache[0] = '\0';
-    api->runtime_destroy(place_create(&other, place->plugin, ATTN_OK));
-    snprintf(other.cache, sizeof other.cache, "%s/below", place->plugin); /* a file, no folder */
-    runtime = place_create(&other, place->plugin, ATTN_OK);
+    api->runtime_destroy(home_create(&other, home->plugin, ATTN_OK));
+    snprintf(other.cache, sizeof other.cache, "%s/below", home->plugin); /* a file, no folder */
+    runtime = home_create(&other, home->plugin, ATTN_OK);
     assert_int_equal(runtime->num_backends, 2);
     api->runtime_destroy(runtime);
     assert_string_equal(other.meter.log, "");
@@ -377,7 +377,7 @@ PLACE_TEST(no_cache_is_no_fault)
 }
 
 /* Cold starts of many processes write over each other all the time; each sees whole files only. */
-PLACE_TEST(many_processes_at_once)
+HOME_TEST(many_processes_at_once)
 {
     pid_t pids[8];
     int status = -1;
@@ -385,12 +385,12 @@ PLACE_TEST(many_processes_at_once)
         pids[i] = fork();
         if (pids[i] == 0) {
             for (int j = 0; j < 40; j++) {
-                attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
-                if (runtime->num_backends != 2 || place->meter.log[0] != '\0') {
+                attn_runtime *runtime = home_create(home, home->plugin, ATTN_OK);
+                if (runtime->num_backends != 2 || home->meter.log[0] != '\0') {
                     _exit(1);
                 }
                 if (j % 4 == i % 4) {
-                    cache_forget(runtime, place->plugin);
+                    cache_forget(runtime, home->plugin);
                 }
                 api->runtime_destroy(runtime);
             }
@@ -403,24 +403,24 @@ PLACE_TEST(many_processes_at_once)
     }
 }
 
-PLACE_TEST(every_allocation_fails_in_turn)
+HOME_TEST(every_allocation_fails_in_turn)
 {
     for (int warm = 0; warm < 2; warm++) {
         long calls = 0;
-        place_entries(place, warm ? NULL : drop_entry);
-        place->meter.calls = place->meter.fail_at = 0;
-        api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
-        calls = place->meter.calls;
-        assert_int_equal(place->meter.alive, 0);
+        home_entries(home, warm ? NULL : drop_entry);
+        home->meter.calls = home->meter.fail_at = 0;
+        api->runtime_destroy(home_create(home, home->plugin, ATTN_OK));
+        calls = home->meter.calls;
+        assert_int_equal(home->meter.alive, 0);
         for (long i = 1; i <= calls; i++) {
-            place_entries(place, warm ? NULL : drop_entry);
-            place->meter.calls = 0;
-            place->meter.fail_at = i;
-            assert_null(place_create(place, place->plugin, ATTN_ERROR_OUT_OF_MEMORY));
-            assert_int_equal(place->meter.alive, 0);
+            home_entries(home, warm ? NULL : drop_entry);
+            home->meter.calls = 0;
+            home->meter.fail_at = i;
+            assert_null(home_create(home, home->plugin, ATTN_ERROR_OUT_OF_MEMORY));
+            assert_int_equal(home->meter.alive, 0);
         }
-        place->meter.fail_at = 0;
-        api->runtime_destroy(place_create(place, place->plugin, ATTN_OK));
+        home->meter.fail_at = 0;
+        api->runtime_destroy(home_create(home, home->plugin, ATTN_OK));
     }
 }
 

@@ -116,7 +116,7 @@ static const struct attn_tensor *weight(struct mla *m, int32_t which, void *data
 {
     shaped_set(&m->weight[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c}, NULL);
     m->weight[which].tensor.dtype = dtype;
-    m->weight[which].tensor.data = (uint8_t *)data - 4; /* of a larger buffer */
+    m->weight[which].tensor.data = (uint8_t *)data - 4; /* within a larger buffer */
     m->weight[which].tensor.byte_offset = 4;
     return &m->weight[which].tensor;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `dispatch`: a run through the core next to calls of the kernels alone, in time and in
  * instructions. */
-#include "direct.h"
+#include "without_core.h"
 
 #include <linux/perf_event.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ enum way { WAY_RUN, WAY_DIRECT, NUM_WAYS };
 static const char *const way_names[] = {"run", "direct"};
 
 struct direct_calls {
-    struct direct direct;
+    struct plugin_kernels plugin;
     struct attn_layer_desc layer;
     struct attn_limits limits;
     struct attn_attend_args attend;
@@ -35,7 +35,7 @@ struct direct_calls {
 static attn_status call_kernels(void *user, int32_t copy, struct attn_error *error)
 {
     struct direct_calls *calls = user;
-    const struct attn_kernels *kernels = calls->direct.kernels;
+    const struct attn_kernels *kernels = calls->plugin.kernels;
     attn_status status = ATTN_OK;
     if (calls->write.k != NULL) {
         status = kernels->write_kv(&calls->write, error);
@@ -54,7 +54,7 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
     layer->block_size = measured->layer.spec.block_size;
     layer->head_size_v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
     calls->attend =
-        SIZED(attn_attend_args, .instance = calls->direct.instance, .layer = layer,
+        SIZED(attn_attend_args, .instance = calls->plugin.instance, .layer = layer,
               .params = measured->params, .batch = batch, .k_cache = &measured->io[0].k_view,
               .v_cache = &measured->io[0].v_view, .stream = measured->session->stream,
               .flags = ATTN_RUN_NO_WRITE, .phase = measured->phase, .q = io->q, .k = io->k,
@@ -62,7 +62,7 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
     calls->limits = client_limits(batch->num_reqs, batch->num_tokens, batch->max_query_len,
                                   batch->max_seq_len, (int32_t)measured->table_stride);
     if (measured->shape.value[PARAMETER_WRITE] != 0) {
-        calls->write = SIZED(attn_write_kv_args, .instance = calls->direct.instance, .layer = layer,
+        calls->write = SIZED(attn_write_kv_args, .instance = calls->plugin.instance, .layer = layer,
                              .params = measured->params, .k_cache = calls->attend.k_cache,
                              .v_cache = calls->attend.v_cache, .slot_mapping = batch->slot_mapping,
                              .num_slots = batch->num_slots, .stream = measured->session->stream,
@@ -74,7 +74,7 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
 static attn_status plan_calls(struct direct_calls *calls, struct memory *memory,
                               struct attn_error *error)
 {
-    const struct attn_kernels *kernels = calls->direct.kernels;
+    const struct attn_kernels *kernels = calls->plugin.kernels;
     struct attn_attend_args *attend = &calls->attend;
     struct attn_schedule_size size = {.struct_size = sizeof size};
     attn_status status = planned_prepare(kernels, attend, &calls->limits, &size, error);
@@ -101,10 +101,10 @@ void direct_calls_destroy(struct direct_calls *calls)
     if (calls == NULL) {
         return;
     }
-    if (calls->direct.kernels != NULL) {
-        planned_release(calls->direct.kernels, &calls->attend);
+    if (calls->plugin.kernels != NULL) {
+        planned_release(calls->plugin.kernels, &calls->attend);
     }
-    direct_close(&calls->direct);
+    plugin_kernels_close(&calls->plugin);
     free(calls->schedule_host);
     free(calls);
 }
@@ -120,7 +120,7 @@ const struct work *direct_calls_create(struct direct_calls **made, struct measur
     calls->work =
         (struct work){.host_only = true, .num_copies = 1, .run = call_kernels, .user = calls};
     attn_status status =
-        direct_open(&calls->direct, measured->session, measured->choice.backend, error);
+        plugin_kernels_open(&calls->plugin, measured->session, measured->choice.backend, error);
     if (status == ATTN_OK) {
         set_arguments(calls, measured);
         status = plan_calls(calls, &measured->memory, error);

@@ -10,7 +10,7 @@
 #include "common/command.h"
 #include "common/names.h"
 #include "baseline.h"
-#include "direct.h"
+#include "without_core.h"
 #include "peer_file.h"
 #include "report.h"
 #include "measured.h"

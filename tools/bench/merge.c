@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
  */
-#include "direct.h"
+#include "without_core.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ enum { PREFIX_OUT, PREFIX_LSE, SUFFIX_OUT, SUFFIX_LSE, OUT, LSE, NUM_TENSORS };
 
 struct merge {
     struct session *session;
-    struct direct direct;
+    struct plugin_kernels plugin;
     struct memory memory;
     int64_t num_rows;
     struct shaped (*tensors)[NUM_TENSORS]; /* each copy's */
@@ -30,12 +30,12 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     struct merge *merge = user;
     const struct shaped *t = merge->tensors[copy];
     const struct attn_merge_states_args args =
-        SIZED(attn_merge_states_args, .instance = merge->direct.instance,
+        SIZED(attn_merge_states_args, .instance = merge->plugin.instance,
               .stream = merge->session->stream, .prefix_out = &t[PREFIX_OUT].tensor,
               .prefix_lse = &t[PREFIX_LSE].tensor, .suffix_out = &t[SUFFIX_OUT].tensor,
               .suffix_lse = &t[SUFFIX_LSE].tensor, .out = &t[OUT].tensor, .lse = &t[LSE].tensor,
               .num_rows = merge->num_rows, .num_rows_with_prefix = merge->num_rows);
-    return merge->direct.kernels->merge_states(&args, error);
+    return merge->plugin.kernels->merge_states(&args, error);
 }
 
 /* The variant of the named backend, or of any, that would prefill best. */
@@ -118,7 +118,7 @@ struct merge *merge_create(struct result *result, struct session *session, const
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, result, error);
     attn_status status =
-        index < 0 ? error->status : direct_open(&merge->direct, session, index, error);
+        index < 0 ? error->status : plugin_kernels_open(&merge->plugin, session, index, error);
     status = status ? status : make_tensors(merge, &result->shape, error);
     if (status != ATTN_OK) {
         error->status = status;
@@ -138,7 +138,7 @@ void merge_destroy(struct merge *merge)
     if (merge == NULL) {
         return;
     }
-    direct_close(&merge->direct);
+    plugin_kernels_close(&merge->plugin);
     memory_finish(&merge->memory);
     free(merge->tensors);
     free(merge);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A backend of a session's runtime without the core: its plugin's entry, an instance, its kernels,
  * and services as the core's own for them; and what is measured of that. */
-#ifndef BENCH_DIRECT_H
-#define BENCH_DIRECT_H
+#ifndef BENCH_WITHOUT_CORE_H
+#define BENCH_WITHOUT_CORE_H
 
 #include <attn/plugin.h>
 
@@ -10,7 +10,7 @@
 #include "measured.h"
 #include "report.h"
 
-struct direct {
+struct plugin_kernels {
     struct attn_host host;
     struct host_services services;
     const struct attn_plugin *plugin;
@@ -18,10 +18,11 @@ struct direct {
     const struct attn_kernels *kernels;
 };
 
-/* `index` of the runtime's backend. Not to be moved; due to direct_close even after a failure. */
-attn_status direct_open(struct direct *direct, const struct session *session, int32_t index,
-                        struct attn_error *error);
-void direct_close(struct direct *direct);
+/* `index` of the runtime's backend. Not to be moved; due to plugin_kernels_close even after a
+ * failure. */
+attn_status plugin_kernels_open(struct plugin_kernels *direct, const struct session *session,
+                                int32_t index, struct attn_error *error);
+void plugin_kernels_close(struct plugin_kernels *direct);
 
 /* merge.c: merge_states of two outputs, which only the core calls otherwise. */
 struct merge;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "direct.h"
+#include "without_core.h"
 
 #include "common/command.h"
 #include "host/host.h"
 #include "support/client.h"
 
-static attn_status start_services(struct direct *direct, int32_t num_threads,
+static attn_status start_services(struct plugin_kernels *direct, int32_t num_threads,
                                   struct attn_error *error)
 {
     num_threads = num_threads > 0 ? num_threads : 1;
@@ -19,12 +19,12 @@ static attn_status start_services(struct direct *direct, int32_t num_threads,
     return ATTN_OK;
 }
 
-attn_status direct_open(struct direct *direct, const struct session *session, int32_t index,
-                        struct attn_error *error)
+attn_status plugin_kernels_open(struct plugin_kernels *direct, const struct session *session,
+                                int32_t index, struct attn_error *error)
 {
     struct attn_backend_info backend = {.struct_size = sizeof backend};
     struct attn_plugin_info file = {.struct_size = sizeof file};
-    *direct = (struct direct){.plugin = NULL};
+    *direct = (struct plugin_kernels){.plugin = NULL};
     session->api->backend_info(session->runtime, index, &backend);
     session->api->plugin_info(session->runtime, backend.plugin, &file);
     attn_status status =
@@ -39,11 +39,11 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
     return status;
 }
 
-void direct_close(struct direct *direct)
+void plugin_kernels_close(struct plugin_kernels *direct)
 {
     if (direct->instance != NULL) {
         direct->plugin->destroy(direct->instance);
     }
     pool_destroy(direct->services.pool);
-    *direct = (struct direct){.plugin = NULL};
+    *direct = (struct plugin_kernels){.plugin = NULL};
 }
