@@ -76,8 +76,7 @@ struct run_tensors *run_tensors(struct trial *t, const struct geometry *g, int64
     struct run_tensors *r = calloc(1, sizeof *r);
     const bool latent = g->hk == 0;
     const uint32_t own = 900 + (uint32_t)t->rank->ranks->rank;
-    r->io = (struct attn_step_io){.struct_size = sizeof r->io,
-                                  .flags = attends ? 0 : ATTN_RUN_NO_ATTEND};
+    r->io = SIZED(attn_step_io, .flags = attends ? 0 : ATTN_RUN_NO_ATTEND);
     r->k = random_rows(t, g->dtype, seed, tokens, g->hk, latent ? LATENT : g->d, 4, r->shapes[0]);
     r->v = random_rows(t, g->dtype, seed + 1, tokens, g->hk, latent ? ROPE : g->d, 2, r->shapes[1]);
     if (attends) {
@@ -94,8 +93,7 @@ struct run_tensors *run_tensors(struct trial *t, const struct geometry *g, int64
         r->io.out = &r->out, r->io.lse = &r->lse;
     }
     if (latent) {
-        r->mla = (struct attn_io_mla){
-            .ext = {ATTN_EXT_IO_MLA, 0, sizeof r->mla, NULL}, .kv_c = &r->k, .k_pe = &r->v};
+        r->mla = EXTENSION(attn_io_mla, ATTN_EXT_IO_MLA, NULL, .kv_c = &r->k, .k_pe = &r->v);
         if (attends) {
             r->q_pe = random_rows(t, g->dtype, own + 50, tokens, g->hq, ROPE, 1, r->shapes[5]);
             r->mla.q_nope = &r->q, r->mla.q_pe = &r->q_pe;
@@ -113,9 +111,9 @@ static bool bind_weights(struct trial *t, const struct geometry *g, attn_layer *
     int64_t shape[3];
     struct attn_tensor rows =
         random_rows(t, g->dtype, 7, (int64_t)g->hq * 2 * g->d, 0, LATENT, 0.04f, shape);
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
-                                       .kv_b_proj = &rows};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    struct attn_mla_weights weights =
+        EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &rows);
+    struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     TRY(t, t->api->layer_bind_params(layer, &params, &t->error));
     return true;
 }
@@ -124,30 +122,20 @@ bool planned_layer_init(struct trial *t, struct planned_layer *s)
 {
     const struct geometry *g = &s->geometry;
     const bool latent = g->hk == 0;
-    const struct attn_mla_desc mla = {
-        .ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, s->cp != NULL ? &s->cp->ext : NULL},
-        .kv_lora_rank = LATENT,
-        .qk_nope_head_dim = g->d,
-        .qk_rope_head_dim = ROPE,
-        .v_head_dim = g->d,
-        .absorb_in_core = 1};
-    const struct attn_layer_desc desc = {.struct_size = sizeof desc,
-                                         .next = latent ? &mla.ext : mla.ext.next,
-                                         .name = "layer",
-                                         .kind = latent ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER,
-                                         .causal = 1,
-                                         .dtype = g->dtype,
-                                         .num_q_heads = g->hq,
-                                         .num_kv_heads = latent ? 1 : g->hk,
-                                         .head_size = latent ? LATENT + ROPE : g->d,
-                                         .head_size_v = latent ? g->d : 0,
-                                         .scale = 0.1f,
-                                         .block_size = g->block,
-                                         .needs_lse = 1};
+    const struct attn_mla_desc mla =
+        EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, s->cp != NULL ? &s->cp->ext : NULL,
+                  .kv_lora_rank = LATENT, .qk_nope_head_dim = g->d, .qk_rope_head_dim = ROPE,
+                  .v_head_dim = g->d, .absorb_in_core = 1);
+    const struct attn_layer_desc desc =
+        SIZED(attn_layer_desc, .next = latent ? &mla.ext : mla.ext.next, .name = "layer",
+              .kind = latent ? ATTN_LAYER_MLA : ATTN_LAYER_DECODER, .causal = 1, .dtype = g->dtype,
+              .num_q_heads = g->hq, .num_kv_heads = latent ? 1 : g->hk,
+              .head_size = latent ? LATENT + ROPE : g->d, .head_size_v = latent ? g->d : 0,
+              .scale = 0.1f, .block_size = g->block, .needs_lse = 1);
     const struct attn_layer_desc *layers[] = {&desc};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = {ATTN_DEVICE_CUDA, t->rank->ranks->rank},
-                                                .backend = "cuda_flash"};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = {ATTN_DEVICE_CUDA, t->rank->ranks->rank},
+              .backend = "cuda_flash");
     const int64_t blocks = (int64_t)g->reqs * g->blocks;
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
@@ -192,14 +180,11 @@ static bool find_slots(struct trial *t, const struct planned_layer *s, const int
         for (int32_t i = 0; i < count; i++) {
             positions[i] = first[r] + i;
         }
-        const struct attn_rank_keys keys = {.struct_size = sizeof keys,
-                                            .rank = me,
-                                            .world_size = n,
-                                            .interleave = s->cp != NULL ? s->cp->interleave : 1,
-                                            .block_size = g->block,
-                                            .positions = positions,
-                                            .num_positions = count,
-                                            .block_row = t->tables + (size_t)r * (size_t)g->blocks};
+        const struct attn_rank_keys keys =
+            SIZED(attn_rank_keys, .rank = me, .world_size = n,
+                  .interleave = s->cp != NULL ? s->cp->interleave : 1, .block_size = g->block,
+                  .positions = positions, .num_positions = count,
+                  .block_row = t->tables + (size_t)r * (size_t)g->blocks);
         TRY(t, t->api->context_parallel_slots(&keys, slots + starts[r], &t->error));
     }
     return true;
@@ -215,19 +200,15 @@ bool planned_layer_plan(struct trial *t, struct planned_layer *s, const int32_t 
         return false;
     }
     size_t tables = (size_t)g->reqs * (size_t)g->blocks * sizeof *t->tables;
-    const struct attn_batch batch = {
-        .struct_size = sizeof batch,
-        .num_reqs = g->reqs,
-        .num_tokens = starts[g->reqs],
-        .num_actual_tokens = starts[g->reqs],
-        .query_start_loc = trial_keep(t, starts, (size_t)(g->reqs + 1) * sizeof *starts),
-        .query_start_loc_host = starts,
-        .seq_lens = trial_keep(t, end, (size_t)g->reqs * sizeof *end),
-        .seq_lens_host = end,
-        .block_table = trial_keep(t, t->tables, tables),
-        .block_table_stride = g->blocks,
-        .slot_mapping = trial_keep(t, slots, (size_t)starts[g->reqs] * sizeof *slots),
-        .num_slots = starts[g->reqs]};
+    const struct attn_batch batch =
+        SIZED(attn_batch, .num_reqs = g->reqs, .num_tokens = starts[g->reqs],
+              .num_actual_tokens = starts[g->reqs],
+              .query_start_loc = trial_keep(t, starts, (size_t)(g->reqs + 1) * sizeof *starts),
+              .query_start_loc_host = starts,
+              .seq_lens = trial_keep(t, end, (size_t)g->reqs * sizeof *end), .seq_lens_host = end,
+              .block_table = trial_keep(t, t->tables, tables), .block_table_stride = g->blocks,
+              .slot_mapping = trial_keep(t, slots, (size_t)starts[g->reqs] * sizeof *slots),
+              .num_slots = starts[g->reqs]);
     TRY(t, t->api->plan_batch(s->plan, &batch, t->rank->stream, &t->error));
     return true;
 }

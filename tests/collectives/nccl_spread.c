@@ -151,11 +151,10 @@ void check_spread(struct rank *rank)
             const struct kind *kind = &kinds[i % KINDS];
             const struct geometry g = {HQ,         kind->latent ? 0 : HK, D, BLOCK, BLOCKS, REQS,
                                        kind->dtype};
-            const struct attn_context_parallel cp = {
-                .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-                .decode = kind->windows ? rank->ranks : &plain,
-                .interleave = interleaves[i / KINDS],
-                .reduce = kind->reduce};
+            const struct attn_context_parallel cp =
+                EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL,
+                          .decode = kind->windows ? rank->ranks : &plain,
+                          .interleave = interleaves[i / KINDS], .reduce = kind->reduce);
             if (kind->windows && !has_windows(rank->ranks)) {
                 continue;
             }

@@ -112,7 +112,7 @@ attn_status fixture_select(struct fixture *fixture, const char *text,
                            const struct attn_layer_desc *layers, int32_t count,
                            attn_assignment **assignment, struct attn_error *error)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = text};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = text);
     return fixture_select_by(fixture, &options, layers, count, assignment, error);
 }
 

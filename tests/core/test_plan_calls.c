@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core/step: the calls that a batch is split into. */
 #include "plan_fixture.h"
+#include "support/client.h"
 
 TEST(decodes_and_prefills_are_two_calls)
 {
@@ -98,8 +99,8 @@ TEST(sinks_next_to_two_calls)
     int64_t shape[3];
     struct attn_layer_desc layer = fake_layer("a");
     const struct attn_tensor sink = fake_tensor(keys, shape, 5, 2);
-    const struct attn_layer_params params = {
-        .struct_size = sizeof params, .sink_k = &sink, .sink_v = &sink};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .sink_k = &sink, .sink_v = &sink);
     layer.sink_len = 5;
     sink_params = &params;
     OWNED(planned_end) struct planned *b = planned_of(layer, false, merge);

@@ -15,6 +15,7 @@
 #include "host/conformance.h"
 #include "host/measurement.h"
 #include "select_fixture.h"
+#include "support/client.h"
 #include "support/test.h"
 #include "util/hash.h"
 
@@ -156,8 +157,8 @@ static const char *chosen_conformant(const struct rank_files *files, char *file)
     static char text[128];
     struct attn_layer_desc layer = fixture_layer("l");
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "conformant", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .backend = "conformant", .flags = ATTN_SELECT_KEEP_UNSERVED);
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_reason reason = {.struct_size = sizeof reason};
     struct fixture f;

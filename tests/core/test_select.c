@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select_fixture.h"
+#include "support/client.h"
 
 /* What every CASE begins with. */
 static struct fixture f;
@@ -45,7 +46,7 @@ static attn_status select_by(const struct attn_select_options *options,
 
 static attn_status select_as(const char *text, const struct attn_layer_desc *layers, int32_t count)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = text};
+    const struct attn_select_options options = SIZED(attn_select_options, .backend = text);
     return select_by(&options, layers, count);
 }
 
@@ -148,8 +149,8 @@ CASE(test_orders_wishes_exclusions)
 CASE(test_refused_order)
 {
     struct attn_layer_desc layer = fixture_layer("model.layers.7");
-    struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "alpha", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_select_options options =
+        SIZED(attn_select_options, .backend = "alpha", .flags = ATTN_SELECT_KEEP_UNSERVED);
     struct attn_reason reason = {.struct_size = sizeof reason};
     int32_t verdict = -1, count = -1;
     layer.head_size = 72;
@@ -178,8 +179,8 @@ CASE(test_refused_order)
 CASE(test_step_allocation)
 {
     struct attn_layer_desc layer = fixture_layer("layer");
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .backend = "", .flags = ATTN_SELECT_NO_STEP_ALLOCATION);
     fixture_add(&f, "alpha", "", 2)->features |= ATTN_FEATURE_STEP_ALLOCATES;
     chooses("", &layer, 1, NULL, "alpha");
     assert_int_equal(select_by(&options, &layer, 1), ATTN_ERROR_NO_BACKEND);
@@ -322,8 +323,8 @@ CASE(test_parts_of_blocks)
     }
     /* a size that needs no cut is preferred among those that an engine offers */
     static const int32_t offered[] = {192, 32};
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .block_sizes = offered, .num_block_sizes = 2};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .block_sizes = offered, .num_block_sizes = 2);
     layer.block_size = 0;
     assert_ok(select_by(&options, &layer, 1));
     assert_int_equal(a->layers[0].phases[D].choice.block_size, 32);
@@ -397,7 +398,7 @@ TEST(test_two_runtimes)
 static attn_status import(const char *text, const struct attn_layer_desc *layers, int32_t count,
                           attn_assignment **made)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .import_text = text};
+    const struct attn_select_options options = SIZED(attn_select_options, .import_text = text);
     return fixture_select_by(&f, &options, layers, count, made, &error);
 }
 
@@ -599,8 +600,7 @@ CASE(test_blocks_of_a_shared_cache)
 CASE(test_devices)
 {
     struct attn_layer_desc layer = fixture_layer("l");
-    struct attn_select_options options = {.struct_size = sizeof options,
-                                          .device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_select_options options = SIZED(attn_select_options, .device = {ATTN_DEVICE_CPU, 0});
     int32_t verdict = -1;
     fixture_add(&f, "cpu", "", 1);
     fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};

@@ -118,8 +118,7 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
 
 static void change_kernels(struct attn_kernels *kernels)
 {
-    *kernels = (struct attn_kernels){
-        .struct_size = sizeof *kernels, .attend = attend, .write_kv = write_kv};
+    *kernels = SIZED(attn_kernels, .attend = attend, .write_kv = write_kv);
 }
 
 static attn_status declare_backends(const struct attn_probe_sink *sink,

@@ -67,15 +67,10 @@ static attn_status gather_kv(const struct attn_gather_kv_args *a, struct attn_er
 
 static void change_kernels(struct attn_kernels *kernels)
 {
-    *kernels = (struct attn_kernels){.struct_size = sizeof *kernels,
-                                     .attend = attend,
-                                     .write_kv = real_kernels.write_kv,
-                                     .merge_states = real_kernels.merge_states,
-                                     .attend_mla = attend_mla,
-                                     .gather_kv = gather_kv,
-                                     .batched_gemm = real_kernels.batched_gemm,
-                                     .schedule_size = schedule_size,
-                                     .schedule = plan};
+    *kernels = SIZED(attn_kernels, .attend = attend, .write_kv = real_kernels.write_kv,
+                     .merge_states = real_kernels.merge_states, .attend_mla = attend_mla,
+                     .gather_kv = gather_kv, .batched_gemm = real_kernels.batched_gemm,
+                     .schedule_size = schedule_size, .schedule = plan);
 }
 
 static attn_status declare_backends(const struct attn_probe_sink *sink,

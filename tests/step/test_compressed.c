@@ -71,8 +71,8 @@ static struct compressed *open_runtime(const struct setting *s)
 
 static void bind(struct compressed *c)
 {
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = c->s->sinks ? c->sinks : NULL};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .sinks = c->s->sinks ? c->sinks : NULL);
     OPEN_LAYER(c, c->s->backend, &c->described);
     c->own = client_memory((size_t)BLOCKS * BLOCK * D * 4);
     c->rows = client_memory((size_t)ROW_BLOCKS * ROW_BLOCK * D * 4);

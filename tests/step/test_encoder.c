@@ -34,8 +34,8 @@ struct encoder {
 
 static attn_status try_bind(struct encoder *e, const struct attn_mm_encoder_state *state)
 {
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .next = state != NULL ? &state->ext : NULL};
+    const struct attn_layer_params params =
+        SIZED(attn_layer_params, .next = state != NULL ? &state->ext : NULL);
     return api->layer_bind_params(api->model_layer(e->model, 0), &params, &e->error);
 }
 

@@ -102,9 +102,8 @@ attn_status measured_choose(struct measured *measured, const char *backend, stru
     struct attn_layer_desc *layers = calloc((size_t)measured->num_layers, sizeof *layers);
     const struct attn_layer_desc **pointers =
         calloc((size_t)measured->num_layers, sizeof *pointers);
-    struct attn_select_options options = {.struct_size = sizeof options,
-                                          .device = session->device.device,
-                                          .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_select_options options = SIZED(
+        attn_select_options, .device = session->device.device, .flags = ATTN_SELECT_KEEP_UNSERVED);
     char order[512];
     attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
     if (backend != NULL) {

@@ -12,6 +12,7 @@
 #include "common/names.h"
 #include "common/seconds.h"
 #include "host/measurement.h"
+#include "support/client.h"
 
 #define TOO_SLOW 4.0 /* times the fastest: not measured in larger buckets */
 #define BUCKETS 3
@@ -288,13 +289,12 @@ static char (*choose(const struct tuning *tuning, const struct session *session,
                      struct attn_error *error))[160]
 {
     const struct attn_api *api = session->api;
-    const struct attn_runtime_options settings = {.struct_size = sizeof settings,
-                                                  .cache_dir = measured ? NULL : "",
-                                                  .num_threads = session->options->threads};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = session->device.device,
-                                                .backend = "",
-                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_runtime_options settings =
+        SIZED(attn_runtime_options, .cache_dir = measured ? NULL : "",
+              .num_threads = session->options->threads);
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = session->device.device, .backend = "",
+              .flags = ATTN_SELECT_KEEP_UNSERVED);
     const int32_t num_layers = tuning->config.num_layers;
     const struct attn_layer_desc **layers = calloc((size_t)num_layers, sizeof *layers);
     char(*names)[160] = calloc((size_t)tuning->count, sizeof *names);

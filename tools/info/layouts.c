@@ -6,6 +6,7 @@
 #include <attn/draft/layout.h>
 
 #include "common/device.h"
+#include "support/client.h"
 
 #define NUM_BLOCKS 2 /* so that distances between blocks are known */
 
@@ -17,8 +18,8 @@ static attn_status bind_memory(const struct attn_api *api, attn_layer *layer,
                                struct attn_error *error)
 {
     int64_t blocks[ATTN_MAX_CACHES];
-    struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .num_blocks = NUM_BLOCKS, .device = device->device};
+    struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .num_blocks = NUM_BLOCKS, .device = device->device);
     attn_status status = device_take(device, false, NUM_BLOCKS * (size_t)specs[0].padded_page_bytes,
                                      &taken[0], error);
     for (int32_t i = 0; i < num_caches && status == ATTN_OK; i++) {
@@ -38,7 +39,7 @@ static attn_status read_layout(const struct attn_api *api, attn_layer *layer,
                                const struct attn_layer_desc *desc, const struct device *device,
                                char *id, char *text, struct attn_error *error)
 {
-    const struct attn_layout_side side = {.struct_size = sizeof side, .layer = layer, .desc = desc};
+    const struct attn_layout_side side = SIZED(attn_layout_side, .layer = layer, .desc = desc);
     struct attn_cache_spec specs[ATTN_MAX_CACHES];
     void *taken[1 + ATTN_MAX_CACHES] = {NULL};
     const int32_t count = api->layer_num_caches(layer);

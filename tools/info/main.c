@@ -20,6 +20,7 @@
 #include "host/measurement.h"
 #include "info/layouts.h"
 #include "info/lock.h"
+#include "support/client.h"
 #include "util/hash.h"
 
 static const char usage[] =
@@ -648,8 +649,8 @@ static attn_status select_model(struct info *info, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .device = info->device, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .device = info->device, .flags = ATTN_SELECT_KEEP_UNSERVED);
     model_config_warn(&info->config, "attn-info", info->options.model);
     return model_config_select(&info->config, info->api, info->runtime, &options, &info->assignment,
                                error);

@@ -41,7 +41,7 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
                   (int64_t[]){rows, m->kv_lora_rank});
     struct attn_mla_weights weights =
         EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &kv_b.tensor);
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 

@@ -85,8 +85,8 @@ int32_t client_refuses(const struct attn_api *api, attn_runtime *runtime,
                        const struct attn_layer_desc *layer, int32_t phase, const char *backend,
                        const struct attn_reason *wanted)
 {
-    const struct attn_select_options options = {
-        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_select_options options =
+        SIZED(attn_select_options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED);
     attn_assignment *assignment;
     int32_t found = 0;
     if (api->select(runtime, &options, &layer, 1, &assignment, NULL) != ATTN_OK) {
@@ -136,8 +136,8 @@ attn_status client_views(const struct attn_api *api, attn_layer *layer, void *ba
                          int64_t num_blocks, struct attn_kv_view *k, struct attn_kv_view *v,
                          struct attn_error *error)
 {
-    const struct attn_cache_memory memory = {
-        .struct_size = sizeof memory, .base = base, .num_blocks = num_blocks};
+    const struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = base, .num_blocks = num_blocks);
     attn_status status = api->layer_bind_memory(layer, &memory, error);
     if (status == ATTN_OK || status == ATTN_ERROR_ORDER) {
         status = api->layer_cache_view(layer, 0, k, error);
@@ -149,7 +149,7 @@ attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t 
                          struct attn_cache_spec *spec, void **cache, struct attn_error *error)
 {
     struct attn_cache_spec own;
-    struct attn_cache_memory memory = {.struct_size = sizeof memory, .num_blocks = num_blocks};
+    struct attn_cache_memory memory = SIZED(attn_cache_memory, .num_blocks = num_blocks);
     *cache = NULL;
     attn_status status = client_spec(api, layer, &own, error);
     if (spec != NULL) {

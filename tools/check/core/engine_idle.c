@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/names.h"
+#include "support/client.h"
 #include "support/number.h"
 #include "core/core_cases.h"
 #include "core/engine.h"
@@ -44,8 +45,7 @@ static attn_status plan_idle(const struct idle_run *run, const struct idle_way *
                              struct attn_error *error)
 {
     const struct attn_batch *whole = &run->copy->binding.batch;
-    struct attn_batch batch = {
-        .struct_size = sizeof batch, .mode = way->mode, .num_tokens = whole->num_tokens};
+    struct attn_batch batch = SIZED(attn_batch, .mode = way->mode, .num_tokens = whole->num_tokens);
     if (way->requests) {
         batch = *whole;
         batch.mode = way->mode;

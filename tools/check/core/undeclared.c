@@ -54,13 +54,11 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
     for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         attn_prepared *prepared = NULL;
         attn_status status = ATTN_OK;
-        const struct attn_supports_args asked = {
-            .struct_size = sizeof asked, .caps = &tested->caps, .layer = layer, .phase = phase};
-        const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
-                                                       .instance = tested->instance,
-                                                       .layer = layer,
-                                                       .params = &params,
-                                                       .phase = phase};
+        const struct attn_supports_args asked =
+            SIZED(attn_supports_args, .caps = &tested->caps, .layer = layer, .phase = phase);
+        const struct attn_prepare_args prepare_args =
+            SIZED(attn_prepare_args, .instance = tested->instance, .layer = layer,
+                  .params = &params, .phase = phase);
         if (tested->plugin->supports != NULL) {
             status = tested->plugin->supports(&asked, &sink, &error);
         }

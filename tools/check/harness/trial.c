@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/trial.h"
+#include "support/client.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -70,8 +71,8 @@ bool trial_supports(struct trial *trial, const struct backend *backend,
                     const struct attn_layer_desc *layer, int32_t phase)
 {
     struct attn_reason_sink sink = {sizeof sink, NULL, trial, refuse};
-    const struct attn_supports_args args = {
-        .struct_size = sizeof args, .caps = &backend->caps, .layer = layer, .phase = phase};
+    const struct attn_supports_args args =
+        SIZED(attn_supports_args, .caps = &backend->caps, .layer = layer, .phase = phase);
     trial->message[0] = '\0';
     return backend->plugin->supports == NULL ||
            (backend->plugin->supports(&args, &sink, NULL) == ATTN_OK && trial->message[0] == '\0');
