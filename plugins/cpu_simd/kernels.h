@@ -247,7 +247,7 @@ struct decays_args {
 
 /* An operand of a product, in the layout of the kernels that made it. */
 struct product_operand {
-    void *memory;     /* 4 bytes for each element, 6 for whole_products, aligned to 64 */
+    void *memory;     /* 4 bytes for each element, aligned to 64 */
     const void *data; /* set by the kernels: `memory`, or the rows themselves */
     int64_t stride;   /* elements from a row, or block of rows, of data to the next */
     int32_t
@@ -440,8 +440,6 @@ struct variant {
     const struct product_kernels *products;
     /* faster, with operands of 16 bits a number; NULL: none */
     const struct product_kernels *split_products;
-    /* as exact as `products`, with the left operands of split_products; NULL: none */
-    const struct product_kernels *whole_products;
     const struct code_kernels *codes;
     const struct block_kernels *blocks; /* [2]: of 4 bits, of 8 */
     int (*enter)(void); /* once per worker and call, before any other kernel; NULL: nothing to do */

@@ -50,9 +50,9 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(d, (size_t)(1 + GDN_CHUNK) * GDN_CHUNK);
     PLACE(group_kk, (size_t)GDN_CHUNK * WALK_TOKENS);
     PLACE(group_qk, (size_t)GDN_CHUNK * WALK_TOKENS);
-    PLACE(q_left.memory, GDN_CHUNK * depth / 2 * 3);
-    PLACE(k_left.memory, GDN_CHUNK * depth / 2 * 3);
-    PLACE(kt_right.memory, GDN_CHUNK * depth / 2 * 3);
+    PLACE(q_left.memory, GDN_CHUNK * depth);
+    PLACE(k_left.memory, GDN_CHUNK * depth);
+    PLACE(kt_right.memory, GDN_CHUNK * depth);
     PLACE(kt_left.memory, GDN_CHUNK * depth);
     PLACE(by_q_left.memory, GDN_CHUNK * GDN_CHUNK);
     PLACE(by_r_left.memory, GDN_CHUNK * GDN_CHUNK);

@@ -2,8 +2,8 @@
 /* Rules with a gate per head in chunks, on the transpose of the state: with walk kernels by groups
  * of tokens (gdn_walk.c), else by products. The products of a chunk of C tokens and a head, Dk = Dv
  * = D, are 6 C D^2 FLOPs with the state and 3 C^2 D between tokens, by split_products where
- * activations have 16 bits, and 2 C^2 D / heads over one key head in float32. With operands rounded
- * to bf16 each of these products fails the error bound of some layer.
+ * activations have 16 bits, and 2 C^2 D / heads over one key head. With operands rounded to bf16
+ * each of these products fails the error bound of some layer.
  *
  * One chunk, with D[t][j] the decay from after token j to token t, E[t] that from the chunk's
  * beginning, and S the state before it:
@@ -27,19 +27,12 @@ static const struct product_kernels *products_of(const struct gdn *gdn)
     return rounded ? variant->split_products : variant->products;
 }
 
-/* products with the same left operands */
-static const struct product_kernels *whole_products_of(const struct gdn *gdn)
-{
-    const struct variant *variant = gdn_variant(gdn);
-    return products_of(gdn) == variant->products ? variant->products : variant->whole_products;
-}
-
-/* kk and qk, in full float32 precision. The output of a request's first token is its value times
- * one such product; where key and query are nearly orthogonal, nothing compensates an error of the
- * product. A token's product with itself is a sum of short sums, as in a step. */
+/* kk and qk. The output of a request's first token is its value times one product of a key and its
+ * query; where they are nearly orthogonal, nothing compensates an error of the product. So a
+ * token's product with itself has float32's precision. */
 static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct product_kernels *whole = whole_products_of(gdn);
+    const struct product_kernels *products = products_of(gdn);
     struct product_args args = {
         .stride = GDN_CHUNK, .right = &s->kt_right, .by = s->ones, .k = s->depth};
     for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
@@ -47,10 +40,10 @@ static void multiply_keys(const struct gdn *gdn, int32_t count, struct gdn_scrat
         args.n = args.first + TRIANGLE_ROWS;
         args.out = s->kk;
         args.left = &s->k_left;
-        whole->multiply(&args);
+        products->multiply(&args);
         args.out = s->qk;
         args.left = &s->q_left;
-        whole->multiply(&args);
+        products->multiply(&args);
     }
     for (int32_t t = 0; t < count; t++) {
         const int64_t row = (int64_t)t * s->depth;
@@ -67,11 +60,11 @@ static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *
     }
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
     plain->pack_keys(s->kt, keys, count, padded, s->depth);
-    const struct product_kernels *whole = whole_products_of(gdn);
-    whole->left(&s->q_left, s->q, s->depth, count, s->depth);
-    whole->left(&s->k_left, s->k, s->depth, count, s->depth);
-    whole->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded, NULL);
-    products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
+    const struct product_kernels *products = products_of(gdn);
+    products->left(&s->q_left, s->q, s->depth, count, s->depth);
+    products->left(&s->k_left, s->k, s->depth, count, s->depth);
+    products->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded, NULL);
+    products->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
     multiply_keys(gdn, count, s);
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of floats by tiles: an operand is two or three bf16, each what those before it round
- * off. Of two parts' four products the three larger are summed, which loses 2^-16 of a product; of
- * three parts' nine the six larger, which loses what a float32 loses. Operands lie in the order in
- * which they are read, as blocks of two tiles of each part, the largest first. Left ones [m / 32][k
- * / 32][part][2][16][32], right ones [k / 32][n / 32][part][2][16][16][2] with pairs along k.
+/* Products of floats by tiles: an operand is two bf16, the second what the first rounds off. Of the
+ * four products the three larger are summed, which loses 2^-16 of a product. Operands lie in the
+ * order in which they are read, as blocks of two tiles of each part, the larger first. Left ones
+ * [m / 32][k / 32][part][2][16][32], right ones [k / 32][n / 32][part][2][16][16][2] with pairs
+ * along k.
  *
- * 32 x 32 of the result and 32 of k: 12 tdpbf16ps (192 cycles) on 8 tile loads (64); 24 on 16. */
+ * 32 x 32 of the result and 32 of k: 12 tdpbf16ps (192 cycles) on 8 tile loads (64). */
 #ifndef CPU_SIMD_AMX_PRODUCTS_H
 #define CPU_SIMD_AMX_PRODUCTS_H
 
@@ -19,51 +19,35 @@ INLINE __m512 amx_upper(__m512 x)
     return _mm512_castsi512_ps(_mm512_and_si512(bits, kept));
 }
 
-enum { PART = 2 * TILE_ELEMENTS }; /* rows of a block */
+enum { PART = 2 * TILE_ELEMENTS, PARTS = 2 * PART }; /* a part of a block, and both */
 
-/* x, y and what each part rounds off */
-INLINE void amx_left_parts(uint16_t *out, __m512 x, __m512 y, const int32_t parts)
+/* x and y, and what their upper parts round off */
+INLINE void amx_left_parts(uint16_t *out, __m512 x, __m512 y)
 {
-#pragma GCC unroll 2
-    for (int32_t i = 1; i < parts; i++, out += PART) {
-        __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
-        x = _mm512_sub_ps(x, upper_x);
-        y = _mm512_sub_ps(y, upper_y);
-        _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(upper_y, upper_x));
-    }
-    _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-}
-
-INLINE void amx_left_of(struct product_operand *operand, const float *rows, int64_t stride,
-                        int32_t m, int32_t k, const int32_t parts)
-{
-    operand->data = operand->memory;
-    operand->block = parts * PART;
-    operand->stride = (int64_t)k / UNIT * operand->block;
-    for (int32_t i = 0; i < m; i++, rows += stride) {
-        uint16_t *out =
-            (uint16_t *)operand->memory + i / UNIT * operand->stride + i % UNIT * (int64_t)UNIT;
-        for (int32_t p = 0; p < k; p += UNIT, out += parts * PART) {
-            amx_left_parts(out, _mm512_loadu_ps(rows + p), _mm512_loadu_ps(rows + p + 16), parts);
-        }
-    }
+    const __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
+    _mm512_store_si512(out, (__m512i)_mm512_cvtne2ps_pbh(upper_y, upper_x));
+    x = _mm512_sub_ps(x, upper_x);
+    y = _mm512_sub_ps(y, upper_y);
+    _mm512_store_si512(out + PART, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
 
 static void amx_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
                      int32_t k)
 {
-    amx_left_of(operand, rows, stride, m, k, 2);
-}
-
-static void amx_whole_left(struct product_operand *operand, const float *rows, int64_t stride,
-                           int32_t m, int32_t k)
-{
-    amx_left_of(operand, rows, stride, m, k, 3);
+    operand->data = operand->memory;
+    operand->block = PARTS;
+    operand->stride = (int64_t)k / UNIT * PARTS;
+    for (int32_t i = 0; i < m; i++, rows += stride) {
+        uint16_t *out =
+            (uint16_t *)operand->memory + i / UNIT * operand->stride + i % UNIT * (int64_t)UNIT;
+        for (int32_t p = 0; p < k; p += UNIT, out += PARTS) {
+            amx_left_parts(out, _mm512_loadu_ps(rows + p), _mm512_loadu_ps(rows + p + 16));
+        }
+    }
 }
 
 /* 16 columns of two rows as pairs, where by is not NULL each row times its own */
-INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const float *by,
-                      const int32_t parts)
+INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const float *by)
 {
     const __m512i in_turn =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -73,45 +57,31 @@ INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const 
         x = _mm512_mul_ps(x, _mm512_set1_ps(by[0]));
         y = _mm512_mul_ps(y, _mm512_set1_ps(by[1]));
     }
-#pragma GCC unroll 2
-    for (int32_t i = 1; i < parts; i++, out += PART) {
-        __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
-        x = _mm512_sub_ps(x, upper_x);
-        y = _mm512_sub_ps(y, upper_y);
-        _mm512_store_si512(out, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(upper_x), 16),
-                                                _mm512_castps_si512(upper_y)));
-    }
-    _mm512_store_si512(out, _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
-}
-
-INLINE void amx_right_of(struct product_operand *operand, const float *rows, int64_t stride,
-                         int32_t first, int32_t k, int32_t n, const float *by, const int32_t parts)
-{
-    operand->data = operand->memory;
-    operand->block = parts * PART;
-    operand->stride = (int64_t)n / UNIT * operand->block;
-    for (int32_t p = first; p < k; p += 2) {
-        uint16_t *out =
-            (uint16_t *)operand->memory + p / UNIT * operand->stride + p % UNIT / 2 * (int64_t)UNIT;
-        const float *even = rows + p * stride, *odd = even + stride;
-        for (int32_t j = 0; j < n; j += UNIT, out += parts * PART) {
-            const float *factors = by != NULL ? by + p : NULL;
-            amx_pairs(out, even + j, odd + j, factors, parts);
-            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, factors, parts);
-        }
-    }
+    const __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
+    _mm512_store_si512(out, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(upper_x), 16),
+                                            _mm512_castps_si512(upper_y)));
+    x = _mm512_sub_ps(x, upper_x);
+    y = _mm512_sub_ps(y, upper_y);
+    _mm512_store_si512(out + PART,
+                       _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
 }
 
 static void amx_right(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
                       int32_t k, int32_t n, const float *by)
 {
-    amx_right_of(operand, rows, stride, first, k, n, by, 2);
-}
-
-static void amx_whole_right(struct product_operand *operand, float *rows, int64_t stride,
-                            int32_t first, int32_t k, int32_t n, const float *by)
-{
-    amx_right_of(operand, rows, stride, first, k, n, by, 3);
+    operand->data = operand->memory;
+    operand->block = PARTS;
+    operand->stride = (int64_t)n / UNIT * PARTS;
+    for (int32_t p = first; p < k; p += 2) {
+        uint16_t *out =
+            (uint16_t *)operand->memory + p / UNIT * operand->stride + p % UNIT / 2 * (int64_t)UNIT;
+        const float *even = rows + p * stride, *odd = even + stride;
+        const float *factors = by != NULL ? by + p : NULL;
+        for (int32_t j = 0; j < n; j += UNIT, out += PARTS) {
+            amx_pairs(out, even + j, odd + j, factors);
+            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, factors);
+        }
+    }
 }
 
 #define AMX_FOUR                                                                                   \
@@ -150,8 +120,8 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
         if (rest->packed != NULL && i % 2 == 1) {
             uint16_t *pairs = rest->packed + i % UNIT / 2 * UNIT;
             const float *even = out - args->stride;
-            amx_pairs(pairs, even, out, NULL, 2);
-            amx_pairs(pairs + TILE_ELEMENTS, even + 16, out + 16, NULL, 2);
+            amx_pairs(pairs, even, out, NULL);
+            amx_pairs(pairs + TILE_ELEMENTS, even + 16, out + 16, NULL);
         }
     }
     rest->i = i;
@@ -219,41 +189,7 @@ INLINE void amx_product(float *sums, const uint16_t *a, int64_t a_step, const ui
     }
 }
 
-/* Products of three parts, the smaller products first, so that a sum rounds like its largest terms.
- */
-INLINE void amx_whole_product(float *sums, const uint16_t *a, int64_t a_step, const uint16_t *b,
-                              int64_t b_step, int32_t k, struct amx_rest *rest)
-{
-    const int32_t shares = 4 * (k / UNIT), rows = (UNIT + shares - 1) / shares;
-    const uint16_t *first_a = a, *first_b = b;
-    tiles_and_memory();
-    for (int32_t p = 0; p < k; p += UNIT, a += a_step, b += b_step) {
-        if (p == 0) {
-            amx_begin(sums, a + 2 * PART, b);
-        } else {
-            AMX_A(2)
-            AMX_B(0)
-            AMX_FOUR
-        }
-        AMX_A(1)
-        AMX_GO_ON
-        AMX_B(1)
-        AMX_GO_ON
-        AMX_A(0)
-        AMX_GO_ON
-        AMX_B(2)
-        AMX_GO_ON
-    }
-    a = first_a;
-    b = first_b;
-    for (int32_t p = 0; p < k; p += UNIT, a += a_step, b += b_step) {
-        AMX_A(0)
-        AMX_B(0)
-        AMX_FOUR
-    }
-}
-
-INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
+static void amx_multiply(const struct product_args *args)
 {
     _Alignas(64) float sums[UNIT * UNIT];
     const struct product_operand *left = args->left, *right = args->right;
@@ -264,11 +200,7 @@ INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
     for (int32_t i = args->first; i < end; i += UNIT, a += left->stride) {
         const uint16_t *b = right->data;
         for (int32_t j = 0; j < args->n; j += UNIT, b += right->block) {
-            if (whole) {
-                amx_whole_product(sums, a, left->block, b, right->stride, args->k, &rest);
-            } else {
-                amx_product(sums, a, left->block, b, right->stride, args->k, &rest);
-            }
+            amx_product(sums, a, left->block, b, right->stride, args->k, &rest);
             rest = (struct amx_rest){.sums = sums,
                                      .args = args,
                                      .out = args->out + i * args->stride + j,
@@ -292,18 +224,6 @@ INLINE void amx_multiply_by(const struct product_args *args, const bool whole)
 #undef AMX_B
 #undef AMX_GO_ON
 
-static void amx_multiply(const struct product_args *args)
-{
-    amx_multiply_by(args, false);
-}
-
-static void amx_whole_multiply(const struct product_args *args)
-{
-    amx_multiply_by(args, true);
-}
-
 static const struct product_kernels amx_products = {amx_left, amx_right, amx_multiply};
-static const struct product_kernels amx_whole_products = {amx_whole_left, amx_whole_right,
-                                                          amx_whole_multiply};
 
 #endif

@@ -169,7 +169,6 @@ const struct variant variant_amx = {.name = "amx",
                                     .f32 = &f32_kernels,
                                     .bf16 = &bf16_kernels,
                                     .split_products = &amx_products,
-                                    .whole_products = &amx_whole_products,
                                     .enter = amx_enter,
                                     .leave = amx_leave,
                                     ROW_OPERATIONS};

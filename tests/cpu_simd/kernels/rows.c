@@ -600,8 +600,8 @@ static void check_products(const struct product_kernels *products, double step, 
     static float left[ROWS * DEPTH], right[DEPTH * COLUMNS], out[ROWS * COLUMNS];
     static float old[ROWS * COLUMNS], keep[ROWS], by[ROWS];
     static float factors[DEPTH], scaled[DEPTH * COLUMNS];
-    static _Alignas(64) float left_memory[96 * DEPTH * 3 / 2], packed_memory[96 * COLUMNS],
-        again_memory[96 * COLUMNS], right_memory[DEPTH * COLUMNS * 3 / 2];
+    static _Alignas(64) float left_memory[96 * DEPTH], packed_memory[96 * COLUMNS],
+        again_memory[96 * COLUMNS], right_memory[DEPTH * COLUMNS];
     for (int32_t time = 0; time < 12; time++) {
         struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
         struct product_operand packed = {.memory = packed_memory}, again = {.memory = again_memory};
@@ -642,7 +642,7 @@ static void check_products(const struct product_kernels *products, double step, 
         }
         products->right(&b, right, COLUMNS, 0, 32, n, by_row);
         products->right(&b, right, COLUMNS, 32, k, n, by_row);
-        if (products != variant->whole_products && first == 0 && m % 32 == 0) {
+        if (first == 0 && m % 32 == 0) {
             products->right(&packed, old, COLUMNS, 0, m, n, NULL);
             args.packed = &packed;
         }
@@ -675,7 +675,7 @@ static void bench_products(const struct product_kernels *products, const char *n
 {
     enum { ROWS = 64, SIZE = 128 };
     static float left[ROWS * SIZE], right[SIZE * SIZE], out[ROWS * SIZE], ones[ROWS];
-    static _Alignas(64) float left_memory[ROWS * SIZE * 3 / 2], right_memory[SIZE * SIZE * 3 / 2];
+    static _Alignas(64) float left_memory[ROWS * SIZE], right_memory[SIZE * SIZE];
     struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
     const struct product_args args = {.out = out,
                                       .stride = SIZE,
@@ -730,10 +730,6 @@ void test_products(void **state)
     if (variant->split_products != NULL) {
         check_products(variant->split_products, 4e-5, "split products");
         bench_products(variant->split_products, "split products 64 x 128 x 128");
-    }
-    if (variant->whole_products != NULL) {
-        check_products(variant->whole_products, 1e-6, "whole products");
-        bench_products(variant->whole_products, "whole products 64 x 128 x 128");
     }
 }
 
