@@ -180,20 +180,6 @@ static void fp8_stage_values(uint16_t *out, const struct decode_args *args, int3
     }
 }
 
-/* Up to 32 keys' probabilities of 16 rows; memory past them is not read. */
-INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t rows, int32_t keys)
-{
-    __mmask32 some = keys >= 32 ? 0xffffffffu : (1u << keys) - 1u;
-#pragma GCC unroll 16
-    for (int32_t r = 0; r < TILE_ROWS; r++) {
-        __m512i row = _mm512_setzero_si512();
-        if (r < rows) {
-            row = _mm512_maskz_loadu_epi16(some, p + (int64_t)r * 2 * SCORE_STRIDE);
-        }
-        _mm512_store_si512(left + 32 * r, row);
-    }
-}
-
 static void amx_fp8_values(float *acc, const void *p, const struct decode_args *args)
 {
     _Alignas(64) uint16_t left[2][TILE_ELEMENTS], pairs[2][4 * TILE_ELEMENTS];

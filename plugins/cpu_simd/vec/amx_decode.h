@@ -4,12 +4,9 @@
  *
  * Scores: 16 keys of a tile, in place, are the left operand and queries the right one. 128 keys of
  * 576 dims: 144 tdpbf16ps (2304 cycles), with queries transposed once an item. Values are the right
- * operand, in place too: a tile of 16 keys pairs each even column with the odd one after it, so it
- * is multiplied with probabilities interleaved with zeros, once for the even columns and once for
- * the odd. That doubles the products, 256 for 128 keys of 512 columns (4096 cycles), but spends no
- * instruction on values. A line comes from L2 once for scores and once for values (some 1.5
- * cycles), acc_o once for 128 keys. Zero times a value that is infinite or NaN is NaN in the
- * neighbouring column: amx_decode_finish detects it. */
+ * operand, as pairs of rows made by vectors between the products: 128 keys of 512 columns are 128
+ * tdpbf16ps (2048 cycles) and 2048 shuffles, and need no copies where rows are apart. Probabilities
+ * of 128 keys stay in registers. */
 #ifndef CPU_SIMD_AMX_DECODE_H
 #define CPU_SIMD_AMX_DECODE_H
 
@@ -233,110 +230,127 @@ static void amx_decode_scores(float *scores, const void *q, const struct decode_
     }
 }
 
-/* Probabilities of 16 keys by row, each followed by a zero; read one element earlier, each is
- * preceded by a zero. */
-struct spread {
-    _Alignas(64) uint32_t p[TILE_ROWS * TILE_ROWS];
-};
-
-INLINE void amx_spread_probabilities(struct spread *spread, const uint16_t *p, int32_t rows,
-                                     int32_t keys)
+/* Up to 32 keys' probabilities of 16 rows; memory past them is not read. */
+INLINE void amx_load_probabilities(uint16_t *left, const uint16_t *p, int32_t rows, int32_t keys)
 {
-    __mmask16 some = (__mmask16)(keys >= TILE_ROWS ? 0xffffu : (1u << keys) - 1u);
+    __mmask32 some = keys >= 32 ? 0xffffffffu : (1u << keys) - 1u;
+#pragma GCC unroll 16
     for (int32_t r = 0; r < TILE_ROWS; r++) {
         __m512i row = _mm512_setzero_si512();
         if (r < rows) {
-            row = _mm512_maskz_cvtepu16_epi32(
-                some, _mm256_loadu_si256((const void *)(p + (int64_t)r * 2 * SCORE_STRIDE)));
+            row = _mm512_maskz_loadu_epi16(some, p + (int64_t)r * 2 * SCORE_STRIDE);
         }
-        _mm512_store_si512(spread->p + TILE_ROWS * r, row);
+        _mm512_store_si512(left + 32 * r, row);
     }
 }
 
-/* Adds the products of a block of 32 columns, or of 64, to its acc_o. */
-INLINE void amx_values_block(float *out, const struct groups *groups, const struct spread *spread,
-                             int32_t column, const int twice, const int whole, struct lines *lines)
+/* 32 columns of value rows as right operands, [key / 32][2][16 pairs of keys][16 columns][2]; the
+ * columns of both are those of unpacked words, which amx_decode_finish puts into order. */
+struct pairs {
+    const char *rows[DECODE_MAX_KEYS]; /* zeros past the last key */
+    uint16_t *to;
+    int64_t byte; /* the first column's */
+};
+
+/* Pairs `from` .. from + 7 of the keys. */
+INLINE void amx_pair_values(const struct pairs *pairs, int32_t from, struct lines *lines)
 {
-    _Alignas(64) uint16_t copy[4][TILE_ELEMENTS];
-    const int64_t stride = 4 * (int64_t)groups->args->depth;
-    const int64_t byte = 2 * (int64_t)column;
-    tiles_and_memory();
-    _tile_loadd(0, out + column, stride);
-    _tile_loadd(1, out + column + 16, stride);
-    if (twice) {
-        _tile_loadd(2, out + column + 32, stride);
-        _tile_loadd(3, out + column + 48, stride);
-    }
-    for (int32_t g = 0; g < groups->count; g++) {
-        LOAD_GROUP(6, g, byte, whole)
+    uint16_t *to = pairs->to + from / 16 * 2 * TILE_ELEMENTS + from % 16 * 32;
+#pragma GCC unroll 8
+    for (int32_t i = from; i < from + 8; i++, to += 32) {
+        const __m512i even = _mm512_loadu_si512(pairs->rows[2 * i] + pairs->byte);
+        const __m512i odd = _mm512_loadu_si512(pairs->rows[2 * i + 1] + pairs->byte);
+        _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
+        _mm512_store_si512(to + TILE_ELEMENTS, _mm512_unpackhi_epi16(even, odd));
         lines_step(lines);
-        _tile_loadd(4, spread[g].p, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, (const uint16_t *)spread[g].p - 1, 64);
-        _tile_dpbf16ps(1, 5, 6);
-        lines_step(lines);
-        if (twice) {
-            LOAD_GROUP(7, g, byte + 64, whole)
-            lines_step(lines);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
-            lines_step(lines);
-        }
     }
-    _tile_stored(0, out + column, stride);
-    _tile_stored(1, out + column + 16, stride);
-    if (twice) {
-        _tile_stored(2, out + column + 32, stride);
-        _tile_stored(3, out + column + 48, stride);
-    }
-    tiles_and_memory();
 }
+
+#define VALUES_PRODUCT(half, s, p, right)                                                          \
+    if ((s) < steps) {                                                                             \
+        _tile_loadd(right, from + (2 * (s) + (half)) * TILE_ELEMENTS, 64);                         \
+        _tile_dpbf16ps(half, p, right);                                                            \
+        tiles_and_memory();                                                                        \
+        if (more) {                                                                                \
+            amx_pair_values(next, 8 * ((half)*steps + (s)), lines);                                \
+        }                                                                                          \
+    }
+#define VALUES_HALF(half)                                                                          \
+    _tile_loadd(half, out + 16 * (half), stride);                                                  \
+    VALUES_PRODUCT(half, 0, 4, 2)                                                                  \
+    VALUES_PRODUCT(half, 1, 5, 3)                                                                  \
+    VALUES_PRODUCT(half, 2, 6, 2)                                                                  \
+    VALUES_PRODUCT(half, 3, 7, 3)                                                                  \
+    _tile_stored(half, out + 16 * (half), stride);                                                 \
+    tiles_and_memory();
+
+/* Adds the products of probabilities, in registers 4 .. 7, and of 32 columns to acc_o, while the
+ * pairs of the next 32 are made. */
+INLINE void amx_values_block(float *out, int64_t stride, const uint16_t *from, int32_t steps,
+                             const struct pairs *next, const bool more, struct lines *lines)
+{
+    tiles_and_memory();
+    VALUES_HALF(0)
+    VALUES_HALF(1)
+}
+#undef VALUES_HALF
+#undef VALUES_PRODUCT
 
 static void amx_decode_values(float *acc, const void *p, const struct decode_args *args)
 {
+    enum { MOST_STEPS = DECODE_MAX_KEYS / 32 };
     if (args->rows < AMX_LEAST_ROWS) {
         bf16_decode_values(acc, p, args);
         return;
     }
-    struct spread memory[1 + MOST_GROUPS], *spread = memory + 1;
-    memory[0].p[TILE_ROWS * TILE_ROWS - 1] = 0;
-    const struct groups groups = find_groups(args);
-    const bool whole = in_place(&groups, 0, groups.count);
-    struct lines lines = lines_begin(args, args->depth / 16 * groups.count);
-    for (int32_t g = 0; g < groups.count; g++) {
-        amx_spread_probabilities(&spread[g], (const uint16_t *)p + TILE_ROWS * g, args->rows,
-                                 args->keys - TILE_ROWS * g);
+    _Alignas(64) uint16_t left[MOST_STEPS][TILE_ELEMENTS];
+    _Alignas(64) uint16_t memory[2][MOST_STEPS * 2 * TILE_ELEMENTS];
+    const int32_t steps = (args->keys + 31) / 32;
+    const int64_t stride = 4 * (int64_t)args->depth;
+    struct lines lines = lines_begin(args, args->depth / 32 * steps * 16);
+    struct pairs pairs = {.to = memory[0]};
+    for (int32_t j = 0; j < 32 * steps; j++) {
+        pairs.rows[j] = j < args->keys ? (const char *)key_row(args, j) : args->zero_row;
     }
-    int32_t column = 0;
-    for (; column + 64 <= args->depth; column += 64) {
-        if (whole) {
-            amx_values_block(acc, &groups, spread, column, 1, 1, &lines);
+    for (int32_t s = 0; s < steps; s++) {
+        amx_load_probabilities(left[s], (const uint16_t *)p + 32 * s, args->rows,
+                               args->keys - 32 * s);
+    }
+    for (int32_t i = 0; i < 16 * steps; i += 8) {
+        amx_pair_values(&pairs, i, &lines);
+    }
+    tiles_and_memory();
+    _tile_loadd(4, left[0], 64);
+    if (steps > 1) {
+        _tile_loadd(5, left[1], 64);
+    }
+    if (steps > 2) {
+        _tile_loadd(6, left[2], 64);
+    }
+    if (steps > 3) {
+        _tile_loadd(7, left[3], 64);
+    }
+    for (int32_t column = 0; column < args->depth; column += 32) {
+        const uint16_t *from = pairs.to;
+        pairs.to = memory[from == memory[0]];
+        pairs.byte += 64;
+        if (column + 32 < args->depth) {
+            amx_values_block(acc + column, stride, from, steps, &pairs, true, &lines);
         } else {
-            amx_values_block(acc, &groups, spread, column, 1, 0, &lines);
+            amx_values_block(acc + column, stride, from, steps, &pairs, false, &lines);
         }
-    }
-    if (column < args->depth) {
-        amx_values_block(acc, &groups, spread, column, 0, 0, &lines);
     }
 }
 #undef LOAD_GROUP
 
-/* Puts even and odd columns of 32 into plain order. A NaN may have come from the neighbouring
- * column. */
+/* Puts columns into plain order. A NaN may come from a probability of 0. */
 static bool amx_decode_finish(float *sums, int32_t rows, int32_t depth)
 {
-    if (rows < AMX_LEAST_ROWS) {
-        return bf16_decode_finish(sums, rows, depth);
-    }
-    const __m512i front = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
     __mmask16 nan = 0;
-    for (int32_t d = 0; d < rows * depth; d += 32) {
-        __m512 even = _mm512_loadu_ps(sums + d);
-        __m512 odd = _mm512_loadu_ps(sums + d + 16);
-        nan |= _mm512_cmp_ps_mask(even, odd, _CMP_UNORD_Q);
-        _mm512_storeu_ps(sums + d, _mm512_permutex2var_ps(even, front, odd));
-        _mm512_storeu_ps(sums + d + 16, _mm512_permutex2var_ps(even, back, odd));
+    bf16_decode_finish(sums, rows, depth);
+    for (int32_t d = 0; d < rows * depth && rows >= AMX_LEAST_ROWS; d += 16) {
+        const __m512 x = _mm512_loadu_ps(sums + d);
+        nan |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     }
     return nan == 0;
 }
