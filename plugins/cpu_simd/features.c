@@ -66,9 +66,9 @@ static struct x86_features detect(void)
     if (highest >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
         found.avx512bf16 = found.avx512 && has(a, 5) && vbmi && vnni;
     }
-    /* TILE and BF16, with both tile states enabled */
+    /* TILE, INT8 and BF16, with both tile states enabled */
     found.amx = found.avx512bf16 && (state & 0x60000) == 0x60000 && has(leaf7_d, 24) &&
-                has(leaf7_d, 22) && request_tiles();
+                has(leaf7_d, 25) && has(leaf7_d, 22) && request_tiles();
     return found;
 }
 
@@ -117,7 +117,7 @@ int32_t variants_of_machine(const struct variant **variants, int32_t capacity, c
         {found.avx2, &variant_avx2, "avx2,fma,f16c"},
         {found.avx512, &variant_avx512, "avx512f,avx512bw,avx512dq,avx512vl"},
         {found.avx512bf16, &variant_avx512bf16, "avx512_bf16,avx512_vbmi,avx512_vnni"},
-        {found.amx, &variant_amx, "amx_tile,amx_bf16"},
+        {found.amx, &variant_amx, "amx_tile,amx_bf16,amx_int8"},
     };
     for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
         if (levels[i].present && count < capacity) {

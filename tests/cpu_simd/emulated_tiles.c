@@ -52,11 +52,27 @@ static void tile_multiply(int c, int a, int b)
     }
 }
 
+/* Four signed bytes each. */
+static void tile_multiply_bytes(int c, int a, int b)
+{
+    for (int i = 0; i < 16; i++) {
+        int32_t sums[16];
+        memcpy(sums, tiles[c][i], sizeof sums);
+        for (int n = 0; n < 16; n++) {
+            for (int k = 0; k < 64; k++) {
+                sums[n] += (int8_t)tiles[a][i][k] * (int8_t)tiles[b][k / 4][4 * n + k % 4];
+            }
+        }
+        memcpy(tiles[c][i], sums, sizeof sums);
+    }
+}
+
 #undef _tile_loadd
 #undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbssd
 #undef _tile_loadconfig
 #undef _tile_release
 #define _tile_loadd(tile, memory, stride) tile_load(tile, memory, stride)
@@ -64,6 +80,7 @@ static void tile_multiply(int c, int a, int b)
 #define _tile_stored(tile, memory, stride) tile_store(tile, memory, stride)
 #define _tile_zero(tile) tile_zero(tile)
 #define _tile_dpbf16ps(c, a, b) tile_multiply(c, a, b)
+#define _tile_dpbssd(c, a, b) tile_multiply_bytes(c, a, b)
 #define _tile_loadconfig(config) ((void)(config))
 #define _tile_release() ((void)0)
 

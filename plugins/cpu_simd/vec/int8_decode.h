@@ -40,9 +40,9 @@ INLINE __m512 query_load(const uint16_t *row, int32_t d, int32_t second)
     return second > 0 ? _mm512_add_ps(x, vf_load_bf16(row + second + d)) : x;
 }
 
-/* The scale of n whole numbers, NaN where an element is not finite, and what makes them of
- * elements. */
-INLINE float query_scale(const uint16_t *row, int32_t n, int32_t second, __m512 *factor)
+/* The scale of n whole numbers up to `most`, NaN where an element is not finite, and what makes
+ * them of elements. */
+INLINE float query_scale(const uint16_t *row, int32_t n, int32_t second, float most, __m512 *factor)
 {
     __m512 largest = _mm512_setzero_ps(), non_finite = _mm512_setzero_ps();
     for (int32_t d = 0; d < n; d += 16) {
@@ -51,8 +51,8 @@ INLINE float query_scale(const uint16_t *row, int32_t n, int32_t second, __m512 
         non_finite = _mm512_fmadd_ps(x, _mm512_setzero_ps(), non_finite);
     }
     float top = vf_greatest(largest);
-    *factor = _mm512_set1_ps(top > 0.0f ? QUERY_LARGEST / top : 0.0f);
-    return top / QUERY_LARGEST + vf_sum(non_finite);
+    *factor = _mm512_set1_ps(top > 0.0f ? most / top : 0.0f);
+    return top / most + vf_sum(non_finite);
 }
 
 INLINE void query_store(uint16_t *out, __m512 x, __m512 factor)
@@ -61,15 +61,20 @@ INLINE void query_store(uint16_t *out, __m512 x, __m512 factor)
     _mm256_storeu_si256((__m256i *)(void *)out, _mm512_cvtsepi32_epi16(whole));
 }
 
-static float int8_order(void *q, int32_t n)
+INLINE float int8_order_to(void *q, int32_t n, float most)
 {
     uint16_t *row = q;
     __m512 factor;
-    float scale = query_scale(row, n, 0, &factor);
+    float scale = query_scale(row, n, 0, most, &factor);
     for (int32_t d = 0; d < n; d += 16) {
         query_store(row + d, query_load(row, d, 0), factor);
     }
     return scale;
+}
+
+static float int8_order(void *q, int32_t n)
+{
+    return int8_order_to(q, n, QUERY_LARGEST);
 }
 
 /* Moves the even dims of each 64 before the odd ones. */
@@ -80,7 +85,7 @@ static float int4_order(void *q, int32_t n)
     const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
     uint16_t *row = q;
     __m512 factor;
-    float scale = query_scale(row, n / 2, n / 2, &factor);
+    float scale = query_scale(row, n / 2, n / 2, QUERY_LARGEST, &factor);
     for (int32_t d = 0; d < n / 2; d += 64) {
         __m512 x[4];
         for (int32_t i = 0; i < 4; i++) {

@@ -12,9 +12,8 @@
 
 #include "amx_codes.h"
 #include "amx_index.h"
+#include "amx_int8.h"
 #include "amx_products.h"
-
-#include "int8_decode.h"
 
 struct tile_config {
     uint8_t palette;
@@ -157,11 +156,16 @@ static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const vo
 }
 
 static const struct tile_kernels bf16_kernels = {
-    BF16_TILE_KERNELS,           .row_block = 32,
-    .decode_rows = DECODE_ROWS,  .gemm = amx_gemm,
-    .flash = &amx_flash,         .index_scores = amx_index_scores,
-    .decode = &amx_decode,       .decode_fp8 = &amx_fp8_decode,
-    .decode_int8 = &int8_decode, .decode_int4 = &int4_decode,
+    BF16_TILE_KERNELS,
+    .row_block = 32,
+    .decode_rows = DECODE_ROWS,
+    .gemm = amx_gemm,
+    .flash = &amx_flash,
+    .index_scores = amx_index_scores,
+    .decode = &amx_decode,
+    .decode_fp8 = &amx_fp8_decode,
+    .decode_int8 = &amx_int8_decode,
+    .decode_int4 = &int4_decode,
 };
 
 const struct variant variant_amx = {.name = "amx",
