@@ -93,6 +93,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{FORMULAS}rows, {STEP}pages, {CHECK}"),
         ("fp8_ds_v4 rows", kv("fp8_ds_v4"), "", f"tests/cpu_ref/test_undrawn, {CHECK}, tests/python/test_compressed"),
+        ("mxfp4 keys of indexers", kv("mxfp4"), "", f"{CHECK}"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{FORMULAS}attend, {STEP}mla"),
         ("quantized queries ([precision](semantics.md#7-precision))", feature("quantized_query"), "", f"{FORMULAS}rows, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{FORMULAS}rows, {CHECK}"),

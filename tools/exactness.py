@@ -42,7 +42,7 @@ from libattn import extensions  # noqa: E402
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 #: The largest number of dtypes that take a scale for the whole tensor; nvfp4's is e2m1's by its block scales' e4m3.
 RANGES = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp8_e4m3fnuz": 240.0, "nvfp4": 6 * 448.0}
-LAYERS_OWN = ("fp8_ds_mla", "fp8_ds_v4", "opaque", "auto")  # MLA's, a vendor's, and no dtype
+LAYERS_OWN = ("fp8_ds_mla", "fp8_ds_v4", "mxfp4", "opaque", "auto")  # MLA's, indexers', a vendor's, and no dtype
 DTYPES = [*PLAIN, *(d.name.lower() for d in libattn.KvDtype if d.name.lower() not in (*PLAIN, *LAYERS_OWN))]
 BLOCK = 64
 NEEDLE_SIZE, GROUP, CHUNK = 128, 16, 4096

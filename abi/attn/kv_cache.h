@@ -41,7 +41,8 @@ enum attn_kv_dtype {
      * what they hold. A vendor's dtype is the same under a code of its own */
     ATTN_KV_OPAQUE = 20,
     ATTN_KV_FP8_DS_V4 =
-        21 /* rows of 448 e4m3 and 64 bf16, with 8 bytes of scales, see attn_kv_view */
+        21,            /* rows of 448 e4m3 and 64 bf16, with 8 bytes of scales, see attn_kv_view */
+    ATTN_KV_MXFP4 = 22 /* an indexer's keys: e2m1, a power of two for 32, see attn_kv_view */
 };
 
 /* A cache of the activations' dtype has their code. */
@@ -79,6 +80,8 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  *   and high half of byte i, x = (c - 8) d.
  * - FP8_DS_V4, latent rows of 512: 448 bytes of e4m3, then 64 bf16, in one piece (pack 0). At the
  *   scale's address: 7 bytes of e8m0, a power of two for 64 e4m3 each, and one of padding.
+ * - MXFP4, keys of indexers: D/2 bytes of e2m1. At the scale's address: D/32 bytes of e8m0, a power
+ *   of two for 32 elements each.
  * - OPAQUE and vendors': attn_layer_desc.kv_row_bytes in one piece (pack 0), at any address, and
  *   kv_scale_bytes at the scale's.
  *

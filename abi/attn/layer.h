@@ -55,7 +55,7 @@ struct attn_layer_desc {
     int32_t parallel_drafting;
     /* enum attn_kv_dtype of V's cache where it is not K's, of a decoder or cross layer: both are
      * then dtypes that say the same of K as of V (not int8_kv, int8_k, fp8_ds_mla, fp8_ds_v4,
-     * TurboQuant's).
+     * mxfp4, TurboQuant's).
      * 0: as kv_dtype, and kernels get 0 wherever both are alike */
     int32_t kv_dtype_v;
     int64_t padded_page_bytes; /* 0, or a page size to pad to */

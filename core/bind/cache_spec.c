@@ -22,6 +22,7 @@ static const struct kv_form {
                           [ATTN_KV_INT8_K] = {{32, 64}, .apart = {4, 0}},
                           [ATTN_KV_NVFP4] = {{18, 18}}, /* a byte of scale per 16 elements */
                           [ATTN_KV_FP8_DS_V4] = {.apart = {8, 0}},
+                          [ATTN_KV_MXFP4] = {{16, 16}}, /* a byte apart per 32 elements */
                           [ATTN_KV_TURBOQUANT_K8V4] = {{32, 16}, {0, 4}},
                           [ATTN_KV_TURBOQUANT_4BIT_NC] = {{16, 16}, {2, 4}},
                           [ATTN_KV_TURBOQUANT_K3V4_NC] = {{12, 16}, {2, 4}},
@@ -38,7 +39,7 @@ struct kv_row kv_row(int32_t kv_dtype, int32_t head_size, bool value)
                           : kv_dtype == ATTN_KV_FP8_DS_V4
                               ? (int64_t)head_size + 64 /* the last 64 in bf16 */
                               : head_size * element / 32 + form->in_row[value];
-    const int64_t apart = form->apart[value];
+    const int64_t apart = kv_dtype == ATTN_KV_MXFP4 ? head_size / 32 : form->apart[value];
     return (struct kv_row){bytes, bytes - in_row, in_row + apart, apart};
 }
 

@@ -63,6 +63,7 @@ static bool is_of_both(int32_t kv_dtype)
 {
     return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K ||
            kv_dtype == ATTN_KV_FP8_DS_MLA || kv_dtype == ATTN_KV_FP8_DS_V4 ||
+           kv_dtype == ATTN_KV_MXFP4 ||
            (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
 }
 

@@ -62,7 +62,8 @@ static int64_t part_alignment(const struct attn_backend_caps *caps, int32_t kv_d
 {
     const bool halves = kv_dtype == ATTN_KV_F16 || kv_dtype == ATTN_KV_BF16;
     const bool bytes = kv_is_fp8(kv_dtype) || kv_dtype == ATTN_KV_NVFP4 ||
-                       kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;
+                       kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0 ||
+                       kv_dtype == ATTN_KV_MXFP4;
     const int64_t element = bytes ? 1 : halves ? 2 : 4; /* float32 scales, too */
     return caps->kv_alignment > element ? caps->kv_alignment : element;
 }

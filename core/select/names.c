@@ -29,7 +29,7 @@ NAMES(dtypes, ATTN_DTYPE_MXFP4 + 1, "default", "f16", "bf16", "f32", "fp8_e4m3",
 NAMES(kv_dtypes, NUM_KV_DTYPES, "auto", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
       "fp8_e4m3fnuz", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "int8_kv",
       "int8_k", "nvfp4", "fp8_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc",
-      "turboquant_k3v4_nc", "turboquant_3bit_nc", "q8_0", "q4_0", "opaque", "fp8_ds_v4");
+      "turboquant_k3v4_nc", "turboquant_3bit_nc", "q8_0", "q4_0", "opaque", "fp8_ds_v4", "mxfp4");
 NAMES(layouts, NUM_KV_LAYOUTS, "nhd", "hnd", "nhd_inner", "hnd_inner", "hnd_rows", "packed_k",
       "latent");
 NAMES(kinds, NUM_LAYER_KINDS, "decoder", "encoder", "cross", "mla", "gdn", "indexer", "compressor");

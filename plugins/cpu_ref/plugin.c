@@ -41,7 +41,7 @@ static const struct attn_backend_caps caps = {
     .kernels = COMMON_KERNELS,
     .layer_kinds = COMMON_LAYER_KINDS | BIT(ATTN_LAYER_INDEXER) | BIT(ATTN_LAYER_DRAFT_COMPRESSOR),
     .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_FP8_E4M3FNUZ) | BIT(ATTN_KV_Q8_0) |
-                 BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4),
+                 BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4) | BIT(ATTN_KV_MXFP4),
     .terms = (ATTN_TERM_TREE_BIAS << 1) - 1,
     .features = COMMON_FEATURES | ATTN_FEATURE_KV_DTYPE_V,
     .block_sizes = &(const struct attn_range){1, 4096, 1},

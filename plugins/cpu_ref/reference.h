@@ -102,6 +102,7 @@ enum row_form {
     ROW_INT8_CHANNEL,
     ROW_INT4_HADAMARD,
     ROW_NVFP4,
+    ROW_MXFP4,
     ROW_DS_MLA,
     ROW_DS_V4,
     ROW_TURBOQUANT,

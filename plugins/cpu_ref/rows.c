@@ -14,7 +14,8 @@
 #define FP8_LARGEST 448.0
 #define INT4_LARGEST 15.0
 #define NVFP4_BLOCK 16
-#define NVFP4_LARGEST 6.0
+#define MXFP4_BLOCK 32
+#define E2M1_LARGEST 6.0
 #define ZERO_POINT_MASK 15u
 #define DS_LATENT 512
 #define DS_TILE 128
@@ -23,6 +24,7 @@
 #define V4_LATENT 448
 #define V4_TILE 64
 #define V4_LEAST 1e-4 /* magnitude that a scale is made for, as of DeepSeek's kernels */
+#define MXFP4_LEAST (E2M1_LARGEST / (1ull << 63) / (1ull << 63)) /* as of the same */
 #define E8M0_BIAS 127
 #define E8M0_LARGEST 254 /* 255 is NaN */
 
@@ -47,6 +49,8 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
         return is_v ? ROW_NUMBERS : ROW_INT8_SCALED;
     case ATTN_KV_NVFP4:
         return ROW_NVFP4;
+    case ATTN_KV_MXFP4:
+        return is_v ? ROW_UNKNOWN : ROW_MXFP4;
     case ATTN_KV_FP8_DS_MLA:
         return is_v ? ROW_UNKNOWN : ROW_DS_MLA;
     case ATTN_KV_FP8_DS_V4:
@@ -191,7 +195,7 @@ static void store_nvfp4(const struct cache_place *at, const double *row)
     const double global = global_of(at);
     for (int32_t first = 0; first < at->view->head_size; first += NVFP4_BLOCK) {
         double largest = largest_magnitude(row + first, NVFP4_BLOCK);
-        uint8_t code = number_to_e4m3(global * largest / NVFP4_LARGEST);
+        uint8_t code = number_to_e4m3(global * largest / E2M1_LARGEST);
         double scale = number_from_e4m3(code);
         *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, first / NVFP4_BLOCK) = code;
         for (int32_t d = first; d < first + NVFP4_BLOCK; d++) {
@@ -240,6 +244,43 @@ static void load_ds_mla(const struct cache_place *at, double *row)
     number_load_row(row + DS_LATENT, memory + DS_ROPE_AT, ATTN_DTYPE_BF16, DS_ROPE);
 }
 
+/* The exponent of the least power of two that brings `largest` to at most `limit`, in e8m0. */
+static uint8_t e8m0_of(double largest, double limit)
+{
+    const double exponent =
+        fmin(fmax(ceil(log2(largest / limit)), -E8M0_BIAS), E8M0_LARGEST - E8M0_BIAS);
+    return isnan(largest) ? E8M0_LARGEST + 1 : (uint8_t)(exponent + E8M0_BIAS);
+}
+
+static double number_from_e8m0(uint8_t code)
+{
+    return code > E8M0_LARGEST ? NAN : ldexp(1, code - E8M0_BIAS);
+}
+
+/* e2m1, whose scales of 32 are powers of two apart in e8m0. */
+static void store_mxfp4(const struct cache_place *at, const double *row)
+{
+    uint8_t *scales = (uint8_t *)scale_of(at);
+    for (int32_t first = 0; first < at->view->head_size; first += MXFP4_BLOCK) {
+        const double largest = at_least(largest_magnitude(row + first, MXFP4_BLOCK), MXFP4_LEAST);
+        const uint8_t code = e8m0_of(largest, E2M1_LARGEST);
+        scales[first / MXFP4_BLOCK] = code;
+        for (int32_t d = first; d < first + MXFP4_BLOCK; d++) {
+            const double value = isnan(largest) ? 0 : row[d] / number_from_e8m0(code);
+            set_nibble(at->view, memory_of(at), d, number_to_e2m1(value));
+        }
+    }
+}
+
+static void load_mxfp4(const struct cache_place *at, double *row)
+{
+    const uint8_t *scales = (const uint8_t *)scale_of(at);
+    for (int32_t d = 0; d < at->view->head_size; d++) {
+        row[d] = number_from_e2m1((uint8_t)nibble(at->view, memory_of(at), d)) *
+                 number_from_e8m0(scales[d / MXFP4_BLOCK]);
+    }
+}
+
 /* 448 e4m3, whose scales of 64 are powers of two apart in e8m0, and 64 bf16. */
 static void store_ds_v4(const struct cache_place *at, const double *row)
 {
@@ -247,11 +288,10 @@ static void store_ds_v4(const struct cache_place *at, const double *row)
     scales[V4_LATENT / V4_TILE] = 0;
     for (int32_t first = 0; first < V4_LATENT; first += V4_TILE) {
         const double largest = at_least(largest_magnitude(row + first, V4_TILE), V4_LEAST);
-        const double exponent = fmin(ceil(log2(largest / FP8_LARGEST)), E8M0_LARGEST - E8M0_BIAS);
-        scales[first / V4_TILE] =
-            isnan(largest) ? E8M0_LARGEST + 1 : (uint8_t)(exponent + E8M0_BIAS);
+        const uint8_t code = e8m0_of(largest, FP8_LARGEST);
+        scales[first / V4_TILE] = code;
         for (int32_t d = first; d < first + V4_TILE; d++) {
-            memory[d] = number_to_e4m3(ldexp(row[d], -(int32_t)exponent));
+            memory[d] = number_to_e4m3(row[d] / number_from_e8m0(code));
         }
     }
     number_store_row(memory + V4_LATENT, row + V4_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
@@ -261,8 +301,7 @@ static void load_ds_v4(const struct cache_place *at, double *row)
 {
     const uint8_t *memory = memory_of(at), *scales = (const uint8_t *)scale_of(at);
     for (int32_t d = 0; d < V4_LATENT; d++) {
-        const uint8_t code = scales[d / V4_TILE];
-        row[d] = code > E8M0_LARGEST ? NAN : ldexp(number_from_e4m3(memory[d]), code - E8M0_BIAS);
+        row[d] = number_from_e4m3(memory[d]) * number_from_e8m0(scales[d / V4_TILE]);
     }
     number_load_row(row + V4_LATENT, memory + V4_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
 }
@@ -314,6 +353,7 @@ static const struct {
     [ROW_INT8_CHANNEL] = {store_scaled, load_scaled},
     [ROW_INT4_HADAMARD] = {store_int4, load_int4},
     [ROW_NVFP4] = {store_nvfp4, load_nvfp4},
+    [ROW_MXFP4] = {store_mxfp4, load_mxfp4},
     [ROW_DS_MLA] = {store_ds_mla, load_ds_mla},
     [ROW_DS_V4] = {store_ds_v4, load_ds_v4},
     [ROW_BLOCKS] = {blocks_store, blocks_load},

@@ -9,8 +9,8 @@ REFUSAL(kind_code, "kind", "99", l->kind = 99)
 REFUSAL(kind_of_sharing, "kind", "105", l->kind = 105; l->kv_sharing_target = "a")
 REFUSAL(dtype_code, "dtype", "7", l->dtype = ATTN_DTYPE_INT8)
 REFUSAL(dtype_negative, "dtype", "-1", l->dtype = -1)
-REFUSAL(kv_code, "kv_dtype", "21", l->kv_dtype = NUM_KV_DTYPES)
-REFUSAL(kv_v_code, "kv_dtype_v", "21", l->kv_dtype_v = NUM_KV_DTYPES)
+REFUSAL(kv_code, "kv_dtype", "22", l->kv_dtype = NUM_KV_DTYPES)
+REFUSAL(kv_v_code, "kv_dtype_v", "22", l->kv_dtype_v = NUM_KV_DTYPES)
 REFUSAL(kv_v_of_both, "kv_dtype_v", "int8_kv is of K and V together", l->kv_dtype = ATTN_KV_Q8_0;
         l->kv_dtype_v = ATTN_KV_INT8_KV)
 REFUSAL(kv_k_of_both, "kv_dtype_v", "turboquant_k8v4 is of K and V together",

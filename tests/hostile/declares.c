@@ -44,7 +44,7 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(feature_is_unknown, c->features |= BIT(63));
     CHANGE(view_form_is_unknown, c->view_forms |= BIT(5));
     CHANGE(output_form_is_unknown, c->output_forms |= BIT((ATTN_OUTPUT_NVFP4 + 1)));
-    CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT((ATTN_KV_FP8_DS_V4 + 1)));
+    CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT((ATTN_KV_MXFP4 + 1)));
     CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV));
     CHANGE(decode_write_alone, c->decode_write_kv_dtypes = c->kv_dtypes;
            c->kernels = ATTN_KERNEL_ATTEND; c->features |= ATTN_FEATURE_FUSED_WRITE);

@@ -10,7 +10,7 @@
         {__VA_ARGS__}, {__VA_ARGS__},                                                              \
     }
 /* formats of keys, then of values */
-static const struct kv_format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
+static const struct kv_format formats[ATTN_KV_MXFP4 + 1][2] = {
     [ATTN_KV_F16] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_F16, 16, 0),
     [ATTN_KV_BF16] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_BF16, 16, 0),
     [ATTN_KV_F32] = BOTH(KV_FORM_NUMBERS, ATTN_DTYPE_F32, 32, 0),
@@ -26,6 +26,7 @@ static const struct kv_format formats[ATTN_KV_FP8_DS_V4 + 1][2] = {
     [ATTN_KV_NVFP4] = BOTH(KV_FORM_NVFP4, 0, 4, 0),
     [ATTN_KV_FP8_DS_MLA] = {{KV_FORM_DS_MLA, 0, 8, 0}, {KV_FORM_UNKNOWN, 0, 0, 0}},
     [ATTN_KV_FP8_DS_V4] = {{KV_FORM_DS_V4, 0, 8, 8}, {KV_FORM_UNKNOWN, 0, 0, 0}},
+    [ATTN_KV_MXFP4] = {{KV_FORM_MXFP4, 0, 4, 0}, {KV_FORM_UNKNOWN, 0, 0, 0}},
     [ATTN_KV_TURBOQUANT_K8V4] = {{KV_FORM_NUMBERS, ATTN_DTYPE_FP8_E4M3, 8, 0},
                                  {KV_FORM_STEPS, 0, 4, 4}},
     [ATTN_KV_TURBOQUANT_4BIT_NC] = {{KV_FORM_LEVELS, 0, 4, 2}, {KV_FORM_STEPS, 0, 4, 4}},
@@ -53,7 +54,9 @@ int64_t kv_row_bytes(int32_t kv_dtype, bool value, int32_t head_size)
 int32_t kv_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size)
 {
     const struct kv_format *f = kv_format(kv_dtype, value);
-    return f->form == KV_FORM_NVFP4 ? head_size / 16 : f->scale_bytes;
+    return f->form == KV_FORM_NVFP4   ? head_size / 16
+           : f->form == KV_FORM_MXFP4 ? head_size / 32
+                                      : f->scale_bytes;
 }
 
 struct attn_kv_view kv_view(int32_t layout, bool value, const struct kv_rows *rows, void *base)

@@ -14,6 +14,7 @@ enum kv_form {
     KV_FORM_CHANNELS, /* int8 with static scales */
     KV_FORM_HADAMARD, /* int4 of rotated rows, zero point in the scale's low mantissa bits */
     KV_FORM_NVFP4,
+    KV_FORM_MXFP4,
     KV_FORM_DS_MLA,
     KV_FORM_DS_V4,
     KV_FORM_LEVELS, /* TurboQuant's keys: levels of rotated unit rows, norm in float16 */

@@ -9,6 +9,7 @@
 #include "common/names.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
+#include "support/kv_format.h"
 #include "support/layer.h"
 #include "support/number.h"
 #include "support/oracle.h"
@@ -130,6 +131,21 @@ static int32_t q_dtype(const struct index_variant *v)
     return v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : v->dtype;
 }
 
+static bool has_scales(const struct index_variant *v)
+{
+    return v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD || v->kv_dtype == ATTN_KV_MXFP4;
+}
+
+static int64_t row_bytes(const struct index_variant *v)
+{
+    return kv_row_bytes(v->kv_dtype, false, v->form->head_size);
+}
+
+static int64_t scale_bytes(const struct index_variant *v)
+{
+    return kv_scale_bytes(v->kv_dtype, false, v->form->head_size);
+}
+
 static double scale_of_rows(const struct index_variant *v)
 {
     return v->kv_dtype == ATTN_KV_FP8_E4M3 ? 0.5 : 1;
@@ -160,10 +176,10 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
                            .k_scale_host = (float)scale_of_rows(v));
     latent_bind(&c->batch, call, &s->step);
     s->step.batch.max_query_len = c->batch.longest;
-    if (v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD) {
+    if (has_scales(v)) {
         s->step.view.scale = call_array(call, SCALES);
-        s->step.view.scale_stride_block = s->step.view.block_size * 4;
-        s->step.view.scale_stride_slot = s->step.view.scale_stride_head = 4;
+        s->step.view.scale_stride_block = s->step.view.block_size * scale_bytes(v);
+        s->step.view.scale_stride_slot = s->step.view.scale_stride_head = scale_bytes(v);
     }
     s->io = EXTENSION(attn_io_indexer, ATTN_EXT_IO_INDEXER, NULL,
                       .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
@@ -215,6 +231,33 @@ static void fill(const struct index_case *c, struct kernel_test *test, uint64_t 
     }
 }
 
+/* Element i of row `at` of the cache. */
+static double load_element(struct kernel_test *test, const struct index_variant *v, int64_t at,
+                           int32_t i)
+{
+    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const uint8_t *rows = test_found(test, LATENT_CACHE), *scales = test_found(test, SCALES);
+    const int64_t e = at * v->form->head_size + i;
+    if (v->kv_dtype == ATTN_KV_MXFP4) {
+        const int32_t code = rows[e / 2] >> (i % 2 * 4) & 15, scale = scales[e / 32];
+        const double value = code < 8 ? e2m1[code] : -e2m1[code - 8];
+        return scale == 255 ? NAN : ldexp(value, scale - 127);
+    }
+    const bool scaled = has_scales(v);
+    return number_load(rows, e, scaled ? ATTN_DTYPE_FP8_E4M3 : v->kv_dtype) *
+           (scaled ? (double)((const float *)scales)[at] : scale_of_rows(v));
+}
+
+/* Rounding that a row's elements may have: half a step of e4m3; of mxfp4, whose scale may be twice
+ * the least, a sixth of the largest; small integers are exact in mxfp4. */
+static double bound_of(const struct index_variant *v, double largest)
+{
+    return v->kv_dtype <= ATTN_KV_F32     ? 0
+           : v->kv_dtype != ATTN_KV_MXFP4 ? largest / 16
+           : v->drawn                     ? largest / 3
+                                          : 0;
+}
+
 /* Loads a row of the cache as numbers; false if they are not what was written. */
 static bool load_row(struct kernel_test *test, const struct index_case *c, int32_t r, int64_t row,
                      double *values)
@@ -223,19 +266,15 @@ static bool load_row(struct kernel_test *test, const struct index_case *c, int32
     const int32_t d = v->form->head_size, tokens = c->batch.tokens_per_row;
     const int64_t at = latent_slot(&c->batch, test_input(test, LATENT_TABLE), r, row);
     const double *key = &c->keys[((int64_t)r * c->batch.longest + (row + 1) * tokens - 1) * d];
-    const bool scaled = v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
-    const double scale =
-        scaled ? (double)((const float *)test_found(test, SCALES))[at] : scale_of_rows(v);
     double largest = 0;
     bool right = true;
     for (int32_t i = 0; i < d; i++) {
-        values[i] = scale * number_load(test_found(test, LATENT_CACHE), at * d + i,
-                                        scaled ? ATTN_DTYPE_FP8_E4M3 : v->kv_dtype);
+        values[i] = load_element(test, v, at, i);
         largest = fmax(largest, fabs(key[i]));
     }
-    for (int32_t i = 0; i < d; i++) { /* half a step of e4m3 */
-        const double bound = v->kv_dtype <= ATTN_KV_F32 ? 0 : largest / 16;
-        right &= isnan(key[i]) ? isnan(values[i]) : fabs(values[i] - key[i]) <= bound;
+    for (int32_t i = 0; i < d; i++) {
+        right &=
+            isnan(key[i]) ? isnan(values[i]) : fabs(values[i] - key[i]) <= bound_of(v, largest);
     }
     return right;
 }
@@ -251,8 +290,7 @@ static enum trial_result verify_rows(struct kernel_test *test, const struct inde
                       "request %d: row %d of the cache is not that of its last token", r, j);
     }
     if (rows < b->columns * latent_rows_in_block(b)) {
-        const size_t bytes =
-            (size_t)d * (c->v->kv_dtype <= ATTN_KV_F32 ? number_bytes(c->v->kv_dtype) : 1);
+        const size_t bytes = (size_t)row_bytes(c->v);
         const size_t at = bytes * (size_t)latent_slot(b, test_input(test, LATENT_TABLE), r, rows);
         TRIAL_FAIL_IF(test->trial,
                       memcmp((uint8_t *)test_found(test, LATENT_CACHE) + at,
@@ -328,10 +366,9 @@ static void describe_operands(struct index_case *c, struct operand *o)
     const struct latent_batch *b = &c->batch;
     const struct index_variant *v = c->v;
     const int64_t heads = v->form->heads, d = v->form->head_size;
-    const size_t e = v->kv_dtype <= ATTN_KV_F32 ? number_bytes(v->kv_dtype) : 1;
     const int64_t rows = (REQS * b->columns + POISON_BLOCKS) * latent_rows_in_block(b);
     const int64_t lists = c->desc.num_groups;
-    latent_operands(b, v->dtype, heads, d, (size_t)d * e, 0, o);
+    latent_operands(b, v->dtype, heads, d, (size_t)row_bytes(v), 0, o);
     o[LATENT_Q].dtype = q_dtype(v);
     o[LATENT_OUT] = (struct operand){"out",
                                      ATTN_DTYPE_F32,
@@ -340,7 +377,9 @@ static void describe_operands(struct index_case *c, struct operand *o)
                                      .as = {ATTN_CODE_INT, 32, 1},
                                      .written = true};
     o[WEIGHTS] = (struct operand){"weights", ATTN_DTYPE_F32, 2, {b->num_rows, heads}};
-    o[SCALES] = (struct operand){"scales of k_cache", .bytes = (size_t)rows * 4, .written = true};
+    o[SCALES] = (struct operand){"scales of k_cache",
+                                 .bytes = (size_t)(rows * (has_scales(v) ? scale_bytes(v) : 4)),
+                                 .written = true};
     o[LENGTHS] =
         (struct operand){"lengths", .bytes = (size_t)(b->num_rows * lists) * 4, .written = true};
 }
@@ -396,6 +435,9 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
           (plain && sink->caps->kv_dtypes >> ATTN_KV_AUTO & 1))) {
         return;
     }
+    if (v->kv_dtype == ATTN_KV_MXFP4 && v->form->head_size % 32 != 0) {
+        return;
+    }
     if (v->e4m3_q && !(sink->caps->features & ATTN_FEATURE_QUANTIZED_QUERY &&
                        sink->caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1)) {
         return;
@@ -409,7 +451,8 @@ void index_cases(const struct kernel_sink *sink)
 {
     const struct attn_indexer_caps *caps =
         backend_extension(sink->caps, ATTN_EXT_CAPS_INDEXER, sizeof *caps);
-    static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD};
+    static const int32_t kv_dtypes[] = {0, ATTN_KV_FP8_E4M3, ATTN_KV_FP8_PER_TOKEN_HEAD,
+                                        ATTN_KV_MXFP4};
     enum { SHAPES = sizeof shapes / sizeof *shapes, FORMS = sizeof forms / sizeof *forms };
     static const int32_t heads_of_shape[] = {MOST_HEADS, 16, 32, 3, 2}; /* most, by time */
     if (!(sink->caps->layer_kinds >> ATTN_LAYER_INDEXER & 1) || caps == NULL) {
@@ -421,7 +464,7 @@ void index_cases(const struct kernel_sink *sink)
         if (!takes(caps, &forms[form]) || forms[form].heads > heads_max) {
             continue;
         }
-        for (int32_t k = 0; k < 3; k++) { /* each form in each dtype, in one shape or another */
+        for (int32_t k = 0; k < 4; k++) { /* each form in each dtype, in one shape or another */
             const int32_t dtype = ATTN_DTYPE_F16 + (2 * form + i + k) % 3;
             const struct index_variant v = {.form = &forms[form],
                                             .shape = &shapes[i % SHAPES],
@@ -430,7 +473,7 @@ void index_cases(const struct kernel_sink *sink)
             struct index_variant more = v;
             try_index(sink, &v);
             more.nan = k == 0 && i % 2 == 0;
-            more.drawn = k == i % 3 && !more.nan;
+            more.drawn = (k == i % 3 || k == 3) && !more.nan;
             more.e4m3_q = k >= 1 && (k == 1 || forms[form].head_size == 128) && !more.drawn;
             if (more.drawn || more.nan || more.e4m3_q) {
                 try_index(sink, &more);
