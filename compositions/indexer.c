@@ -38,10 +38,11 @@ static attn_status check_together(const struct attn_layer_desc *l,
            x->tokens_per_row, l->block_size);
     const uint32_t plain = 1u << ATTN_KV_AUTO | 1u << ATTN_KV_F16 | 1u << ATTN_KV_BF16 |
                            1u << ATTN_KV_F32 | 1u << ATTN_KV_FP8_E4M3 | 1u << ATTN_KV_FP8_E5M2 |
-                           1u << ATTN_KV_FP8_E4M3FNUZ | 1u << ATTN_KV_FP8_PER_TOKEN_HEAD;
+                           1u << ATTN_KV_FP8_E4M3FNUZ | 1u << ATTN_KV_FP8_PER_TOKEN_HEAD |
+                           1u << ATTN_KV_MXFP4;
     BAD_IF(l->kv_dtype >= NUM_KV_DTYPES || !(plain >> l->kv_dtype & 1), "kv_dtype",
            "layer '%s': kv_dtype is %s; index keys are auto, f16, bf16, f32, fp8_e4m3, fp8_e5m2, "
-           "fp8_e4m3fnuz or fp8_per_token_head",
+           "fp8_e4m3fnuz, fp8_per_token_head or mxfp4",
            l->name, code_text(ATTN_NAMES_KV_DTYPE, l->kv_dtype).text);
     return ATTN_OK;
 }

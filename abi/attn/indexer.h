@@ -11,10 +11,10 @@
  *     DeepSeek-V4                  ReLU, weights, tokens_per_row 4, topk 512
  *
  * Layer fields: num_q_heads H, num_kv_heads 1, head_size D; always causal. kv_dtype is f16, bf16,
- * f32, one of fp8's (k_scale is the scale of all) or fp8_per_token_head (a float32 scale for each
- * row: 132 bytes at D 128). Its cache is one of role INDEX_K, in the layout of MLA's latent rows.
- * block_size, block tables, slots and lengths count tokens, as those of the layer that attends, so
- * that both may use one table; a block has block_size / tokens_per_row rows.
+ * f32, one of fp8's (k_scale is the scale of all), fp8_per_token_head (a float32 scale for each
+ * row: 132 bytes at D 128) or mxfp4 (68 bytes). Its cache is one of role INDEX_K, in the layout of
+ * MLA's latent rows. block_size, block tables, slots and lengths count tokens, as those of the
+ * layer that attends, so that both may use one table; a block has block_size / tokens_per_row rows.
  *
  * What a kernel sees. Scores and lists are one call, of the slot `attend`, whose arguments are an
  * attend's: k_cache the index keys, v_cache NULL, out the lists. They are one call and not two, so

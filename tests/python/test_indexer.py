@@ -32,6 +32,7 @@ class Subject:
     inputs: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
     #: for each token and list the set of tokens that it chooses
     chosen: Callable[[torch.Tensor], list[list[set[int]]]]
+    kv_dtype: str = "auto"
 
 
 def make(family: str, name: str, config: str, **settings: Any) -> tuple[Any, torch.nn.Module]:
@@ -173,15 +174,43 @@ def deepseek_v4() -> Subject:
                    chosen)
 
 
+def in_mxfp4(rows: torch.Tensor) -> torch.Tensor:
+    """As a cache of mxfp4 holds them: 32 elements share the least power of two that brings them to 6 at most."""
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    blocks = rows.double().unflatten(-1, (-1, 32))
+    scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-126) / 6)))
+    nearest = grid[((blocks / scale).abs()[..., None] - grid).abs().argmin(-1)]  # no number lies between two
+    return (nearest * blocks.sign() * scale).flatten(-2)
+
+
+def mxfp4() -> Subject:
+    """DeepSeek-V4's scores over keys in mxfp4; no code of Transformers has these."""
+    heads, size, topk = 8, 64, 12
+    generator = torch.Generator().manual_seed(6)
+    to_q, to_k, to_w = (0.3 * torch.randn(HIDDEN, n, generator=generator) for n in (heads * size, size, heads))
+
+    def inputs(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return (x @ to_q).view(-1, heads, size), x @ to_k, x @ to_w
+
+    def chosen(x: torch.Tensor) -> list[list[set[int]]]:
+        q, k, w = inputs(x)
+        scores = torch.einsum("th,ths->ts", w.double(), (q.double() @ in_mxfp4(k).T).relu())
+        best = [scores[t, :t + 1].sort(descending=True, stable=True).indices for t in range(len(x))]
+        return [[set(indices[:topk].tolist())] for indices in best]
+
+    return Subject(libattn.IndexerDesc(topk, activation="relu", has_weights=True), heads, size, inputs, chosen, "mxfp4")
+
+
 class Indexers(unittest.TestCase):
-    def hold(self, subject: Subject) -> None:
-        for backend in ("cpu_ref", "cpu_simd"):
+    def hold(self, subject: Subject, backends: tuple[str, ...] = ("cpu_ref", "cpu_simd")) -> None:
+        for backend in backends:
             with self.subTest(backend):
                 self.hold_backend(subject, backend)
 
     def hold_backend(self, subject: Subject, backend: str) -> None:
         x = subject.desc
-        desc = libattn.LayerDesc("indexer", subject.heads, 1, subject.size, kind="indexer", block_size=BLOCK, indexer=x)
+        desc = libattn.LayerDesc("indexer", subject.heads, 1, subject.size, kind="indexer", block_size=BLOCK, indexer=x,
+                                 kv_dtype=subject.kv_dtype)
         per = max(LENGTHS) // BLOCK + 1
         model, layer = bound_layer(desc, backend, 2 * per)
         table = torch.tensor([[2 * i + 1 for i in range(per)], [2 * i for i in range(per)]], dtype=torch.int32)
@@ -226,3 +255,11 @@ class Indexers(unittest.TestCase):
 
     def test_deepseek_v4(self) -> None:
         self.hold(deepseek_v4())
+
+    def test_mxfp4(self) -> None:
+        self.hold(mxfp4(), ("cpu_ref",))
+        with self.assertRaisesRegex(libattn.UnsupportedError, "multiples of 32"):
+            bound_layer(libattn.LayerDesc("indexer", 8, 1, 48, kind="indexer", block_size=BLOCK, kv_dtype="mxfp4",
+                                          indexer=libattn.IndexerDesc(12)), "cpu_ref", 2)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "in indexers only"):
+            bound_layer(libattn.LayerDesc("decoder", 8, 1, 64, block_size=BLOCK, kv_dtype="mxfp4"), "cpu_ref", 2)
