@@ -2,11 +2,15 @@
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
 usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--drafts N] [--speed]
+                   [--kind KIND] [--connector FOLDER]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
 JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers. `transformers`: the tokens of
 its own eager model instead, for layers that vLLM has on a CPU in bfloat16 alone.
+
+With --kind only layers of that kind have the backend, the others CPU_ATTN. With --connector vLLM's example of a KV connector keeps
+the keys of the first pass in FOLDER and brings them in the second; prompts are longer than its blocks, and no prefix cache is on.
 
 With --drafts tokens are proposed that followed the same ones before, and the prefix cache is off.
 
@@ -65,9 +69,11 @@ def main() -> None:
     parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--kind")
+    parser.add_argument("--connector")
     options = parser.parse_args()
     ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
-    prompts = [ids[i][:length] for i, length in enumerate((5, 1, 150, 33, 70, 17))]
+    prompts = [ids[i][:length] for i, length in enumerate((5, 1, 150, 33, 70, 17)) if length > 16 or not options.connector]
     if options.backend == "transformers":
         print(json.dumps({"tokens": [eager(options.model, prompts, options.tokens)] * 2, "served": []}))
         return
@@ -76,19 +82,25 @@ def main() -> None:
     # vLLM 0.32's CPU kernel for rotary embeddings takes wrong strides of MLA's rotary parts: tokens depend on the batch.
     latent = "kv_lora_rank" in (Path(options.model) / "config.json").read_text()
     drafts = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    given: dict[str, Any] = {"attention_backend": options.backend}
+    if options.kind:
+        given = {"attention_config": {"backend": "CPU_ATTN", "backend_per_kind": {options.kind: options.backend}}}
+    if options.connector:  # it takes whole prompts
+        given.update(kv_transfer_config={"kv_connector": "ExampleConnector", "kv_role": "kv_both",
+                                         "kv_connector_extra_config": {"shared_storage_path": options.connector}}, block_size=16)
     engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []},
-                 dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
+                 dtype="bfloat16" if options.speed else "float32",
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
-                 enable_prefix_caching=not options.drafts, speculative_config=drafts if options.drafts else None,
-                 kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
+                 enable_prefix_caching=not (options.drafts or options.connector), speculative_config=drafts if options.drafts else None,
+                 kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed or options.connector else 64, max_num_seqs=8,
                  skip_tokenizer_init=True, tensor_parallel_size=options.ranks,
-                 decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave)
+                 decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave, **given)
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
         return
     limits = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
-    given = [{"prompt_token_ids": row} for row in prompts]
-    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(given, limits, use_tqdm=False)] for _ in range(2)]
+    rows = [{"prompt_token_ids": row} for row in prompts]
+    passes = [[list(o.outputs[0].token_ids) for o in engine.generate(rows, limits, use_tqdm=False)] for _ in range(2)]
     inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
     print(json.dumps({"tokens": passes, "served": served() if inside else []}))
 

@@ -347,6 +347,13 @@ class Steps(unittest.TestCase):
             expected, _ = attention(q[:3], keys, keys, D**-0.5, torch.ones(3, 20, dtype=torch.bool))
             self.assertLess(worst(out.view(3, HQ, D), expected), 2e-5)
 
+    def test_a_connector_that_knows_other_metadata(self) -> None:
+        """vLLM's example of a KV connector is refused next to MLA."""
+        config = types.SimpleNamespace(kv_transfer_config=types.SimpleNamespace(kv_connector="ExampleConnector"))
+        with mock.patch.object(describe, "config", lambda: config), self.assertRaisesRegex(
+                libattn.UnsupportedError, "kv_transfer_config: ExampleConnector, next to MLA; to serve this model without"):
+            LatentImpl(4, 40, 1, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24)
+
     def test_latent_layers(self) -> None:
         """Three MLA layers of one builder through prefill, a chunk over earlier context next to a decode, and decodes: dense,
         over an indexer's lists, and over lists with rows of ``fp8_ds_mla``."""

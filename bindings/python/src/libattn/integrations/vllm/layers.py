@@ -233,6 +233,13 @@ class LibattnImpl(AttentionImpl):
         bound.run_rows(stream, q, k, v, out, extension=quant)
 
 
+def _refuse_connector(given: Any) -> None:
+    """vLLM's example moves rows of MLA where metadata is vLLM's own class, and others in the order of plain layers."""
+    name = getattr(given, "kv_connector", None)
+    if name == "ExampleConnector":
+        raise make(Status.UNSUPPORTED, "kv_transfer_config", f"{name}, next to MLA; {describe.ADVICE}")
+
+
 class LatentImpl(MLAAttentionImpl):
     """One MLA layer. vLLM's own layer would project a decode's queries into latent space, and its outputs back; here
     all requests come as prefills, with queries per head, and libattn's core does what each needs. With an indexer vLLM since
@@ -271,6 +278,7 @@ class LatentImpl(MLAAttentionImpl):
         self.k_scale: torch.Tensor | None = None
         self.limits, dtype = describe.limits(), describe.dtype()
         if describe.config() is not None:
+            _refuse_connector(getattr(describe.config(), "kv_transfer_config", None))
             describe.refuse_unserved(self._describe(dtype, 64, describe.device()[0] != "cpu"))
         weight = torch.empty(num_heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank, dtype=dtype, device=describe.torch_device())
         reserve(self, self._describe(dtype, 64, weight.is_cuda), (("kv_b_proj", weight),) if self.absorbs else ())
