@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine on a GPU through libattn, next to its own backends; called by tools/device_engines.sh.
 
-usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | serve BACKEND NAME GIB
+usage: device.py all FOLDER [ROUNDS [SECONDS [NAME...]]] | agree FOLDER MODEL DTYPE BACKEND | invariance FOLDER MODEL MODE BACKEND
+       device.py serve BACKEND NAME GIB
 
-`all`: agreement of each model, then speed in each row, or of the models and rows that are named; SECONDS after its start no further
-round begins. `agree` and `serve` are its processes, of one engine each. The module `on_gpu` on the path says how the engine is started
-and asked.
+`all`: agreement of each model, batch invariance, then speed in each row, or of the models and rows that are named ("batch invariance"
+is one name); SECONDS after its start no further round begins. The others are its processes, of one engine each. The module `on_gpu` on
+the path says how the engine is started and asked.
 
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
 within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by
 vLLM's own products).
+Batch invariance: tokens and log-probabilities of requests alone, and among others in random order and with prompts in chunks, from an
+empty prefix cache and from a full one, have the same bits. MODE `off`: the engine is not asked for that, and some differ.
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
 As many engines start at once as the GPU's memory holds. While a row is timed, those that still start or compare stand still.
 """
@@ -33,7 +36,7 @@ import on_gpu
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
 import torch  # noqa: E402
 
-COMMON = {"vocab_size": 512, "max_position_embeddings": 2048, "eos_token_id": 1, "num_hidden_layers": 4, "hidden_size": 512,
+COMMON = {"vocab_size": 512, "max_position_embeddings": 8192, "eos_token_id": 1, "num_hidden_layers": 4, "hidden_size": 512,
           "intermediate_size": 512, "rms_norm_eps": 1e-5}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
 DEEPSEEK = {**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128,
@@ -90,6 +93,8 @@ ROWS: dict[str, tuple[str, list[int], int, bool]] = {
     "64 x 1024, fp8": ("llama, fp8", [1024] * 64, 128, True),
     "qwen3-next, 64 x 1024": ("qwen3-next", [1024] * 64, 128, True), "qwen3-next, 8 x 8192": ("qwen3-next", [8192] * 8, 64, True),
 }
+#: The name of the comparison of bits.
+INVARIANCE = "batch invariance"
 
 
 def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
@@ -121,6 +126,35 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     if backend == "libattn":
         line["served"] = served()
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)
+
+
+def invariance(folder: Path, name: str, mode: str, backend: str) -> None:
+    """A line for one engine: how many of the requests among others had the bits of those alone."""
+    from models import invent
+
+    cache, config = MODELS[name]
+    at = folder / f"{name}-{mode}-{backend}"
+    invent(at, config, 0.05)
+    made = on_gpu.start(str(at), backend, "bfloat16", cache, False, 1, invariant=mode == "on")
+    ids = torch.randint(100, 400, (40, 900), generator=torch.Generator().manual_seed(3)).tolist()
+    prompts = [row[:n] for row, n in zip(ids, (5, 1, 700, 33, 130, 17, 300, 64))]
+    alone = []
+    for prompt in prompts:
+        on_gpu.forget(made)
+        alone += on_gpu.chosen(made, [prompt], 40)
+    same, apart = 0, 0.0
+    for number in range(6):
+        order = torch.Generator().manual_seed(number)
+        others = [row[:n] for row, n in zip(ids[8:], torch.randint(1, 900, (32,), generator=order))]
+        places = torch.randperm(len(prompts) + len(others), generator=order).tolist()
+        if number % 2 == 0:
+            on_gpu.forget(made)
+        found = on_gpu.chosen(made, [(prompts + others)[place] for place in places], 40)
+        for one, other in zip(alone, (found[places.index(r)] for r in range(len(prompts)))):
+            same += one == other
+            apart = max(apart, *(abs(a - b) for a, b in zip(one[1], other[1])))
+    line = {"model": name, "mode": mode, "backend": backend, "same": same, "of": 6 * len(prompts), "apart": apart}
+    print("@@" + json.dumps(line | ({"served": served()} if backend == "libattn" else {})), flush=True)
 
 
 def served() -> list[str]:
@@ -241,18 +275,31 @@ class Comparison:
             self.servers[name] = {backend: Process(3600, "serve", backend, name, str(self.cache(name)))
                                   for backend in (on_gpu.REFERENCE, "libattn")}
 
-    def agree(self, engines: list[tuple[str, str, str]]) -> None:
-        """A line for each as it ends, then whether libattn's are right."""
+    def ask(self, what: str, engines: list[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        """A line for each as it ends."""
         def one(engine: tuple[str, str, str]) -> dict[str, Any]:
-            process = Process(max(self.left(), 1) + 60, "agree", self.folder, *engine)
-            name, dtype, backend = engine
-            line = {"model": name, "dtype": dtype, "backend": backend} | (process.read() or {"error": "its process ended"})
+            process = Process(max(self.left(), 1) + 60, what, self.folder, *engine)
+            name, how, backend = engine
+            line = {"model": name, "dtype" if what == "agree" else "mode": how, "backend": backend}
+            line |= process.read() or {"error": "its process ended"}
             process.close()
             print(json.dumps(line), flush=True)
             return line
 
-        with ThreadPoolExecutor(6) as pool:
-            lines = list(pool.map(one, engines))
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(one, engines))
+
+    def compare_bits(self) -> None:
+        """Whether libattn's do not depend on the batch, and do where the engine was not asked for it."""
+        engines = [(name, "on", backend) for name, theirs in on_gpu.INVARIANT.items() for backend in ("libattn", *theirs)]
+        for line in self.ask("invariance", [*engines, *((name, "off", "libattn") for name in on_gpu.INVARIANT)]):
+            if line["backend"] == "libattn" and (line.get("same") == line.get("of", -1)) != (line["mode"] == "on"):
+                self.failed += 1
+                print(f"FAILED batch invariance of {line['model']}, {line['mode']}", flush=True)
+
+    def agree(self, engines: list[tuple[str, str, str]]) -> None:
+        """Whether libattn's are right."""
+        lines = self.ask("agree", engines)
         for line in (line for line in lines if line["backend"] == "libattn"):
             kind = line["model"], line["dtype"]
             own = [other["mean"] for other in lines if (other["model"], other["dtype"]) == kind and other is not line and "mean" in other]
@@ -311,10 +358,10 @@ def stop(*_: Any) -> None:
 
 
 def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> int:
-    unknown = [name for name in names if name not in ROWS and name not in on_gpu.OWN]
+    unknown = [name for name in names if name not in (*ROWS, *on_gpu.OWN, INVARIANCE)]
     if unknown or rounds < 1:
-        print(f"device.py: {unknown}, {rounds} rounds; models are {', '.join(on_gpu.OWN)}; rows are {', '.join(ROWS)}; 1 round or more",
-              file=sys.stderr)
+        print(f"device.py: {unknown}, {rounds} rounds; models are {', '.join(on_gpu.OWN)}; rows are {', '.join(ROWS)}; also {INVARIANCE}; "
+              "1 round or more", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -324,10 +371,14 @@ def everything(folder: str, rounds: int, seconds: float, names: list[str]) -> in
                for dtype in ("float32", "bfloat16") for backend in ("libattn", *theirs)
                if dtype == "bfloat16" or (MODELS[name][0] == "auto" and on_gpu.FLOAT32 and backend in ("libattn", on_gpu.FLOAT32)
                                           and not {"kv_lora_rank", "linear_num_key_heads"} & MODELS[name][1].keys())]
-    agreement = threading.Thread(target=comparison.agree, args=[engines])
-    agreement.start()
+    comparisons = [threading.Thread(target=comparison.agree, args=[engines])]
+    if INVARIANCE in (names or [INVARIANCE]):
+        comparisons.append(threading.Thread(target=comparison.compare_bits))
+    for thread in comparisons:
+        thread.start()
     comparison.time()
-    agreement.join()
+    for thread in comparisons:
+        thread.join()
     print(f"ended after {time.monotonic() - comparison.began:.0f} s, {comparison.failed} failed", flush=True)
     return min(comparison.failed, 1)
 
@@ -336,6 +387,8 @@ def main() -> int:
     what, *rest = sys.argv[1:]
     if what == "agree":
         agree(Path(rest[0]), *rest[1:])
+    elif what == "invariance":
+        invariance(Path(rest[0]), *rest[1:])
     elif what == "serve":
         serve(*rest)
     elif what == "all":

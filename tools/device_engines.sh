@@ -8,9 +8,12 @@
 # kernels there (nvcc).
 # `run`, there, in a checkout with a build of cuda_flash in build/: all models and rows of integrations/device.py, or those that are
 # named.
-# After SECONDS no further round begins. ATTN_ENGINE=DIRECTORY: an unpacked set, or a whole installation's site-packages.
+# After SECONDS no further round begins.
+# `tests`, there: vLLM's own test of batch invariance for models of integrations/device.py, from the unpacked sdist of its release.
+# ATTN_ENGINE=DIRECTORY: an unpacked set, or a whole installation's site-packages.
 # usage: tools/device_engines.sh pack vllm|sglang FOLDER
 #        tools/device_engines.sh run vllm|sglang FOLDER [ROUNDS [SECONDS [NAME...]]]
+#        tools/device_engines.sh tests vllm FOLDER SDIST [MODEL...]
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 usage() {
@@ -75,7 +78,7 @@ pack)
     tar -I 'xz -T0 -4' -cf "$folder/$engine-packages.tar.xz" -C "$work/packages" .
     du -h "$folder/$engine"*.tar.xz
     ;;
-run)
+run | tests)
     if [ -n "${ATTN_ENGINE:-}" ]; then
         [ -d "$ATTN_ENGINE" ] || { echo "device_engines: ATTN_ENGINE is '$ATTN_ENGINE'; a directory is needed" >&2 && exit 2; }
         ATTN_ENGINE=$(cd "$ATTN_ENGINE" && pwd)
@@ -99,6 +102,20 @@ run)
     logs=$folder/logs
     mkdir -p "$logs"
     status=0
+    if [ "$what" = tests ]; then
+        [ -d "${1:-}/tests/v1/determinism" ] || usage
+        sdist=$(cd "$1" && pwd)
+        shift
+        for model in ${*:-llama deepseek-v3 qwen3-next}; do
+            python3 "$here/integrations/vllm/invariance_tests.py" "$sdist" "$work/models" "$model" libattn >"$logs/tests-$model.log" 2>&1 &
+            running="${running:-} $model=$!"
+        done
+        for test in $running; do
+            wait "${test#*=}" || status=1
+            echo "vLLM's test_batch_invariance, ${test%=*}: $(tail -n 1 "$logs/tests-${test%=*}.log")"
+        done
+        exit $status
+    fi
     (cd "$logs" && exec python3 "$here/integrations/device.py" all "$work/models" "$@") || status=$?
     [ $status = 0 ] || for log in "$logs"/*.log; do echo "== $log"; tail -n 5 "$log" | cut -c 1-400; done
     exit $status

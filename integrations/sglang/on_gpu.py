@@ -13,6 +13,7 @@ REFERENCE, FLOAT32 = "fa3", ""
 #: SGLang's own backends of a model.
 OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
        "qwen3-next": ("fa3", "triton")}
+INVARIANT: dict[str, tuple[str, ...]] = {}
 
 #: Tokens of a request, at most.
 LONGEST = 131584

@@ -15,6 +15,8 @@ OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
        "qwen3-next, drafts": ("FLASH_ATTN",)}
+#: Models whose bits must not depend on the batch, and vLLM's own backends that have that mode: none for gated delta layers.
+INVARIANT = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA",), "qwen3-next": ()}
 
 #: Tokens of a request, at most.
 LONGEST = 131584
@@ -41,7 +43,8 @@ def compile_in_threads() -> None:
 
 
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0,
-          indexer: bool = False) -> Any:
+          indexer: bool = False, invariant: bool = False) -> Any:
+    os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))
     from vllm import LLM
 
     from libattn.integrations.vllm import register
@@ -58,6 +61,8 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         graphs["cudagraph_capture_sizes"] = [(1 + drafts) * n for n in graphs["cudagraph_capture_sizes"]]
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         options["enable_prefix_caching"] = False
+    if invariant:
+        options["mamba_ssm_cache_dtype"] = "float32"
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
                additional_config={"gdn_prefill_backend": "triton",  # vLLM's own layers, without FlashInfer
                                   **({"libattn": {"indexer": True}} if indexer else {})},
@@ -79,6 +84,11 @@ def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[i
         tokens = list(done.outputs[0].token_ids)
         found.append((tokens, [row[t].logprob for row, t in zip(done.outputs[0].logprobs, tokens)]))
     return found
+
+
+def forget(made: Any) -> None:
+    """The prefix cache."""
+    made.reset_prefix_cache()
 
 
 def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:
