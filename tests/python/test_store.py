@@ -231,6 +231,16 @@ class Again(unittest.TestCase):
                 self.assertEqual([(row.kind, row.decode.split("@")[0]) for row in libattn.torch.table()],
                                  [("sliding" if window else "full", backend)])
 
+    def test_one_key_of_any_strides(self) -> None:
+        """A dimension of one element may have any stride, which contiguous() keeps."""
+        for backend in BACKENDS:
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            q, v = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 1, 16)
+            for k in (torch.randn(2, 1, 2, 16).transpose(1, 2), torch.randn(1, 2, 2, 16).permute(1, 2, 0, 3), torch.randn(2, 2, 1, 16)):
+                for value in (v, v.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)):
+                    found = libattn.torch.attend(q, k, value, scale=0.25)
+                    torch.testing.assert_close(found, v.repeat_interleave(2, dim=1).transpose(1, 2), atol=1e-5, rtol=1e-5)
+
     def test_keys_and_values_of_different_strides(self) -> None:
         """Keys head by head and values token by token, as DeepSeek's are: large ones entry by entry, by one plan and without a copy;
         small ones, and those of a mask that differs by entry, are copied."""

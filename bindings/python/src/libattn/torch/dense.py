@@ -108,9 +108,9 @@ def _copied(t: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor, copied by 16 bytes where it can be: torch copies transposed rows element by element. Not every XPU has
     complex numbers of 16 bytes."""
     wide = 16 // t.element_size()
-    if t.stride(-1) == 1 and not t.is_xpu and not any(n % wide for n in (t.shape[-1], t.storage_offset(), *t.stride()[:-1])):
-        return t.view(torch.complex128).contiguous().view(t.dtype)
-    return t.contiguous()
+    if t.stride(-1) == 1 and not t.is_xpu and not any(n % wide for n in (t.shape[-1], t.data_ptr() // t.element_size(), *t.stride()[:-1])):
+        return t.view(torch.complex128).clone(memory_format=torch.contiguous_format).view(t.dtype)
+    return t.clone(memory_format=torch.contiguous_format)  # contiguous() keeps any stride of a dimension of one element
 
 
 def _step(t: torch.Tensor) -> int | None:
@@ -126,7 +126,7 @@ def _step(t: torch.Tensor) -> int | None:
 def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The tensor, or a copy that has a step, and the step."""
     step = _step(t)
-    return _rows(_copied(t)) if step is None else (t, step)
+    return (_copied(t), t.shape[1] * t.shape[2]) if step is None else (t, step)
 
 
 def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int) -> Batch | None:
