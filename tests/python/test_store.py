@@ -238,7 +238,7 @@ class Again(unittest.TestCase):
             q, v = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 1, 16)
             for k in (torch.randn(2, 1, 2, 16).transpose(1, 2), torch.randn(1, 2, 2, 16).permute(1, 2, 0, 3), torch.randn(2, 2, 1, 16)):
                 for value in (v, v.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)):
-                    found = libattn.torch.attend(q, k, value, scale=0.25)
+                    found = libattn.torch.attend(q, k, value, scale=0.25, causal=True)
                     torch.testing.assert_close(found, v.repeat_interleave(2, dim=1).transpose(1, 2), atol=1e-5, rtol=1e-5)
 
     def test_keys_and_values_of_different_strides(self) -> None:
