@@ -102,14 +102,14 @@ struct encoder_areas {
 
 static attn_status build(attn_plan *plan, struct attn_error *error)
 {
-    struct encoder_areas *places = plan->data[COMPOSITION_ENCODER];
+    struct encoder_areas *areas = plan->data[COMPOSITION_ENCODER];
     FOR_SERVED(step, plan, COMPOSITION_ENCODER) {
-        plan_area(plan, &places->largest, sizeof(float), ALWAYS);
+        plan_area(plan, &areas->largest, sizeof(float), ALWAYS);
         const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
         for (int32_t i = 0; i < INPUTS; i++) {
             int64_t row = (int64_t)(i == 0 ? part->num_q_heads : part->num_kv_heads) *
                           (i == 2 ? part->head_size_v : part->head_size);
-            plan_area(plan, &places->inputs[i], plan->limits.max_num_tokens * row, ALWAYS);
+            plan_area(plan, &areas->inputs[i], plan->limits.max_num_tokens * row, ALWAYS);
         }
     }
     return ATTN_OK;
@@ -123,7 +123,7 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
-    const struct encoder_areas *places = plan->data[COMPOSITION_ENCODER];
+    const struct encoder_areas *areas = plan->data[COMPOSITION_ENCODER];
     const struct instance *instance = step_instance(step);
     const int32_t *keys = plan->given.key_start_loc_host;
     const int32_t length = step->layer->selected->mm_quant->amax_history_len;
@@ -134,7 +134,7 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
     int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
     int64_t width = i == 2 ? part->head_size_v : part->head_size;
-    uint8_t *from = tensor_data(given), *to = plan->scratch + places->inputs[i];
+    uint8_t *from = tensor_data(given), *to = plan->scratch + areas->inputs[i];
     struct own_tensor x, out;
     tensor_set(&x, given, from + first * row * (given->dtype.bits / 8), end - first, heads, size,
                row, tensor_stride(given, 1), tensor_stride(given, 2));
@@ -144,7 +144,7 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
     if (length > 0) {
         const struct attn_amax_args args =
             KERNEL_ARGS(instance, stream, .x = &x.tensor,
-                        .out = (float *)(void *)(plan->scratch + places->largest),
+                        .out = (float *)(void *)(plan->scratch + areas->largest),
                         .history = state->amax_history + (size_t)i * (size_t)length,
                         .scale = &state->scales[i], .history_len = length);
         TRY(operation("amax", instance->kernels.amax(&args, error), error));

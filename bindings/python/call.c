@@ -149,20 +149,25 @@ static PyObject *again(PyObject *module, PyObject *const *given, Py_ssize_t coun
     }
     for (int i = 0; i < num_calls && out == NULL && !PyErr_Occurred(); i++) {
         struct call call = calls[i];
-        if (memcmp(call.forms, forms, sizeof forms) != 0 || call.thread != thread ||
-            !equal(call.constants, given + INPUTS) || !current(&call, given[INPUTS + 5])) {
+        if (memcmp(call.forms, forms, sizeof forms) != 0 || call.thread != thread) {
             continue;
         }
-        Py_INCREF(call.owner); /* other threads may take its place when the lock is released */
-        PyObject *captured = forms[0].device.type == ATTN_DEVICE_CPU
-                                 ? NULL
-                                 : PyObject_CallMethodObjArgs(call.owner, refuse_capture, NULL);
-        if (captured != NULL || !PyErr_Occurred()) {
+        /* A comparison may run anything, and other threads may take the call's place. */
+        Py_INCREF(call.constants);
+        Py_INCREF(call.owner);
+        const int same = equal(call.constants, given + INPUTS) && current(&call, given[INPUTS + 5]);
+        PyObject *captured = same && forms[0].device.type != ATTN_DEVICE_CPU
+                                 ? PyObject_CallMethodObjArgs(call.owner, refuse_capture, NULL)
+                                 : NULL;
+        if (same && !PyErr_Occurred()) {
             out = run_call(&call, given[0], inputs);
         }
         Py_XDECREF(captured);
+        Py_DECREF(call.constants);
         Py_DECREF(call.owner);
-        break;
+        if (same) {
+            break;
+        }
     }
     if (out == NULL && !PyErr_Occurred()) {
         Py_RETURN_NONE;

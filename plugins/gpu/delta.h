@@ -54,8 +54,9 @@ struct gpu_delta_params {
     int32_t first_q, first_k, first_v; /* channels of mixed */
     int32_t conv_width, conv_silu, l2norm, num_drafted;
     int32_t checkpoint_interval; /* tokens between checkpoints; 0: no checkpoints */
+    int32_t has_ring;            /* 1: a request has one state, whatever was drafted */
     /* Requests of at least this many tokens that keep one state go in chunks, by a plugin's own
-     * kernels; 0: none. -1: the layer has a ring, and a request one state whatever was drafted. */
+     * kernels; 0: none. */
     int32_t chunked_from;
     /* Requests of one token and, with a ring, of up to this many of which all but the first are
      * drafts use a plugin's own kernel, which also rolls their windows; 0: none. */

@@ -21,8 +21,8 @@ static attn_status schedule_size(const struct attn_schedule_size_args *args,
 static attn_status schedule(const struct attn_attend_args *args, int32_t mode,
                             struct attn_error *error)
 {
-    struct plan_copy *kept = args->schedule_host;
-    kept->block_table = args->batch->block_table;
+    struct plan_copy *copy = args->schedule_host;
+    copy->block_table = args->batch->block_table;
     memset(args->workspace, 0, OVERRUN ? 64 + 1 : 0);
 #if defined(KEEP_LENGTHS)
     if (KEEP_LENGTHS == &in_common || mode != ATTN_PLAN_REPLAY) {
@@ -44,18 +44,18 @@ __attribute__((unused)) static attn_status update(const struct attn_attend_args 
 
 static attn_status planned_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    struct plan_copy *kept = args->schedule_host;
+    struct plan_copy *copy = args->schedule_host;
     struct attn_batch batch = *args->batch;
     struct attn_attend_args changed = *args;
     changed.batch = &batch;
 #if defined(KEEP_TABLE)
-    batch.block_table = kept->block_table;
+    batch.block_table = copy->block_table;
 #elif defined(KEEP_LENGTHS)
     if (batch.seq_lens != NULL && KEEP_LENGTHS->num_reqs == batch.num_reqs) {
         batch.seq_lens = KEEP_LENGTHS->seq_lens;
     }
 #endif
-    (void)kept;
+    (void)copy;
     return ref_attend(&changed, error);
 }
 

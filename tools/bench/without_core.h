@@ -20,9 +20,9 @@ struct plugin_kernels {
 
 /* `index` of the runtime's backend. Not to be moved; due to plugin_kernels_close even after a
  * failure. */
-attn_status plugin_kernels_open(struct plugin_kernels *direct, const struct session *session,
+attn_status plugin_kernels_open(struct plugin_kernels *opened, const struct session *session,
                                 int32_t index, struct attn_error *error);
-void plugin_kernels_close(struct plugin_kernels *direct);
+void plugin_kernels_close(struct plugin_kernels *opened);
 
 /* merge.c: merge_states of two outputs, which only the core calls otherwise. */
 struct merge;

@@ -372,8 +372,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, ring_memory<STATE, ROWS, 
     delta_request request;
     ring_request state;
     begin_step(m);
-    if (!enter_request(p, at.request, request, true) ||
-        !enter_ring(a.ring, at.request, request, state)) {
+    if (!enter_request(p, at.request, request) || !enter_ring(a.ring, at.request, request, state)) {
         return; /* the whole cluster returns, below, too */
     }
     const bool in_chunks = goes_in_chunks(p, request);

@@ -22,10 +22,8 @@ struct delta_request {
     bool has_state, keeps_all;
 };
 
-/* Loads everything it needs before the first decision, so that latency is paid once. has_ring: a
- * request has one state, whatever was drafted. */
-GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request,
-                              bool has_ring = false)
+/* Loads everything it needs before the first decision, so that latency is paid once. */
+GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
 {
     int32_t first = p.query_start[r], end = p.query_start[r + 1];
     request.slots = p.state_slots + r * p.state_slots_stride;
@@ -46,7 +44,8 @@ GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_reques
     }
     request.has_state = p.has_state != nullptr ? has_state : length > request.num_tokens;
     request.window_from = p.in_place ? slot : initial;
-    request.state_from = request.from > 0 && !has_ring ? row[request.from] : request.window_from;
+    request.state_from =
+        request.from > 0 && p.has_ring == 0 ? row[request.from] : request.window_from;
     request.context = p.seq_lens != nullptr ? length - (end - first) : 0;
     request.checkpoints = p.checkpoint_slots + r * p.checkpoint_slots_stride;
     return request.state_from >= 0 && request.state_from < p.num_slots && initial >= 0 &&
@@ -66,8 +65,7 @@ GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_reques
 }
 
 /* Which requests a plugin's own kernels take. Kernels of chunks write checkpoints only at the ends
- * of whole chunks, and the interval is a multiple of a chunk; the kernel of one token writes none.
- */
+ * of whole chunks, and the interval is a multiple of a chunk; the kernel of steps writes none. */
 GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &request)
 {
     return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all &&

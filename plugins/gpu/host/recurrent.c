@@ -118,11 +118,7 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
         return ATTN_OK;
     }
     const bool drafts_apart = p->steps_apart > 1;
-    /* Kernels of chunks and norms read a state for each accepted draft; a ring has one, which a
-     * negative chunked_from tells: prompts of drafting layers with a ring go token by token. */
-    if (ring == NULL || p->num_accepted == NULL) {
-        p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
-    }
+    p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
     ways->steps = (p->steps_apart && plan->has_steps) || (drafts_apart && plan->has_drafts);
     ways->chunks = p->chunked_from > 0;
     p->chunks_roll = ways->chunks && own->rolls(&instance->device, p);
@@ -223,7 +219,7 @@ attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error
     const struct gpu_delta_chunks *own = args->instance->chunks;
     struct ways ways;
     struct gpu_ring_params ring;
-    p.chunked_from = gdn.ring != NULL ? -1 : 0;
+    p.has_ring = gdn.ring != NULL;
     if (gdn.ring != NULL) {
         ring = ring_of(&gdn, &p);
     }

@@ -126,7 +126,7 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         int32_t r = (int32_t)(i / channels);
         int64_t channel = i - r * channels;
         delta_request request;
-        if (!enter_request(p, r, request, p.chunked_from < 0) || is_one_step(p, request)) {
+        if (!enter_request(p, r, request) || is_one_step(p, request)) {
             continue;
         }
         int32_t done = interval > 0 ? interval - request.context % interval : 0;
@@ -171,7 +171,7 @@ GPU_KERNEL(delta_norm, gpu_delta_norm_params)
         delta_request request;
         if (token >= p.delta.query_start[p.delta.num_reqs] ||
             !enter_request(p.delta, find_last(p.delta.query_start, p.delta.num_reqs, token),
-                           request, p.delta.chunked_from < 0)) {
+                           request)) {
             continue;
         }
         float sum = 0.0f, gate;

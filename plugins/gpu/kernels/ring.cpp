@@ -124,7 +124,7 @@ template <class D> GPU_INLINE void run_rings(const gpu_ring_params &p, delta_mem
         const int32_t r = (int32_t)(i / heads), rest = (int32_t)(i - (int64_t)r * heads);
         delta_request request;
         ring_request ring;
-        if (enter_request(p.delta, r, request, true) && !goes_in_chunks(p.delta, request) &&
+        if (enter_request(p.delta, r, request) && !goes_in_chunks(p.delta, request) &&
             !is_one_step(p.delta, request) && enter_ring(p, r, request, ring)) {
             run_ring(p, request, ring, rest / p.delta.row_tiles, rest % p.delta.row_tiles, m);
         }

@@ -465,8 +465,7 @@ enum trial_result trial_two_threads(struct trial *trial, const void *variant, ui
     pthread_join(thread, NULL);
     for (int32_t i = 0; i < 2; i++) {
         if (shares[i].result == TRIAL_FAILED) {
-            *trial = shares[i].trial;
-            trial->concurrent = false;
+            memcpy(trial->message, shares[i].trial.message, sizeof trial->message);
             return TRIAL_FAILED;
         }
     }

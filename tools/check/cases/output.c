@@ -101,7 +101,7 @@ void output_bind(const struct check_problem *p, struct output_binding *b,
     }
     b->quant = EXTENSION(attn_io_output_quant, ATTN_EXT_IO_OUTPUT_QUANT, NULL,
                          .scale = (const float *)(base + p->at.code_scale),
-                         .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &b->scales, );
+                         .block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &b->scales);
     args->out = &b->codes;
     args->next = &b->quant.ext;
 }

@@ -150,8 +150,8 @@ static void add_counts(struct json *root, const struct report *report)
 static void repeat_command(const struct report *report, const struct report_line *line,
                            char *command, size_t size)
 {
-    snprintf(command, size, "attn-check %s --full --seed %llu --filter '%s'", report->target,
-             (unsigned long long)report->seed, line->name);
+    snprintf(command, size, "attn-check %s --full --seed %llu --filter '%s'%s", report->target,
+             (unsigned long long)report->seed, line->name, report->bench ? " --bench" : "");
 }
 
 bool report_json(const struct report *report)

@@ -8,7 +8,9 @@
 
 #define MIN_RUNS 3
 #define ENOUGH_SECONDS 0.1 /* for one case, where it has had its least runs */
+#define MOST_SECONDS 5     /* no further run then: a case's time is limited */
 #define REPLAYS 20         /* so many launches of a graph make one run */
+#define SLOW_SECONDS 0.005 /* one launch is a run */
 
 void stopwatch_begin(struct backend *backend, void *stream)
 {
@@ -24,6 +26,7 @@ void stopwatch_end(struct backend *backend, void *stream)
 {
     struct stopwatch *s = backend->stopwatch;
     void *graph = NULL;
+    int32_t replays = 1;
     if (s == NULL) {
         return;
     }
@@ -31,13 +34,15 @@ void stopwatch_end(struct backend *backend, void *stream)
         graph = device_capture_end(s->device, stream);
         s->no_graphs = graph == NULL || !device_graph_launch(s->device, graph, stream) ||
                        !device_wait(s->device);
+        const double first_at = s->begun_at;
         s->begun_at = seconds_of(CLOCK_MONOTONIC);
-        for (int32_t i = 0; i < REPLAYS && !s->no_graphs; i++) {
+        replays = s->begun_at - first_at < SLOW_SECONDS ? REPLAYS : 1;
+        for (int32_t i = 0; i < replays && !s->no_graphs; i++) {
             s->no_graphs = !device_graph_launch(s->device, graph, stream);
         }
     }
     device_wait(s->device);
-    s->run_seconds += (seconds_of(CLOCK_MONOTONIC) - s->begun_at) / (s->capturing ? REPLAYS : 1);
+    s->run_seconds += (seconds_of(CLOCK_MONOTONIC) - s->begun_at) / replays;
     device_graph_finish(s->device, graph);
 }
 
@@ -55,7 +60,8 @@ double stopwatch_time(struct backend *backend, const struct device *device, stop
     bool goes_on = true;
     backend->stopwatch = &s;
     while (goes_on && s.num_runs < STOPWATCH_MAX_RUNS &&
-           (s.num_runs < MIN_RUNS || seconds_of(CLOCK_MONOTONIC) - begun_at < ENOUGH_SECONDS)) {
+           seconds_of(CLOCK_MONOTONIC) - begun_at <
+               (s.num_runs < MIN_RUNS ? MOST_SECONDS : ENOUGH_SECONDS)) {
         const bool had_graphs = !s.no_graphs;
         struct attn_error error = ATTN_ERROR_INIT;
         s.run_seconds = 0;

@@ -68,7 +68,10 @@ static attn_status call_copy_blocks(struct trial *trial, struct memories *m, int
         SIZED(attn_copy_blocks_args, .instance = trial->tested->instance, .kind = kind,
               .num_copies = CACHES, .copies = &copies[0].known, .pairs = pairs,
               .num_pairs = sizeof pairs / sizeof *pairs / 2, .copy_stride = sizeof *copies);
-    return trial->tested->kernels.copy_blocks(&args, error);
+    stopwatch_begin(trial->tested, NULL);
+    attn_status status = trial->tested->kernels.copy_blocks(&args, error);
+    stopwatch_end(trial->tested, NULL);
+    return status;
 }
 
 static attn_status call_copy(struct trial *trial, struct memories *m, int32_t kind,
@@ -80,7 +83,9 @@ static attn_status call_copy(struct trial *trial, struct memories *m, int32_t ki
         SIZED(attn_copy_args, .instance = trial->tested->instance,
               .destination = (to ? m->host : m->device) + 1001,
               .source = (from ? m->host : m->device) + 13, .bytes = 333, .kind = kind);
+    stopwatch_begin(trial->tested, NULL);
     attn_status status = trial->tested->kernels.copy(&args, error);
+    stopwatch_end(trial->tested, NULL);
     if (from) { /* the host's memory was read before the return: others have it at once */
         uint8_t drained;
         memset(m->host + 13, 0xff, 333);
@@ -99,7 +104,10 @@ static attn_status call_fill(struct trial *trial, struct memories *m, int32_t ki
     const struct attn_fill_args args =
         SIZED(attn_fill_args, .instance = trial->tested->instance, .destination = m->device + 64,
               .row_bytes = BYTES, .stride = STRIDE, .rows = 7, .value = 0xa5);
-    return trial->tested->kernels.fill(&args, error);
+    stopwatch_begin(trial->tested, NULL);
+    attn_status status = trial->tested->kernels.fill(&args, error);
+    stopwatch_end(trial->tested, NULL);
+    return status;
 }
 
 struct timed_copy {
@@ -111,11 +119,7 @@ struct timed_copy {
 static attn_status run_timed(void *user, struct attn_error *error)
 {
     const struct timed_copy *timed = user;
-    stopwatch_begin(timed->trial->tested, NULL);
-    attn_status status =
-        timed->variant->call(timed->trial, timed->memories, timed->variant->kind, error);
-    stopwatch_end(timed->trial->tested, NULL);
-    return status;
+    return timed->variant->call(timed->trial, timed->memories, timed->variant->kind, error);
 }
 
 static enum trial_result run(struct trial *trial, const void *variant, uint64_t seed)

@@ -490,6 +490,8 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, false, true, .initial = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 3, true, false, true, .initial = true, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 3, true, true, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
+    {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 104, 4, 64, 3, true, false, true, .replay = 16, .norm = 1},
+    {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 7, true, false, true, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 2, true, false, false, .kept = 3, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .replay = 8},
     /* so many heads that a group of threads may have all 128 rows of one */
     {GDN_STEPS, ATTN_DTYPE_BF16, 96, 96, 128, 128, 4, 64, 0, true, true, true, .replay = 4},

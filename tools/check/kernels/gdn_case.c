@@ -147,7 +147,7 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
         {1, 1, 1, 1, 1, 1},
         {1, 63, 64, 65, 130, 0},
         {1, 7, 33, 1, 2, 70},
-        {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n},
+        {1 + n, 1, n, v->replay > 0 && v->kept == 0 ? 70 : 3 + 2 * n, 1 + n, 1 + n},
         {1, 63, v->num_v_heads > 1 ? 2500 : 8000, 65, 0, 130}};
     const int32_t in_ring[GDN_REQS] = {v->replay - 1 + random_below(random, 1 + n),
                                        -9,
@@ -191,8 +191,10 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
                                  ? 128
                                  : (v->replay > 0 ? v->replay + n : 17) + r;
         c->lengths[r] = c->tokens[r] + (c->has_state[r] ? past : 0);
-        /* what the step before accepted; a request of more than 1 + n tokens had left one state */
-        c->accepted[r] = c->has_state[r] && r != 3 ? 1 + random_below(random, 1 + n) : 1;
+        /* What the step before accepted. Without a ring, a request of more than 1 + n tokens had
+         * left one state. */
+        c->accepted[r] =
+            c->has_state[r] && (r != 3 || v->replay > 0) ? 1 + random_below(random, 1 + n) : 1;
     }
     if (v->shape == GDN_STEPS) {
         c->lengths[5] = 0;

@@ -3,6 +3,7 @@
 older torch has no exchange table of DLPack: `c` is then empty, and all calls are Python's."""
 from __future__ import annotations
 
+import sysconfig
 from ctypes import addressof
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -18,7 +19,8 @@ _NAME = "libattn_call"
 
 def _load() -> Any:
     path, table = find_extension(_NAME), exchange_table(torch.Tensor)
-    if path is None or table is None or not table.stream:
+    without_lock = sysconfig.get_config_var("Py_GIL_DISABLED")  # the interpreter's, which protects the module's state
+    if path is None or table is None or not table.stream or without_lock:
         return None
     try:
         spec = spec_from_file_location(_NAME, path, loader=ExtensionFileLoader(_NAME, str(path)))
