@@ -199,7 +199,7 @@ HOME_TEST(other_libraries_are_another_state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* A build that has replaced another one in its file: told by the file's time of change. */
+/* A build that replaced another one: its file's time of change differs. */
 HOME_TEST(another_build_is_another_state)
 {
     char own[PATH_MAX];

@@ -489,8 +489,7 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .strided = true, .kept = 64, .replay = 16},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, false, true, .initial = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 3, true, false, true, .initial = true, .replay = 16},
-    {GDN_DRAFTS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 3, true, true, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
-    {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 104, 4, 64, 3, true, false, true, .replay = 16, .norm = 1},
+    {GDN_DRAFTS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 3, true, true, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16, .norm = 1},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 7, true, false, true, .replay = 16},
     {GDN_DRAFTS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 2, true, false, false, .kept = 3, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .replay = 8},
     /* so many heads that a group of threads may have all 128 rows of one */
@@ -533,28 +532,27 @@ static bool within(const struct attn_recurrent_caps *caps, const struct gdn_vari
            v->initial <= caps->initial_slots && (v->kept > 0) <= caps->checkpoints;
 }
 
+static void name_number(char part[24], const char *name, int32_t number)
+{
+    if (number > 0) {
+        snprintf(part, 24, ".%s%d", name, number);
+    }
+}
+
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
-    char kept[16] = "", invariant[24] = "", state[16] = "", norm[16] = "", replay[24] = "";
+    char kept[24] = "", invariant[24] = "", state[16] = "", norm[24] = "", replay[24] = "";
     if ((v->replay > 0 && !(sink->caps->cache_roles >> ATTN_CACHE_REPLAY & 1)) ||
         !(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
         return;
     }
-    if (v->kept > 0) {
-        snprintf(kept, sizeof kept, ".kept%d", v->kept);
-    }
-    if (v->invariant > 0) {
-        snprintf(invariant, sizeof invariant, ".invariant%d", v->invariant);
-    }
+    name_number(kept, "kept", v->kept);
+    name_number(invariant, "invariant", v->invariant);
+    name_number(norm, "norm", v->norm);
+    name_number(replay, "replay", v->replay);
     if (v->state_dtype != 0) {
         snprintf(state, sizeof state, ".state_%s", dtype_name(v->state_dtype));
-    }
-    if (v->norm > 0) {
-        snprintf(norm, sizeof norm, ".norm%d", v->norm);
-    }
-    if (v->replay > 0) {
-        snprintf(replay, sizeof replay, ".replay%d", v->replay);
     }
     kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s%s",
                gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],

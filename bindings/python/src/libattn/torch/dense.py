@@ -423,7 +423,7 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         if len(calls) >= _CALLS_KEPT and key not in calls:
             del calls[next(iter(calls))]
         calls[key] = call
-        if constants is not None and in_c.c is not None and store.here().calls is calls:  # not configured anew meanwhile
+        if constants is not None and in_c.c is not None and store.here().calls is calls:  # configure() dropped none
             call.keep(q, k, v, constants)
     return out
 
