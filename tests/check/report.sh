@@ -65,6 +65,11 @@ passed() {
 [ "$(passed)" -gt 0 ] && [ "$(count '"time_us"')" -eq 0 ] || { echo 'times through the core'; failed=1; }
 "$check" "$root/attn_wrong.so" --filter 'merge_states*' --bench >"$root/out" 2>&1
 expect '^ *[0-9.]* us  merge_states\.f32\.plain\.d72$'
+# a timed run that fails is the case's failure
+change '/^static attn_status merge_states/,/^{/s/^{/{ static int calls; if (++calls > 1) { return ATTN_ERROR_DEVICE; }/'
+"$check" "$root/attn_wrong.so" --filter 'merge_states.f32.plain.d72' >"$root/out" 2>&1 || failed=1
+"$check" "$root/attn_wrong.so" --filter 'merge_states.f32.plain.d72' --bench >"$root/out" 2>&1 && failed=1
+expect '^       a timed run: status [0-9]* (device error)'
 change 's/\.merge_states = merge_states/.merge_states = NULL/'
 "$check" "$root/attn_wrong.so" >"$root/out" 2>&1 && failed=1
 expect 'merge_states is set in the declared mask and NULL in the table of kernels'

@@ -394,12 +394,12 @@ static attn_status attend_timed(void *user, struct attn_error *error)
 }
 
 /* The attend alone, by an eager plan, in whichever way the case has run. */
-static double time_attend(struct problem_copy *tested)
+static enum trial_result time_attend(struct trial *trial, struct problem_copy *tested)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    return problem_copy_plan(tested, ATTN_PLAN_EAGER, &error) == ATTN_OK
-               ? stopwatch_time(tested->backend, tested->device, attend_timed, tested)
-               : 0;
+    TRIAL_CALL(trial, "the plan of timed runs", problem_copy_plan(tested, ATTN_PLAN_EAGER, &error),
+               &error);
+    return stopwatch_trial(trial, attend_timed, tested);
 }
 
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
@@ -418,8 +418,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     }
     TRIAL_CALL(trial, "reference", problem_copy_run_reference(&copies.reference, &error), &error);
     TRIAL_TRY(run_tested(trial, &copies.reference, &copies.tested, way));
-    trial->us = trial->bench ? time_attend(&copies.tested) : 0;
-    return TRIAL_PASSED;
+    return trial->bench ? time_attend(trial, &copies.tested) : TRIAL_PASSED;
 }
 
 /* Two threads attend at once, each with its own cases. */

@@ -170,13 +170,10 @@ static attn_status run_timed(void *user, struct attn_error *error)
     return status;
 }
 
-void kernel_test_time(struct kernel_test *test, kernel_call_run *run, const void *context)
+enum trial_result kernel_test_time(struct kernel_test *test, kernel_call_run *run,
+                                   const void *context)
 {
-    struct trial *trial = test->trial;
-    if (trial->bench) {
-        trial->us = stopwatch_time(trial->tested, trial->device, run_timed,
-                                   &(struct timed_call){test, run, context});
-    }
+    return stopwatch_trial(test->trial, run_timed, &(struct timed_call){test, run, context});
 }
 
 static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *run,
@@ -198,10 +195,7 @@ static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *r
     }
     TRIAL_FAIL_IF(trial, !read, "the outputs cannot be read back");
     TRIAL_TRY(verify_image(trial, &test->image, test->found));
-    if (!test->outputs_outside) {
-        kernel_test_time(test, run, context);
-    }
-    return TRIAL_PASSED;
+    return test->outputs_outside ? TRIAL_PASSED : kernel_test_time(test, run, context);
 }
 
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,

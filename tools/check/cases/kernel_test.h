@@ -117,8 +117,9 @@ enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run
 /* Runs only the tested side: the case computes the right result itself. */
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
                                          const void *context);
-/* With --bench: the tested backend's call again and again, over the first image; `found` stays. */
-void kernel_test_time(struct kernel_test *test, kernel_call_run *run, const void *context);
+/* stopwatch_trial of the tested backend's call over the first image; `found` stays. */
+enum trial_result kernel_test_time(struct kernel_test *test, kernel_call_run *run,
+                                   const void *context);
 /* After kernel_test_run: the tested backend's calls again, for parts 0 to `num_parts` - 1 one after
  * the other, over the first image. The whole of it has to become what one call made, bit for bit.
  */

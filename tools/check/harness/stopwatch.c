@@ -52,27 +52,31 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double stopwatch_time(struct backend *backend, const struct device *device, stopwatch_run *run,
-                      void *user)
+enum trial_result stopwatch_trial(struct trial *trial, stopwatch_run *run, void *user)
 {
-    struct stopwatch s = {.device = device};
+    struct stopwatch s = {.device = trial->device};
     const double begun_at = seconds_of(CLOCK_MONOTONIC);
-    bool goes_on = true;
-    backend->stopwatch = &s;
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_status status = ATTN_OK;
+    bool goes_on = trial->bench;
+    trial->tested->stopwatch = trial->bench ? &s : NULL;
     while (goes_on && s.num_runs < STOPWATCH_MAX_RUNS &&
            seconds_of(CLOCK_MONOTONIC) - begun_at <
                (s.num_runs < MIN_RUNS ? MOST_SECONDS : ENOUGH_SECONDS)) {
         const bool had_graphs = !s.no_graphs;
-        struct attn_error error = ATTN_ERROR_INIT;
         s.run_seconds = 0;
-        goes_on = run(user, &error) == ATTN_OK && s.run_seconds > 0;
+        status = run(user, &error);
         if (had_graphs && s.no_graphs) {
-            goes_on = true; /* once more, without a graph */
-        } else if (goes_on) {
+            status = ATTN_OK; /* once more, without a graph */
+        } else if (status == ATTN_OK && s.run_seconds > 0) {
             s.runs[s.num_runs++] = s.run_seconds;
+        } else {
+            goes_on = false;
         }
     }
-    backend->stopwatch = NULL;
+    trial->tested->stopwatch = NULL;
+    TRIAL_CALL(trial, "a timed run", status, &error);
     qsort(s.runs, (size_t)s.num_runs, sizeof *s.runs, compare);
-    return goes_on ? 1e6 * s.runs[s.num_runs / 2] : 0;
+    trial->us = goes_on ? 1e6 * s.runs[s.num_runs / 2] : 0;
+    return TRIAL_PASSED;
 }

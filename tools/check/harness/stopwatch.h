@@ -3,9 +3,7 @@
 #ifndef CHECK_STOPWATCH_H
 #define CHECK_STOPWATCH_H
 
-#include "common/device.h"
-
-struct backend;
+#include "harness/trial.h"
 
 #define STOPWATCH_MAX_RUNS 31
 
@@ -24,10 +22,9 @@ struct stopwatch {
 void stopwatch_begin(struct backend *backend, void *stream);
 void stopwatch_end(struct backend *backend, void *stream);
 
-/* Runs the case's call, with its kernels in it, again and again. Returns the median of a run's
- * kernels in microseconds; 0 where a run fails or calls no kernel. */
+/* With --bench: runs the case's call, with its kernels in it, again and again. The trial gets the
+ * median of a run's kernels; no time where a run calls none. A run that fails fails the case. */
 typedef attn_status stopwatch_run(void *user, struct attn_error *error);
-double stopwatch_time(struct backend *backend, const struct device *device, stopwatch_run *run,
-                      void *user);
+enum trial_result stopwatch_trial(struct trial *trial, stopwatch_run *run, void *user);
 
 #endif

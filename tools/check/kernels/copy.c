@@ -132,10 +132,10 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
     const bool read = made && device_read(trial->device, m->after, m->device, SIZE);
     const bool same = read && memcmp(m->after, m->expected[0], SIZE) == 0 &&
                       memcmp(m->host, m->expected[1], SIZE) == 0;
-    if (same && status == ATTN_OK && trial->bench) {
-        trial->us = stopwatch_time(trial->tested, trial->device, run_timed,
-                                   &(struct timed_copy){trial, m, v});
-    }
+    const enum trial_result timed =
+        same && status == ATTN_OK
+            ? stopwatch_trial(trial, run_timed, &(struct timed_copy){trial, m, v})
+            : TRIAL_PASSED;
     device_free(trial->device, m != NULL ? m->device : NULL);
     TRIAL_FAIL_IF(trial, !made, "no memory for the case");
     if (status == ATTN_ERROR_UNSUPPORTED) {
@@ -143,7 +143,7 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
     }
     TRIAL_CALL(trial, v->what, read ? status : ATTN_ERROR_DEVICE, &error);
     TRIAL_FAIL_IF(trial, !same, "bytes do not stand where they were sent");
-    return TRIAL_PASSED;
+    return timed;
 }
 
 void copy_cases(const struct kernel_sink *sink)

@@ -175,8 +175,7 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
     test.outputs_outside = true;
     TRIAL_TRY(kernel_test_run(&test, call_rope, &c));
     TRIAL_TRY(verify_rope(trial, p, &copies->reference, &copies->tested));
-    kernel_test_time(&test, call_rope, &c);
-    return TRIAL_PASSED;
+    return kernel_test_time(&test, call_rope, &c);
 }
 
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
