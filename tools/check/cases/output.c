@@ -114,7 +114,8 @@ struct coded_group {
     int64_t token, head, first; /* column: of the whole row */
     int32_t size;
     double want[128], allowed[128];
-    double scale; /* what codes are multiplied by */
+    double scale;     /* what codes are multiplied by */
+    double low, high; /* which scales the numbers allow */
 };
 
 static double e2m1(int32_t code)
@@ -159,17 +160,19 @@ static bool find_scale(struct coded_group *g)
     if (p->output.form == ATTN_OUTPUT_NVFP4) {
         double code = number_load(g->found + p->at.code_scales, at, ATTN_DTYPE_FP8_E4M3);
         double wanted = fmin(given * largest / LARGEST_E2M1, LARGEST_FP8);
+        double off = given * allowed / LARGEST_E2M1 + wanted * (0x1p-4 + SLACK) + 0x1p-10;
         g->scale = code / given;
-        return fabs(code - wanted) <=
-               given * allowed / LARGEST_E2M1 + wanted * (0x1p-4 + SLACK) + 0x1p-10;
+        g->low = (wanted - off) / given;
+        g->high = (wanted + off) / given;
+        return fabs(code - wanted) <= off;
     }
-    double low = fmax(largest - allowed, LEAST_AMAX) / LARGEST_FP8 * (1 - SLACK);
-    double high = fmax(largest + allowed, LEAST_AMAX) / LARGEST_FP8 * (1 + SLACK);
     int exponent = 0;
+    g->low = fmax(largest - allowed, LEAST_AMAX) / LARGEST_FP8 * (1 - SLACK);
+    g->high = fmax(largest + allowed, LEAST_AMAX) / LARGEST_FP8 * (1 + SLACK);
+    g->high *= p->output.pow2 ? 2 : 1; /* the next power of two */
     g->scale = ((const float *)(g->found + p->at.code_scales))[at];
-    return p->output.pow2
-               ? frexp(g->scale, &exponent) == 0.5 && g->scale >= low && g->scale < 2 * high
-               : g->scale >= low && g->scale <= high;
+    return g->scale >= g->low && g->scale <= g->high &&
+           (!p->output.pow2 || (frexp(g->scale, &exponent) == 0.5 && g->scale < g->high));
 }
 
 /* Half a step of the format at a number. */
@@ -185,8 +188,9 @@ static double half_step(const struct coded_group *g, double want)
 static enum trial_result verify_group(struct trial *trial, struct coded_group *g)
 {
     const bool nvfp4 = g->problem->output.form == ATTN_OUTPUT_NVFP4;
-    TRIAL_FAIL_IF(trial, !find_scale(g), "the scale of token %lld, column %lld is %g",
-                  (long long)g->token, (long long)g->first, g->scale);
+    TRIAL_FAIL_IF(trial, !find_scale(g),
+                  "the scale of token %lld, column %lld is %g; %g to %g are right",
+                  (long long)g->token, (long long)g->first, g->scale, g->low, g->high);
     double largest = g->scale * (nvfp4 ? LARGEST_E2M1 : LARGEST_FP8);
     for (int32_t i = 0; i < g->size; i++) {
         double want = fmax(-largest, fmin(largest, g->want[i])), have = decoded(g, i);
