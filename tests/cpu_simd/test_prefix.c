@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On every variant of this machine: more than a tile of a prompt's first keys give the same result
- * as static sinks and as its own keys; several threads give one thread's result. */
+ * as static sinks and as its own keys; several threads give one thread's result; rows of zeros, of
+ * numbers beyond float16 and of NaN become cpu_ref's codes. */
+#include <math.h>
 #include <stdio.h>
 
 #include "../step/opened.h"
@@ -23,6 +25,7 @@ static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16"
 
 struct setting {
     int32_t dtype, heads, kv_heads, window, sinks, threads; /* 0 threads: 1 */
+    int32_t kv_dtype;
 };
 
 struct prompt {
@@ -36,12 +39,14 @@ struct prompt {
         v[MOST_TOKENS * MOST_HEADS * SIZE], out[MOST_TOKENS * MOST_HEADS * SIZE];
 };
 
+/* Opens cpu_simd's variant; NULL: cpu_ref. */
 static int open_prompt(struct prompt *p, const struct setting *s, const char *variant)
 {
     struct attn_runtime_options options = client_options(PLUGINS);
     options.num_threads = s->threads > 0 ? s->threads : 1;
     struct attn_layer_desc layer = layer_decoder("layer", s->heads, s->kv_heads, SIZE, BLOCK);
     layer.dtype = s->dtype;
+    layer.kv_dtype = s->kv_dtype;
     layer.has_window = s->window > 0;
     layer.window_left = s->window - 1;
     layer.sink_len = s->sinks;
@@ -54,7 +59,7 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
         params.sink_v = shaped_set(&p->sink_v, p->v, s->dtype, 3, sinks, NULL);
     }
     char order[64];
-    snprintf(order, sizeof order, "cpu_simd@%s", variant);
+    snprintf(order, sizeof order, variant != NULL ? "cpu_simd@%s" : "cpu_ref", variant);
     CHECK(p, client_open(CORE_FILE, &options, &p->api, &p->runtime, &p->error));
     if (client_model(p->api, p->runtime, CLIENT_ORDER(order), layers, 1, &p->model, &p->error) !=
         ATTN_OK) {
@@ -193,5 +198,53 @@ TEST(threads_share_keys)
         verify_threads(&wide, 21, 0.1, variants[i]);
         verify_threads(&wide, 130, 0.1, variants[i]);
         verify_threads(&window, 67, 0.1, variants[i]);
+    }
+}
+
+/* A block of zeros, one whose step exceeds float16, one with a NaN or an infinity, one with two of
+ * the largest magnitude, where the first one's sign counts, or a usual one. */
+static void draw_odd_block(float *x, int32_t kind, bool finite)
+{
+    const float first[] = {0, 1e8f, x[3], 8, x[3]};
+    for (int32_t i = 0; i < 32; i++) {
+        x[i] = kind == 0 ? 0 : kind == 1 ? 1e8f * x[i] : x[i];
+    }
+    x[9] = first[kind];
+    x[20] = kind == 3 ? -8 : kind == 2 && !finite ? (x[4] > 0 ? NAN : -INFINITY) : x[20];
+}
+
+static void verify_codes(int32_t kv_dtype, const char *variant)
+{
+    enum { COUNT = (BLOCKS - 1) * BLOCK };
+    const struct setting s = {ATTN_DTYPE_F32, 1, 1, .kv_dtype = kv_dtype};
+    const bool finite = kv_dtype != ATTN_KV_Q8_0 && kv_dtype != ATTN_KV_Q4_0;
+    struct prompt *right = begin(&s, NULL), *found = begin(&s, variant);
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    if (found != NULL) {
+        for (int32_t b = 0; b < 2 * COUNT * SIZE / 32; b++) {
+            float *rows = (float *)(b % 2 ? right->k : right->v);
+            draw_odd_block(rows + b / 2 * 32, b / 2 * 7 / 4 % 5, finite);
+        }
+        memcpy(found->k, right->k, sizeof found->k);
+        memcpy(found->v, right->v, sizeof found->v);
+        run(right, &s, 0, COUNT);
+        run(found, &s, 0, COUNT);
+        CHECK(found, found->api->layer_cache_spec(found->layer, 0, &spec, &found->error));
+        assert_memory_equal((char *)found->cache + spec.page_bytes,
+                            (char *)right->cache + spec.page_bytes,
+                            (size_t)spec.page_bytes * (BLOCKS - 1));
+        end(found);
+    }
+    end(right);
+}
+
+TEST(odd_rows_become_the_same_codes)
+{
+    static const int32_t dtypes[] = {ATTN_KV_Q8_0, ATTN_KV_Q4_0, ATTN_KV_FP8_PER_TOKEN_HEAD,
+                                     ATTN_KV_INT8_PER_TOKEN_HEAD};
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+            verify_codes(dtypes[d], variants[i]);
+        }
     }
 }
