@@ -225,7 +225,13 @@ def main():
     build = Build(given.build.resolve())
     if build.run("step_runs", pathlib.Path("/nowhere")):
         sys.exit("redirect.c has no effect")
-    mutants = [mutant for mutant in read_mutants() if fnmatch.fnmatch(mutant.name, given.only)]
+    mutants = read_mutants()
+    for mutant in mutants:  # also those that are not drawn: texts change with the core
+        try:
+            mutated_source(mutant)
+        except Broken as broken:
+            sys.exit(f"{mutant.name}: {broken}")
+    mutants = [mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, given.only)]
     if given.sample is not None:
         mutants = [mutant for mutant in mutants if mutant.tests != KNOWN]
         mutants = random.Random(given.seed).sample(mutants, min(given.sample, len(mutants)))
