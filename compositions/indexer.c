@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Indexers: layers that choose keys for others. A step writes index keys and is one call of
- * `attend`, whose output is lists. */
+/* Indexers: layers that choose keys for others. A step writes index keys, which write_kv may norm,
+ * rotate and transform first, and is one call of `attend`, whose output is lists. */
+#include <attn/draft/index_write.h>
 #include <attn/indexer.h>
 #include <string.h>
 
@@ -47,6 +48,24 @@ static attn_status check_together(const struct attn_layer_desc *l,
     return ATTN_OK;
 }
 
+/* What a write does to a key goes with its size. */
+static attn_status check_write(const struct attn_layer_desc *l, const struct attn_index_write *w,
+                               struct attn_error *error)
+{
+    BAD_IF((w->rope == ATTN_ROPE_NONE) != (w->rotary_dim == 0) || w->rotary_dim % 2 != 0,
+           "rotary_dim",
+           "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even number",
+           l->name, w->rotary_dim, w->rope);
+    BAD_IF(w->rotary_first > l->head_size - w->rotary_dim ||
+               (w->rope == ATTN_ROPE_NONE && w->rotary_first != 0),
+           "rotary_first", "layer '%s': dims %d to %d are rotated; a key has %d", l->name,
+           w->rotary_first, w->rotary_first + w->rotary_dim - 1, l->head_size);
+    BAD_IF(w->hadamard && (l->head_size & (l->head_size - 1)) != 0, "hadamard",
+           "layer '%s': head_size is %d; a Hadamard transform needs a power of two", l->name,
+           l->head_size);
+    return ATTN_OK;
+}
+
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_indexer_desc *x = layer->indexer;
@@ -55,6 +74,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     x->tokens_per_row = x->tokens_per_row == 0 ? 1 : x->tokens_per_row;
     x->rows_per_entry = x->rows_per_entry == 0 ? 1 : x->rows_per_entry;
     TRY(check_together(l, x, error));
+    TRY_IF(layer->index_write != NULL, check_write(l, layer->index_write, error));
     layer->is_latent = layer->writes_apart = true;
     layer->tokens_per_row = x->tokens_per_row;
     /* another table than those of layers whose rows hold other numbers of tokens */
@@ -85,6 +105,11 @@ static void match(struct check *check, int32_t phase)
                  {"tokens_per_row", x->tokens_per_row, at_least_one(caps->tokens_per_row_max)},
                  {"rows_per_entry", x->rows_per_entry, at_least_one(caps->rows_per_entry_max)},
                  {"first_entries, last_entries, tail", num_forced(x), caps->forced_max});
+    if (check->whole->index_write != NULL) {
+        CHECK_NEEDS(check, "attn_index_write",
+                    {check->caps->features & ATTN_FEATURE_DRAFT_INDEX_WRITE,
+                     "norm, rotation or Hadamard transform of keys", "not declared"});
+    }
     CHECK_DRAFT_CODE(check, "activation", x->activation, caps->activations, "identity", "relu");
     if (check->match->kernel_block_size % x->tokens_per_row != 0) {
         check_refuse_number(check, "block_size", check->match->kernel_block_size,
@@ -104,6 +129,37 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
     return ATTN_OK;
 }
 
+/* What a write that norms, rotates and transforms reads; under validation on a CPU also that each
+ * position is a row of the table. */
+static attn_status check_written(const attn_plan *plan, const struct layer *layer,
+                                 const struct attn_io_index_write *given, struct attn_error *error)
+{
+    const struct attn_index_write *w = layer->index_write;
+    const int64_t size = layer->desc.head_size, tokens = layer->tokens_per_row;
+    BAD_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_index_write",
+           "is missing, or its norm_eps is negative or NaN; the layer has attn_index_write");
+    BAD_IF(given->norm_weight != NULL && w->norm == ATTN_KEY_NORM_NONE, "norm_weight",
+           "is given, and the layer's norm is none");
+    BAD_IF(given->norm_bias != NULL && w->norm != ATTN_KEY_NORM_LAYER, "norm_bias",
+           "is given, and the layer's norm has no bias");
+    CHECK_TENSOR_IF(w->norm != ATTN_KEY_NORM_NONE, given->norm_weight, NULL, "norm_weight", 1,
+                    {size});
+    CHECK_TENSOR_IF(given->norm_bias != NULL, given->norm_bias, NULL, "norm_bias", 1, {size});
+    if (w->rope == ATTN_ROPE_NONE) {
+        return ATTN_OK;
+    }
+    BAD_IF(given->positions == NULL, "positions", "is NULL, and the layer rotates keys");
+    CHECK_TENSOR(given->cos_sin, NULL, "cos_sin", 2, {TENSOR_ANY, w->rotary_dim});
+    for (int64_t t = 0; plan->looks && t < plan->given.num_slots; t++) {
+        const int64_t slot = plan->given.slot_mapping[t], at = given->positions[t];
+        BAD_IF(slot >= 0 && slot % tokens == tokens - 1 &&
+                   (at < 0 || at >= given->cos_sin->shape[0]),
+               "positions", "positions[%lld] is %lld; cos_sin has positions 0 to %lld",
+               (long long)t, (long long)at, (long long)given->cos_sin->shape[0] - 1);
+    }
+    return ATTN_OK;
+}
+
 /* The tensors of a run; under validation also NaN in what is read. */
 static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
@@ -113,6 +169,9 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     BAD_IF(io->v != NULL || io->lse != NULL, io->v != NULL ? "v" : "lse",
            "is given; an indexer has neither v nor lse");
     TRY_IF(writes, check_rows("k", io->k, &step->k, plan->given.num_slots, error));
+    TRY_IF(writes && step->layer->selected->index_write != NULL,
+           check_written(plan, step->layer->selected,
+                         ext_find(io->next, ATTN_EXT_DRAFT_IO_INDEX_WRITE), error));
     /* where a row has several tokens, only the key of the last one is read */
     const bool looks = writes && step->layer->selected->tokens_per_row == 1;
     TRY_IF(looks, validate_written(plan, io->k, "k", error));

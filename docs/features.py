@@ -93,7 +93,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{FORMULAS}rows, {STEP}pages, {CHECK}"),
         ("fp8_ds_v4 rows", kv("fp8_ds_v4"), "", f"tests/cpu_ref/test_undrawn, {CHECK}, tests/python/test_compressed"),
-        ("mxfp4 keys of indexers", kv("mxfp4"), "", f"{CHECK}"),
+        ("mxfp4 keys of indexers", kv("mxfp4"), "", f"{CHECK}, tests/python/test_indexer"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{FORMULAS}attend, {STEP}mla"),
         ("quantized queries ([precision](semantics.md#7-precision))", feature("quantized_query"), "", f"{FORMULAS}rows, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{FORMULAS}rows, {CHECK}"),
@@ -166,6 +166,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ("Indexers", [
         ("lists of the best tokens, rows or blocks; forced entries, tails", has("layer_kinds", "indexer"), "",
          f"{STEP}indexer, {CHECK}, {RUN}, tests/python/test_indexer"),
+        ("norm, rotation, Hadamard transform in the write of keys", feature("index_write"), "",
+         f"{STEP}indexer, {CHECK}, tests/python/test_indexer"),
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),

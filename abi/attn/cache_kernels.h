@@ -8,7 +8,8 @@
 
 struct attn_write_kv_args {
     size_t struct_size;
-    const struct attn_ext *next; /* rope_write_kv: attn_io_rope, or a draft's attn_output_rope */
+    /* the run's; rope_write_kv: attn_io_rope, or a draft's attn_output_rope */
+    const struct attn_ext *next;
     attn_instance *instance;
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params;

@@ -23,7 +23,8 @@ OUTPUT = Path(__file__).resolve().parent / "src" / "libattn" / "_declarations.py
 ORDER = ("version", "status", "tensor", "types", "host", "kv_cache", "capability", "runtime", "selection", "layer",
          "collectives", "batch", "io", "mla", "recurrent", "indexer", "attend", "cache_kernels", "device_memory", "device_services",
          "numeric_kernels", "kernels", "plugin", "model", "api", "draft/mm_encoder", "draft/recurrent",
-         "draft/index_lists", "draft/compressed", "draft/compressor", "draft/output_rope", "draft/layout")
+         "draft/index_lists", "draft/compressed", "draft/compressor", "draft/output_rope", "draft/index_write",
+         "draft/layout")
 
 SCALARS = {
     "int8_t": "c_int8", "uint8_t": "c_uint8", "uint16_t": "c_uint16", "int32_t": "c_int32", "uint32_t": "c_uint32",

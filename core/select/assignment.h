@@ -5,6 +5,7 @@
 #define CORE_SELECT_ASSIGNMENT_H
 
 #include <attn/draft/compressed.h>
+#include <attn/draft/index_write.h>
 #include <attn/draft/output_rope.h>
 #include <attn/draft/mm_encoder.h>
 #include <stdatomic.h>
@@ -24,6 +25,7 @@ struct layer {
     struct attn_recurrent_rule *rule;        /* or NULL: the gated delta rule */
     struct attn_recurrent_norm *norm;        /* what follows a recurrent layer's rule, or NULL */
     struct attn_indexer_desc *indexer;       /* or NULL */
+    struct attn_index_write *index_write;    /* or NULL: keys are stored as they come */
     struct attn_index_lists *lists;          /* or NULL: every key is listed */
     struct attn_layer_caches *caches;        /* or NULL; elements of our struct's size */
     struct attn_compressed_rows *compressed; /* or NULL: one cache of keys */

@@ -22,7 +22,7 @@ NAMES(features, NUM_FEATURES, "paged_kv", "contiguous_kv", "lse", "block_table_r
       "update_block_table", "fused_write", "fused_rope", "fused_rope_norm", "batch_invariant",
       "batch_invariant_prefix", "quantized_query", "device_seq_lens", "fast_prefill", "fp8_inputs",
       "mxfp4_weights", "host_bounds", "step_allocates", "kv_dtype_v", "amax_history",
-      "compressed_rows", "output_rope");
+      "compressed_rows", "output_rope", "index_write");
 NAMES(view_forms, NUM_VIEW_FORMS, "nhd", "hnd", "packed", "latent", "separate_strides");
 NAMES(dtypes, ATTN_DTYPE_MXFP4 + 1, "default", "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2",
       "fp8_e4m3fnuz", "int8", [ATTN_DTYPE_MXFP4] = "mxfp4");

@@ -3,6 +3,7 @@
 
 #include <attn/draft/compressed.h>
 #include <attn/draft/mm_encoder.h>
+#include <attn/draft/index_write.h>
 #include <attn/draft/output_rope.h>
 #include <attn/plugin.h>
 
@@ -129,6 +130,10 @@ FIELDS(compressor_desc, INT(compressor_desc, tokens_per_row, 1, MAX_GATHERED),
        INT(compressor_desc, rotary_dim, 0, MAX_HEAD_SIZE));
 FIELDS(output_rope, INT(output_rope, form, ATTN_ROPE_NEOX, ATTN_ROPE_GPTJ),
        INT(output_rope, rotary_dim, 2, MAX_HEAD_SIZE));
+FIELDS(index_write, INT(index_write, norm, 0, ATTN_KEY_NORM_LAYER),
+       INT(index_write, rope, 0, ATTN_ROPE_GPTJ), INT(index_write, rotary_dim, 0, MAX_HEAD_SIZE),
+       INT(index_write, rotary_first, 0, MAX_HEAD_SIZE), SWITCH(index_write, hadamard),
+       ZERO(index_write, reserved));
 FIELDS(context_parallel,
        INT(context_parallel, reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL),
        INT(context_parallel, order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG),
@@ -192,6 +197,9 @@ FIELDS(io_rope, DEVICE(io_rope, positions), TENSOR(io_rope, cos_sin),
 FIELDS(io_compressor, TENSOR(io_compressor, position_bias), TENSOR(io_compressor, norm_weight),
        TENSOR(io_compressor, cos_sin), ZERO(io_compressor, reserved));
 FIELDS(io_output_rope, DEVICE(io_output_rope, positions), TENSOR(io_output_rope, cos_sin));
+FIELDS(io_index_write, DEVICE(io_index_write, positions), TENSOR(io_index_write, cos_sin),
+       TENSOR(io_index_write, norm_weight), TENSOR(io_index_write, norm_bias),
+       ZERO(io_index_write, reserved));
 FIELDS(io_caches, ZERO(io_caches, reserved));
 
 FIELDS(runtime_options, INT(runtime_options, isolation, -1, 1),

@@ -65,6 +65,7 @@
     X(DRAFT_COMPRESSED_ROWS, attn_compressed_rows, 32, LAYER_DESC, compressed_rows, NULL)          \
     X(DRAFT_COMPRESSOR_DESC, attn_compressor_desc, 40, LAYER_DESC, compressor_desc, NULL)          \
     X(DRAFT_OUTPUT_ROPE, attn_output_rope, 32, LAYER_DESC, output_rope, NULL)                      \
+    X(DRAFT_INDEX_WRITE, attn_index_write, 48, LAYER_DESC, index_write, NULL)                      \
     X(MLA_WEIGHTS, attn_mla_weights, 64, LAYER_PARAMS, mla_weights, "kind mla")                    \
     X(RECURRENT_WEIGHTS, attn_recurrent_weights, 56, LAYER_PARAMS, recurrent_weights,              \
       "kind recurrent")                                                                            \
@@ -88,6 +89,7 @@
       "a quantized output_form")                                                                   \
     X(DRAFT_IO_COMPRESSOR, attn_io_compressor, 56, STEP_IO, io_compressor, "kind compressor")      \
     X(DRAFT_IO_OUTPUT_ROPE, attn_io_output_rope, 40, STEP_IO, io_output_rope, "attn_output_rope")  \
+    X(DRAFT_IO_INDEX_WRITE, attn_io_index_write, 64, STEP_IO, io_index_write, "attn_index_write")  \
     X(IO_ROPE, attn_io_rope, 72, STEP_IO, io_rope, "rope")                                         \
     X(IO_CACHES, attn_io_caches, 40, STEP_IO, io_caches, "attn_layer_caches")                      \
     X(DRAFT_IO_INDEX_LISTS, attn_io_index_lists, 64, STEP_IO, io_index_lists, "attn_index_lists")  \

@@ -25,7 +25,7 @@ enum {
     NUM_LIST_GROUPS = ATTN_LISTS_PER_Q_HEAD + 1,
     NUM_KERNELS = 15,
     NUM_TERMS = 14,
-    NUM_FEATURES = 22,
+    NUM_FEATURES = 23,
     NUM_VIEW_FORMS = 5
 };
 

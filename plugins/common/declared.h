@@ -6,6 +6,7 @@
 
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
+#include <attn/draft/index_write.h>
 
 #include "common/entry.h"
 #include "common/recurrent.h"
@@ -40,7 +41,7 @@
      ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY |  \
      ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_MXFP4_WEIGHTS | ATTN_FEATURE_FP8_INPUTS |            \
      ATTN_FEATURE_AMAX_HISTORY | ATTN_FEATURE_BATCH_INVARIANT_PREFIX |                             \
-     ATTN_FEATURE_DRAFT_COMPRESSED_ROWS)
+     ATTN_FEATURE_DRAFT_COMPRESSED_ROWS | ATTN_FEATURE_DRAFT_INDEX_WRITE)
 
 #define COMMON_LAYER_KINDS                                                                         \
     (BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS) |                   \

@@ -3,6 +3,7 @@
 #include <attn/indexer.h>
 #include <string.h>
 
+#include "common/index_write.h"
 #include "common/number.h"
 #include "common/tensors.h"
 #include "reference.h"
@@ -111,12 +112,13 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     }
 }
 
-/* An indexer's rows, each by the last of its tokens. */
+/* An indexer's rows, each from the key of its last token. */
 static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
     const struct attn_kv_view *view = args->k_cache;
     const struct attn_indexer_desc *desc = ext_of(args->layer->next, ATTN_EXT_INDEXER_DESC);
+    const struct attn_index_write *write = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_WRITE);
     const int32_t tokens = desc->tokens_per_row;
     double row[REF_MAX_HEAD_SIZE];
     for (int64_t t = begin; t < end; t++) {
@@ -126,8 +128,7 @@ static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t
             const struct cache_place place = {
                 args->layer,           args->params,          view, false,
                 at / view->block_size, at % view->block_size, 0};
-            number_load_row(row, tensor_row(args->k, t, 0), number_dtype_name(args->k->dtype),
-                            view->head_size);
+            index_write_load(args, write, t, row);
             cache_store(&place, row);
         }
     }

@@ -32,7 +32,8 @@ static const struct attn_backend_caps common_caps = {
     .name = "cpu_simd",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = COMMON_KERNELS,
-    .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4),
+    .kv_dtypes = COMMON_KV_DTYPES | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0) | BIT(ATTN_KV_FP8_DS_V4) |
+                 BIT(ATTN_KV_MXFP4),
     .terms = COMMON_TERMS | ATTN_TERM_STATIC_SINK,
     .features = COMMON_FEATURES | ATTN_FEATURE_KV_DTYPE_V,
     .block_sizes = &(const struct attn_range){1, 65536, 1},

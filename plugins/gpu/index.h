@@ -32,6 +32,19 @@ struct gpu_index_params {
     int32_t room;                 /* places of a list */
 };
 
+/* Writes keys after norm, rotation and Hadamard transform. */
+struct gpu_index_write_params {
+    struct gpu_tensor from, cos_sin;
+    struct gpu_cache to;
+    const int64_t *slots, *positions;
+    int64_t num_slots;
+    const void *weight, *bias; /* a norm's; NULL: none */
+    int32_t weight_dtype, bias_dtype, layer_norm;
+    int32_t rotary_dim, rotary_first, neox, hadamard; /* rotary_dim 0: no rotation */
+    int32_t tokens_per_row, block_size;
+    float norm_eps;
+};
+
 #ifndef __OPENCL_CPP_VERSION__ /* OpenCL C++ has no pointers to functions */
 /* Faster index_scores, with any rows_per_score. The bits of a score depend only on its query, its
  * row and the layer. */

@@ -33,7 +33,8 @@ enum gpu_row_form {
     GPU_ROW_DS_MLA = 5, /* a latent row of fp8_ds_mla: device/latent.h */
     GPU_ROW_LEVELS = 6, /* TurboQuant's rotated keys: device/turboquant.h */
     GPU_ROW_STEPS = 7,  /* TurboQuant's values */
-    GPU_ROW_DS_V4 = 8   /* a latent row of fp8_ds_v4 */
+    GPU_ROW_DS_V4 = 8,  /* a latent row of fp8_ds_v4 */
+    GPU_ROW_MXFP4 = 9   /* an indexer's key: e2m1 with a scale in e8m0 for 32 of them */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -48,7 +49,8 @@ struct gpu_cache {
     const float *scale;     /* NULL: scale_host */
     float scale_host;
     int32_t head_size;
-    const char *row_scale; /* SCALED, INT4: float32; NVFP4, DS_V4: bytes; LEVELS, STEPS: float16 */
+    /* SCALED, INT4: float32; NVFP4, DS_V4, MXFP4: bytes; LEVELS, STEPS: float16 */
+    const char *row_scale;
     int64_t row_scale_block, row_scale_slot, row_scale_head;
     const float *channel; /* GPU_ROW_CHANNEL: [Hk, D] */
     const float *signs;   /* GPU_ROW_INT4: [D] of +-1 */
@@ -165,9 +167,7 @@ struct gpu_write_params {
     const int64_t *slots;
     int64_t num_slots;
     int32_t num_heads, block_size;
-    /* write_rows only: 1: k alone; an indexer's slots count tokens, of which each tokens_per_row-th
-     * has a row */
-    int32_t sides, tokens_per_row;
+    int32_t sides; /* write_rows only: 1: k alone */
     /* rope_write_kv only: q and k are rotated in place first */
     struct gpu_tensor q, cos_sin;
     const int64_t *positions;

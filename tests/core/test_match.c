@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every reason against a backend, one change at a time: field, asked, supported. */
+#include <attn/draft/index_write.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/output_rope.h>
 
@@ -288,6 +289,23 @@ CASE(test_outputs_rotated_back)
     expect_fields(&s, ANY, "attn_output_rope");
     s.caps->features |= ATTN_FEATURE_DRAFT_OUTPUT_ROPE;
     expect_composed(&s, ATTN_COMPOSE_CASCADE | ATTN_COMPOSE_OUTPUT_ROPE);
+}
+
+CASE(test_keys_changed_when_written)
+{
+    struct attn_index_write write =
+        EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, .hadamard = 1);
+    struct attn_indexer_desc indexer = {.topk = 8};
+    const struct attn_indexer_caps limits = EXTENSION(attn_indexer_caps, ATTN_EXT_CAPS_INDEXER,
+                                                      NULL, .head_size_max = 512, .topk_max = 8);
+    layer_set_indexer(&s.layer, &indexer);
+    s.caps->layer_kinds |= 1u << ATTN_LAYER_INDEXER;
+    s.caps->next = &limits.ext;
+    expect_composed(&s, 0);
+    indexer.ext.next = &write.ext;
+    expect_fields(&s, ANY, "attn_index_write");
+    s.caps->features |= ATTN_FEATURE_DRAFT_INDEX_WRITE;
+    expect_composed(&s, 0);
 }
 
 CASE(test_mla)

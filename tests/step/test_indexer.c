@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers through the public table: caches, blocks that move, idle steps, and what is refused. The
  * lists are attn-check's, and Python's next to Transformers' own. */
+#include <attn/draft/index_write.h>
 #include <attn/indexer.h>
 #include <math.h>
 #include <stdbool.h>
@@ -20,13 +21,17 @@ struct index {
     OPENED;
     void *cache;
     struct attn_indexer_desc desc;
+    struct attn_index_write write;
     struct attn_layer_desc described;
     float q[LENGTH * REQS][H][D], k[LENGTH * REQS][D], w[LENGTH * REQS][H];
     int32_t out[LENGTH * REQS][ROOM], lengths[LENGTH * REQS];
     int32_t length[REQS], starts[REQS + 1], table[REQS][WIDTH];
     int64_t slots[LENGTH * REQS];
-    struct shaped tensors[5];
+    struct shaped tensors[8];
+    int64_t positions[LENGTH * REQS];
+    float cos_sin[LENGTH][D / 2], norm[2][D];
     struct attn_io_indexer ext;
+    struct attn_io_index_write written;
     struct attn_step_io io;
     struct attn_batch batch;
     uint64_t random;
@@ -252,6 +257,119 @@ TEST(runs_are_refused_by_field)
     fill(x, steps[1]);
     x->batch.causal = ATTN_CAUSAL_NO;
     INVALID(&x->error, "causal", x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));
+}
+
+/* As bind, of a layer whose keys are normed, rotated and transformed when they are written. */
+static void bind_written(struct index *x)
+{
+    x->write =
+        EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, .norm = ATTN_KEY_NORM_LAYER,
+                  .rope = ATTN_ROPE_NEOX, .rotary_dim = D / 2, .hadamard = 1);
+    x->desc.ext.next = &x->write.ext;
+    bind(x);
+}
+
+static void bring_written(struct index *x)
+{
+    for (int32_t i = 0; i < LENGTH * D / 2; i++) {
+        x->cos_sin[0][i] = sinf((float)i);
+    }
+    for (int32_t d = 0; d < 2 * D; d++) {
+        x->norm[0][d] = 0.5f + (float)d;
+    }
+    for (int32_t t = 0; t < x->batch.num_tokens; t++) { /* only rows that are written have one */
+        x->positions[t] = x->slots[t] % ROW == ROW - 1 ? (7 * t) % LENGTH : -1;
+    }
+    x->written = EXTENSION(attn_io_index_write, ATTN_EXT_DRAFT_IO_INDEX_WRITE, NULL,
+                           .positions = x->positions, .norm_eps = 1e-6f,
+                           .cos_sin = tensor(x, 5, x->cos_sin, LENGTH, D / 2, 0));
+    x->written.norm_weight =
+        shaped_set(&x->tensors[6], x->norm[0], ATTN_DTYPE_F32, 1, (int64_t[]){D}, NULL);
+    x->written.norm_bias =
+        shaped_set(&x->tensors[7], x->norm[1], ATTN_DTYPE_F32, 1, (int64_t[]){D}, NULL);
+    x->ext.ext.next = &x->written.ext;
+}
+
+#define WRITE_REFUSED(field, text, change)                                                         \
+    do {                                                                                           \
+        bring_written(x);                                                                          \
+        change;                                                                                    \
+        INVALID(&x->error, field, x->api->run(x->plan, x->layer, &x->io, &x->error));              \
+        SAYS(x, text);                                                                             \
+    } while (0)
+
+/* The first slot that finishes a row. */
+static int32_t first_written(const struct index *x)
+{
+    int32_t t = 0;
+    while (x->slots[t] % ROW != ROW - 1) {
+        t++;
+    }
+    return t;
+}
+
+TEST(writes_that_change_keys_are_checked)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+    bind_written(x);
+    fill(x, steps[0]);
+    PLAN(x);
+    bring_written(x);
+    RUN(x);
+    WRITE_REFUSED("attn_io_index_write", "is missing", x->ext.ext.next = NULL);
+    WRITE_REFUSED("attn_io_index_write", "norm_eps", x->written.norm_eps = NAN);
+    WRITE_REFUSED("positions", "is NULL", x->written.positions = NULL);
+    WRITE_REFUSED("positions", "cos_sin has positions 0 to 95",
+                  x->positions[first_written(x)] = LENGTH);
+    WRITE_REFUSED("positions", "cos_sin has positions 0 to 95",
+                  x->positions[first_written(x)] = -1);
+    WRITE_REFUSED("cos_sin", "[any, 8]", x->tensors[5].shape[1] = D);
+    WRITE_REFUSED("cos_sin", "[any, 8]", x->written.cos_sin = NULL);
+    WRITE_REFUSED("norm_weight", "[16]", x->written.norm_weight = NULL);
+    WRITE_REFUSED("norm_weight", "[16]", x->tensors[6].shape[0] = D - 1);
+    WRITE_REFUSED("norm_bias", "[16]", x->tensors[7].shape[0] = D + 1);
+    bring_written(x);
+    x->written.norm_bias = NULL;
+    RUN(x);
+    x->ext.ext.next = NULL; /* what writes nothing needs nothing */
+    x->io.flags = ATTN_RUN_NO_WRITE;
+    RUN(x);
+}
+
+TEST(norms_that_the_layer_has_not)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+    x->write = EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, .hadamard = 1);
+    x->desc.ext.next = &x->write.ext;
+    bind(x);
+    fill(x, steps[0]);
+    PLAN(x);
+    WRITE_REFUSED("norm_weight", "norm is none", );
+    WRITE_REFUSED("norm_bias", "no bias", x->written.norm_weight = NULL);
+    x->written.norm_bias = NULL;
+    x->written.positions = NULL; /* without a rotation */
+    RUN(x);
+}
+
+TEST(writes_are_refused_by_field)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+#define CHANGED(...)                                                                               \
+    (x->write = EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, __VA_ARGS__),        \
+     x->desc.ext.next = &x->write.ext)
+    LAYER_REFUSED(x, "norm", "", CHANGED(.norm = 3));
+    LAYER_REFUSED(x, "rotary_dim", "is 0 with rope 1", CHANGED(.rope = ATTN_ROPE_NEOX));
+    LAYER_REFUSED(x, "rotary_dim", "is 8 with rope 0", CHANGED(.rotary_dim = 8));
+    LAYER_REFUSED(x, "rotary_dim", "is 7", CHANGED(.rope = ATTN_ROPE_GPTJ, .rotary_dim = 7));
+    LAYER_REFUSED(x, "rotary_first", "dims 10 to 17",
+                  CHANGED(.rope = ATTN_ROPE_NEOX, .rotary_dim = 8, .rotary_first = 10));
+    LAYER_REFUSED(x, "rotary_first", "", CHANGED(.rotary_first = 1));
+    LAYER_REFUSED(x, "hadamard", "power of two",
+                  (CHANGED(.hadamard = 1), x->described.head_size = x->described.head_size_v = 24));
+    LAYER_REFUSED(x, "attn_index_write", "takes no",
+                  (CHANGED(.hadamard = 1), x->described.kind = ATTN_LAYER_DECODER,
+                   x->described.next = &x->write.ext));
+#undef CHANGED
 }
 
 /* The oracle's judge sees a tie that went to the larger index. */

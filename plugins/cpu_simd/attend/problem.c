@@ -25,7 +25,7 @@ static int32_t query_element(const struct attn_layer_desc *layer)
 /* A row of these codes is exact in bf16. */
 static bool is_short(int32_t coding)
 {
-    return coding <= CODING_NVFP4 || coding == CODING_DS_V4;
+    return coding <= CODING_NVFP4 || coding >= CODING_DS_V4;
 }
 
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
@@ -42,9 +42,9 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
         const bool is_v = shape->keys.element >= 0;
         return plugin_error(
             error, ATTN_ERROR_UNSUPPORTED, is_v ? "kv_dtype_v" : "kv_dtype",
-            "%d; 1 to 19 and 21 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per "
+            "%d; 1 to 19, 21 and 22 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per "
             "token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, "
-            "q8_0, q4_0, fp8_ds_v4)",
+            "q8_0, q4_0, fp8_ds_v4, mxfp4)",
             layer_kv_dtype(layer, is_v));
     }
     if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* write_kv, rope_write_kv, and the copies of blocks and bytes. */
+#include "common/index_write.h"
 #include "cpu_simd/internal.h"
 
 struct write_loop {
@@ -78,12 +79,16 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     }
 }
 
-/* Index keys, each written with the last token of its row. */
+/* Index keys, each written with the last token of its row; those that are normed, rotated or
+ * transformed, in float64 first. */
 static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct write_loop *loop = argument;
     const struct attn_write_kv_args *args = loop->args;
+    const struct attn_index_write *write = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_WRITE);
     const int32_t tokens = indexer_of(args->layer)->tokens_per_row;
+    double row[ROPE_MAX_SIZE];
+    float numbers[ROPE_MAX_SIZE];
     struct row_place k = {.variant = args->instance->variant,
                           .layer = args->layer,
                           .params = args->params,
@@ -93,7 +98,15 @@ static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t
         const int64_t slot = args->slot_mapping[t];
         if (slot >= 0 && slot % tokens == tokens - 1) {
             place_slot(&k, slot / tokens);
-            row_write(&k, tensor_row(args->k, t, 0), loop->activation);
+            if (write == NULL) {
+                row_write(&k, tensor_row(args->k, t, 0), loop->activation);
+                continue;
+            }
+            index_write_load(args, write, t, row);
+            for (int32_t d = 0; d < k.view->head_size; d++) {
+                numbers[d] = (float)row[d];
+            }
+            row_write(&k, (const char *)numbers, ELEMENT_F32);
         }
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of nvfp4, TurboQuant, fp8_ds_mla and fp8_ds_v4. A value of nvfp4, 2 bits times the 4 of its
- * block's scale, is exact in bf16. TurboQuant's rows are computed in float32: a key stays rotated
- * by Hadamard's matrix H, as its query is, and equals levels times norm / sqrt(D sum of their
- * squares); a value is code step + zero. */
+/* Rows of nvfp4, mxfp4, TurboQuant, fp8_ds_mla and fp8_ds_v4. Values of nvfp4, 2 bits times the 4
+ * of a scale, and of mxfp4, whose scales are powers of two, are exact in bf16. TurboQuant's rows
+ * are computed in float32: a key stays rotated by Hadamard's matrix H, as its query is, and equals
+ * levels times norm / sqrt(D sum of their squares); a value is code step + zero. */
 #include <float.h>
 #include <math.h>
 
@@ -18,6 +18,8 @@
 #define V4_LATENT 448 /* fp8_ds_v4: e4m3 in tiles of 64, bf16; scales of e8m0 apart */
 #define V4_TILE 64
 #define V4_LEAST 1e-4
+#define MXFP4_BLOCK 32 /* scales of e8m0 apart */
+#define MXFP4_LEAST (6 * (double)FLT_MIN)
 
 #define LEVELS_OF(...)                                                                             \
     {                                                                                              \
@@ -44,6 +46,7 @@ int32_t code_row_bytes(const struct row_form *form, int32_t n)
     case CODING_STEPS:
         return (n * form->bits + 7) / 8;
     case CODING_NVFP4:
+    case CODING_MXFP4:
         return n / 2;
     case CODING_BLOCKS:
         return n / BLOCK_ELEMENTS * (form->bits == 8 ? BLOCK_BYTES_8 : BLOCK_BYTES_4);
@@ -91,17 +94,36 @@ static void load_nvfp4(const struct variant *variant, const struct coded_row *ro
     variant->codes->e2m1(out, codes, scales, NVFP4_BLOCK, row->n);
 }
 
+static float number_of_e8m0(uint8_t code)
+{
+    return code == 255 ? NAN : ldexpf(1, code - 127);
+}
+
+static void load_mxfp4(const struct variant *variant, const struct coded_row *row,
+                       const int8_t *codes, float *out)
+{
+    float scales[MAX_HEAD_SIZE / MXFP4_BLOCK];
+    for (int32_t s = 0; s < row->n / MXFP4_BLOCK; s++) {
+        scales[s] = number_of_e8m0(row->kept[s]);
+    }
+    variant->codes->e2m1(out, codes, scales, MXFP4_BLOCK, row->n);
+}
+
 float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out)
 {
     int8_t codes[MAX_HEAD_SIZE];
     float levels[16];
-    if (row->coding == CODING_NVFP4 || row->bits == 4) {
+    if (row->bits != 3) {
         int4_codes(variant, codes, row->codes, row->n, row->pack, row->stride_pack, 0);
     } else {
         variant->codes->threes(codes, (const uint8_t *)row->codes, row->n);
     }
     if (row->coding == CODING_NVFP4) {
         load_nvfp4(variant, row, codes, out);
+        return 1.0f;
+    }
+    if (row->coding == CODING_MXFP4) {
+        load_mxfp4(variant, row, codes, out);
         return 1.0f;
     }
     if (row->coding == CODING_STEPS) {
@@ -177,6 +199,33 @@ static void write_nvfp4(const struct row_place *at, const float *values, char *m
     nibbles_write(view, memory, codes);
 }
 
+/* The least power of two in e8m0 with magnitudes of `largest` up to `limit`; 255 of NaN. */
+static uint8_t e8m0_of(double largest, double limit)
+{
+    int exponent;
+    const double mantissa = frexp(largest / limit, &exponent);
+    return isnan(largest)   ? 255
+           : isinf(largest) ? 254
+                            : (uint8_t)(exponent - (mantissa == 0.5) + 127);
+}
+
+static void write_mxfp4(const struct row_place *at, const float *values, char *memory,
+                        uint8_t *kept)
+{
+    uint8_t codes[MAX_HEAD_SIZE / 2];
+    for (int32_t first = 0; first < at->view->head_size; first += MXFP4_BLOCK) {
+        const double largest = (double)at->variant->codes->largest(values + first, MXFP4_BLOCK);
+        const uint8_t code = e8m0_of(largest < MXFP4_LEAST ? MXFP4_LEAST : largest, 6);
+        kept[first / MXFP4_BLOCK] = code;
+        for (int32_t d = first; d < first + MXFP4_BLOCK; d += 2) {
+            const double scale = code == 255 ? INFINITY : ldexp(1, code - 127);
+            codes[d / 2] = (uint8_t)(e2m1_of((double)values[d] / scale) |
+                                     e2m1_of((double)values[d + 1] / scale) << 4);
+        }
+    }
+    nibbles_write(at->view, memory, codes);
+}
+
 /* A code a byte to `bits` a code. */
 static void pack_codes(const uint8_t *codes, int32_t bits, int32_t n, uint8_t *packed)
 {
@@ -231,8 +280,11 @@ static void write_steps(const struct row_place *at, const float *values, char *m
 
 void coded_row_write(const struct row_place *at, const float *values)
 {
-    static void (*const writers[])(const struct row_place *, const float *, char *, uint8_t *) = {
-        [CODING_NVFP4] = write_nvfp4, [CODING_LEVELS] = write_levels, [CODING_STEPS] = write_steps};
+    static void (*const writers[])(const struct row_place *, const float *, char *,
+                                   uint8_t *) = {[CODING_NVFP4] = write_nvfp4,
+                                                 [CODING_LEVELS] = write_levels,
+                                                 [CODING_STEPS] = write_steps,
+                                                 [CODING_MXFP4] = write_mxfp4};
     const struct attn_kv_view *view = at->view;
     writers[at->form->coding](at, values, view_row(view, at->block, at->slot, at->head),
                               (uint8_t *)view_scale(view, at->block, at->slot, at->head));
@@ -266,32 +318,18 @@ void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t
                 float *row)
 {
     for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
-        const uint8_t code = scales[d / V4_TILE];
         variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, V4_TILE);
-        variant->scale_row(row + d, code == 255 ? NAN : ldexpf(1, code - 127), V4_TILE);
+        variant->scale_row(row + d, number_of_e8m0(scales[d / V4_TILE]), V4_TILE);
     }
     variant->f32->unpack[ELEMENT_BF16](row + V4_LATENT, memory + V4_LATENT, DS_ROPE);
-}
-
-/* The least power of two with magnitudes up to 448; 255 where one is NaN. */
-static uint8_t v4_scale(const float *row, double largest)
-{
-    int exponent;
-    const double mantissa =
-        frexp((largest < V4_LEAST ? V4_LEAST : largest) / E4M3_LARGEST, &exponent);
-    for (int32_t d = 0; d < V4_TILE; d++) {
-        if (isnan(row[d])) {
-            return 255;
-        }
-    }
-    return isinf(largest) ? 254 : (uint8_t)(exponent - (mantissa == 0.5) + 127);
 }
 
 void ds_v4_store(const struct variant *variant, char *memory, uint8_t *scales, const float *row)
 {
     scales[V4_LATENT / V4_TILE] = 0;
     for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
-        const uint8_t code = v4_scale(row + d, variant->codes->largest(row + d, V4_TILE));
+        const double largest = (double)variant->codes->largest(row + d, V4_TILE);
+        const uint8_t code = e8m0_of(largest < V4_LEAST ? V4_LEAST : largest, E4M3_LARGEST);
         scales[d / V4_TILE] = code;
         variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, ldexpf(1, code - 127), NULL,
                                              V4_TILE);

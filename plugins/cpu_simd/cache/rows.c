@@ -52,6 +52,8 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
     case ATTN_KV_NVFP4:
         return (struct row_form){
             .element = ELEMENT_INT8, .coding = CODING_NVFP4, .head_scale = true};
+    case ATTN_KV_MXFP4:
+        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_MXFP4};
     case ATTN_KV_TURBOQUANT_K8V4:
     case ATTN_KV_TURBOQUANT_4BIT_NC:
     case ATTN_KV_TURBOQUANT_K3V4_NC:
@@ -301,7 +303,8 @@ void stage_rows(const struct stage *stage)
     size_t used_bytes = (size_t)source->row_elements * (size_t)kernels->element_bytes;
     static void (*const of_coding[])(const struct stage *, int32_t, char *) = {
         [CODING_NONE] = stage_plain,  [CODING_NVFP4] = stage_coded,   [CODING_LEVELS] = stage_coded,
-        [CODING_STEPS] = stage_coded, [CODING_BLOCKS] = stage_blocks, [CODING_DS_V4] = stage_ds_v4};
+        [CODING_STEPS] = stage_coded, [CODING_BLOCKS] = stage_blocks, [CODING_DS_V4] = stage_ds_v4,
+        [CODING_MXFP4] = stage_coded};
     void (*stage_row)(const struct stage *, int32_t, char *) = source->ds_mla ? stage_ds_mla
                                                                : source->nibbles
                                                                    ? stage_nibbles

@@ -18,28 +18,32 @@
 #define INDEX_STAGES 4
 #define INDEX_STAGE_ROWS 128
 #define INDEX_THREADS 256
-#define INDEX_CTAS 2         /* CTAs of a multiprocessor */
-#define INDEX_MOST_STAGES 64 /* an item's, at most */
-#define INDEX_START 2        /* stages that could be copied while an item begins */
+#define INDEX_CTAS 2          /* CTAs of a multiprocessor */
+#define INDEX_MOST_STAGES 64  /* an item's, at most */
+#define INDEX_START 2         /* stages that could be copied while an item begins */
+#define KIND_MXFP4 KIND_COUNT /* rows in mxfp4, queries in bf16 */
 
 struct sm90_index_params {
     struct gpu_index_params p;
-    int32_t lists;       /* lists of an item, at most */
-    int32_t stages;      /* stages of rows of an item; 0 (bf16 in D 128, and scores of e4m3 that
-                          * are not pooled): each CTA takes one share of all stages */
+    int32_t lists;  /* lists of an item, at most */
+    int32_t stages; /* stages of rows of an item; 0 (bf16 in D 128, and scores of e4m3 and mxfp4
+                     * that are not pooled): each CTA takes one share of all stages */
     int32_t block_shift; /* log2 of block_rows if it is whole, else -1 */
     int32_t together;    /* 1: the rows of a stage that a warp copies are in one block */
 };
 
-/* SPANS: columns of 128 bytes of a row. */
+/* SPANS: columns of 128 bytes of a query. */
 template <int KIND, int SPANS, bool POOLED> struct index_shape {
-    static constexpr int row = SPANS * 128;
-    static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
-    static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * row;
+    static constexpr bool coded = KIND == KIND_MXFP4;
+    static constexpr int query = SPANS * 128, row = coded ? query / 4 : query; /* bytes */
+    static constexpr int steps = query / 32; /* k-steps of a product */
+    static constexpr int chunks = row / 16;  /* 16-byte chunks of a row */
+    static constexpr int stage = INDEX_STAGE_ROWS * row, tile = INDEX_COLUMNS * query;
     /* Copies begin during products, and those of rows that are together need no shuffles. */
-    static constexpr bool overlaps = KIND == KIND_E4M3 && !POOLED;
+    static constexpr bool overlaps = (KIND == KIND_E4M3 || coded) && !POOLED;
     static constexpr int smem = 1024 + INDEX_TILES * tile + INDEX_STAGES * stage;
-    static_assert((SPANS > 1 ? 1 : INDEX_CTAS) * (smem + 7168) <= 227 * 1024, "the CTAs fit");
+    static constexpr int ctas = SPANS > 1 && !coded ? 1 : INDEX_CTAS;
+    static_assert(ctas * (smem + 7168) <= 227 * 1024, "the CTAs fit");
 };
 
 struct index_smem {
@@ -72,6 +76,23 @@ GPU_INLINE int32_t rows_seen(const gpu_index_params &p, int32_t request, int32_t
     return min(seen / p.tokens_per_row, p.max_rows);
 }
 
+/* Where a stage's row has its 16-byte chunk: rows of codes lie as they come. */
+template <class S> GPU_INLINE int place_in_stage(int row, int chunk)
+{
+    return S::coded ? row * S::row + chunk * 16 : place_of_chunk<INDEX_STAGE_ROWS>(row, chunk);
+}
+
+/* Copies the chunk of a query that is read next to coded rows. Of such a row lane j of four decodes
+ * the 32 dims of block j, 4 in each step: words 16 j + 2 i and 16 j + 2 i + 1 of a query are words
+ * j and j + 4 of step i. */
+GPU_INLINE void copy_spread(uint32_t to, const char *query, int chunk, bool real)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        copy4(to + j * 4, query + j * 64 + chunk * 4, real ? 4 : 0);
+    }
+}
+
 /* Copies the queries of the span's lists; columns without one are zero. */
 template <class S>
 GPU_INLINE void copy_queries(const gpu_index_params &p, const index_work &w, index_smem &smem,
@@ -79,17 +100,22 @@ GPU_INLINE void copy_queries(const gpu_index_params &p, const index_work &w, ind
 {
     const int heads = p.heads / p.groups, columns = w.lists * heads;
     const int tiles = (columns + INDEX_COLUMNS - 1) / INDEX_COLUMNS;
-    for (int i = threadIdx.x; i < tiles * INDEX_COLUMNS * S::chunks; i += INDEX_THREADS) {
-        const int column = i / S::chunks, chunk = i % S::chunks, list = w.first + column / heads;
+    constexpr int chunks = S::query / 16;
+    for (int i = threadIdx.x; i < tiles * INDEX_COLUMNS * chunks; i += INDEX_THREADS) {
+        const int column = i / chunks, chunk = i % chunks, list = w.first + column / heads;
         const bool real = column < columns;
         const char *from = p.q.data;
         if (real) {
             from += (int64_t)token_of(p, list) * p.q.row +
-                    (int64_t)(list % p.groups * heads + column % heads) * p.q.head + chunk * 16;
+                    (int64_t)(list % p.groups * heads + column % heads) * p.q.head;
         }
-        copy16(shared_address(q + column / INDEX_COLUMNS * S::tile) +
-                   place_of_chunk<INDEX_COLUMNS>(column % INDEX_COLUMNS, chunk),
-               from, real ? 16 : 0);
+        const uint32_t to = shared_address(q + column / INDEX_COLUMNS * S::tile) +
+                            place_of_chunk<INDEX_COLUMNS>(column % INDEX_COLUMNS, chunk);
+        if (S::coded) {
+            copy_spread(to, from, chunk, real);
+        } else {
+            copy16(to, from + chunk * 16, real ? 16 : 0);
+        }
     }
     for (int column = threadIdx.x; column < tiles * INDEX_COLUMNS; column += INDEX_THREADS) {
         const int list = w.first + column / heads;
@@ -138,10 +164,10 @@ GPU_INLINE void copy_rows_together(const gpu_index_params &p, const index_row &a
         p.k.data + block * p.k.block + (int64_t)(at.slot + own) * p.k.slot + chunk * 16;
 #pragma unroll
     for (int i = 0; i < 16 / rows; i++) {
-        copy16(to + place_of_chunk<INDEX_STAGE_ROWS>(first + i * rows + own, chunk),
-               from + i * rows * p.k.slot, real ? 16 : 0);
+        copy16(to + place_in_stage<S>(first + i * rows + own, chunk), from + i * rows * p.k.slot,
+               real ? 16 : 0);
     }
-    if (p.k.form == GPU_ROW_SCALED && lane < 16) {
+    if ((S::coded || p.k.form == GPU_ROW_SCALED) && lane < 16) {
         copy4(shared_address(&smem.scales[stage][first + lane]),
               p.k.row_scale + block * p.k.row_scale_block +
                   (int64_t)(at.slot + lane) * p.k.row_scale_slot,
@@ -169,10 +195,10 @@ GPU_INLINE void copy_rows(const sm90_index_params &a, const index_row &at, index
     for (int i = 0; i < 16 / rows; i++) {
         const uint64_t found = __shfl_sync(0xffffffffu, from, i * rows + own);
         const char *source = found != 0 ? (const char *)(uintptr_t)found : p.k.data;
-        copy16(to + place_of_chunk<INDEX_STAGE_ROWS>(first + i * rows + own, chunk),
-               source + chunk * 16, found != 0 ? 16 : 0);
+        copy16(to + place_in_stage<S>(first + i * rows + own, chunk), source + chunk * 16,
+               found != 0 ? 16 : 0);
     }
-    if (p.k.form == GPU_ROW_SCALED && lane < 16) {
+    if ((S::coded || p.k.form == GPU_ROW_SCALED) && lane < 16) {
         const int64_t offset =
             real ? at.block * p.k.row_scale_block + at.slot * p.k.row_scale_slot : 0;
         copy4(shared_address(&smem.scales[stage][first + lane]), p.k.row_scale + offset,
@@ -180,13 +206,48 @@ GPU_INLINE void copy_rows(const sm90_index_params &a, const index_row &at, index
     }
 }
 
-/* Loads a warp group's 64 rows of a stage as operands of wgmma. */
-template <class S> GPU_INLINE void load_rows(uint32_t stage, uint32_t (&rows)[S::chunks / 2][4])
+GPU_INLINE uint32_t multiply_bf16(uint32_t x, uint32_t y)
 {
-    const int lane = threadIdx.x & 31, row = ((int)threadIdx.x >> 5) * 16 + (lane & 15);
+    uint32_t z;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+/* Two e2m1 of a byte as bf16, times a power of two. With its bits in the lowest ones of a bf16's
+ * exponent and the highest of the mantissa an e2m1 is 2^-126 times its value. */
+GPU_INLINE uint32_t decode_e2m1(uint32_t byte, uint32_t scale)
+{
+    const uint32_t size = byte * (1u << 6 | 1u << 18) & 0x01c001c0u;
+    const uint32_t sign = byte * (1u << 12 | 1u << 24) & 0x80008000u;
+    return multiply_bf16(multiply_bf16(size | sign, 0x7e807e80u), scale);
+}
+
+/* Loads a warp group's 64 rows of a stage as operands of wgmma: of codes 32 dims of two rows, in
+ * the order of copy_spread. */
+template <class S>
+GPU_INLINE void load_rows(const char *stage, const float *scales, uint32_t (&rows)[S::steps][4])
+{
+    const int lane = threadIdx.x & 31, first = ((int)threadIdx.x >> 5) * 16;
+    if constexpr (S::coded) {
 #pragma unroll
-    for (int i = 0; i < S::chunks / 2; i++) {
-        load4(rows[i], stage + place_of_chunk<INDEX_STAGE_ROWS>(row, 2 * i + (lane >> 4)));
+        for (int r = 0; r < 2; r++) {
+            const int row = first + (lane >> 2) + r * 8;
+            const uint32_t code = ((const uint8_t *)&scales[row])[lane & 3];
+            const uint32_t scale = code == 255 ? 0x7fffu : code == 0 ? 0x40u : code << 7;
+            const uint4 loaded = *(const uint4 *)(stage + place_in_stage<S>(row, lane & 3));
+            const uint32_t codes[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                rows[i / 2][r + i % 2 * 2] =
+                    decode_e2m1(codes[i / 4] >> i % 4 * 8 & 0xff, scale | scale << 16);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < S::steps; i++) {
+            load4(rows[i], shared_address(stage) +
+                               place_in_stage<S>(first + (lane & 15), 2 * i + (lane >> 4)));
+        }
     }
 }
 
@@ -202,7 +263,8 @@ GPU_INLINE void start_tile(const uint32_t (&rows)[STEPS][4], uint64_t q, float (
         if constexpr (KIND == KIND_E4M3) {
             wgmma_rs_fp8<INDEX_COLUMNS>(acc, rows[i], b, i > 0);
         } else {
-            wgmma_rs_bk<KIND, INDEX_COLUMNS>(acc, rows[i], b, i > 0);
+            wgmma_rs_bk<KIND == KIND_MXFP4 ? KIND_BF16 : KIND, INDEX_COLUMNS>(acc, rows[i], b,
+                                                                              i > 0);
         }
     }
     wgmma_commit();
@@ -251,8 +313,8 @@ GPU_INLINE void score_work(const sm90_index_params &a, const index_work &w, inde
             __syncthreads();     /* which all threads have copied */
         }
         __syncwarp(); /* the stage is there, and the one before it has been read */
-        uint32_t rows[S::chunks / 2][4];
-        load_rows<S>(shared_address(stages + stage * S::stage), rows);
+        uint32_t rows[S::steps][4];
+        load_rows<S>(stages + stage * S::stage, smem.scales[stage], rows);
         const bool scaled = p.k.form == GPU_ROW_SCALED;
         to.row = POOLED || heads <= 4 || (threadIdx.x & 2) == 0
                      ? w.begin + t * INDEX_STAGE_ROWS + which
@@ -379,7 +441,7 @@ GPU_INLINE index_work next_of_item(const sm90_index_params &a, int32_t lists, in
 }
 
 template <int KIND, int SPANS, bool POOLED>
-__global__ void __launch_bounds__(INDEX_THREADS, SPANS > 1 ? 1 : INDEX_CTAS)
+__global__ void __launch_bounds__(INDEX_THREADS, index_shape<KIND, SPANS, POOLED>::ctas)
     index_scores(const __grid_constant__ sm90_index_params a)
 {
     using S = index_shape<KIND, SPANS, POOLED>;
@@ -421,7 +483,8 @@ template <int KIND, int SPANS>
 static cudaError_t launch_shape(const struct gpu_device *device, const sm90_index_params *a,
                                 void *stream)
 {
-    constexpr int smem = index_shape<KIND, SPANS, false>::smem;
+    using S = index_shape<KIND, SPANS, false>;
+    constexpr int smem = S::smem;
     void (*const kernels[2])(sm90_index_params) = {index_scores<KIND, SPANS, false>,
                                                    index_scores<KIND, SPANS, true>};
     cudaError_t error = cudaSuccess;
@@ -430,22 +493,26 @@ static cudaError_t launch_shape(const struct gpu_device *device, const sm90_inde
     }
     return a == nullptr ? error
                         : launch_kernel(kernels[a->p.rows_per_score > 1], *a,
-                                        (unsigned)(device->num_sms * (SPANS > 1 ? 1 : INDEX_CTAS)),
-                                        INDEX_THREADS, smem, (cudaStream_t)stream);
+                                        (unsigned)(device->num_sms * S::ctas), INDEX_THREADS, smem,
+                                        (cudaStream_t)stream);
 }
 
 static const char *launch(const struct gpu_device *device, const sm90_index_params *a, void *stream)
 {
     device_scope inside(device);
     cudaError_t error = cudaSuccess;
-    const bool e4m3 = a == nullptr || a->p.k.dtype == ATTN_DTYPE_FP8_E4M3;
-    if (e4m3) {
+    const bool all = a == nullptr, e4m3 = !all && a->p.k.dtype == ATTN_DTYPE_FP8_E4M3;
+    const bool mxfp4 = !all && a->p.k.form == GPU_ROW_MXFP4, bf16 = !all && !e4m3 && !mxfp4;
+    if (all || e4m3) {
         error = launch_shape<KIND_E4M3, 1>(device, a, stream);
     }
-    if (error == cudaSuccess && (a == nullptr || (!e4m3 && a->p.k.head_size == 64))) {
+    if (error == cudaSuccess && (all || mxfp4)) {
+        error = launch_shape<KIND_MXFP4, 2>(device, a, stream);
+    }
+    if (error == cudaSuccess && (all || (bf16 && a->p.k.head_size == 64))) {
         error = launch_shape<KIND_BF16, 1>(device, a, stream);
     }
-    if (error == cudaSuccess && (a == nullptr || (!e4m3 && a->p.k.head_size == 128))) {
+    if (error == cudaSuccess && (all || (bf16 && a->p.k.head_size == 128))) {
         error = launch_shape<KIND_BF16, 2>(device, a, stream);
     }
     return cause_of(error);
@@ -456,19 +523,24 @@ static const char *load(const struct gpu_device *device)
     return launch(device, NULL, NULL);
 }
 
-/* Rows and queries in e4m3 of D 128, or in bf16 of D 64 and 128; 1, 2, 4 .. 64 heads for each list.
- * Scales are taken to be positive: they are applied after the activation. */
+/* Rows and queries in e4m3 of D 128, or in bf16 of D 64 and 128, or rows in mxfp4 and queries in
+ * bf16 of D 128; 1, 2, 4 .. 64 heads for each list. Scales of rows are taken to be positive: they
+ * are applied after the activation. */
 static bool takes(const struct gpu_index_params *p)
 {
     const int32_t heads = p->heads / p->groups;
     const bool e4m3 = p->k.dtype == ATTN_DTYPE_FP8_E4M3 && p->k.head_size == 128;
     const bool bf16 = p->k.dtype == ATTN_DTYPE_BF16 && p->k.form == GPU_ROW_NUMBERS &&
                       (p->k.head_size == 64 || p->k.head_size == 128);
+    const bool mxfp4 =
+        p->k.form == GPU_ROW_MXFP4 && p->k.head_size == 128 && p->q.dtype == ATTN_DTYPE_BF16;
     const uint64_t bits = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row |
                           (uint64_t)p->q.head | (uint64_t)(uintptr_t)p->k.data |
                           (uint64_t)p->k.block | (uint64_t)p->k.slot;
-    return (e4m3 || bf16) && p->q.dtype == p->k.dtype && p->k.pack == 0 && bits % 16 == 0 &&
-           INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
+    const uint64_t scales = (uint64_t)(uintptr_t)p->k.row_scale | (uint64_t)p->k.row_scale_block |
+                            (uint64_t)p->k.row_scale_slot;
+    return ((mxfp4 && scales % 4 == 0) || ((e4m3 || bf16) && p->q.dtype == p->k.dtype)) &&
+           p->k.pack == 0 && bits % 16 == 0 && INDEX_COLUMNS % heads == 0 && p->scale >= 0.0f;
 }
 
 /* Stages of an item, so that all CTAs end at about the same time; 0 where shares, which may be of
@@ -495,7 +567,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_index_p
     const int64_t most = INDEX_TILES * INDEX_COLUMNS * p->groups / p->heads;
     const bool even = (p->block_rows & (p->block_rows - 1)) == 0;
     const bool wide = p->k.dtype == ATTN_DTYPE_BF16 && p->k.head_size == 128;
-    const bool shares = wide || (p->k.dtype == ATTN_DTYPE_FP8_E4M3 && p->rows_per_score == 1);
+    const bool shares = wide || (p->k.dtype != ATTN_DTYPE_BF16 && p->rows_per_score == 1);
     sm90_index_params a = {*p, (int32_t)(of_request < most ? of_request : most), 0,
                            even ? __builtin_ctz((unsigned)p->block_rows) : -1,
                            p->block_rows % 16 == 0};

@@ -17,11 +17,6 @@ GPU_INLINE uint8_t *latent_scales(const gpu_cache &c, int64_t block, int64_t slo
     return (uint8_t *)row_scale_at(c, block, slot, 0);
 }
 
-GPU_INLINE float e8m0_number(uint32_t code)
-{
-    return code == 255 ? NAN : bits_float(code > 0 ? code << 23 : 1u << 22);
-}
-
 /* Element d of the row at `row`; `scale` is for plain numbers, `scales` for fp8_ds_v4. */
 GPU_INLINE float latent_number(const gpu_cache &c, const char *row, const uint8_t *scales,
                                float scale, int32_t d)

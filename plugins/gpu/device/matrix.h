@@ -6,20 +6,10 @@
 #include "gpu/device/number.h"
 #include "gpu/latent.h"
 
-#define E8M0_NAN 255
-
 GPU_INLINE float gemm_number(const gpu_batch_matrix &m, int64_t b, int64_t i, int64_t j)
 {
     int64_t at = b * m.batch + i * m.row + j * m.column;
     return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
-}
-
-/* 2^(code - 127) or NaN. */
-GPU_INLINE float e8m0_number(uint32_t code)
-{
-    return code == E8M0_NAN ? NAN
-           : code == 0      ? bits_float(1u << 22) /* 2^-127 */
-                            : bits_float(code << 23);
 }
 
 /* An e2m1 of w times its block's power of two. */

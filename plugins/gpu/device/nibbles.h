@@ -12,6 +12,7 @@
 #define LEAST_INT4_SCALE 1e-6
 #define ZERO_POINT_MASK 15u
 #define NVFP4_BLOCK 16
+#define MXFP4_BLOCK 32
 
 /* Sylvester's matrix, not normalised, times a row of `count` elements, a power of two. */
 template <class T> GPU_INLINE void hadamard(T (&x)[LANE_DIMS], int32_t count, int lane)

@@ -126,11 +126,17 @@ GPU_INLINE float odd_float(double x)
     return (double)y != x && isfinite(y) ? bits_float((uint32_t)(int32_t)float_bits(y) | 1) : y;
 }
 
-/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; rounds half to even codes. */
-GPU_INLINE uint32_t e2m1_of(double x)
+/* 2^(code - 127), or of 255 NaN. */
+GPU_INLINE float e8m0_number(uint32_t code)
 {
-    const double middle[7] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
-    double size = fabs(x);
+    return code == 255 ? NAN : bits_float(code > 0 ? code << 23 : 1u << 22);
+}
+
+/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; rounds half to even codes. */
+template <class T> GPU_INLINE uint32_t e2m1_of(T x)
+{
+    const T middle[7] = {T(0.25), T(0.75), T(1.25), T(1.75), T(2.5), T(3.5), T(5)};
+    const T size = x < T(0) ? -x : x;
     uint32_t code = 0;
 #pragma unroll
     for (uint32_t i = 0; i < 7; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Indexers (attn/indexer.h): scores of a chunk of tokens, which stay in the scratch, then
- * their lists. */
+/* Indexers (attn/indexer.h): the write of their keys; scores of a chunk of tokens, which stay in
+ * the scratch, then their lists. */
+#include <attn/draft/index_write.h>
 #include <attn/indexer.h>
 
 #include "gpu/host/schedule.h"
@@ -26,6 +27,50 @@ static int64_t chunk_tokens(const struct attn_prepared *prepared, const struct a
     const int64_t bytes = score_stride(prepared, limits) * prepared->lists * 4;
     const int64_t tokens = bytes > 0 ? SCORE_BYTES / bytes : limits->max_num_tokens;
     return tokens < 1 ? 1 : tokens < limits->max_num_tokens ? tokens : limits->max_num_tokens;
+}
+
+static void set_norm(const struct attn_tensor *tensor, const void **data, int32_t *dtype)
+{
+    if (tensor != NULL) {
+        *data = (const char *)tensor->data + tensor->byte_offset;
+        *dtype = number_dtype_name(tensor->dtype);
+    }
+}
+
+attn_status gpu_write_index(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    const struct attn_index_write *write = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_WRITE);
+    const struct attn_io_index_write *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_WRITE);
+    const struct gpu_device *device = &args->instance->device;
+    struct gpu_index_write_params p = {
+        .from = gpu_tensor_of(args->k),
+        .to = gpu_cache_of(args->layer, args->params, args->k_cache, false),
+        .slots = args->slot_mapping,
+        .num_slots = args->num_slots,
+        .tokens_per_row = indexer_of(args->layer)->tokens_per_row,
+        .block_size = args->k_cache->block_size,
+    };
+    if (write != NULL) {
+        p.layer_norm = write->norm == ATTN_KEY_NORM_LAYER;
+        p.rotary_dim = write->rotary_dim;
+        p.rotary_first = write->rotary_first;
+        p.neox = write->rope == ATTN_ROPE_NEOX;
+        p.hadamard = write->hadamard;
+        p.norm_eps = io->norm_eps;
+        p.positions = io->positions;
+        set_norm(io->norm_weight, &p.weight, &p.weight_dtype);
+        set_norm(io->norm_bias, &p.bias, &p.bias_dtype);
+        if (write->rotary_dim > 0) {
+            p.cos_sin = gpu_tensor_of(io->cos_sin);
+        }
+    }
+    return device_status(
+        p.num_slots > 0
+            ? gpu_device_launch(device, GPU_KERNEL_index_write,
+                                gpu_warp_groups(device, GPU_THREADS_index_write, p.num_slots, 32),
+                                &p, args->stream)
+            : NULL,
+        "write_kv", error);
 }
 
 void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared)

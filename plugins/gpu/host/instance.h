@@ -84,6 +84,7 @@ attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_erro
 attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_write_index(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_compress(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                         struct attn_error *error);

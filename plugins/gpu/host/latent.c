@@ -159,7 +159,6 @@ attn_status gpu_latent_parts(const struct attn_write_kv_args *args, struct gpu_w
                                    .num_slots = l.num_slots,
                                    .num_heads = 1,
                                    .sides = 2,
-                                   .tokens_per_row = 1,
                                    .block_size = l.block_size};
     p->to[0].head_size = l.rank;
     p->to[1].head_size -= l.rank;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots that write and gather the cache, copy, fill, and make block tables. */
 #include <attn/draft/compressor.h>
-#include <attn/indexer.h>
 #include <attn/draft/output_rope.h>
 
 #include "gpu/host/instance.h"
@@ -16,7 +15,6 @@ static struct gpu_write_params write_params(const struct attn_write_kv_args *arg
         .num_slots = args->num_slots,
         .num_heads = args->layer->num_kv_heads,
         .sides = 2,
-        .tokens_per_row = 1,
         .block_size = args->k_cache->block_size,
     };
 }
@@ -108,10 +106,9 @@ static const char *launch_write(const struct gpu_device *device, struct gpu_writ
                              stream);
 }
 
-/* An indexer's rows, which are keys without values, or a compressor's states. */
-static attn_status write_keys(const struct attn_write_kv_args *args, struct attn_error *error)
+/* A compressor's states. */
+static attn_status write_states(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_indexer_desc *x = ext_of(args->layer->next, ATTN_EXT_INDEXER_DESC);
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_write_params p = {
         .from = {gpu_tensor_of(args->k)},
@@ -120,7 +117,6 @@ static attn_status write_keys(const struct attn_write_kv_args *args, struct attn
         .num_slots = args->num_slots,
         .num_heads = args->k_cache->num_heads,
         .sides = 1,
-        .tokens_per_row = x != NULL ? x->tokens_per_row : 1,
         .block_size = args->k_cache->block_size,
     };
     return device_status(p.num_slots > 0
@@ -147,9 +143,11 @@ static attn_status write_latent(const struct attn_write_kv_args *args, struct at
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    if (args->layer->kind == ATTN_LAYER_INDEXER ||
-        args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
-        return write_keys(args, error);
+    if (args->layer->kind == ATTN_LAYER_INDEXER) {
+        return gpu_write_index(args, error);
+    }
+    if (args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        return write_states(args, error);
     }
     if (layer_is_latent(args->layer)) {
         return write_latent(args, error);

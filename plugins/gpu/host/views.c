@@ -36,6 +36,9 @@ int32_t gpu_stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *f
     case ATTN_KV_NVFP4:
         *form = GPU_ROW_NVFP4;
         return ATTN_DTYPE_INT8;
+    case ATTN_KV_MXFP4:
+        *form = GPU_ROW_MXFP4;
+        return ATTN_DTYPE_INT8;
     case ATTN_KV_INT8_KV:
         *form = is_v ? GPU_ROW_CHANNEL : GPU_ROW_SCALED;
         return ATTN_DTYPE_INT8;

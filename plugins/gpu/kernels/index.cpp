@@ -30,6 +30,17 @@ struct index_span {
     int64_t table;     /* offset of the request's row in the block table */
 };
 
+/* Element d of a row without the row's scale. */
+GPU_INLINE float key_element(const gpu_cache &c, const gpu_cache_row &row, const uint8_t *scales,
+                             int32_t d)
+{
+    if (c.form == GPU_ROW_MXFP4) {
+        const uint8_t codes = *(const uint8_t *)nibble_at(c, (char *)row.data, d);
+        return e2m1_number(codes >> (d & 1) * 4 & 15) * e8m0_number(scales[d / MXFP4_BLOCK]);
+    }
+    return row_element<false>(c, row, 0, d);
+}
+
 /* Adds the products of a round's tile to acc [row][column]. */
 GPU_INLINE void multiply_tile(const gpu_index_params &p, const index_span &s, index_memory &memory,
                               float (&acc)[INDEX_EDGE][INDEX_EDGE])
@@ -38,10 +49,12 @@ GPU_INLINE void multiply_tile(const gpu_index_params &p, const index_span &s, in
     const int32_t row = s.row + own, column = s.before + own, list = s.first + column / s.heads;
     const bool has_row = row < s.rows, has_head = column < s.lists * s.heads;
     gpu_cache_row from = {nullptr, 0, nullptr};
+    const uint8_t *scales = nullptr; /* mxfp4 alone has them */
     const char *query = nullptr;
     if (has_row) {
-        int32_t index = row / p.block_rows;
-        from = enter_row<false>(p.k, p.block_table[s.table + index], row - index * p.block_rows, 0);
+        const int32_t index = row / p.block_rows, block = p.block_table[s.table + index];
+        from = enter_row<false>(p.k, block, row - index * p.block_rows, 0);
+        scales = (const uint8_t *)row_scale_at(p.k, block, row - index * p.block_rows, 0);
     }
     if (has_head) {
         int32_t head = list % p.groups * s.heads + column % s.heads;
@@ -56,8 +69,7 @@ GPU_INLINE void multiply_tile(const gpu_index_params &p, const index_span &s, in
         for (int i = 0; i < 4; i++) {
             int32_t d = base + part + i;
             bool has_dim = d < p.k.head_size;
-            memory.k[part + i][own] =
-                has_row && has_dim ? row_element<false>(p.k, from, 0, d) : 0.0f;
+            memory.k[part + i][own] = has_row && has_dim ? key_element(p.k, from, scales, d) : 0.0f;
             memory.q[part + i][own] = has_head && has_dim ? number_load(query, p.q.dtype, d) : 0.0f;
         }
         sync_group(); /* the operands are written */

@@ -49,7 +49,8 @@
     X(ring_128, gpu_ring_params, 256)                                                              \
     X(ring_512, gpu_ring_params, 512)                                                              \
     X(delta_roll, gpu_delta_params, 256)                                                           \
-    X(delta_norm, gpu_delta_norm_params, 256)
+    X(delta_norm, gpu_delta_norm_params, 256)                                                      \
+    X(index_write, gpu_index_write_params, 128)
 
 #define GPU_KERNEL_NUMBER(name, params, threads) GPU_KERNEL_##name,
 enum gpu_kernel { GPU_KERNELS(GPU_KERNEL_NUMBER) GPU_KERNEL_COUNT };

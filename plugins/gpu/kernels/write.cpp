@@ -248,9 +248,8 @@ GPU_KERNEL(write_rows, gpu_write_params)
         int32_t at = (int32_t)(i - row * p.sides * p.num_heads), side = at >= p.num_heads;
         int32_t head = at - side * p.num_heads;
         int64_t slot = p.slots[row];
-        if (slot >= 0 && (slot + 1) % p.tokens_per_row == 0) {
+        if (slot >= 0) {
             const gpu_tensor &from = p.from[side];
-            slot /= p.tokens_per_row;
             row_store(p.to[side], slot / p.block_size, slot % p.block_size, head,
                       from.data + row * from.row + head * from.head, from.dtype, lane);
         }

@@ -17,6 +17,7 @@ const struct kernel_file kernel_files[NUM_KERNEL_FILES] = {
     {ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, mla_cases},
     {ATTN_KERNEL_RECURRENT, gdn_cases},
     {0, index_cases},
+    {0, index_write_cases},
 };
 
 struct call_case {

@@ -35,9 +35,10 @@ void fp8_inputs_cases(const struct kernel_sink *sink);
 void mla_cases(const struct kernel_sink *sink);
 void gdn_cases(const struct kernel_sink *sink);
 void index_cases(const struct kernel_sink *sink);
+void index_write_cases(const struct kernel_sink *sink);
 
 /* call_cases.c. All of them, with the ATTN_KERNEL_* whose cases they name. */
-enum { NUM_KERNEL_FILES = 11 };
+enum { NUM_KERNEL_FILES = 12 };
 struct kernel_file {
     uint64_t kernels;
     void (*cases)(const struct kernel_sink *sink);
