@@ -39,7 +39,7 @@ struct attn_index_write { /* on attn_layer_desc, of kind indexer */
     int32_t reserved;     /* 0 */
 };
 
-/* Rows of tokens that finish no row of the cache are not read, nor are their positions. */
+/* Rows of tokens that finish no row of the cache, and their positions, may hold anything. */
 struct attn_io_index_write {               /* on attn_step_io; runs that write need it */
     struct attn_ext ext;                   /* id ATTN_EXT_DRAFT_IO_INDEX_WRITE */
     const int64_t *positions;              /* device [num_slots]: of each row of k; with rope */
