@@ -15,7 +15,7 @@
 #define MXFP4_BLOCK 32
 
 /* Sylvester's matrix, not normalised, times a row of `count` elements, a power of two. */
-template <class T> GPU_INLINE void hadamard(T (&x)[LANE_DIMS], int32_t count, int lane)
+template <class T, int DIMS> GPU_INLINE void hadamard(T (&x)[DIMS], int32_t count, int lane)
 {
 #pragma unroll
     for (int span = 1; span < GPU_LANES; span <<= 1) {
@@ -23,18 +23,18 @@ template <class T> GPU_INLINE void hadamard(T (&x)[LANE_DIMS], int32_t count, in
             return;
         }
 #pragma unroll
-        for (int i = 0; i < LANE_DIMS; i++) {
+        for (int i = 0; i < DIMS; i++) {
             auto other = lane_xor(x[i], span);
             x[i] = (lane & span) != 0 ? other - x[i] : x[i] + other;
         }
     }
 #pragma unroll
-    for (int span = 1; span < LANE_DIMS; span <<= 1) {
+    for (int span = 1; span < DIMS; span <<= 1) {
         if (span * GPU_LANES >= count) {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < LANE_DIMS; i++) {
+        for (int i = 0; i < DIMS; i++) {
             if ((i & span) == 0) {
                 auto a = x[i], b = x[i + span];
                 x[i] = a + b;
