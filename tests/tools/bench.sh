@@ -69,7 +69,7 @@ export ATTN_TEST_CEILING_MIB
 # Lists of keys, and what chooses them: a list for each KV head and head, rows of tokens and blocks of rows; two caches.
 "$bench" $short --json --backend cpu_ref --threads 1 --shape sparse:r=2,l=64,hq=4,hkv=2,d=64,topk=2,grain=16,lists=1+2 \
     --shape compressed:r=2,l=200,hq=4,lora=64,topk=8 --shape compressed:r=2,l=256,s=2,hq=4,lora=64,all=1,ratio=128,window=3 \
-    --shape index:r=2,l=64,hq=4,d=64,topk=5 --shape index:r=1,l=64,s=8,hq=4,d=64,topk=2,lists=2,ratio=4,pool=3,relu=0,weights=0 \
+    --shape index:r=2,l=64,hq=4,d=64,topk=5 --shape index:r=1,l=64,s=8,hq=4,d=64,topk=2,lists=2,ratio=4,pool=3,relu=0,weights=0 --shape top_k:l=64,s=2,topk=5 \
     >"$folder/out.json" 2>"$folder/err"
 [ $? -eq 0 ] || { echo "sparse, compressed, index: "; cat "$folder/err"; failed=1; }
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads

@@ -83,6 +83,10 @@ static void count_index(const struct measured *measured, struct work *work)
     work->bytes_read =
         seen.rows / x->tokens_per_row * slot_bytes(measured) +
         tokens * heads * (desc->head_size + x->has_weights) * element_bytes(measured);
+    if (measured->shape.kind == SHAPE_TOP_K) { /* a score for each entry of a list */
+        work->bytes_read += seen.pairs / x->tokens_per_row / x->rows_per_entry * x->num_groups *
+                            (double)sizeof(float);
+    }
     work->bytes_written = tokens * x->num_groups * layer_list_room(x) * (double)sizeof(int32_t);
     work->operations = 2 * seen.pairs / x->tokens_per_row * heads * desc->head_size;
     work->narrow = desc->q_scale_form != ATTN_SCALE_NONE;

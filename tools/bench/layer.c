@@ -181,6 +181,7 @@ void measured_describe(struct measured *measured)
         describe_compressed(measured);
         break;
     case SHAPE_INDEX:
+    case SHAPE_TOP_K:
         describe_index(measured);
         break;
     case SHAPE_SPARSE:

@@ -16,10 +16,11 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
 static int32_t phase_of(const struct bench_shape *shape)
 {
     const double drafts = shape->kind == SHAPE_GDN ? shape->value[PARAMETER_DRAFTS] : 0;
-    bool prefills =
-        shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN || shape->kind == SHAPE_WRITE ||
-        ((shape->kind == SHAPE_GDN || shape->kind == SHAPE_SPARSE || shape->kind == SHAPE_INDEX) &&
-         shape->value[PARAMETER_S] > 1 + drafts);
+    bool prefills = shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN ||
+                    shape->kind == SHAPE_WRITE ||
+                    ((shape->kind == SHAPE_GDN || shape->kind == SHAPE_SPARSE ||
+                      shape->kind == SHAPE_INDEX || shape->kind == SHAPE_TOP_K) &&
+                     shape->value[PARAMETER_S] > 1 + drafts);
     return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
 }
 

@@ -58,6 +58,10 @@ static const struct {
          "topk best entries of pool rows in each list",
          "r=8 l=16384 s=1 hq=64 d=128 block=0 shuffle=1 topk=2048 lists=1 ratio=1 pool=1 "
          "relu=1 weights=1 rotate=1 seed=1"},
+    [SHAPE_TOP_K] =
+        {"top_k", "the same, of queries that share their rows, so that choosing takes longest",
+         "r=1 l=131072 s=64 hq=1 d=64 block=0 shuffle=1 topk=2048 lists=1 ratio=1 pool=1 "
+         "relu=0 weights=0 rotate=1 seed=1"},
     [SHAPE_GDN] = {"gdn",
                    "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
                    "2 (Mamba2) or 3 (lightning)",
@@ -293,7 +297,7 @@ static bool fits_together(const struct bench_shape *shape, char *message, size_t
     }
     const int32_t lists = shape_int(shape, PARAMETER_LISTS);
     if ((shape->kind == SHAPE_SPARSE && lists != 1 && lists != hkv) ||
-        (shape->kind == SHAPE_INDEX && hq % lists != 0)) {
+        ((shape->kind == SHAPE_INDEX || shape->kind == SHAPE_TOP_K) && hq % lists != 0)) {
         snprintf(message, size, "lists: %d; %s", lists,
                  shape->kind == SHAPE_SPARSE ? "1 or hkv" : "what divides hq");
         return false;

@@ -75,6 +75,7 @@ enum shape_kind_code {
     SHAPE_COMPRESSED,
     SHAPE_SPARSE,
     SHAPE_INDEX,
+    SHAPE_TOP_K,
     SHAPE_GDN,
     SHAPE_WRITE,
     SHAPE_MERGE,
