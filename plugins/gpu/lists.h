@@ -6,10 +6,8 @@
 #include "gpu/params.h"
 
 struct gpu_list_attend {
-    struct gpu_params attend;         /* without units and schedule; its terms are the layer's */
-    const int32_t *entries, *lengths; /* as in gpu_list_params */
-    int64_t entry_token, entry_list, length_token; /* elements */
-    int32_t max_entries, granularity;
+    struct gpu_params attend; /* without units and schedule; its terms are the layer's */
+    struct gpu_list_entries from;
     int32_t tokens; /* the batch's, as far as the host knows; num_tokens may be a row's number */
     int64_t blocks; /* the cache's */
 };

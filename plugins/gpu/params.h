@@ -72,7 +72,8 @@ struct gpu_row_tile {
     int32_t first_row, num_rows;
     int32_t causal, request;
     int64_t table; /* offset of the request's row in the block table, in elements */
-    int32_t reserved[2];
+    int32_t seen;  /* with lists: keys that the token sees */
+    int32_t reserved;
 };
 
 /* Tiles begin .. end - 1 of the stream. `index` counts segments along the stream; the array is in
@@ -178,12 +179,17 @@ struct gpu_write_params {
     int32_t vectors[2]; /* 16-byte vectors written for a head's row: write_copy, write_fp8 */
 };
 
+/* The lists of a batch. */
+struct gpu_list_entries {
+    const int32_t *entries, *lengths; /* lengths: NULL: all lists are max_entries long */
+    int64_t entry_token, entry_list, length_token; /* elements */
+    int32_t max_entries, granularity;
+};
+
 /* Makes units and lengths of the problem, whose terms are those of the layer. */
 struct gpu_list_params {
     struct gpu_problem problem;
-    const int32_t *entries, *lengths; /* lengths: NULL: all lists are max_entries long */
-    int64_t entry_token, entry_list, length_token; /* elements */
-    int32_t max_entries, entry_units;              /* units of an entry */
+    struct gpu_list_entries from;
     int32_t *units, *list_lengths;
 };
 

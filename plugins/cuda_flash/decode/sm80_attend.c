@@ -127,6 +127,12 @@ static int32_t padded_size(const struct gpu_problem *problem)
     return size <= 64 ? 64 : size <= 128 ? 128 : size <= 256 ? 256 : SM80_MAX_SIZE;
 }
 
+/* Whether the attend makes the units of lists. */
+static bool makes_units(const struct gpu_params *p)
+{
+    return p->problem.listed > 0 && p->problem.units == NULL;
+}
+
 /* Finds the number of CTAs, at most the plan's, and of stages in each. The sizes are those of
  * `decode_shape` in sm80_producer.cuh. False if not even one CTA with two stages fits. */
 static bool fit_stages(const struct attn_attend_args *args, const struct gpu_params *p,
@@ -164,7 +170,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
-        int32_t fitting = (room - fixed) / stage;
+        int32_t fitting = (room - fixed - (makes_units(p) ? SM80_LISTS_SMEM : 0)) / stage;
         if (fitting >= 2) {
             int32_t most = SM80_ON_THE_WAY / (of_sm * both);
             bool all = kind == KIND_F32 || kind >= KIND_E4M3 || wide || most > SM80_MAX_STAGES;
@@ -317,7 +323,7 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     int32_t ctas, stages, kind = kind_of(p);
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
-    if (kind < 0 || (kind >= KIND_INT4 && problem->units != NULL) || /* the plain kernel's */
+    if (kind < 0 || (kind >= KIND_INT4 && problem->listed > 0) || /* the plain kernel's */
         (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 || p->k.pack != 0 ||
         p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
         problem->head_size_v > SM80_MAX_SIZE) {
@@ -329,6 +335,20 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     return walks &&
            p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
            fit_stages(args, p, &ctas, &stages);
+}
+
+/* Lists of so many units that each producer warp can make them in shared memory. A plan has what a
+ * token sees, which has to be an interval from the first key on. Every CTA makes all units of its
+ * items, so that few long lists, which are cut into many parts, are made in memory. */
+static bool reads_lists(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const int64_t items = (int64_t)p->problem.num_tokens * p->problem.num_kv_heads;
+    const bool pays =
+        p->problem.unit_stride <= SM80_SHORT_LIST || items * 2 >= args->instance->device.num_sms;
+    return pays && p->problem.unit_stride <= SM80_LIST_UNITS && !layer->has_window &&
+           layer->chunk_size == 0 && p->schedule.tile_rows == 16 &&
+           padded_size(&p->problem) <= 256 && serves(args, p);
 }
 
 /* Other outputs (items of 64 rows, permuted dims, heads over 256) are written plain and quantized
@@ -372,7 +392,7 @@ static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t ro
 /* Neighbouring keys that lie in neighbouring slots. */
 static int32_t slots_together(const struct gpu_problem *p)
 {
-    return p->units != NULL ? 1 << p->unit_shift : p->block_size;
+    return p->listed > 0 ? 1 << p->unit_shift : p->block_size;
 }
 
 /* TMA copies boxes of whole blocks, which must be multiples of 8 rows, the period of its swizzle.
@@ -457,6 +477,9 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
     int32_t kind = kind_of(p);
     a.swap = swap_of(args, kind);
+    if (makes_units(p)) {
+        a.lists = gpu_entries_of(args);
+    }
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
@@ -480,5 +503,6 @@ const struct gpu_matrix_kernels sm80_matrix = {
     .groups_of_sm = ctas_of_sm,
     .serves = serves,
     .writes_codes = writes_codes,
+    .reads_lists = reads_lists,
     .attend = attend,
 };

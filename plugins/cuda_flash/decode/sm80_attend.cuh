@@ -238,6 +238,9 @@ __global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
     if (threadIdx.x >= 128 && a.mapped) {
         fetch_map(threadIdx.x < 160 ? &a.k_map : &a.v_map);
     }
+    if (SPLIT && threadIdx.x < 128 && a.lists.entries != nullptr) {
+        fetch_list(a);
+    }
     __syncthreads(); /* the barriers are initialized */
     if (a.late == 0) {
         wait_for_earlier_kernels();
@@ -279,7 +282,9 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     }
     return launch_kernel(attend<KIND, D, SPLIT, SWAP>, *a, (unsigned)(a->p.schedule.ctas + a->late),
-                         S::threads, S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage,
+                         S::threads,
+                         S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage +
+                             (a->lists.entries != nullptr ? SM80_LISTS_SMEM : 0),
                          stream, a->overlaps != 0);
 }
 

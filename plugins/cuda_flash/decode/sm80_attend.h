@@ -29,6 +29,9 @@ extern "C" {
  * norms, steps, and the neighbouring bytes that copies in whole pieces include. */
 #define SM80_LEVELS_ROOM 32
 #define SM80_K8V4_ROOM 16
+#define SM80_LIST_UNITS 512 /* units of a list that an attend makes itself */
+#define SM80_SHORT_LIST 128 /* units that an attend makes whatever the batch */
+#define SM80_LISTS_SMEM (2 * SM80_LIST_UNITS * 4)
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles in flight on a multiprocessor */
 
 /* The operands of Q K^T. SM80_NO_SWAP: 16 rows of queries are the left operand. SM80_SWAP8: keys
@@ -60,6 +63,9 @@ struct sm80_params {
     int32_t late;
     /* quantized outputs need items of 16 rows and a kind before KIND_INT4 */
     struct gpu_output output;
+    /* Lists without units in memory: each producer warp makes them, at most SM80_LIST_UNITS, after
+     * the stages. entries NULL: there are none. */
+    struct gpu_list_entries lists;
 };
 
 /* Loads the kernels that a layer may launch, over its cache and over keys of its own type. Returns

@@ -9,7 +9,7 @@
 #include "gpu/device/rows.h"
 #include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
-#include "sm80_attend.h"
+#include "sm80_lists.cuh"
 
 #define NO_RUN (-1)
 #define SM80_AHEAD 2 /* tiles of a segment still to copy when the next segment is drawn */
@@ -151,11 +151,11 @@ template <int TILE> GPU_INLINE tile_place<TILE> enter_tile(const gpu_run &run, i
 
 /* Finds block and slot of a key in the request's row of the block table; of a listed key, its unit
  * and itself, of which resolve_place makes both. */
-GPU_INLINE void find_slot(const gpu_problem &p, const gpu_run &run, int32_t key, int32_t &block,
-                          int32_t &slot)
+GPU_INLINE void find_slot(const gpu_problem &p, const gpu_run &run, const int32_t *units,
+                          int32_t key, int32_t &block, int32_t &slot)
 {
-    if (p.units != nullptr) {
-        block = p.units[run.row_tile.table + (key >> p.unit_shift)];
+    if (units != nullptr) {
+        block = units[key >> p.unit_shift];
         slot = key;
         return;
     }
@@ -166,8 +166,9 @@ GPU_INLINE void find_slot(const gpu_problem &p, const gpu_run &run, int32_t key,
 
 /* Locates a tile's boxes. The entries are used one tile later, so this does not wait for them. */
 template <int TILE>
-GPU_INLINE tile_place<TILE> place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile,
-                                        int lane, int boxes_of_page)
+GPU_INLINE tile_place<TILE> place_boxes(const sm80_params &a, const gpu_run &run,
+                                        const int32_t *units, int32_t tile, int lane,
+                                        int boxes_of_page)
 {
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     tile_place<TILE> at = enter_tile<TILE>(run, base);
@@ -175,7 +176,7 @@ GPU_INLINE tile_place<TILE> place_boxes(const sm80_params &a, const gpu_run &run
     at.block[0] = -1;
     at.slot[0] = 0;
     if (key < TILE && key < at.high && key + rows > at.low) {
-        find_slot(a.p.problem, run, base + key, at.block[0], at.slot[0]);
+        find_slot(a.p.problem, run, units, base + key, at.block[0], at.slot[0]);
     }
     return at;
 }
@@ -183,8 +184,8 @@ GPU_INLINE tile_place<TILE> place_boxes(const sm80_params &a, const gpu_run &run
 /* Locates a tile's keys, one by one, also one tile ahead. `together` is the number of slots (1 or
  * 4) whose scales are interleaved; they are read together. */
 template <int TILE>
-GPU_INLINE tile_place<TILE> place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile,
-                                       int lane, int together)
+GPU_INLINE tile_place<TILE> place_keys(const gpu_problem &p, const gpu_run &run,
+                                       const int32_t *units, int32_t tile, int lane, int together)
 {
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     tile_place<TILE> at = enter_tile<TILE>(run, base);
@@ -197,7 +198,7 @@ GPU_INLINE tile_place<TILE> place_keys(const gpu_problem &p, const gpu_run &run,
         if (!p.paged) {
             at.block[i] = run.row_tile.key_start + base + key;
         } else if (key >= at.low && key < at.high) {
-            find_slot(p, run, base + key, at.block[i], at.slot[i]);
+            find_slot(p, run, units, base + key, at.block[i], at.slot[i]);
         }
     }
     return at;
@@ -280,7 +281,7 @@ GPU_INLINE void copy_half(const gpu_params &p, const gpu_cache &cache, int32_t h
         offset[i] = (int32_t)((at.block[i] * cache.block + at.slot[i] * cache.slot) >> 4);
     }
     const int32_t together =
-        p.problem.units != nullptr ? 1 << p.problem.unit_shift : p.problem.block_size;
+        p.problem.listed > 0 ? 1 << p.problem.unit_shift : p.problem.block_size;
     /* short units of listed keys were measured in bf16 alone */
     constexpr int least = KIND == KIND_BF16 && rows <= 4 ? 4 : 16;
     if ((!p.problem.paged || together % least == 0) && at.low <= 0 && at.high >= TILE &&
@@ -489,8 +490,9 @@ template <int KIND, int D, bool SPLIT> struct producer {
     const bool values; /* true for the producer warp of values; false for a single producer */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
-    int32_t taken = 0;      /* the last number drawn, in lane 0 of the warp that draws */
-    int32_t until_draw = 0; /* tiles of the segment to copy before the next draw */
+    int32_t taken = 0;              /* the last number drawn, in lane 0 of the warp that draws */
+    int32_t until_draw = 0;         /* tiles of the segment to copy before the next draw */
+    const int32_t *units = nullptr; /* the units of the item's list; NULL: it has none */
 
     __device__ producer(const sm80_params &params, shared_storage<KIND, D, SPLIT> &memory,
                         int thread)
@@ -532,10 +534,11 @@ template <int KIND, int D, bool SPLIT> struct producer {
     {
         constexpr int columns = S::chunks >= 8 && !S::packed ? S::chunks / 8 : 1;
         if (a.mapped) {
-            boxes = place_boxes<S::tile>(a, run, tile, lane, columns);
+            boxes = place_boxes<S::tile>(a, run, units, tile, lane, columns);
         }
         if (by_keys()) {
-            keys = place_keys<S::tile>(p.problem, run, tile, lane, KIND == KIND_NVFP4 ? 4 : 1);
+            keys =
+                place_keys<S::tile>(p.problem, run, units, tile, lane, KIND == KIND_NVFP4 ? 4 : 1);
         }
     }
 
@@ -624,7 +627,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         block = -1;
         slot = 0;
         if (key < end && key + a.box_rows > run.row_tile.k0) { /* codes have no lists */
-            find_slot(p.problem, run, key, block, slot);
+            find_slot(p.problem, run, nullptr, key, block, slot);
         }
     }
 
@@ -723,14 +726,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
         tile_place<S::tile> boxes, keys;
         place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
-            if (p.problem.units != nullptr && a.mapped) { /* the stage is waited for anyway */
+            if (units != nullptr && a.mapped) { /* the stage is waited for anyway */
                 resolve_place<1>(p.problem, boxes);
             }
             barrier_wait(shared_address(&smem.empty[stage]), phase ^ 1);
             if (until_draw-- == 0) {
                 draw();
             }
-            if (p.problem.units != nullptr && by_keys()) {
+            if (units != nullptr && by_keys()) {
                 resolve_place<S::tile / 32>(p.problem, keys);
             }
             copy_tile(run.head, boxes, keys);
@@ -743,6 +746,20 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
         }
         run_slot = run_slot == SM80_MAX_STAGES ? 0 : run_slot + 1;
+    }
+
+    /* Finds the list of the run's item, if it has one. */
+    __device__ __forceinline__ void enter_item(gpu_run &run)
+    {
+        if (p.problem.units != nullptr) {
+            enter_list(p.problem, run.row_tile, run.head);
+            units = p.problem.units + run.row_tile.table;
+        } else if (SPLIT && !S::packed && a.lists.entries != nullptr) {
+            int32_t *own = (int32_t *)stage_at(smem, a.stages) + values * SM80_LIST_UNITS;
+            run.row_tile.k1 = run.row_tile.length =
+                make_units(a, run.row_tile, p.problem.lists > 1 ? run.head : 0, own, lane);
+            units = own;
+        }
     }
 
     __device__ __forceinline__ void copy_segment(const gpu_segment &segment)
@@ -762,9 +779,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             run.tile = within - run.head * run.row_tile.num_tiles;
             run.count = min(run.row_tile.num_tiles - run.tile, segment.end - t);
             run.item = row_tile * p.problem.num_kv_heads + run.head;
-            if (p.problem.units != nullptr) {
-                enter_list(p.problem, run.row_tile, run.head);
-            }
+            enter_item(run);
             run.first = run.tile > 0 ? segment.first : segment.index;
             run.last = run.tile + run.count < run.row_tile.num_tiles ? segment.last : segment.index;
             copy_run(run);

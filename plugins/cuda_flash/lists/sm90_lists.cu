@@ -121,10 +121,12 @@ GPU_INLINE int32_t join_lists(const sm90_lists_params &a, const lists_item &item
     __syncthreads(); /* the masks are clear */
     if (token >= 0) {
         const int32_t list = l.attend.problem.lists > 1 ? item.head : 0;
-        const int32_t *entries = l.entries + token * l.entry_token + list * l.entry_list;
-        const int32_t count =
-            l.lengths != nullptr ? l.lengths[token * l.length_token + list] : l.max_entries;
-        for (int32_t i = lane; i < min(count, l.max_entries); i += 32) {
+        const int32_t *entries =
+            l.from.entries + token * l.from.entry_token + list * l.from.entry_list;
+        const int32_t count = l.from.lengths != nullptr
+                                  ? l.from.lengths[token * l.from.length_token + list]
+                                  : l.from.max_entries;
+        for (int32_t i = lane; i < min(count, l.from.max_entries); i += 32) {
             const int32_t entry = entries[i];
             if (entry >= 0 && entry <= last >> shift) {
                 atomicOr(&masks[entry >> 1], 1u << (warp + (entry & 1) * 16));
@@ -459,10 +461,10 @@ static bool takes(const struct gpu_device *device, const struct gpu_list_attend 
            p.k.scale_host == 1.0f && p.v.scale_host == 1.0f && problem.paged &&
            problem.head_size == LISTS_DIMS && problem.head_size_v == LISTS_DIMS &&
            problem.group <= LISTS_ROWS && bits % 16 == 0 && size >= 8 && (size & (size - 1)) == 0 &&
-           (l->granularity == LISTS_KEYS || l->granularity == 2 * LISTS_KEYS) &&
-           l->max_entries * LISTS_TOKENS <= LISTS_BLOCKS &&
+           (l->from.granularity == LISTS_KEYS || l->from.granularity == 2 * LISTS_KEYS) &&
+           l->from.max_entries * LISTS_TOKENS <= LISTS_BLOCKS &&
            problem.block_table_stride > 0 && /* else it does not say how long a request may be */
-           problem.block_table_stride * size / l->granularity < LISTS_BLOCKS_OF_REQUEST &&
+           problem.block_table_stride * size / l->from.granularity < LISTS_BLOCKS_OF_REQUEST &&
            problem.lists <= problem.num_kv_heads && items >= device->num_sms &&
            l->tokens >= problem.num_reqs * LISTS_TOKENS;
 }
@@ -477,7 +479,7 @@ static bool attend(const struct gpu_device *device, const struct gpu_list_attend
         return false;
     }
     a.box_rows = p.block_size < LISTS_KEYS ? p.block_size : LISTS_KEYS;
-    a.halves_shift = l->granularity > LISTS_KEYS ? 1 : 0;
+    a.halves_shift = l->from.granularity > LISTS_KEYS ? 1 : 0;
     a.block_shift = __builtin_ctz((unsigned)p.block_size);
     a.items = p.num_tokens / LISTS_TOKENS + p.num_reqs;
     if (!map_cache(device, p, l->attend.k, l->blocks, a.box_rows, &a.k_map) ||

@@ -190,9 +190,12 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
         return device_status(cause, "attend", error);
     }
     if (args->prepared->listed > 0) {
-        cause = gpu_make_lists(args, list_memory(args), &p.problem);
         /* other lists and keys are the plain kernel's */
-        planned = planned && p.problem.paged && p.problem.lists <= p.problem.num_kv_heads;
+        planned = planned && p.problem.paged && args->prepared->lists <= p.problem.num_kv_heads;
+        if (planned) { /* by which matrix kernels decide whether they read the lists */
+            set_schedule(&p.schedule, args);
+        }
+        cause = gpu_make_lists(args, list_memory(args), planned, &p);
     }
     cause = cause != NULL ? cause : planned ? attend_planned(args, &p) : attend_plainly(args, &p);
     return device_status(cause, "attend", error);

@@ -45,12 +45,38 @@ void gpu_count_lists(const struct attn_attend_args *args, struct gpu_problem *p)
     p->num_tokens = args->batch->num_actual_tokens;
 }
 
-const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, struct gpu_problem *p)
+struct gpu_list_entries gpu_entries_of(const struct attn_attend_args *args)
+{
+    const struct attn_index_lists *lists = lists_of(args->layer);
+    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    return (struct gpu_list_entries){
+        .entries = io->indices,
+        .lengths = lists->has_lengths ? io->lengths : NULL,
+        .entry_token = io->token_stride,
+        .entry_list = io->group_stride,
+        .length_token = io->length_stride,
+        .max_entries = lists->max_entries,
+        .granularity = lists->granularity,
+    };
+}
+
+/* Whether the matrix kernels serve the whole batch and read its lists themselves. */
+static bool reads_lists(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct gpu_matrix_kernels *matrix = args->instance->matrix;
+    const struct schedule_host *plan = args->schedule_host;
+    if (matrix->reads_lists == NULL || args->prepared->plain || plan->has_many) {
+        return false;
+    }
+    return matrix->reads_lists(args, p);
+}
+
+const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, bool planned,
+                           struct gpu_params *params)
 {
     const struct attn_prepared *prepared = args->prepared;
     const struct gpu_device *device = &args->instance->device;
-    const struct attn_index_lists *lists = lists_of(args->layer);
-    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
+    struct gpu_problem *p = &params->problem;
     gpu_count_lists(args, p);
     const int64_t count = (int64_t)p->num_tokens * p->lists;
     const int64_t end =
@@ -64,22 +90,19 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, st
     p->unit_stride = prepared->unit_stride;
     const struct gpu_list_params make = {
         .problem = *p,
-        .entries = io->indices,
-        .lengths = lists->has_lengths ? io->lengths : NULL,
-        .entry_token = io->token_stride,
-        .entry_list = io->group_stride,
-        .length_token = io->length_stride,
-        .max_entries = lists->max_entries,
-        .entry_units = lists->granularity >> p->unit_shift,
+        .from = gpu_entries_of(args),
         .units = (int32_t *)(void *)memory,
         .list_lengths = (int32_t *)(void *)memory + count * prepared->unit_stride,
     };
-    p->units = make.units;
-    p->list_lengths = make.list_lengths;
     p->causal = 0; /* units are those that a token sees */
     p->causal_per_request = NULL;
     p->window_left = p->window_right = -1;
     p->chunk_size = 0;
+    if (planned && reads_lists(args, params)) {
+        return NULL;
+    }
+    p->units = make.units;
+    p->list_lengths = make.list_lengths;
     return gpu_device_launch(device, GPU_KERNEL_list_keys,
                              gpu_groups(count, 1, (int64_t)device->num_sms * 32), &make,
                              args->stream);
@@ -88,8 +111,6 @@ const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, st
 bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_params *p,
                       const char **cause)
 {
-    const struct attn_index_lists *lists = lists_of(args->layer);
-    const struct attn_io_index_lists *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_LISTS);
     /* other kernels' bits differ, so that in a batch-invariant layer a batch may not decide */
     if (args->instance->lists == NULL || args->prepared->invariant || args->k_cache == NULL ||
         args->layer->output_form != ATTN_OUTPUT_PLAIN) {
@@ -97,13 +118,7 @@ bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_para
     }
     struct gpu_list_attend attend = {
         .attend = *p,
-        .entries = io->indices,
-        .lengths = lists->has_lengths ? io->lengths : NULL,
-        .entry_token = io->token_stride,
-        .entry_list = io->group_stride,
-        .length_token = io->length_stride,
-        .max_entries = lists->max_entries,
-        .granularity = lists->granularity,
+        .from = gpu_entries_of(args),
         .blocks = args->k_cache->num_blocks,
     };
     gpu_count_lists(args, &attend.attend.problem);

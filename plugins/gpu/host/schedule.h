@@ -55,6 +55,8 @@ struct gpu_matrix_kernels {
     bool (*serves)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* Whether they also write quantized outputs where gpu_output_is_near; NULL: never. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
+    /* Whether `attend` reads lists of keys itself, whose units have not been made; NULL: never. */
+    bool (*reads_lists)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* Launches the attend of arguments that are served; gpu_output_of says what it writes. shared:
      * the previous launch is the plugin's prefill of the same attend, on its share of the
      * multiprocessors, and both may run concurrently. Returns NULL or the cause of a failure. */
@@ -176,12 +178,14 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
 void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared);
 size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits);
 /* lists.c: attends over lists of keys. What is prepared; the bytes of a plan's units and lengths;
- * how many there are; the launch that makes them, at `memory`, after which p says where. */
+ * how many there are; the launch that makes them, at `memory`, after which p says where, unless
+ * the planned attend reads the lists itself; and the lists of a batch. */
 void gpu_prepare_lists(const struct attn_prepare_args *args, struct attn_prepared *prepared);
 void gpu_count_lists(const struct attn_attend_args *args, struct gpu_problem *p);
 size_t gpu_list_bytes(const struct attn_prepared *prepared, int64_t tokens);
-const char *gpu_make_lists(const struct attn_attend_args *args, char *memory,
-                           struct gpu_problem *p);
+const char *gpu_make_lists(const struct attn_attend_args *args, char *memory, bool planned,
+                           struct gpu_params *p);
+struct gpu_list_entries gpu_entries_of(const struct attn_attend_args *args);
 /* Attends by the plugin's own kernel, which reads the lists themselves; returns false, without a
  * launch, if it does not serve the batch. */
 bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_params *p,

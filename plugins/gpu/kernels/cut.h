@@ -15,6 +15,7 @@
 #define PLAN_SEGMENTS 4096  /* segments that fit into shared memory */
 #define PLAN_CHUNKS 512     /* row tiles that can be cut into chunks of items */
 #define SHORT_ITEM 1536     /* keys up to which an item is not cut */
+#define LISTED_ITEM 4096    /* the same of lists, which each part finds once more */
 #define LEAST_PART 8        /* tiles of a part of an item */
 #define LEAST_REST 3        /* tiles of a segment that is drawn */
 #define REST_OF_SHARE 3     /* 1 / 2^3 of a share is drawn instead of assigned */
@@ -52,7 +53,7 @@ GPU_DEVICE gpu_request request_of_schedule(const gpu_problem &p, int32_t r)
     const int32_t index = token - q.query_start;
     const bool real = index < q.query_len;
     const int32_t seen = real ? interval_of(p, q, index).last + 1 : 0;
-    return {r, token, real, 0, max(min(seen, p.listed), 0), 0};
+    return {q.r, token, real, 0, max(seen, 0), 0};
 }
 
 GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &plan,
@@ -63,7 +64,7 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
     v.first_row = (row_tile - plan.row_tile_start[r]) * plan.tile_rows;
     v.num_rows = min(plan.tile_rows, q.query_len * p.group - v.first_row);
     if (p.topk > 0 || p.listed > 0) {
-        v.k0 = 0, v.k1 = p.listed > 0 ? q.length : p.topk;
+        v.k0 = 0, v.k1 = p.listed > 0 ? min(q.length, p.listed) : p.topk;
     } else {
         key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
     }
@@ -72,13 +73,11 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
     v.query_start = q.query_start;
     v.query_len = q.query_len;
     v.key_start = q.key_start;
-    v.length = q.length;
+    v.length = v.seen = q.length;
     v.causal = q.causal;
     v.request = r;
-    if (p.listed <= 0) {
-        v.table = (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) *
-                  p.block_table_stride;
-    }
+    v.table = (int64_t)(p.block_table_row != nullptr ? p.block_table_row[q.r] : q.r) *
+              p.block_table_stride;
     return v;
 }
 
@@ -302,7 +301,8 @@ GPU_DEVICE int32_t move_cut(const gpu_problem &p, const gpu_schedule &plan, int3
     }
     int32_t row_tile = find_last(starts, row_tiles, at), tiles = tiles_of(p, starts, row_tile);
     int32_t before = (at - starts[row_tile]) % tiles;
-    if (tiles * plan.tile > SHORT_ITEM || tiles > share || min(before, tiles - before) > slack) {
+    const int32_t most = p.listed > 0 ? LISTED_ITEM : SHORT_ITEM;
+    if (tiles * plan.tile > most || tiles > share || min(before, tiles - before) > slack) {
         return at;
     }
     return before * 2 <= tiles ? at - before : at + tiles - before;

@@ -36,7 +36,9 @@ GPU_KERNEL(list_keys, gpu_list_params)
     GPU_SHARED int32_t of_warps[LIST_WARPS]; /* units of a warp in this pass */
     GPU_SHARED int32_t cut_keys;             /* seen keys of the unit that is cut */
     const gpu_problem &a = p.problem;
+    const gpu_list_entries &from = p.from;
     const int32_t lane = lane_index(), warp = warp_index(), unit = 1 << a.unit_shift;
+    const int32_t entry_units = from.granularity >> a.unit_shift;
     const int64_t tokens = a.query_start[a.num_reqs] - a.query_start[0];
     let_later_kernels_begin();
     for (int64_t i = group_index(); i < tokens * a.lists; i += group_count()) {
@@ -44,10 +46,11 @@ GPU_KERNEL(list_keys, gpu_list_params)
         const int32_t list = (int32_t)(i % a.lists);
         const gpu_request q = load_request(a, find_last(a.query_start, a.num_reqs, token));
         const gpu_interval seen = interval_of(a, q, token - q.query_start);
-        const int32_t *entries = p.entries + token * p.entry_token + list * p.entry_list;
-        const int32_t count =
-            p.lengths != nullptr ? p.lengths[token * p.length_token + list] : p.max_entries;
-        const int32_t places = min(count, p.max_entries) * p.entry_units;
+        const int32_t *entries = from.entries + token * from.entry_token + list * from.entry_list;
+        const int32_t count = from.lengths != nullptr
+                                  ? from.lengths[token * from.length_token + list]
+                                  : from.max_entries;
+        const int32_t places = min(count, from.max_entries) * entry_units;
         int32_t *units = p.units + i * a.unit_stride;
         int32_t full = 0, cut = -1; /* before the pass; a unit that is cut */
         if (thread_index() == 0) {
@@ -58,8 +61,8 @@ GPU_KERNEL(list_keys, gpu_list_params)
 #pragma unroll
             for (int t = 0; t < LIST_TURNS; t++) {
                 const int32_t at = base + (warp * LIST_TURNS + t) * GPU_LANES + lane;
-                const int32_t entry = at < places ? entries[at / p.entry_units] : -1;
-                const int64_t first = ((int64_t)entry * p.entry_units + at % p.entry_units)
+                const int32_t entry = at < places ? entries[at / entry_units] : -1;
+                const int64_t first = ((int64_t)entry * entry_units + at % entry_units)
                                       << a.unit_shift;
                 const bool has = entry >= 0 && first >= seen.first && first <= seen.last;
                 keys[t] = !has                            ? 0
