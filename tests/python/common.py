@@ -55,10 +55,11 @@ def worst(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((actual - expected).abs() / rms).max())
 
 
-def one_layer(desc: libattn.LayerDesc, backend: str | None = None, **options: object) -> tuple[libattn.Model, libattn.Layer]:
-    """A model of one layer on a backend (None: the best), with nothing bound."""
+def one_layer(desc: libattn.LayerDesc, backend: str | None = None, device: object = None, **options: object) -> tuple[
+        libattn.Model, libattn.Layer]:
+    """A model of one layer on a backend (None: the best) and a device (None: the CPU), with nothing bound."""
     runtime = libattn.Runtime(ignore_environment=True, **options)
-    model = runtime.bind(runtime.select([desc], backend=backend))
+    model = runtime.bind(runtime.select([desc], backend=backend, device=device))
     return model, model.layers[0]
 
 
