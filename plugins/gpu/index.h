@@ -10,6 +10,12 @@
 /* index_top_k_short chooses from up to so many entries, of up to so many scores each. */
 #define INDEX_SHORT 2048
 #define INDEX_SHORT_SCORES 16
+/* A list of many scores may be the work of several groups of index_top_k, each of which keeps up to
+ * INDEX_KEPT entries and their keys. */
+#define INDEX_KEPT 4096
+#define INDEX_PARTS 16        /* groups of a list, at most */
+#define INDEX_GROUPS 128      /* groups of all such lists, at most */
+#define INDEX_PART_ROWS 16384 /* scores of a group, at least */
 
 /* Tokens first_token .. first_token + num_tokens - 1 of the batch. Their lists are counted along:
  * list i is of token i / groups and of heads (i % groups) * heads / groups and following. */
@@ -30,6 +36,10 @@ struct gpu_index_params {
     int32_t *out, *lengths;       /* lengths: [T, groups] or NULL */
     int64_t out_token, out_group; /* elements */
     int32_t room;                 /* places of a list */
+    int32_t parts;                /* groups of a list */
+    /* with several: the groups that are done, of each list, which index_scores clears; the keys and
+     * entries that each group has kept, and their number */
+    int32_t *arrived, *kept, *kept_count;
 };
 
 /* Writes keys after norm, rotation and Hadamard transform. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* index_top_k and index_top_k_short on the CPU, a fibre for each of their threads, against a sort:
- * rows that are short, long enough for a sample, and too long for marks; scores for which the
- * sample is right, and others. */
+ * rows that are short, long enough for a sample, or for several groups, and too long for marks;
+ * scores for which the sample is right, and others. */
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -56,8 +56,8 @@ static void run_group(const gpu_index_params &p, bool is_short, int group, int g
     }
 }
 
-/* Whether the list is the `topk` best entries in ascending order, then -1. */
-static bool is_right(int n, int topk, int draw, int forced)
+/* Whether the list, of so many groups, is the `topk` best entries in ascending order, then -1. */
+static bool is_right(int n, int topk, int draw, int forced, int parts)
 {
     enum { SPARE = 8 };
     std::vector<float> scores((size_t)(n + 63) / 64 * 64, NAN);
@@ -84,7 +84,12 @@ static bool is_right(int n, int topk, int draw, int forced)
     p.max_rows = n, p.scores = scores.data(), p.score_stride = (int64_t)scores.size();
     p.topk = topk, p.first_entries = forced, p.last_entries = 2 * forced;
     p.out = found.data(), p.out_token = p.out_group = p.room = topk + SPARE, p.lengths = &length;
-    run_group(p, n <= INDEX_SHORT, 0, 1);
+    std::vector<int32_t> kept((size_t)parts * 2 * INDEX_KEPT), counts((size_t)parts);
+    int32_t arrived = 0;
+    p.parts = parts, p.arrived = &arrived, p.kept = kept.data(), p.kept_count = counts.data();
+    for (int group = parts - 1; group >= 0; group--) {
+        run_group(p, n <= INDEX_SHORT, group, parts);
+    }
     return length == topk && found == best;
 }
 
@@ -98,8 +103,8 @@ static bool padding_is_empty(bool is_short, int tokens_per_row, int tail)
     int32_t query_start[3] = {0, 1, LISTS}, lens[2] = {64, 0}, lengths[LISTS] = {0};
     gpu_index_params p = {};
     p.query_start = query_start, p.seq_lens = lens, p.num_reqs = 2, p.num_tokens = LISTS;
-    p.heads = p.groups = p.rows_per_entry = p.rows_per_score = 1, p.tokens_per_row = tokens_per_row,
-    p.tail = tail;
+    p.heads = p.groups = p.rows_per_entry = p.rows_per_score = p.parts = 1;
+    p.tokens_per_row = tokens_per_row, p.tail = tail;
     p.max_rows = 64, p.scores = scores.data(), p.score_stride = 64, p.topk = TOPK;
     p.out = found.data(), p.out_token = p.out_group = p.room = TOPK, p.lengths = lengths;
     for (int list = LISTS - 1; list >= 0; list--) { /* the list before it is written later */
@@ -134,10 +139,13 @@ int main()
         for (int topk : {1, 48, 2048, 5000}) {
             for (int draw = 0; draw < DRAWS; draw++) {
                 const int forced = (draw + topk) % 2 * 3;
-                if (topk < n && !is_right(n, topk, draw, forced)) {
-                    failures++;
-                    printf("%d of %d entries, scores %d, %d forced: another list\n", topk, n, draw,
-                           3 * forced);
+                const int parts = n < 2 * INDEX_PART_ROWS ? 1 : 1 + (draw * 5 + topk) % INDEX_PARTS;
+                for (int turn = 0; topk < n && turn < (parts > 1 ? 2 : 1); turn++) {
+                    if (!is_right(n, topk, draw, forced, turn == 0 ? parts : 1)) {
+                        failures++;
+                        printf("%d of %d entries, scores %d, %d forced, %d parts: another list\n",
+                               topk, n, draw, 3 * forced, turn == 0 ? parts : 1);
+                    }
                 }
             }
         }

@@ -81,10 +81,32 @@ void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared
     prepared->lists = x->num_groups;
 }
 
-size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits)
+/* Bytes of the chunk's scores. */
+static size_t score_bytes(const struct attn_prepared *prepared, const struct attn_limits *limits)
 {
     return (size_t)(chunk_tokens(prepared, limits) * score_stride(prepared, limits) *
                     prepared->lists * 4);
+}
+
+/* Followed by what groups that share lists give each other. */
+size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits)
+{
+    const int64_t most = chunk_tokens(prepared, limits) * prepared->lists * INDEX_PARTS;
+    const int64_t groups = most < INDEX_GROUPS ? most : INDEX_GROUPS;
+    const bool shares = score_stride(prepared, limits) / 2 >= INDEX_PART_ROWS;
+    return score_bytes(prepared, limits) +
+           (size_t)(shares ? (INDEX_GROUPS + groups * INDEX_KEPT) * 8 : 0);
+}
+
+/* Groups of each of `lists` long lists. */
+static int32_t count_parts(const struct gpu_device *device, const struct gpu_index_params *p,
+                           int64_t lists)
+{
+    const int64_t groups = device->num_sms < INDEX_GROUPS ? device->num_sms : INDEX_GROUPS;
+    int64_t parts = groups / lists;
+    parts = parts < p->max_rows / INDEX_PART_ROWS ? parts : p->max_rows / INDEX_PART_ROWS;
+    parts = parts < INDEX_PARTS ? parts : INDEX_PARTS;
+    return p->rows_per_entry > 1 || parts < 1 ? 1 : (int32_t)parts;
 }
 
 static struct gpu_index_params params_of(const struct attn_attend_args *args)
@@ -94,6 +116,7 @@ static struct gpu_index_params params_of(const struct attn_attend_args *args)
     const struct schedule_host *plan = args->schedule_host;
     const struct attn_batch *batch = args->batch;
     const int64_t bytes = args->out->dtype.bits / 8;
+    const size_t scores = score_bytes(args->prepared, args->limits);
     struct gpu_params scale = {0};
     set_query_scale(&scale, args);
     struct gpu_index_params p = {
@@ -128,7 +151,11 @@ static struct gpu_index_params params_of(const struct attn_attend_args *args)
         .out_token = tensor_stride(args->out, 0) * bytes / 4,
         .out_group = tensor_stride(args->out, 1) * bytes / 4,
         .room = (int32_t)args->out->shape[2],
+        .parts = 1,
+        .arrived = (int32_t *)(void *)((char *)args->scratch + scores),
     };
+    p.kept_count = p.arrived + INDEX_GROUPS;
+    p.kept = p.kept_count + INDEX_GROUPS;
     if (x->has_weights) {
         p.weights = gpu_tensor_of(io->weights);
         p.weights.head = tensor_stride(io->weights, 1) * (io->weights->dtype.bits / 8);
@@ -162,6 +189,7 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
     for (; p.first_token < tokens && cause == NULL; p.first_token += chunk) {
         p.num_tokens = tokens - p.first_token < chunk ? tokens - p.first_token : chunk;
         const int64_t lists = (int64_t)p.num_tokens * p.groups;
+        p.parts = is_short ? 1 : count_parts(device, &p, lists);
         if (p.max_rows > 0) {
             const int64_t tiles = (p.max_rows + INDEX_ROWS - 1) / INDEX_ROWS;
             cause =
@@ -176,7 +204,7 @@ attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *er
         }
         cause = gpu_device_launch(device,
                                   is_short ? GPU_KERNEL_index_top_k_short : GPU_KERNEL_index_top_k,
-                                  gpu_groups(lists, 1, 1 << 20), &p, args->stream);
+                                  gpu_groups(lists * p.parts, 1, 1 << 20), &p, args->stream);
     }
     return device_status(cause, "attend", error);
 }

@@ -1,34 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* index_top_k: a group for each list. In long rows a sample gives a score that a few thousand
- * entries reach, of which one read of the scores keeps the entries; the list's last entry is found
- * among these by digits of the scores' bits, ordered as numbers. In short rows, and where these are
- * too many or not enough, digits of all scores lead to few: a histogram of each. 1 read of the
- * scores, or 3; the L2 limits it, and a list's steps that wait for one another. */
-#include "gpu/device/scan.h"
-#include "gpu/kernels/index_list.h"
-#include "gpu/kernels/top_k_row.h"
+/* index_top_k: a group for each list, or several that share a long one. In long rows a sample gives
+ * a score that a few thousand entries reach, of which one read of the scores keeps the entries; the
+ * list's last entry is found among these by digits of the scores' bits, ordered as numbers. Groups
+ * that share a list keep entries of it each, among which the last of them to arrive searches. In
+ * short rows, and where these are too many or not enough, digits of all scores lead to few: a
+ * histogram of each. 1 read of the scores, or 3; the L2 limits it, and a list's steps that wait for
+ * one another. */
+#include "gpu/kernels/top_k_search.h"
 
-#define TOP_K_THREADS GPU_THREADS_index_top_k
-#define TOP_K_WARPS (TOP_K_THREADS / GPU_LANES)
-#define TOP_K_DIGIT 11
-#define TOP_K_BINS (1 << TOP_K_DIGIT)
-#define TOP_K_COPIES 4 /* histograms, for neighbouring lanes */
-#define TOP_K_FEW (TOP_K_BINS * TOP_K_COPIES)
-#define TOP_K_OWN (TOP_K_FEW / TOP_K_THREADS)
-#define TOP_K_SAMPLE (TOP_K_FEW / 2)
-#define TOP_K_LEAST_RANK 32           /* in the sample: below, its score says little */
-#define TOP_K_MARKED (TOP_K_FEW * 16) /* entries for which that memory has two bits each */
-#define TOP_K_STEP (4 * GPU_LANES)    /* entries of a warp's step */
-#define TOP_K_STEPS 2                 /* steps whose loads wait together */
-#define TOP_K_MANY 4                  /* the same where a thread keeps little else */
-
-static_assert(TOP_K_OWN % 4 == 0, "each thread reads 16 bytes of marks at a time");
-
-struct top_k_memory {
-    alignas(16) int32_t few[TOP_K_FEW]; /* the histogram; then few entries; then marks */
-    int32_t warps[GPU_LANES], above[TOP_K_WARPS], equal[TOP_K_WARPS];
-    int32_t bin, before, number;
-};
+#define TOP_K_SAMPLE (TOP_K_THREADS * 4) /* 4 neighbours for each thread */
+#define TOP_K_LEAST_RANK 32              /* in the sample: below, its score says little */
+#define TOP_K_MARKED (TOP_K_FEW * 16)    /* entries for which that memory has two bits each */
+#define TOP_K_STEP (4 * GPU_LANES)       /* entries of a warp's step */
+#define TOP_K_SHARED INDEX_KEPT          /* entries that a group with a part of a list may keep */
+static_assert(INDEX_PART_ROWS >= TOP_K_MANY * TOP_K_THREADS * 4, "a part has a step");
+static_assert(INDEX_PARTS <= TOP_K_WARPS, "a warp or more for each part");
 
 /* The best key of each entry's rows, in place of the first rows. A warp has TOP_K_STEPS entries at
  * a time. */
@@ -68,172 +54,38 @@ GPU_INLINE void pool_rows(const gpu_index_params &p, top_k_row &row, int32_t row
     row.pooled = true;
 }
 
-/* The search for the last key of a list: keys whose first `bits` bits are above `prefix` are in it,
- * and `need` of those with these bits. */
-struct top_k_search {
-    uint32_t prefix;
-    int32_t bits, need, count; /* count: keys with these bits */
-};
-
-GPU_INLINE bool has_prefix(const top_k_search &s, uint32_t key)
-{
-    return s.bits == 0 || key >> (32 - s.bits) == s.prefix;
-}
-
-GPU_INLINE int32_t digit_width(const top_k_search &s)
-{
-    return min(TOP_K_DIGIT, 32 - s.bits);
-}
-
-/* The memory is empty where a search begins, and after each digit. */
-GPU_INLINE void clear_memory(top_k_memory &memory)
-{
-    for (int32_t i = (int32_t)thread_index(); i < TOP_K_FEW; i += TOP_K_THREADS) {
-        memory.few[i] = 0;
-    }
-    sync_group(); /* the memory is empty */
-}
-
-/* Adds a key's next digit to the histogram. */
-GPU_INLINE void count_key(const top_k_search &s, uint32_t key, top_k_memory &memory)
-{
-    if (has_prefix(s, key)) {
-        const int32_t width = digit_width(s);
-        const uint32_t bin = key >> (32 - s.bits - width) & (uint32_t)((1 << width) - 1);
-        atomic_add_shared(&memory.few[bin * TOP_K_COPIES + thread_index() % TOP_K_COPIES], 1);
-    }
-}
-
-/* Goes on by the digit that is counted, and empties the histogram. */
-GPU_INLINE void find_bin(top_k_search &s, top_k_memory &memory)
-{
-    const int32_t thread = (int32_t)thread_index();
-    sync_group();                                   /* the histogram is complete */
-    constexpr int own = TOP_K_BINS / TOP_K_THREADS; /* bins of a thread, from the highest down */
-    int32_t sums[own], sum = 0, carry = 0;
-#pragma unroll
-    for (int i = 0; i < own; i++) {
-        uint4 *copies = (uint4 *)&memory.few[(TOP_K_BINS - 1 - thread * own - i) * TOP_K_COPIES];
-        const uint4 x = *copies;
-        *copies = make_uint4(0, 0, 0, 0);
-        sums[i] = (int32_t)(x.x + x.y + x.z + x.w);
-        sum += sums[i];
-    }
-    int32_t before = running_sum<TOP_K_THREADS>(sum, &carry, memory.warps);
-#pragma unroll
-    for (int i = 0; i < own; i++) {
-        if (before < s.need && before + sums[i] >= s.need) {
-            memory.bin = TOP_K_BINS - 1 - thread * own - i;
-            memory.before = before;
-            memory.number = sums[i];
-        }
-        before += sums[i];
-    }
-    sync_group(); /* the bin is found */
-    const int32_t width = digit_width(s);
-    s.prefix = s.prefix << width | (uint32_t)memory.bin;
-    s.need -= memory.before;
-    s.count = memory.number;
-    s.bits += width;
-    sync_group(); /* the memory is used again */
-}
-
-/* Goes on by a digit of all keys. */
-GPU_INLINE void search_row(const top_k_row &row, top_k_search &s, top_k_memory &memory)
-{
-    for (int32_t base = 0; base < row.n; base += TOP_K_STEPS * TOP_K_THREADS * 4) {
-        const int32_t first = base + (int32_t)thread_index() * 4;
-        const top_k_scores<TOP_K_STEPS> scores =
-            load_scores<TOP_K_STEPS>(row, first, TOP_K_THREADS * 4, row.n);
-#pragma unroll
-        for (int step = 0; step < TOP_K_STEPS; step++) {
-            uint32_t keys[4];
-            const int32_t count =
-                keys_of(row, scores.x[step], first + step * TOP_K_THREADS * 4, row.n, keys);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (i < count) {
-                    count_key(s, keys[i], memory);
-                }
-            }
-        }
-    }
-    find_bin(s, memory);
-}
-
-/* A thread's keys of `count` ones, and their entries. */
-struct top_k_few {
-    uint32_t keys[TOP_K_OWN];
-    int32_t entries[TOP_K_OWN], count;
-};
-
-GPU_INLINE bool is_one_of(const top_k_few &few, int i)
-{
-    return (int32_t)thread_index() + i * TOP_K_THREADS < few.count;
-}
-
-/* Goes on by a digit of these keys. */
-GPU_INLINE void search_few(const top_k_few &few, top_k_search &s, top_k_memory &memory)
-{
-#pragma unroll
-    for (int i = 0; i < TOP_K_OWN; i++) {
-        if (is_one_of(few, i)) {
-            count_key(s, few.keys[i], memory);
-        }
-    }
-    find_bin(s, memory);
-}
-
-/* Takes `count` entries, which are kept in the memory or are all of the row. */
-GPU_INLINE void take_few(const top_k_row &row, int32_t count, bool kept, top_k_memory &memory,
-                         top_k_few &few)
-{
-    few.count = count;
-#pragma unroll
-    for (int i = 0; i < TOP_K_OWN; i++) {
-        if (is_one_of(few, i)) {
-            few.entries[i] = (int32_t)thread_index() + i * TOP_K_THREADS;
-            if (kept) {
-                int32_t *place = &memory.few[few.entries[i]];
-                few.entries[i] = *place;
-                *place = 0;
-            }
-            few.keys[i] = key_of_entry(row, row.scores[few.entries[i]], few.entries[i]);
-        }
-    }
-    sync_group(); /* the memory is empty */
-}
-
-GPU_INLINE int32_t sum_to_lane(int32_t x)
-{
-    for (int d = 1; d < GPU_LANES; d <<= 1) {
-        int32_t other = lane_up(x, d);
-        x += lane_index() >= d ? other : 0;
-    }
-    return x;
-}
-
-/* The place of the lowest bit that is set. */
-GPU_INLINE int32_t lowest_bit(uint32_t x)
-{
-    return (int32_t)(float_bits((float)(x & (0u - x))) >> 23) - 127;
-}
-
-/* A key that is the sample's best but rank - 1. */
+/* A key that is about the sample's best but rank - 1. Scores between the least and the largest are
+ * counted in equal steps; if too many are alike, by two digits. */
 GPU_INLINE uint32_t guess_key(const top_k_row &row, int32_t rank, top_k_memory &memory)
 {
-    const uint32_t step = (uint32_t)(row.n / TOP_K_SAMPLE);
-    top_k_few sample;
-    sample.count = TOP_K_SAMPLE;
+    const uint32_t thread = thread_index(), step = (uint32_t)(row.n / TOP_K_SAMPLE) * 4;
+    const uint4 x =
+        *(const uint4 *)&row.scores[thread * step + (thread * 2654435761u >> 16) % (step / 4) * 4];
+    clear_memory(memory); /* while the sample is loaded */
+    top_k_few sample = {
+        {key_of_score(x.x), key_of_score(x.y), key_of_score(x.z), key_of_score(x.w)}, {}, 4};
+    uint32_t low = ~0u, high = 0;
 #pragma unroll
-    for (int i = 0; i < TOP_K_OWN; i++) {
-        if (is_one_of(sample, i)) {
-            const uint32_t which = thread_index() + (uint32_t)i * TOP_K_THREADS;
-            const uint32_t entry = which * step + (which * 2654435761u >> 16) % step;
-            sample.keys[i] = key_of_entry(row, row.scores[entry], (int32_t)entry);
-        }
+    for (int i = 0; i < 4; i++) {
+        low = sample.keys[i] < low ? sample.keys[i] : low;
+        high = sample.keys[i] > high ? sample.keys[i] : high;
     }
+    join_range(low, high, memory);
+    const float from = score_of_key(low), range = score_of_key(high) - from;
     top_k_search s = {0, 0, rank, TOP_K_SAMPLE};
+    if (range > 0.0f && range < 1e38f) { /* a NaN's is not */
+        const float steps = (float)(TOP_K_BINS - 1) / range;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float at = (score_of_key(sample.keys[i]) - from) * steps;
+            count_bin((uint32_t)min((int32_t)at, TOP_K_BINS - 1), memory);
+        }
+        find_bin(s, memory);
+        if (s.count <= rank / 2) {
+            return key_of_score(float_bits(from + (float)s.prefix / steps));
+        }
+        s = {0, 0, rank, TOP_K_SAMPLE};
+    }
     search_few(sample, s, memory);
     search_few(sample, s, memory);
     return s.prefix << (32 - s.bits);
@@ -257,24 +109,38 @@ GPU_INLINE uint32_t reach_at_end(const top_k_row &row, uint32_t bits, int32_t fi
     return count >= 4 ? bits : count > 0 ? bits & ((1u << count) - 1) : 0;
 }
 
-/* Keeps the entries that reach a sample's score. False: they are too many, or the list needs more.
+/* A group's part of a list: of every `count` steps of a warp one. */
+struct top_k_part {
+    int32_t count, own, list;
+};
+
+/* The rank in a sample of a score that about twice `room` entries reach; 0: no sample says enough.
  */
-GPU_INLINE bool keep_best(const top_k_row &row, int32_t room, top_k_memory &memory)
+GPU_INLINE int32_t rank_in_sample(const top_k_row &row, int32_t room)
 {
-    constexpr int32_t step = TOP_K_THREADS * 4, whole = TOP_K_MANY * step;
-    const int32_t target = max(2 * room, TOP_K_FEW / 4);
-    const int32_t rank = (int32_t)((int64_t)target * TOP_K_SAMPLE / row.n);
-    if (row.pooled || row.n < 4 * TOP_K_SAMPLE || target > TOP_K_FEW / 4 * 3 ||
-        rank < TOP_K_LEAST_RANK) {
-        return false;
-    }
-    const float least = score_of_key(guess_key(row, rank, memory));
+    const int32_t target = max(2 * room, TOP_K_FEW / 2);
+    const int32_t rank = (int32_t)((int64_t)target * TOP_K_SAMPLE / max(row.n, 1));
+    return row.pooled || row.n < 4 * TOP_K_SAMPLE || target > TOP_K_FEW / 4 * 3 ||
+                   rank < TOP_K_LEAST_RANK
+               ? 0
+               : rank;
+}
+
+/* Keeps the part's entries whose keys reach a sample's key, and counts them: memory.number may be
+ * more than there is memory for. Returns the key. */
+GPU_INLINE uint32_t keep_best(const top_k_row &row, const top_k_part &part, int32_t rank,
+                              top_k_memory &memory)
+{
+    const uint32_t key = guess_key(row, rank, memory);
+    const float least = score_of_key(key);
+    const int32_t step = TOP_K_THREADS * 4 * part.count, whole = TOP_K_MANY * step;
+    const int32_t first = (warp_index() * part.count + part.own) * TOP_K_STEP + lane_index() * 4;
     if (thread_index() == 0) {
         memory.number = 0;
     }
     sync_group(); /* the number is written */
     for (int32_t base = 0; base < row.n; base += whole) {
-        const int32_t own = base + (int32_t)thread_index() * 4;
+        const int32_t own = base + first;
         const top_k_scores<TOP_K_MANY> scores = load_scores<TOP_K_MANY>(row, own, step, row.n);
         const bool is_end = base < row.first_entries || base + whole > row.n - row.last_entries;
         uint32_t bits = 0;
@@ -300,12 +166,49 @@ GPU_INLINE bool keep_best(const top_k_row &row, int32_t room, top_k_memory &memo
         }
     }
     sync_group(); /* the entries are kept */
-    const int32_t number = memory.number;
-    const bool right = number >= room && number <= TOP_K_FEW;
-    if (!right) {
-        clear_memory(memory);
+    return key;
+}
+
+/* Gives what the group has kept, s.count of which its threads have, to the last group of the list,
+ * whose threads have all of it then. False: the group is not the last. s.count becomes what all
+ * groups have kept, or 0 if it is too much for their memory. */
+GPU_INLINE bool join_parts(const gpu_index_params &p, const top_k_part &part, top_k_memory &memory,
+                           top_k_search &s, top_k_few &few)
+{
+    const int32_t thread = (int32_t)thread_index(), lane = lane_index();
+    int32_t *counts = p.kept_count + part.list * part.count;
+    int32_t *kept = p.kept + (int64_t)part.list * part.count * 2 * TOP_K_SHARED;
+#pragma unroll
+    for (int i = 0; i < TOP_K_SHARED / TOP_K_THREADS; i++) {
+        if (i < few.count) {
+            int32_t *at = kept + part.own * 2 * TOP_K_SHARED + thread + i * TOP_K_THREADS;
+            at[0] = (int32_t)few.keys[i];
+            at[TOP_K_SHARED] = few.entries[i];
+        }
     }
-    return right;
+    sync_group(); /* the entries are written, and thread 0 publishes them */
+    if (thread == 0) {
+        counts[part.own] = s.count;
+        memory.before = add_and_publish(&p.arrived[part.list], 1);
+    }
+    sync_group(); /* the last group knows it */
+    if (memory.before != part.count - 1) {
+        return false;
+    }
+    const int32_t of_part = TOP_K_WARPS / part.count * GPU_LANES; /* threads */
+    const int32_t from = thread / of_part, most = min(of_part * TOP_K_OWN, TOP_K_SHARED);
+    const int32_t other = lane < part.count ? counts[lane] : 0;
+    const int32_t own = from < part.count ? lane_read(other, min(from, GPU_LANES - 1)) : 0;
+    s.count = any_lane(other > most) ? 0 : sum_of_warp(other);
+    const int32_t first = from * 2 * TOP_K_SHARED + thread % of_part;
+    few.count = s.count > 0 ? (own - thread % of_part + of_part - 1) / of_part : 0;
+#pragma unroll
+    for (int i = 0; i < TOP_K_OWN; i++) {
+        const uint32_t at = i < few.count ? (uint32_t)(first + i * of_part) : 0;
+        few.keys[i] = (uint32_t)kept[at];
+        few.entries[i] = kept[at + TOP_K_SHARED];
+    }
+    return true;
 }
 
 /* Entries of a warp: warp w has those from w times this on. */
@@ -362,7 +265,7 @@ GPU_INLINE void count_few(const top_k_row &row, const top_k_few &few, const top_
     const int32_t per = entries_of_warp(row);
 #pragma unroll
     for (int i = 0; i < TOP_K_OWN; i++) {
-        if (is_one_of(few, i) && few.keys[i] >= s.prefix) {
+        if (i < few.count && few.keys[i] >= s.prefix) {
             const int32_t warp = few.entries[i] / per;
             atomic_add_shared(&(few.keys[i] > s.prefix ? memory.above : memory.equal)[warp], 1);
         }
@@ -378,7 +281,7 @@ GPU_INLINE void write_few(const top_k_few &few, const top_k_search &s, top_k_mem
     const int32_t thread = (int32_t)thread_index();
 #pragma unroll
     for (int i = 0; i < TOP_K_OWN; i++) {
-        if (is_one_of(few, i) && few.keys[i] >= s.prefix) {
+        if (i < few.count && few.keys[i] >= s.prefix) {
             const int32_t word = few.entries[i] / 32 * 2 + (few.keys[i] == s.prefix);
             atomic_add_shared(&memory.few[word], (int32_t)(1u << (few.entries[i] % 32)));
         }
@@ -473,57 +376,82 @@ GPU_INLINE void write_chosen(const top_k_row &row, const top_k_search &s,
     }
 }
 
-GPU_INLINE void choose_entries(const top_k_row &row, int32_t room, top_k_memory &memory,
-                               int32_t *out)
+/* Writes `room` entries of a row that has more. False: another group of the list does. */
+GPU_INLINE bool choose_entries(const gpu_index_params &p, const top_k_row &row, int32_t room,
+                               const top_k_part &part, top_k_memory &memory, int32_t *out)
 {
     top_k_search s = {0, 0, room, row.n};
-    clear_memory(memory);
-    const bool all = row.n <= TOP_K_FEW, best = !all && keep_best(row, room, memory);
+    top_k_few few;
+    uint32_t least = 0; /* none of the entries that are kept has a smaller key */
+    const bool all = row.n <= TOP_K_FEW;
+    const int32_t rank = all ? 0 : rank_in_sample(row, room);
+    bool best = rank > 0;
     if (best) {
+        least = keep_best(row, part, rank, memory);
         s.count = memory.number;
-        for (int32_t i = (int32_t)thread_index(); i < TOP_K_WARPS; i += TOP_K_THREADS) {
-            memory.above[i] = memory.equal[i] = 0;
+        take_few(row, min(s.count, part.count > 1 ? TOP_K_SHARED : TOP_K_FEW), true, memory, few);
+        if (part.count > 1 && !join_parts(p, part, memory, s, few)) {
+            return false;
         }
-    } else if (!all) {
-        while (s.bits < 32 && s.count > TOP_K_FEW) {
-            search_row(row, s, memory);
+        best = s.count >= room && s.count <= TOP_K_FEW;
+    } else if (part.own > 0) {
+        return false;
+    }
+    if (best) {
+        narrow_search(least, few, s, memory);
+    } else {
+        least = 0;
+        s.count = row.n;
+        clear_memory(memory);
+        if (!all) {
+            while (s.bits < 32 && s.count > TOP_K_FEW) {
+                search_row(row, s, memory);
+            }
+            collect_few(row, s, memory);
         }
-        collect_few(row, s, memory);
+        if (s.bits < 32) {
+            take_few(row, s.count, !all, memory, few);
+        }
     }
     const bool whole = (all || best) && row.n <= TOP_K_MARKED;
-    if (s.bits < 32) {
-        top_k_few few;
-        take_few(row, s.count, !all, memory, few);
-        while (s.bits < 32) {
-            search_few(few, s, memory);
-        }
-        if (whole) {
-            write_few(few, s, memory, out);
-        } else {
+    const bool has_few = best || s.bits < 32;
+    while (s.bits < 32 && s.count > s.need) {
+        search_few(few, s, memory);
+    }
+    end_search(s);
+    if (whole) {
+        write_few(few, s, memory, out);
+    } else {
+        if (has_few) {
             count_few(row, few, s, memory);
         }
-    }
-    if (!whole) {
+        s.prefix += least;
         write_chosen(row, s, memory, out);
     }
     sync_group(); /* the memory is used again */
+    return true;
 }
 
 GPU_KERNEL(index_top_k, gpu_index_params)
 {
     GPU_SHARED top_k_memory memory;
-    const int32_t lists = count_lists(p);
+    const int32_t groups = count_lists(p) * p.parts;
     let_later_kernels_begin();
-    for (int32_t i = (int32_t)group_index(); i < lists; i += (int32_t)group_count()) {
-        const index_list list = find_list(p, i);
-        top_k_row row = row_of_list(p, list, i);
+    for (int32_t i = (int32_t)group_index(); i < groups; i += (int32_t)group_count()) {
+        const int32_t number = i / p.parts;
+        const top_k_part part = {p.parts, i - number * p.parts, number};
+        const index_list list = find_list(p, number, true);
+        top_k_row row = row_of_list(p, list, number);
         const int32_t room = room_of_list(p, list, row);
+        bool mine = part.own == 0;
         if (row.n > room && room > 0) {
             if (p.rows_per_entry > 1) {
                 pool_rows(p, row, list.rows);
             }
-            choose_entries(row, room, memory, entries_of_list(p, list));
+            mine = choose_entries(p, row, room, part, memory, entries_of_list(p, list));
         }
-        finish_list(p, list, row.n, room, TOP_K_THREADS);
+        if (mine) {
+            finish_list(p, list, row.n, room, TOP_K_THREADS);
+        }
     }
 }

@@ -133,7 +133,7 @@ GPU_KERNEL(index_top_k_short, gpu_index_params)
     const int32_t lists = count_lists(p);
     let_later_kernels_begin();
     for (int32_t i = (int32_t)group_index(); i < lists; i += (int32_t)group_count()) {
-        const index_list list = find_list(p, i);
+        const index_list list = find_list(p, i, true);
         const top_k_row row = row_of_list(p, list, i);
         const int32_t room = room_of_list(p, list, row);
         if (row.n > room && room > 0) {

@@ -18,11 +18,12 @@
 enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2, MOST_HEADS = 64 };
 #define SCALE 0.25f
 /* Columns of the block table. */
-enum { COLUMNS = 5, LONG_COLUMNS = 160, LONGEST_COLUMNS = 320 };
+enum { COLUMNS = 5, LONG_COLUMNS = 160, LONGEST_COLUMNS = 640 };
 
 /* Keys before the step, and its queries: of steps of one token, of prompts, and of both. A request
  * has none, one is shorter than a list, one ends within a row. In long ones a kernel cannot keep
- * all scores of a list in its shared memory; in the longest it may choose by a sample first. */
+ * all scores of a list in its shared memory; in the longest it may choose by a sample
+ * first, with several groups for a list. */
 static const struct shape {
     const char *name;
     int32_t columns;
@@ -31,7 +32,7 @@ static const struct shape {
               {"prefill", COLUMNS, {0, 100, 0, 0, 190}, {70, 33, 1, 0, 65}},
               {"mixed", COLUMNS, {255, 18, 0, 64, 0}, {1, 4, 17, 0, 130}},
               {"long", LONG_COLUMNS, {9999, 100, 5000, 0, 10220}, {4, 1, 3, 0, 2}},
-              {"longest", LONGEST_COLUMNS, {20000, 0, 16300, 0, 20470}, {2, 0, 1, 0, 1}}};
+              {"longest", LONGEST_COLUMNS, {40000, 0, 16300, 0, 33000}, {2, 0, 1, 0, 1}}};
 
 struct form {
     const char *name;
