@@ -19,6 +19,7 @@ from libattn.integrations.vllm import describe
 from libattn.integrations.vllm.gdn import LibattnStateBackend, StateBuilder
 from test_recurrent import HIDDEN, STEPS, Subject, qwen3_5
 
+import vllm.envs
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
@@ -77,7 +78,7 @@ class GatedDelta(unittest.TestCase):
         recorded.current[0] = types.SimpleNamespace(
             attention_config=types.SimpleNamespace(backend=AttentionBackendEnum.CUSTOM), model_config=model,
             additional_config={"libattn": additional}, cache_config=types.SimpleNamespace(mamba_cache_mode=mode),
-            scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256),
+            scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256, enable_chunked_prefill=True),
             compilation_config=types.SimpleNamespace(static_forward_context={}, cudagraph_mode=graphs))
         return recorded.current[0]
 
@@ -185,6 +186,32 @@ class GatedDelta(unittest.TestCase):
             for r, row in ((1, out[0]), (0, out[1])):
                 expected = self.subject.module(hidden[r, :t + 1][None])[0, -1]
                 self.assertLess(worst(row, expected), 1e-3, (t, r))
+
+    def test_the_bits_of_a_request(self) -> None:
+        """The same for a prompt alone and in pieces next to others. While steps run, vLLM has no current
+        configuration; here it keeps what the stand-in reads."""
+        generator = torch.Generator().manual_seed(9)
+        inputs = [self.subject.inputs(torch.randn(150, HIDDEN, generator=generator)) for _ in range(2)]
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            found = []
+            for steps in ([(150, 0)], [(70, 80), (1, 1), (79, 64)]):
+                with mock.patch.object(vllm.envs, "VLLM_BATCH_INVARIANT", True):
+                    layer, builder = self.served()
+                    recorded.current[0] = types.SimpleNamespace(compilation_config=recorded.current[0].compilation_config)
+                    rows, at = [], [0, 0]
+                    for queries in steps:
+                        mixed, a, b = (torch.cat([part[n:n + count] for part, n, count in zip(parts, at, queries)])
+                                       for parts in zip(*inputs))
+                        at = [n + count for n, count in zip(at, queries)]
+                        given = recorded.metadata(list(queries), at, torch.zeros(2, 20).int())
+                        given.block_table_tensor = torch.tensor([[3], [1]]).int()
+                        recorded.step_metadata[0] = {NAME: builder.build(0, given)}
+                        out = torch.empty(len(mixed), layer.num_v_heads, layer.head_v_dim)
+                        layer._forward_core(mixed, b, a, out)
+                        rows.append(out[:queries[0]])
+                found.append(torch.cat(rows))
+            self.assertTrue(torch.equal(*found), backend)
 
     def test_drafts(self) -> None:
         """Three drafted tokens a step, of which some are rejected: the next step goes on from the last that was kept. Pieces of

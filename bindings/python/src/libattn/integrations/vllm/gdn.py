@@ -113,7 +113,8 @@ class States:
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.impl = layer, self
-        self.limits = describe.limits()
+        # steps bind layers, when vLLM has no current configuration any more
+        self.limits, self.batch_invariant = describe.limits(), describe.invariance()
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -125,7 +126,7 @@ class States:
         layer = self.layer
         return describe.gdn(layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size, layer.head_k_dim,
                             layer.head_v_dim, layer.conv_kernel_size, layer.num_spec, dtype, layer.get_state_dtype()[1],
-                            device_seq_lens_only=device_seq_lens_only, batch_invariant=describe.invariance())
+                            device_seq_lens_only=device_seq_lens_only, batch_invariant=self.batch_invariant)
 
     def params(self) -> Params:
         conv = self.layer.conv1d  # on a CPU with AMX vLLM packs the weight and keeps a copy
