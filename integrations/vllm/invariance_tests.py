@@ -4,7 +4,7 @@
 usage: invariance_tests.py SDIST FOLDER MODEL BACKEND [pytest options]      MODEL: of integrations/device.py, made in FOLDER
 
 The file runs as it is; set from here are the backend, also where the file names one, the engine's sizes, captured decodes without
-torch.compile, and a model with random weights and a tokenizer, since there is no hub.
+torch.compile, norms by torch, and a model with random weights and a tokenizer, since there is no hub.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Setting:
         options["attention_config"] = {**(options.get("attention_config") or {}), "backend": self.backend}
         graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128]}
         return LLM(**options | {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2 << 30, "compilation_config": graphs,
-                                "mamba_ssm_cache_dtype": "float32"})
+                                "mamba_ssm_cache_dtype": "float32", **on_gpu.norms_by_torch(graphs)})
 
 
 def main() -> int:

@@ -42,6 +42,13 @@ def compile_in_threads() -> None:
     Autotuner.prune_configs = compiled
 
 
+def norms_by_torch(graphs: dict[str, Any]) -> dict[str, Any]:
+    """Options of an engine whose bits must not depend on the batch: in 0.26 those of vLLM's own norm do, since it adds up a row in
+    another order from 256 tokens a step on (vllm#48271, mended in 0.33). With torch.compile these norms are vLLM's default."""
+    graphs["custom_ops"] = ["-rms_norm"]
+    return {"ir_op_priority": {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}}
+
+
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0,
           indexer: bool = False, invariant: bool = False) -> Any:
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))
@@ -62,7 +69,7 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         options["enable_prefix_caching"] = False
     if invariant:
-        options["mamba_ssm_cache_dtype"] = "float32"
+        options |= {"mamba_ssm_cache_dtype": "float32", **norms_by_torch(graphs)}
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
                additional_config={"gdn_prefill_backend": "triton",  # vLLM's own layers, without FlashInfer
                                   **({"libattn": {"indexer": True}} if indexer else {})},

@@ -112,6 +112,23 @@ class BatchInvariance(Settings):
             LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_batch_invariant=True)
         self.assertEqual(asked.call_args.kwargs["batch_invariant"], 2)
 
+    def test_norms(self) -> None:
+        """A warning where vLLM's own norms depend on the batch, and only there."""
+        def warnings(release: str, ops: list[str], first: str, asked: bool = True) -> int:
+            versions._warn.cache_clear()
+            priority = types.SimpleNamespace(fused_add_rms_norm=[first, "native"])
+            self.config(compilation_config=types.SimpleNamespace(custom_ops=ops),
+                        kernel_config=types.SimpleNamespace(ir_op_priority=priority))
+            with mock.patch.object(vllm.version, "__version__", release), self.assertLogs("libattn", "WARNING") as log:
+                versions.logging.getLogger("libattn").warning("something, which assertLogs needs")
+                for _ in range(2):
+                    LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_batch_invariant=asked)
+            return sum("-rms_norm" in line and "vllm#48271" in line for line in log.output)
+
+        self.assertEqual([warnings("0.26.0", ["all"], "native"), warnings("0.26.0", ["-rms_norm", "all"], "vllm_c"),
+                          warnings("0.26.0", ["none", "+rms_norm"], "native")], [1, 1, 1])
+        self.assertEqual([warnings("0.26.0", ["-rms_norm", "all"], "native"), warnings("0.26.0", ["none"], "native"),
+                          warnings("0.26.0", ["all"], "native", False), warnings("0.33.0", ["all"], "vllm_c")], [0, 0, 0, 0])
 
 
 class Cascade(Settings):

@@ -7,7 +7,9 @@ project queries and outputs themselves (`LATENT_QUERIES`).
 """
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
@@ -34,6 +36,27 @@ def refusals() -> list[str]:
         return []
     return [f"vllm: {found}, served: {', '.join(SERVED)}; to try another release: "
             """--additional-config '{"libattn": {"any_version": true}}'"""]
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once."""
+    logging.getLogger(__name__).warning(text)
+
+
+def warn_of_norms() -> None:
+    """0.26's own norm adds up a row in another order from 256 tokens a step on (vllm#48271), so that bits depend on the batch whatever
+    attends. With torch.compile norms are torch's by default."""
+    from vllm.version import __version__ as found
+
+    config = describe.config()
+    ops = getattr(getattr(config, "compilation_config", None), "custom_ops", ())
+    priority = getattr(getattr(config, "kernel_config", None), "ir_op_priority", None)
+    own = "+rms_norm" in ops or ("all" in ops and "-rms_norm" not in ops)
+    if found.startswith("0.26.") and (own or getattr(priority, "fused_add_rms_norm", ["native"])[:1] != ["native"]):
+        _warn(f"VLLM_BATCH_INVARIANT: the norms of vLLM {found} give other bits in steps of 256 tokens and more (vllm#48271); to take "
+              """torch's: --compilation-config '{"custom_ops": ["-rms_norm"]}' """
+              """--ir-op-priority '{"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}'""")
 
 
 def heads_first() -> bool:
