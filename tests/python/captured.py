@@ -14,12 +14,12 @@ BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 failed = 0
 
 
-def report(what: str, check: Callable[[], float], bound: float) -> None:
+def report(what: str, check: Callable[[], float], bound: float, unit: str = " of a row") -> None:
     """One line; a failure counts."""
     global failed
     try:
         error = check()
-        good, detail = error < bound, f"worst {error:.1e} of a row, bound {bound:.0e}"
+        good, detail = error < bound, f"worst {error:.1e}{unit}, bound {bound:.0e}"
     except (libattn.AttnError, RuntimeError, AssertionError) as failure:
         good, detail = False, f"{type(failure).__name__}: {failure}"
     failed += not good

@@ -64,9 +64,9 @@ class Engine:
         self.builder = LibattnMetadataBuilder(None, list(self.context), config, DEVICE)
         self.tables = torch.randperm(BLOCKS, generator=g)[:30].reshape(3, 10).int()
 
-    def batch(self, queries: list[int], lengths: list[int]) -> Any:
-        """vLLM's metadata, its arrays on the device."""
-        m = recorded.metadata(queries, lengths, self.tables[:len(queries)])
+    def batch(self, queries: list[int], lengths: list[int], requests: list[int] | None = None) -> Any:
+        """vLLM's metadata, its arrays on the device; of the first requests by default."""
+        m = recorded.metadata(queries, lengths, self.tables[requests if requests is not None else slice(len(queries))])
         for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
             setattr(m, name, getattr(m, name).to(DEVICE))
         m.max_seq_len = 160
@@ -166,6 +166,65 @@ def captured(dtype: torch.dtype, latent: bool, count: int, **terms: Any) -> floa
     return found
 
 
+def differing(dtype: torch.dtype, latent: bool) -> float:
+    """Rows of a batch-invariant request whose bits are not those of the request alone, for each layer: in other pieces, next to others,
+    and in captured decodes."""
+    engine = Engine(dtype, latent, True)
+    for layer in engine.context.values():
+        layer.impl.batch_invariant = 2
+    drawn = [peaked(3, 160, HEADS if latent else HQ, NOPE + ROPE if latent else D, generator=engine.generator).to(dtype)
+             for _ in engine.rows]
+
+    def inputs(pieces: list[tuple[int, int, int]]) -> list[list[torch.Tensor]]:
+        """What pieces (request, first, count) bring."""
+        return [[torch.cat([t[r, first:first + count] for r, first, count in pieces]).to(DEVICE) for t in (q, *rows)]
+                for q, rows in zip(drawn, engine.rows)]
+
+    def batch(pieces: list[tuple[int, int, int]]) -> Any:
+        return engine.batch([count for *_, count in pieces], [first + count for _, first, count in pieces], [r for r, *_ in pieces])
+
+    def steps(batches: list[list[tuple[int, int, int]]]) -> list[torch.Tensor]:
+        """Request 0's rows, of each layer."""
+        found: list[list[torch.Tensor]] = [[] for _ in drawn]
+        for pieces in batches:
+            outputs, at = engine.forward(inputs(pieces), engine.builder.build(0, batch(pieces))), 0
+            for r, _, count in pieces:
+                for rows, out in zip(found, outputs if r == 0 else []):
+                    rows.append(out[at:at + count])
+                at += count
+        return [torch.cat(rows) for rows in found]
+
+    decodes = [[(0, n, 1)] for n in range(150, 153)]
+    alone = steps([[(0, 0, 150)], *decodes])
+    tried = ([*([(0, n, 1)] for n in range(153))], [[(0, 0, 128)], [(0, 128, 22)], *decodes],
+             [[(1, 0, 90), (0, 0, 33)], [(1, 90, 1), (0, 33, 90), (2, 0, 60)], [(1, 91, 1), (2, 60, 1), (0, 123, 27)],
+              *([(1, n - 58, 1), (0, n, 1), (2, n - 89, 1)] for n in range(150, 153))],
+             [[(2, 0, 130)], [(0, 0, 150)], *([(2, n - 20, 1), (0, n, 1), (1, 0, 40)] for n in range(150, 153))])
+    count = sum(int((got != right).any(1).sum()) for batches in tried for got, right in zip(steps(list(batches)), alone))
+
+    steps([[(0, 0, 150), (1, 0, 90)]])
+    given, static = batch([(r, 0, 1) for r in range(3)]), inputs([(r, 0, 1) for r in range(3)])
+    given.slot_mapping.fill_(-1)
+    m = engine.builder.build_for_cudagraph_capture(given)
+    outputs: list[torch.Tensor] = []
+    graph = Graph(lambda: outputs.__setitem__(slice(None), engine.forward(static, m)))
+    for n in range(150, 153):  # the third request is padding
+        pieces = [(1, n - 60, 1), (0, n, 1)]
+        now = batch(pieces)
+        for kept, new in zip(static, inputs(pieces)):
+            for a, b in zip(kept, new):
+                a[:2].copy_(b)
+        for name in ("seq_lens", "block_table_tensor"):
+            getattr(given, name).zero_()[:2] = getattr(now, name)
+        given.slot_mapping.fill_(-1)[:2] = now.slot_mapping
+        given.query_start_loc.copy_(torch.tensor([0, 1, 2, 2]))
+        given.query_start_loc_cpu = given.query_start_loc.cpu()
+        assert engine.builder.build(0, given).captured == (3, 3, 1)
+        graph.replay()
+        count += sum(int((out[1] != right[n]).any()) for out, right in zip(outputs, alone))
+    return float(count)
+
+
 def main() -> int:
     sinks = torch.linspace(-2, 5, HQ)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -178,6 +237,8 @@ def main() -> int:
                        bound)
         report(f"{name} MLA, eager steps", lambda: eager(dtype, True), 2 * bound)
         report(f"{name} MLA, replays of 1 query a request", lambda: captured(dtype, True, 1), 2 * bound)
+        for what, latent in (("", False), (" MLA", True)):
+            report(f"{name}{what}, rows with other bits than alone", lambda: differing(dtype, latent), 1, " rows")
     return finish()
 
 
