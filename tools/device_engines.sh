@@ -112,7 +112,8 @@ run | tests)
         done
         for test in $running; do
             wait "${test#*=}" || status=1
-            echo "vLLM's test_batch_invariance, ${test%=*}: $(tail -n 1 "$logs/tests-${test%=*}.log")"
+            log=$logs/tests-${test%=*}.log
+            echo "vLLM's test_batch_invariance, ${test%=*}: $(grep -E '^[0-9]+ (passed|failed)' "$log" || tail -n 1 "$log")"
         done
         exit $status
     fi
