@@ -129,27 +129,43 @@ def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
     return (_copied(t), t.shape[1] * t.shape[2]) if step is None else (t, step)
 
 
-def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int) -> Batch | None:
-    """Keys where they lie: requests with gaps between them as requests without queries. None: they overlap."""
-    starts, key_starts = [0], [0]
+def _starts(segments: Segments, queries: int, step: int) -> np.ndarray | None:
+    """[2, requests + 1]: the first row of each request in queries and in keys, gaps between them as requests without the others.
+    None: keys overlap."""
+    requests = segments.requests
+    rows, row_ends = (requests[:, i] + requests[:, 0] * queries for i in (1, 2))
+    keys, key_ends = (requests[:, i] + requests[:, 0] * step for i in (3, 4))
+    before, before_keys = (np.concatenate([[0], ends[:-1]]) for ends in (row_ends, key_ends))
+    if (keys < before_keys).any():
+        return None
+    # In front of a request: keys without queries, then padding, queries without keys.
+    apart, padding = np.flatnonzero(keys > before_keys), np.flatnonzero(rows > before)
+    if len(apart) or len(padding):
+        at = np.concatenate([apart, padding])
+        row_ends = np.insert(row_ends, at, np.concatenate([before[apart], rows[padding]]))
+        key_ends = np.insert(key_ends, at, np.concatenate([keys[apart], keys[padding]]))
+    found = np.zeros((2, len(row_ends) + 1), np.int32)
+    found[:, 1:] = row_ends, key_ends
+    return found
 
-    def add(query_end: int, key_end: int) -> None:
-        starts.append(query_end)
-        key_starts.append(key_end)
 
-    for b, row, row_end, key, key_end in segments.requests.tolist():
-        row, row_end, key, key_end = row + b * queries, row_end + b * queries, key + b * step, key_end + b * step
-        if key < key_starts[-1]:
-            return None
-        if key > key_starts[-1]:
-            add(starts[-1], key)
-        if row > starts[-1]:
-            add(row, key)  # padding: queries without keys
-        add(row_end, key_end)
-    host = (np.array(starts, np.int32), np.array(key_starts, np.int32))
-    device = bound.device
-    return Batch(_on(device, host[0]), key_start_loc=_on(device, host[1]), query_start_loc_host=_host(host[0]),
-                 key_start_loc_host=_host(host[1]), causal=segments.causal and queries > 1)
+def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int, stream: int | None) -> Batch | None:
+    """Keys where they lie: the batch of before, if it differs in lengths of keys alone. None: they overlap."""
+    starts, causal = _starts(segments, queries, step), segments.causal and queries > 1
+    if starts is None:
+        return None
+    like = (starts[0].tobytes(), causal, stream)
+    if bound.contiguous is not None and bound.contiguous[0] == like:
+        _, batch, host, there = bound.contiguous
+        host[1] = starts[1]
+        if there is not None:
+            there.copy_(torch.from_numpy(host), non_blocking=there.is_cuda)  # CUDA has read what is not pinned when this returns
+        return batch
+    device = _on(bound.device, starts)
+    batch = Batch(device[0], key_start_loc=device[1], query_start_loc_host=_host(starts[0]), key_start_loc_host=_host(starts[1]),
+                  causal=causal)
+    bound.contiguous = like, batch, starts, None if bound.device.type == "cpu" else device
+    return batch
 
 
 def _host(values: np.ndarray) -> torch.Tensor:
@@ -414,7 +430,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
                (k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
                (v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
                (out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1)))
-    rows = [Rows(ELEMENTS[t.dtype], device_pair(t.device)) for t, _, _ in tensors]
+    pair = device_pair(q.device)
+    rows = [Rows(ELEMENTS[t.dtype], pair) for t, _, _ in tensors]
     for filled, (t, sizes, strides) in zip(rows, tensors):
         filled.fill(t.data_ptr(), sizes, strides)
     call = _Call(bound, stream_of(q.device), segments.complete, shape, rows)
@@ -460,22 +477,20 @@ def _prepared(bound: Bound, key: tuple[Any, ...], segments: Segments, queries: i
     """Plan the batch of `key`, unless it is the one that is planned; False: the layer's blocks, or no blocks, cannot hold it."""
     if bound.holds(key):
         return True
+    if bound.block_size == 0:
+        batch = _contiguous_batch(bound, segments, queries, step, stream_of(device))
+        if batch is None:
+            return False
+        bound.update(batch, key, stream_of(device))
+        return True
     batches, described_as = store.here().batches, (key, bound.block_size, kind == "cross", device)
     if described_as not in batches:  # layers that differ in a window, a soft cap or sinks share it
         if len(batches) >= _BATCHES_KEPT:
             del batches[next(iter(batches))]
-        batches[described_as] = _make_batch(bound, segments, queries, keys, step, kind)
+        batches[described_as] = _paged_batch(bound, segments, queries, keys, step, kind == "cross")
     made = batches[described_as]
     if made is None:
         return False
     bound.reserve(made[1])
     bound.update(made[0], key, stream_of(device))
     return True
-
-
-def _make_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int, kind: str) -> tuple[Batch, int] | None:
-    """A batch and the blocks that it needs."""
-    if bound.block_size == 0:
-        made = _contiguous_batch(bound, segments, queries, step)
-        return None if made is None else (made, 0)
-    return _paged_batch(bound, segments, queries, keys, step, kind == "cross")

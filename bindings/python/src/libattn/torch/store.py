@@ -84,6 +84,7 @@ class Bound:
     sinks: torch.Tensor | None = None  # where layers that share this copy theirs before they run
     place: int = 0  # in `Store.in_place`'s pair
     recent: list[int] = field(default_factory=lambda: [0])  # the place in that pair that was used last
+    contiguous: Any = None  # the batch of keys in place, which `libattn.torch.dense` fills again
     captured: dict[Any, Plan] = field(default_factory=dict)  # by shape, see `libattn.torch.steps`
 
     @property
