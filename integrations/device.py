@@ -40,7 +40,7 @@ COMMON = {"vocab_size": 512, "max_position_embeddings": 8192, "eos_token_id": 1,
           "intermediate_size": 512, "rms_norm_eps": 1e-5}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
 DEEPSEEK = {**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128,
-            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 4}
+            "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 4, "moe_layer_freq": 1}
 #: An indexer that leaves keys out of prompts of 700.
 DEEPSEEK_SPARSE = {**DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 512,
                    "index_n_heads": 64, "index_head_dim": 128}
@@ -92,6 +92,7 @@ ROWS: dict[str, tuple[str, list[int], int, bool]] = {
     "8 x 32768": ("llama", [32768] * 8, 64, False), "1 x 131072": ("llama", [131072], 64, False),
     "64 x 1024, fp8": ("llama, fp8", [1024] * 64, 128, True),
     "qwen3-next, 64 x 1024": ("qwen3-next", [1024] * 64, 128, True), "qwen3-next, 8 x 8192": ("qwen3-next", [8192] * 8, 64, True),
+    "qwen3-next, 1 x 1024": ("qwen3-next", [1024], 128, True),
 }
 #: The name of the comparison of bits.
 INVARIANCE = "batch invariance"

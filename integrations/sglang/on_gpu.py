@@ -10,9 +10,9 @@ os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false")
 
 #: The backend that speed is compared with; SGLang's norms know no float32 on a GPU.
 REFERENCE, FLOAT32 = "fa3", ""
-#: SGLang's own backends of a model.
+#: SGLang's own backends of a model; of FlashAttention-3 heads of 128 are packed alone.
 OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
-       "qwen3-next": ("fa3", "triton")}
+       "qwen3-next": ("fa3", "triton"), "deepseek-v3": ("triton",)}
 INVARIANT: dict[str, tuple[str, ...]] = {}
 
 #: Tokens of a request, at most.

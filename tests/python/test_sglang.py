@@ -16,6 +16,7 @@ from captured import Graph
 from common import attention, causal, peaked, worst
 
 registered: dict[str, Any] = {}
+handlers: dict[str, Any] = {}
 hooks: dict[str, Any] = {}
 CHOICES = ["triton"]
 
@@ -26,7 +27,7 @@ RECORDED = published.install("sglang-0.5.23", {
         "HookRegistry": types.SimpleNamespace(register=lambda target, hook, kind: hooks.update({target: hook})),
         "HookType": types.SimpleNamespace(BEFORE="before", AROUND="around")},
     "sglang.srt.runtime_context": {"get_parallel": lambda: types.SimpleNamespace(attn_tp_size=2)},
-    "sglang.srt.utils.common": {"is_cpu": lambda: True},
+    "sglang.srt.utils.common": {"is_cpu": lambda: True, "cpu_has_amx_support": lambda: False},
     "sglang": {"__version__": "0.5.16.post1"},
     "sglang.srt.arg_groups.choices": {"ATTENTION_BACKEND_CHOICES": CHOICES}})
 
@@ -36,6 +37,8 @@ from libattn.torch.store import Bound  # noqa: E402
 
 MODES = RECORDED["modules"]["sglang.srt.model_executor.forward_batch_info"]
 HQ, HK, D = 8, 2, 64
+#: A model with multi-head latent attention.
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 48}
 
 
 class Mode:
@@ -82,7 +85,7 @@ class Engine:
 
     def __init__(self, page: int, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None, layers: int = 1,
                  device: torch.device | str = "cpu", window: int = 0, chunk: int = 0, sinks: torch.Tensor | None = None,
-                 drafts: int = 0, **values: Any) -> None:
+                 drafts: int = 0, runner: dict[str, Any] | None = None, **values: Any) -> None:
         self.dtype, self.kv_dtype, self.device = dtype, kv_dtype or dtype, device
         self.window, self.chunk, self.sinks, self.drafts = window, chunk, sinks, drafts
         self.trees: torch.Tensor | None = None  # [requests, drafts, drafts] of the last batch, if it verifies
@@ -93,11 +96,11 @@ class Engine:
         self.indices = torch.tensor([7, 2, 4])
         blocks = 1 + torch.randperm(3 * room // page, generator=g).reshape(3, -1)
         self.table[self.indices] = (blocks[..., None] * page + torch.arange(page)).flatten(1).int()
-        self.backend = registered["libattn"](types.SimpleNamespace(
-            req_to_token_pool=types.SimpleNamespace(req_to_token=self.table.to(device)), page_size=page,
-            token_to_kv_pool=Pool(3 * room, page, self.kv_dtype, layers, device), use_mla_backend=False,
-            attention_chunk_size=chunk or None, server_args=types.SimpleNamespace(
-                speculative_algorithm="NGRAM" if drafts else None, speculative_num_draft_tokens=drafts or None)))
+        self.backend = registered["libattn"](types.SimpleNamespace(**{
+            "req_to_token_pool": types.SimpleNamespace(req_to_token=self.table.to(device)), "page_size": page,
+            "token_to_kv_pool": Pool(3 * room, page, self.kv_dtype, layers, device), "use_mla_backend": False,
+            "attention_chunk_size": chunk or None, "server_args": types.SimpleNamespace(
+                speculative_algorithm="NGRAM" if drafts else None, speculative_num_draft_tokens=drafts or None), **(runner or {})}))
         if self.kv_dtype.itemsize == 1:
             values |= {"k_scale_float": 0.5, "v_scale_float": 0.25}
         self.layers = [layer(layer_id=5 + i, sliding_window_size=window - 1 if window else -1, **values)
@@ -253,7 +256,8 @@ class Interface(unittest.TestCase):
         check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto"}
-        model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64}
+        model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
+                 "hf_config": types.SimpleNamespace(), **LATENT}
         runner = {"use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
 
         def load(**values: Any) -> None:
@@ -265,8 +269,12 @@ class Interface(unittest.TestCase):
         load(kv_cache_dtype="fp8_e4m3")
         load(attention_backend="triton", speculative_algorithm="EAGLE")
         load(speculative_algorithm="NGRAM")
+        load(use_mla_backend=True)
         for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM", {"speculative_algorithm": "EAGLE"}),
-                             ("model: multi-head latent attention", {"use_mla_backend": True}),
+                             ("model: multi-head latent attention over lists; supported: latent attention of all keys",
+                              {"use_mla_backend": True, "hf_config": types.SimpleNamespace(index_topk=64)}),
+                             ("kv_cache_dtype: fp8_e4m3; supported: auto, next to multi-head latent attention",
+                              {"use_mla_backend": True, "kv_cache_dtype": "fp8_e4m3"}),
                              ("disable_hybrid_swa_memory: False.*--disable-hybrid-swa-memory", {"is_hybrid_swa": True}),
                              ("kv_cache_dtype: nvfp4; supported: auto, bf16", {"kv_cache_dtype": "nvfp4"}),
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
@@ -316,6 +324,62 @@ class Steps(unittest.TestCase):
             for page in (1, 16):
                 self.run_steps(backend, page, chunk=16, use_irope=True)
             self.run_steps(backend, 16, sinks=torch.linspace(-1, 4, HQ))
+
+    def test_latent(self) -> None:
+        """Latent rows: queries come in latent space, their rotary parts apart, and outputs leave in it; eager steps and replays."""
+        rank, rope, heads = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"], 4
+        parts = {f"sglang.srt.models.deepseek_common.{name}": items for name, items in (
+            ("attention_backend_handler", {"AttentionBackendRegistry": types.SimpleNamespace(register=handlers.__setitem__)}),
+            ("utils", {"FORWARD_ABSORB_CORE_ATTENTION_BACKENDS": ["fa3"]}),
+            ("attention_forward_methods.forward_methods", {"AttnForwardMethod": types.SimpleNamespace(MLA="absorbed")}))}
+        published.put(parts)
+        for backend in ("cpu_ref", "cpu_simd"):
+            for page in (1, 16):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                generator = torch.Generator().manual_seed(6)
+                pool = torch.full((3 * 160 + page, 1, rank + rope), float("nan"))
+                engine = Engine(page, runner={"use_mla_backend": True, "model_config": types.SimpleNamespace(**LATENT),
+                                              "token_to_kv_pool": types.SimpleNamespace(get_key_buffer=lambda _, pool=pool: pool)})
+                self.assertEqual(handlers["libattn"](None, None), "absorbed")
+                self.assertIn("libattn", sys.modules["sglang.srt.models.deepseek_common.utils"].FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
+                this = layer(tp_q_head_num=heads, tp_k_head_num=1, tp_v_head_num=1, qk_head_dim=rank + rope, v_head_dim=rank, scaling=0.1)
+                keys = torch.randn(3, 160, 1, rank + rope, generator=generator) * 0.3
+
+                def inputs(queries: list[int], padding: int = 0) -> tuple[torch.Tensor, ...]:
+                    q = torch.randn(sum(queries) + padding, heads, rank + rope, generator=generator)
+                    k = torch.cat([keys[r, n - c:n] for r, (c, n) in enumerate(zip(queries, engine.lengths))] + [keys[0, :padding]])
+                    return q[..., :rank].contiguous(), k[..., :rank], q[..., rank:], k[..., rank:]
+
+                def run(given: tuple[torch.Tensor, ...], batch: Any) -> torch.Tensor:
+                    q, k, q_rope, k_rope = given
+                    call = engine.backend.forward_decode if batch.forward_mode.is_decode() else engine.backend.forward_extend
+                    return call(q, k, k, this, batch, q_rope=q_rope, k_rope=k_rope).view(-1, heads, rank)
+
+                def check(out: torch.Tensor, given: tuple[torch.Tensor, ...], queries: list[int]) -> None:
+                    at = 0
+                    for r, (c, n) in enumerate(zip(queries, engine.lengths)):
+                        q = torch.cat([given[0][at:at + c], given[2][at:at + c]], -1)
+                        wanted, _ = attention(q, keys[r, :n], keys[r, :n, :, :rank], 0.1, causal(c, n))
+                        self.assertLess(worst(out[at:at + c], wanted), 2e-5, (backend, page, queries, r))
+                        at += c
+
+                for mode, queries in (("extend", [6, 19, 1]), ("extend", [1, 8, 20]), ("decode", [1, 1, 1])):
+                    batch, given = engine.batch(mode, queries), inputs(queries)
+                    engine.backend.init_forward_metadata(batch)
+                    check(run(given, batch), given, queries)
+                engine.backend.init_cuda_graph_state(3, 3)
+                empty = torch.zeros(0, dtype=torch.int64)
+                none = engine.padded(types.SimpleNamespace(
+                    forward_mode=Mode("decode"), req_pool_indices=empty, seq_lens=empty, seq_lens_cpu=empty, batch_size=0, spec_info=None,
+                    out_cache_loc=torch.zeros(3, dtype=torch.int64)), 3)
+                engine.backend.init_forward_metadata_out_graph(none, in_capture=True)
+                for _ in range(2):
+                    engine.backend.init_forward_metadata_in_graph(none)
+                    run(inputs([], 3), none)
+                for requests in (3, 2):
+                    batch, given = engine.batch("decode", [1] * requests), inputs([1] * requests, 3 - requests)
+                    engine.backend.init_forward_metadata_out_graph(engine.padded(batch, 3))
+                    check(run(given, batch), given, [1] * requests)
 
     def test_drafts(self) -> None:
         """Verifications in eager steps: each request's drafts are a tree of their own."""
@@ -403,8 +467,6 @@ class Steps(unittest.TestCase):
             "token_to_kv_pool": Pool(8, 1), "page_size": 1, "use_mla_backend": False, **values}))
 
     def test_refusals(self) -> None:
-        with self.assertRaisesRegex(libattn.UnsupportedError, "use_mla_backend"):
-            self.engine(use_mla_backend=True)
         with self.assertRaisesRegex(libattn.UnsupportedError, "hybrid pool"):
             self.engine(token_to_kv_pool=types.SimpleNamespace(swa_layer_nums=3))
         engine = self.engine()

@@ -23,9 +23,12 @@ def register() -> None:
     def create(runner: Any) -> Any:
         from .backend import LibattnBackend
 
+        if runner.use_mla_backend:
+            _latent_queries()
         return LibattnBackend(runner)
 
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _before_weights, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.layers.attention.attention_registry.attn_backend_wrapper", _with_states, HookType.AROUND)
     if is_cpu():  # SGLang asks by the backend's name whether Triton can write its tables, and knows its own names only
         HookRegistry.register("sglang.srt.utils.common.support_triton",
                               lambda original, backend: backend != NAME and original(backend), HookType.AROUND)
@@ -44,3 +47,27 @@ def _before_weights(runner: Any, *_: Any, **__: Any) -> None:
         from .check import before_weights
 
         before_weights(runner)
+
+
+def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any, **kwargs: Any) -> Any:
+    """SGLang's backend for models whose layers are of several kinds: with gated delta layers, libattn's next to `full_attn_backend`."""
+    from .check import serves_states
+
+    asked = (getattr(runner.server_args, f"{phase}attention_backend", None) for phase in ("", "prefill_", "decode_"))
+    if NAME not in asked or not serves_states(runner):
+        return original(runner, full_attn_backend, *args, **kwargs)
+    from .gdn import beside
+
+    config = runner.model_config.hf_config.get_text_config()
+    return beside(runner, full_attn_backend, config.full_attention_layer_ids)
+
+
+def _latent_queries() -> None:
+    """Let SGLang's models of multi-head latent attention project all queries into latent space, for prompts too, and hand over their
+    rotary parts apart."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler, utils
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
+
+    attention_backend_handler.AttentionBackendRegistry.register(NAME, lambda attn, forward_batch: AttnForwardMethod.MLA)
+    if NAME not in utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS:
+        utils.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS.append(NAME)

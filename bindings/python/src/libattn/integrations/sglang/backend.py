@@ -2,34 +2,23 @@
 """SGLang's attention backend: extend, decode, verify, mixed and idle batches over its token pool, and captured decodes and
 verifications of drafts.
 
-Written against the published interface of SGLang 0.5.23. Draft models, encoder lengths, hybrid sliding-window pools, MLA and captured
-prefills are refused with a reason; linear attention (GDN) stays SGLang's own, which puts its own backend next to this one.
+Written against the published interface of SGLang 0.5.23. Draft models, encoder lengths, hybrid sliding-window pools and captured
+prefills are refused with a reason; gated delta layers have a backend of their own next to this one (`gdn`).
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from ..._declarations import Status
+from ..._declarations import ExtId, Status, attn_io_mla
 from ...errors import make
 from ...step import NO_WRITE, Batch
-from ...torch.steps import Shape, Steps
-from ...torch.store import capturing, stream_of
-from .layers import PoolLayer, refuse
-
-
-@dataclass(eq=False)
-class Step:
-    """One step's batch; layers that run with the same object share its plan."""
-
-    batch: Batch
-    num_tokens: int
-    captured: Shape | None = None
-    ran: set[int] = field(default_factory=set)  #: layers of a captured step that ran in the present forward
+from ...torch.store import stream_of
+from .gathered import Gathered, Step
+from .layers import LatentLayer, PoolLayer, latent_sizes, refuse
 
 
 @dataclass
@@ -43,7 +32,7 @@ class Arrays:
     tree: torch.Tensor | None  #: [requests, drafts, words]
 
 
-class LibattnBackend(AttentionBackend):
+class LibattnBackend(Gathered):
     """One per model runner.
 
     Parameters
@@ -55,10 +44,9 @@ class LibattnBackend(AttentionBackend):
     needs_cpu_seq_lens: bool = True
 
     def __init__(self, runner: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        if getattr(runner, "use_mla_backend", False):
-            refuse("use_mla_backend", True, "no (MLA is not carried by libattn's SGLang adapter)")
-        self.req_to_token_pool = runner.req_to_token_pool
+        super().__init__(runner)
+        #: Of models with multi-head latent attention.
+        self.latent = latent_sizes(runner.model_config) if getattr(runner, "use_mla_backend", False) else None
         self.token_to_kv_pool = runner.token_to_kv_pool
         if getattr(self.token_to_kv_pool, "swa_layer_nums", 0):
             refuse("token_to_kv_pool", "a hybrid pool with sliding layers of their own", "one pool for all layers "
@@ -68,10 +56,6 @@ class LibattnBackend(AttentionBackend):
         arguments = getattr(runner, "server_args", None)
         #: Tokens of a request that a step verifies; 0 without speculation.
         self.drafts = int(arguments.speculative_num_draft_tokens) if getattr(arguments, "speculative_algorithm", None) else 0
-        self.forward_metadata: Step | None = None
-        self.layers: dict[int, PoolLayer] = {}  # those that ran, by the address of SGLang's
-        self.together: list[PoolLayer] = []     # those of them that are bound together
-        self.steps = Steps(lambda: self.together, max_seq_len=self.req_to_token_pool.req_to_token.shape[1])
         self.arrays: Arrays | None = None
         self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # captured decodes, by requests
 
@@ -134,9 +118,8 @@ class LibattnBackend(AttentionBackend):
             arrays.slot_mapping[given:tokens].fill_(-1)
         shape, batch = (requests, tokens, each), self._captured_batch(arrays, lengths, each)
         self.forward_metadata = Step(batch, tokens, shape)
-        if not in_capture and not self.steps.replay(shape, lambda: batch):
-            raise make(Status.ORDER, "capture", f"a replay of {requests} requests; they were not captured, or layers were "
-                       "bound anew since")
+        if not in_capture:
+            self.replay(shape, batch)
 
     def _captured_batch(self, arrays: Arrays, lengths: np.ndarray, each: int) -> Batch:
         """Made once for a number of requests, since only lengths change."""
@@ -152,28 +135,11 @@ class LibattnBackend(AttentionBackend):
         batch.struct.max_seq_len = int(lengths.max(initial=1))
         return batch
 
-    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
-        """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the
-        captured shape are made here; nothing is recorded."""
-        step = self.forward_metadata
-        if step is None or step.captured is None or capturing(self.req_to_token_pool.req_to_token.device):
-            return
-        step.ran.clear()
-        self._gather()
-        if self.together:
-            self.steps.capture(step.captured, step, lambda: step.batch, None)
-
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
     def support_triton(self) -> bool:
         return True
-
-    def _gather(self) -> None:
-        """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""
-        if len(self.layers) > len(self.together) and not self.steps.captures:
-            self.together = list(self.layers.values())
-            self.steps.clear()
 
     def _lengths(self, forward_batch: Any) -> tuple[np.ndarray, int]:
         """Keys of each request, the step's own included, and its queries where all have equally many, else 0."""
@@ -218,31 +184,39 @@ class LibattnBackend(AttentionBackend):
     def _run(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, save_kv_cache: bool,
              kwargs: dict[str, Any]) -> torch.Tensor:
         sinks = kwargs.pop("sinks", None)
+        latent = (kwargs.pop("q_rope"), kwargs.pop("k_rope", None)) if self.latent else None
         for name, value in kwargs.items():
             if value is not None and value is not False:
                 refuse(name, type(value).__name__, "no (not known to libattn's SGLang adapter)")
-        step = self.forward_metadata
-        if step is None:
-            raise make(Status.ORDER, "init_forward_metadata", "a layer runs and no batch was given")
-        if step.captured is not None:
-            if id(layer) in step.ran:  # another forward begins
-                self.init_forward_metadata_in_graph(None)
-            step.ran.add(id(layer))
-        mine = self.layers.get(id(layer)) or PoolLayer(layer)
-        mine.ask(q.dtype, self.token_to_kv_pool.get_key_buffer(layer.layer_id),
-                 self.token_to_kv_pool.get_value_buffer(layer.layer_id), self.page_size, self.chunk_size, sinks, self.drafts > 0)
+        step = self._step(layer)
+        mine, keys = self.layers.get(id(layer)), self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        if self.latent:
+            mine = mine or LatentLayer(layer)
+            mine.ask(q.dtype, keys, self.page_size, self.latent, self.drafts > 0)
+        else:
+            mine = mine or PoolLayer(layer)
+            mine.ask(q.dtype, keys, self.token_to_kv_pool.get_value_buffer(layer.layer_id), self.page_size, self.chunk_size, sinks,
+                     self.drafts > 0)
         self.layers[id(layer)] = mine
-        rows = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        rows = q.view(-1, layer.tp_q_head_num, layer.v_head_dim if self.latent else layer.qk_head_dim)
         out = q.new_empty(rows.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        writes = save_kv_cache and k is not None and v is not None
-        new = (k.view(-1, layer.tp_k_head_num, layer.qk_head_dim), v.view(-1, layer.tp_v_head_num, layer.v_head_dim)) \
-            if writes else (None, None)
         if rows.shape[0] > step.num_tokens:  # padded to a size that the engine likes
             step.batch.struct.num_tokens = rows.shape[0]
             out[step.num_tokens:] = 0
         place = self.steps.place(layer, mine, mine.kv_cache, step, None)
         plan = self.steps.plan(place, step, lambda: step.batch)
-        place.bound.run_rows(stream_of(q.device), rows, *new, out, 0 if writes else NO_WRITE, place.at, plan)
+        flags = 0 if save_kv_cache and k is not None and v is not None else NO_WRITE
+        if latent:
+            q_rope, k_rope = latent
+            given = {"q_nope": rows, "q_pe": q_rope.view(rows.shape[0], rows.shape[1], -1)}
+            if not flags:
+                given |= {"kv_c": k.view(k.shape[0], -1), "k_pe": k_rope.view(k.shape[0], -1)}
+            io = place.bound.io(attn_io_mla, ExtId.IO_MLA, **given)
+            place.bound.run_rows(stream_of(q.device), None, None, None, out, flags, place.at, plan, io)
+        else:
+            new = (None, None) if flags else (k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+                                              v.view(-1, layer.tp_v_head_num, layer.v_head_dim))
+            place.bound.run_rows(stream_of(q.device), rows, *new, out, flags, place.at, plan)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
 

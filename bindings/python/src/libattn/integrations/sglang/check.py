@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused before SGLang loads weights."""
+"""What is refused before SGLang loads weights, and whether gated delta layers are libattn's."""
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from typing import Any
 
 import sglang
 import torch
 from sglang.srt.runtime_context import get_parallel  # as SGLang resolved it, before it loads a model
+from sglang.srt.utils.common import cpu_has_amx_support
 
 from ..._declarations import Status
 from ...errors import AttnError, make
 from ...layers import LayerDesc
 from ...torch.store import DTYPES, store
+from ..gated_delta import describe as gated_delta
 from . import NAME
-from .layers import KV_DTYPES
+from .layers import KV_DTYPES, describe_latent, latent_sizes
 
 #: Releases whose interface is tested, the first in its engine.
 SERVED = ("0.5.16", "0.5.23")
@@ -28,7 +32,10 @@ def before_weights(runner: Any) -> None:
     reasons = [f"{field}: {asked}; supported: {supported}" for field, asked, supported in _refusals(runner) if asked]
     if not reasons:
         try:
-            store.runtime.select([_layer(runner)], device=_device(runner))
+            layers = [_layer(runner)]
+            if serves_states(runner):
+                layers.append(replace(_states(runner), name="layers.1"))
+            store.runtime.select(layers, device=_device(runner))
             return
         except AttnError as error:
             status, cause, reasons = error.status, error, [str(error)]
@@ -39,9 +46,15 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     arguments, model = runner.server_args, runner.model_config
     found, tried = sglang.__version__, os.environ.get("ATTN_SGLANG_ANY_VERSION")
     known = tried == "1" or found in SERVED or found.startswith(tuple(f"{release}." for release in SERVED))
+    # SGLang has kernels of its own for them on GPUs, and where a CPU has AMX.
+    states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
     return [
+        ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
         ("sglang", "" if known else found, f"{', '.join(SERVED)} (ATTN_SGLANG_ANY_VERSION=1 tries another release)"),
-        ("model", "multi-head latent attention" if runner.use_mla_backend else "", "multi-head and grouped-query attention"),
+        ("model", "multi-head latent attention over lists" if runner.use_mla_backend and getattr(model.hf_config, "index_topk", 0) else "",
+         "latent attention of all keys"),
+        ("kv_cache_dtype", arguments.kv_cache_dtype if runner.use_mla_backend and CACHES.get(arguments.kv_cache_dtype, model.dtype) !=
+         model.dtype else "", "auto, next to multi-head latent attention"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
         ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") else arguments.speculative_algorithm,
          "NGRAM (drafts of a model are not served)"),
@@ -57,6 +70,10 @@ def _layer(runner: Any) -> LayerDesc:
     """A usual layer of the model, on one rank."""
     arguments, model = runner.server_args, runner.model_config
     ranks = get_parallel().attn_tp_size
+    if runner.use_mla_backend:
+        sizes = latent_sizes(model)
+        return describe_latent(model.num_attention_heads // ranks, 1.0, model.dtype, runner.page_size or 1, sizes,
+                               bool(arguments.speculative_algorithm))
     kept = CACHES.get(arguments.kv_cache_dtype, model.dtype)
     scales: dict[str, Any] = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"} if kept.itemsize == 1 else {}
     return LayerDesc("layers.0", model.num_attention_heads // ranks, model.get_num_kv_heads(ranks), model.head_dim,
@@ -69,3 +86,52 @@ def _device(runner: Any) -> tuple[str, int]:
     if runner.device == "cuda":
         return ("rocm" if torch.version.hip else "cuda"), runner.gpu_id
     return runner.device, 0
+
+
+def _states_config(runner: Any) -> Any | None:
+    """The configuration of a model with gated delta layers."""
+    found = getattr(runner.model_config, "hf_config", None)
+    text = found.get_text_config() if hasattr(found, "get_text_config") else found
+    return text if getattr(text, "linear_num_value_heads", None) and getattr(text, "linear_layer_ids", None) else None
+
+
+def _states_reason(runner: Any) -> str | None:
+    """Why gated delta layers are not libattn's; None: they are, or the model has none."""
+    config, arguments, dtype = _states_config(runner), runner.server_args, runner.model_config.dtype
+    if config is None:
+        return None
+    windows = config.mamba2_cache_params.dtype.conv
+    for asked, reason in (
+            (not sglang.__version__.startswith(SERVED[0]), f"SGLang {sglang.__version__}, in whose engine they have not run"),
+            (not type(config).__name__.startswith(("Qwen3Next", "Qwen3_5")), f"{type(config).__name__}'s"),
+            (runner.device == "cpu" and cpu_has_amx_support(), "a CPU with AMX, where windows lie token by token"),
+            (arguments.speculative_algorithm, "speculative_algorithm, whose states SGLang keeps in memory of its own, which it takes "
+             "from CUDA"),
+            (windows != dtype, f"windows of {windows} next to activations of {dtype}, where SGLANG_MAMBA_CONV_DTYPE={str(dtype)[6:]} makes "
+             "them alike"),
+            (arguments.linear_attn_prefill_backend or arguments.linear_attn_decode_backend,
+             "--linear-attn-prefill-backend or --linear-attn-decode-backend, which name another one"),
+            (arguments.enable_linear_replayssm, "--enable-linear-replayssm"), (arguments.enable_unified_memory, "--enable-unified-memory"),
+            (arguments.enable_page_major_kv_layout, "--enable-page-major-kv-layout")):
+        if asked:
+            return reason
+    return None
+
+
+def serves_states(runner: Any) -> bool:
+    """Whether the model has gated delta layers and libattn serves them. Those that it leaves to SGLang are named in its log."""
+    if _states_config(runner) is None or getattr(runner, "is_draft_worker", False):
+        return False
+    reason = _states_reason(runner)
+    if reason is not None:
+        logging.getLogger(__name__).warning("libattn leaves gated delta layers to SGLang's own backend: %s", reason)
+    return reason is None
+
+
+def _states(runner: Any) -> LayerDesc:
+    """A gated delta layer of the model, on one rank."""
+    config, ranks, dtype = _states_config(runner), get_parallel().attn_tp_size, runner.model_config.dtype
+    assert config is not None
+    return gated_delta(config.linear_num_key_heads // ranks, config.linear_num_value_heads // ranks, config.linear_key_head_dim,
+                       config.linear_value_head_dim, config.linear_conv_kernel_dim, 0, dtype, config.mamba2_cache_params.dtype.temporal,
+                       int(runner.server_args.mamba_cache_chunk_size) if runner.server_args.enable_mamba_extra_buffer() else 0)

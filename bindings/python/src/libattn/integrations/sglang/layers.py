@@ -8,7 +8,7 @@ import torch
 
 from ..._declarations import Status
 from ...errors import make
-from ...layers import LayerDesc
+from ...layers import LayerDesc, MlaDesc
 from ...torch.steps import Member
 from ...torch.store import DTYPES, Params, identity
 
@@ -62,6 +62,33 @@ class PoolLayer:
         return Member(self.desc, self.layer.layer_id, self.params, k_pages, self.v_pages)
 
 
+class LatentLayer(PoolLayer):
+    """A `RadixAttention` over latent rows (MLA): SGLang projects queries into latent space and outputs out of it."""
+
+    def ask(self, dtype: torch.dtype, rows: torch.Tensor, page_size: int, sizes: MlaDesc, tree: bool) -> None:  # type: ignore[override]
+        """As `PoolLayer.ask`; `rows` [slots, 1, rank + rope]."""
+        asked = (dtype, rows.data_ptr(), rows.shape)
+        if asked == self._asked:
+            return
+        if rows.dtype != dtype:
+            refuse("kv_cache_dtype", f"{rows.dtype} with activations of {dtype}", "auto, next to multi-head latent attention")
+        self.desc = describe_latent(self.layer.tp_q_head_num, self.layer.scaling, dtype, page_size, sizes, tree)
+        whole = rows.shape[0] // page_size * page_size
+        self.kv_cache, self.v_pages = rows[:whole].view(-1, page_size, *rows.shape[1:]), None
+        self.params, self._asked = (), asked
+
+
+def latent_sizes(model: Any) -> MlaDesc:
+    """Those of a model with multi-head latent attention, whose queries SGLang projects."""
+    return MlaDesc(model.kv_lora_rank, model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
+
+
+def describe_latent(num_heads: int, scale: float, dtype: torch.dtype, page_size: int, sizes: MlaDesc, tree: bool) -> LayerDesc:
+    """Describe a layer of multi-head latent attention, on one rank."""
+    return LayerDesc("layers.0", num_heads, 1, sizes.kv_lora_rank + sizes.qk_rope_head_dim, scale, "mla", DTYPES[dtype],
+                     head_size_v=sizes.v_head_dim, tree_mask="bits" if tree else "none", block_size=page_size, mla=sizes)
+
+
 def describe(layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int, chunk_size: int,
              has_sinks: bool, tree: bool) -> LayerDesc:
     """Describe a `RadixAttention`; raises `libattn.UnsupportedError` where its word has no counterpart here."""
@@ -91,4 +118,4 @@ def describe(layer: Any, dtype: torch.dtype, kv_dtype: torch.dtype, page_size: i
                      has_sinks=has_sinks, tree_mask="bits" if tree else "none", block_size=page_size, **scales)
 
 
-__all__ = ["KV_DTYPES", "PoolLayer", "describe", "refuse"]
+__all__ = ["KV_DTYPES", "LatentLayer", "PoolLayer", "describe", "describe_latent", "latent_sizes", "refuse"]

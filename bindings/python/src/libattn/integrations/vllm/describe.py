@@ -9,9 +9,10 @@ import torch
 
 from ..._declarations import Status
 from ...errors import AttnError, make
-from ...layers import GdnDesc, IndexerDesc, LayerDesc, MlaDesc
+from ...layers import IndexerDesc, LayerDesc, MlaDesc
 from ...torch.segments import Window
 from ...torch.store import DTYPES, store
+from ..gated_delta import describe as gdn
 
 #: AttentionType to layer kinds.
 KINDS = {"decoder": "decoder", "encoder": "encoder", "encoder_only": "encoder_only", "encoder_decoder": "cross"}
@@ -179,17 +180,6 @@ def mla_of_head(head_size: int, sparse: bool = False) -> MlaDesc:
     found = mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
     topk = (found.topk or 2048) if sparse else 0
     return replace(found, topk=topk, absorb_in_core=absorbs(topk))
-
-
-def gdn(num_k_heads: int, num_v_heads: int, head_size_k: int, head_size_v: int, conv_width: int, num_speculative_tokens: int,
-        dtype: torch.dtype, state_dtype: torch.dtype, **terms: Any) -> LayerDesc:
-    """Describe a gated delta layer."""
-    if dtype not in DTYPES or state_dtype not in DTYPES:
-        raise make(Status.UNSUPPORTED, "dtype", f"{dtype} with states of {state_dtype}; supported: {', '.join(map(str, DTYPES))}")
-    sizes = GdnDesc(num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width, conv_silu=True, qk_l2norm=True,
-                    num_speculative_tokens=num_speculative_tokens, state_dtype=DTYPES[state_dtype])
-    return LayerDesc("layers.0", num_k_heads, num_k_heads, head_size_k, head_size_k**-0.5, "recurrent", DTYPES[dtype],
-                     head_size_v=head_size_v, gdn=sizes, **terms)
 
 
 def index(num_heads: int, head_size: int, topk: int, dtype: torch.dtype, block_size: int, **terms: Any) -> LayerDesc:

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the backends of attention and of gated delta layers share: layers that are bound together after their first run, and plans
+of captured shapes."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+from ..._declarations import Status
+from ...errors import make
+from ...step import Batch
+from ...torch.steps import Shape, Steps
+from ...torch.store import capturing
+
+
+@dataclass(eq=False)
+class Step:
+    """One step's batch; layers that run with the same object share its plan."""
+
+    batch: Batch
+    num_tokens: int
+    captured: Shape | None = None
+    ran: set[int] = field(default_factory=set)  #: layers of a captured step that ran in the present forward
+
+
+class Gathered(AttentionBackend):
+    """Knows a layer when it first runs.
+
+    Parameters
+    ----------
+    runner : ModelRunner
+        For its pools.
+    """
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.forward_metadata: Step | None = None
+        self.layers: dict[int, Any] = {}  # those that ran, by the address of SGLang's
+        self.together: list[Any] = []     # those of them that are bound together
+        self.steps = Steps(lambda: self.together, max_seq_len=self.req_to_token_pool.req_to_token.shape[1])
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the
+        captured shape are made here; nothing is recorded."""
+        step = self.forward_metadata
+        if step is None or step.captured is None or capturing(self.req_to_token_pool.req_to_token.device):
+            return
+        step.ran.clear()
+        self._gather()
+        if self.together:
+            self.steps.capture(step.captured, step, lambda: step.batch, None)
+
+    def replay(self, shape: Shape, batch: Batch) -> None:
+        """Bring the plans of a captured shape to a batch."""
+        if not self.steps.replay(shape, lambda: batch):
+            raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests; they were not captured, or layers were "
+                       "bound anew since")
+
+    def _gather(self) -> None:
+        """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""
+        if len(self.layers) > len(self.together) and not self.steps.captures:
+            self.together = list(self.layers.values())
+            self.steps.clear()
+
+    def _step(self, layer: Any) -> Step:
+        """The step that a layer runs in."""
+        step = self.forward_metadata
+        if step is None:
+            raise make(Status.ORDER, "init_forward_metadata", "a layer runs and no batch was given")
+        if step.captured is not None:
+            if id(layer) in step.ran:  # another forward begins
+                self.init_forward_metadata_in_graph(None)
+            step.ran.add(id(layer))
+        return step
