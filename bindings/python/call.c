@@ -48,6 +48,7 @@ struct call {
 
 static struct call calls[CALLS_KEPT];
 static int num_calls, next_call;
+static long generation; /* grows when all calls are forgotten */
 static const struct exchange *table;
 static PyObject *tensor_type, *refuse_capture, *planned_name, *new_empty_name;
 
@@ -183,20 +184,22 @@ static void drop(struct call *call)
     Py_XDECREF(owner);
 }
 
-/* keep(q, k, v, constants, owner, (bound, planned, workspace, indices, recent, place, shape),
- * (tensors, run, plan, layer, io, error)), the last addresses. */
+/* keep(generation, q, k, v, constants, owner, (bound, planned, workspace, indices, recent, place,
+ * shape), (tensors, run, plan, layer, io, error)), the last addresses; nothing, if all calls were
+ * forgotten after `generation` was asked for. */
 static PyObject *keep(PyObject *module, PyObject *args)
 {
     struct call call = {.thread = PyThread_get_thread_ident()};
     PyObject *inputs[INPUTS];
     unsigned long long t[TENSORS], run, plan, layer, io, error;
+    long asked;
     void *ignored;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOO!O(OOOO!O!OO)(KKKKKKKKK)", &inputs[0], &inputs[1], &inputs[2],
-                          &PyTuple_Type, &call.constants, &call.owner, &call.bound, &call.planned,
-                          &call.workspace, &PySet_Type, &call.indices, &PyList_Type, &call.recent,
-                          &call.place, &call.shape, &t[0], &t[1], &t[2], &t[3], &run, &plan, &layer,
-                          &io, &error)) {
+    if (!PyArg_ParseTuple(args, "lOOOO!O(OOOO!O!OO)(KKKKKKKKK)", &asked, &inputs[0], &inputs[1],
+                          &inputs[2], &PyTuple_Type, &call.constants, &call.owner, &call.bound,
+                          &call.planned, &call.workspace, &PySet_Type, &call.indices, &PyList_Type,
+                          &call.recent, &call.place, &call.shape, &t[0], &t[1], &t[2], &t[3], &run,
+                          &plan, &layer, &io, &error)) {
         return NULL;
     }
     for (int i = 0; i < INPUTS; i++) {
@@ -212,6 +215,9 @@ static PyObject *keep(PyObject *module, PyObject *args)
     call.layer = (attn_layer *)(uintptr_t)layer;
     call.io = (const struct attn_step_io *)(uintptr_t)io;
     call.error = (struct attn_error *)(uintptr_t)error;
+    if (asked != generation) { /* last: to describe a tensor may run anything */
+        Py_RETURN_NONE;
+    }
     Py_INCREF(call.constants);
     Py_INCREF(call.owner);
     struct call replaced = calls[next_call];
@@ -222,19 +228,40 @@ static PyObject *keep(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* forget(): keeps no call. */
-static PyObject *forget(PyObject *module, PyObject *unused)
+/* forget(thread): keeps no call of the thread, or with 0 of any. */
+static PyObject *forget(PyObject *module, PyObject *args)
 {
     struct call dropped[CALLS_KEPT];
-    int count = num_calls;
-    (void)module, (void)unused;
-    memcpy(dropped, calls, sizeof dropped);
-    memset(calls, 0, sizeof calls);
-    num_calls = next_call = 0;
+    unsigned long thread;
+    int count = 0, kept = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "k", &thread)) {
+        return NULL;
+    }
+    for (int i = 0; i < num_calls; i++) {
+        if (thread == 0 || calls[i].thread == thread) {
+            dropped[count++] = calls[i];
+        } else {
+            calls[kept++] = calls[i];
+        }
+    }
+    memset(calls + kept, 0, (size_t)(CALLS_KEPT - kept) * sizeof *calls);
+    if (count > 0) {
+        num_calls = kept;
+        next_call = kept % CALLS_KEPT;
+    }
+    generation += thread == 0;
     for (int i = 0; i < count; i++) {
         drop(&dropped[i]);
     }
     Py_RETURN_NONE;
+}
+
+/* generation(): for `keep`. */
+static PyObject *current_generation(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLong(generation);
 }
 
 /* setup(type of tensors, address of its exchange table) */
@@ -256,7 +283,8 @@ static PyObject *setup(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"again", (PyCFunction)(void (*)(void))again, METH_FASTCALL, NULL},
     {"keep", keep, METH_VARARGS, NULL},
-    {"forget", forget, METH_NOARGS, NULL},
+    {"forget", forget, METH_VARARGS, NULL},
+    {"generation", current_generation, METH_NOARGS, NULL},
     {"setup", setup, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

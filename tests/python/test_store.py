@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bound layers outlive the tensors of a call: what is known by an address must not meet another tensor there."""
+import ctypes
 import gc
-import importlib
+import importlib.util
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 import types
 import unittest
 import unittest.mock
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import libattn.torch
 from common import BACKENDS, attention, causal, worst
+from libattn import tensors
+from libattn.torch import call as in_c
 from libattn.torch import dense
 
 store_module = importlib.import_module("libattn.torch.store")  # its `store` has the module's name
+PACKAGE = Path(__file__).resolve().parents[2] / "bindings" / "python"
 HEADS = 512  # a parameter of this size gets the address of the one that was freed before
 
 
@@ -461,6 +470,87 @@ class CallsInC(unittest.TestCase):
         libattn.torch.attend(q, k, k, scale=0.25, causal=True)
         gc.collect()
         self.assertEqual([bound() for bound in bounds], [None] * len(bounds))
+
+    def test_a_thread_that_ends(self) -> None:
+        """Its plans end with it, next to those of threads that run."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
+        wanted = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        bounds: list[Any] = []
+
+        def work() -> None:
+            for length in (1, 2, 3):
+                k = torch.randn(1, 2, length, 16)
+                for _ in range(2):
+                    libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+            bounds.extend(weakref.ref(call.bound) for call in libattn.torch.store.here().calls.values())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        gc.collect()
+        self.assertEqual((len(bounds), [bound() for bound in bounds if bound() is not None]), (3, []))
+        self.assertTrue(torch.equal(dense._again(q, k, k, 0.25, True, None, 0.0, "decoder", 0), wanted))
+
+    def test_another_thread_configures(self) -> None:
+        """While a call is being kept: it is not."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
+        keep = dense._Call.keep
+
+        def late(call: Any, *args: Any) -> None:
+            thread = threading.Thread(target=libattn.torch.configure, kwargs={"ignore_environment": True})
+            thread.start()
+            thread.join()
+            keep(call, *args)
+
+        for kept in (late, keep):
+            with unittest.mock.patch.object(dense._Call, "keep", kept):
+                libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+            self.assertEqual(dense._again(q, k, k, 0.25, True, None, 0.0, "decoder", 0) is None, kept is late)
+
+    def test_a_capture_is_refused(self) -> None:
+        """In C, with a stand-in for the GPU: an exchange table that says so of a CPU's tensors."""
+        libattn.torch.configure(ignore_environment=True)
+        real = tensors.exchange_table(torch.Tensor)
+        view = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+
+        def there(tensor: Any, address: int) -> int:
+            found = view(real.view)(tensor, address)
+            libattn.abi.attn_tensor.from_address(address).device.type = int(libattn.DeviceType.CUDA)
+            return found
+
+        def stream(kind: int, number: int, address: int) -> int:
+            ctypes.c_void_p.from_address(address).value = None
+            return 0
+
+        fake = type(real).from_buffer_copy(real)
+        calls = view(there), ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)(stream)
+        fake.view, fake.stream = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
+        self.addCleanup(in_c.c.setup, torch.Tensor, ctypes.addressof(real))
+        in_c.c.setup(torch.Tensor, ctypes.addressof(fake))
+        q, k = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 4, 16)
+        wanted = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
+        given = q, k, k, 0.25, True, None, 0.0, "decoder", 0
+        self.assertTrue(torch.equal(dense._again(*given), wanted))
+        with unittest.mock.patch.object(store_module, "capturing", lambda device: True), \
+                self.assertRaisesRegex(libattn.UnsupportedError, "capture: a call that plans its batch when it runs"):
+            dense._again(*given)
+        self.assertTrue(torch.equal(dense._again(*given), wanted))
+
+    @unittest.skipIf(shutil.which("cc") is None or importlib.util.find_spec("setuptools") is None, "no compiler or no setuptools")
+    def test_an_installation_of_the_folder(self) -> None:
+        """What pip installs from a checkout has them, too."""
+        with tempfile.TemporaryDirectory() as folder:
+            def run(*arguments: str, **variables: str) -> str:
+                return subprocess.run([sys.executable, *arguments], cwd=PACKAGE, env={**os.environ, **variables}, check=True, text=True,
+                                      capture_output=True).stdout
+
+            run("setup.py", "--quiet", "build", "--build-base", f"{folder}/build", "--build-lib", f"{folder}/site")
+            self.assertEqual([file.name for file in Path(folder, "site/libattn").glob("*.so")], ["libattn_call.abi3.so"])
+            library = Path(os.environ["ATTN_TEST_BUILD"], "core")
+            self.assertEqual(run("-c", "from libattn.torch import call; print(call.c.__file__)", PYTHONPATH=f"{folder}/site",
+                                 LD_LIBRARY_PATH=str(library)).strip(), f"{folder}/site/libattn/libattn_call.abi3.so")
 
     def test_a_run_that_fails(self) -> None:
         """NaN in a query, under validation: the second call is C's, and Python finds the reason."""

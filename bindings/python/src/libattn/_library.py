@@ -50,12 +50,10 @@ def find() -> str:
 
 
 def find_extension(name: str) -> Path | None:
-    """Where a compiled module of this package lies: next to the library, or in the folder ``bindings`` of its build."""
-    library = Path(find())
-    for folder in (library.parent, library.parent.parent / "bindings"):
-        if library.is_absolute() and (folder / f"{name}.abi3.so").is_file():
-            return folder / f"{name}.abi3.so"
-    return None
+    """Where a compiled module of this package lies: next to the library, in the folder ``bindings`` of its build, or in the package."""
+    library, file = Path(find()), f"{name}.abi3.so"
+    folders = [library.parent, library.parent.parent / "bindings"] if library.is_absolute() else []
+    return next((folder / file for folder in (*folders, Path(__file__).resolve().parent) if (folder / file).is_file()), None)
 
 
 class Library:

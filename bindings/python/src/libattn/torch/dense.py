@@ -336,11 +336,11 @@ class _Call:
         """For `keep`."""
         refuse_capture(self.bound.device)
 
-    def keep(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, constants: tuple[Any, ...]) -> None:
-        """For calls in C that differ in addresses alone."""
+    def keep(self, generation: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, constants: tuple[Any, ...]) -> None:
+        """For calls in C that differ in addresses alone, unless all were forgotten since `generation`."""
         bound, (plan, layer, io) = self.bound, self.run.args
         self.error = self.error_ref()._obj  # this thread's
-        in_c.c.keep(q, k, v, constants, self, (bound, self.planned, bound.workspace, bound.indices, bound.recent, bound.place, self.shape),
+        in_c.c.keep(generation, q, k, v, constants, self, (bound, self.planned, bound.workspace, bound.indices, bound.recent, bound.place, self.shape),
                     (*(row.pointer for row in self.kept), cast(self.run.func, c_void_p).value, plan, layer, addressof(io._obj),
                      addressof(self.error)))
 
@@ -373,6 +373,7 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         refuse_capture(q.device)
     key = (q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
            segments, scale, causal, window, soft_cap, kind, None if sinks is None else sinks.shape)
+    generation = 0 if in_c.c is None else in_c.c.generation()  # first: configure() of another thread drops what is kept
     calls = store.here().calls
     call = calls.get(key) if fp8 is None else None
     if call is not None:
@@ -440,8 +441,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         if len(calls) >= _CALLS_KEPT and key not in calls:
             del calls[next(iter(calls))]
         calls[key] = call
-        if constants is not None and in_c.c is not None and store.here().calls is calls:  # configure() dropped none
-            call.keep(q, k, v, constants)
+        if constants is not None and in_c.c is not None:
+            call.keep(generation, q, k, v, constants)
     return out
 
 

@@ -253,6 +253,17 @@ class Row:
     rule: str
 
 
+class _Thread:
+    """Ends with its thread, whose calls in C keep plans."""
+
+    def __init__(self) -> None:
+        self._ident, self._forget = threading.get_ident(), None if call.c is None else call.c.forget
+
+    def __del__(self) -> None:
+        if self._forget is not None:
+            self._forget(self._ident)
+
+
 class Store:
     """The layers of this process, and the runtime that chose for them."""
 
@@ -272,7 +283,7 @@ class Store:
             self._choices, self._table = {}, {}
             self._generation += 1
             if call.c is not None:
-                call.c.forget()
+                call.c.forget(0)
 
     @property
     def runtime(self) -> Runtime:
@@ -413,6 +424,8 @@ class Store:
     def here(self) -> Any:
         """This thread's own layers."""
         local = self._local
+        if not hasattr(local, "thread"):
+            local.thread = _Thread()
         if getattr(local, "generation", None) != self._generation:
             local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
             local.scratch, local.reserved, local.calls, local.batches = {}, {}, {}, {}
