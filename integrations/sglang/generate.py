@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens of SGLang's engine on a CPU, in float32, with the attention backend that is named, next to Transformers'.
 
-usage: generate.py MODEL torch_native|libattn [ngram|states]
+usage: generate.py MODEL torch_native|libattn [ngram|drafts|states]
 
 `states`: a model with gated delta layers, whose prefix cache keeps states on a CPU without an overlapped scheduler alone.
 `ngram`: with drafts of the tokens so far, in trees of at most two branches.
+`drafts`: with one token a step that the model multi-query drafts over torch_native, as EAGLE's verification has it.
 Prompts are token ids, longer than a step takes at once; they are sent twice, and the second time all but the last token comes out of
 the radix cache. Prints one line of JSON: the tokens of both passes, how many the cache had, the largest distance of the chosen
-tokens' log-probabilities from those of Transformers' eager model, whether all are the tokens that it would choose, and the most tokens of a step in the second pass, where drafts are
-the tokens of the first.
+tokens' log-probabilities from those of Transformers' eager model, whether all are the tokens that it would choose, and the most tokens
+of a step in the second pass, where drafts of n-grams are the tokens of the first.
 """
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
-if "states" in sys.argv:  # in SGLang's processes too
+if "drafts" in sys.argv:  # in SGLang's processes too
+    import drafts  # noqa: F401
+if "states" in sys.argv:
     import gated  # noqa: F401
 
 
@@ -28,11 +32,14 @@ def main() -> None:
     ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [ids[i][:length] for i, length in enumerate((5, 1, 150, 33, 70, 17))]
     options = {"ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6, "speculative_ngram_max_bfs_breadth": 2},
+               "drafts": {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(Path(folder).with_name("multi-query")),
+                          "speculative_num_steps": 1, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 2,
+                          "speculative_draft_attention_backend": "torch_native"},
                "states": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}}
     chosen = {name: value for kind in more for name, value in options[kind].items()}
     engine = sglang.Engine(
         model_path=folder, device="cpu", dtype="float32", attention_backend=backend, skip_tokenizer_init=True, disable_cuda_graph=True,
-        disable_hybrid_swa_memory=True, chunked_prefill_size=64, max_total_tokens=4096, max_running_requests=8, mem_fraction_static=0.1,
+        disable_hybrid_swa_memory=True, chunked_prefill_size=64, max_total_tokens=4096, max_running_requests=8, mem_fraction_static=0.3,
         context_length=512, random_seed=7, grammar_backend="none", sampling_backend="pytorch", log_level="warning", skip_server_warmup=True,
         **chosen)
     passes = [engine.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},

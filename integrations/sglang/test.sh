@@ -3,7 +3,7 @@
 # SGLang's own engine over libattn on a CPU, unmodified but for stand-ins of sglang-kernel and torchvision: the same tokens as with
 # SGLang's torch_native or, for kinds of layers that it lacks, Transformers', its radix cache, and refusals before weights are loaded.
 # Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 3 GB there with PyTorch's build for CPUs, more with PyPI's, the network once. On two quiet cores about
-# six minutes. The CPU must have no AMX: with it SGLang calls kernels that are not there.
+# ten minutes. The CPU must have no AMX: with it SGLang calls kernels that are not there.
 set -eu
 work=$1/sglang core=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -58,7 +58,7 @@ PYTHONPATH=$here/stand_in
 CXX="${CXX:-c++} -include cstddef" # its n-grams in C++ take size_t without a header
 export CXX LD_LIBRARY_PATH PYTHONPATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 SGLANG_USE_CPU_ENGINE=1
 passed=0
-# generate OUTPUT MODEL BACKEND [ngram|states]
+# generate OUTPUT MODEL BACKEND [ngram|drafts|states]
 generate() {
     "$python" "$here/generate.py" "$work/models/$2" "$3" ${4:+"$4"} >"$work/$1.log" 2>&1 || return 1
     sed -n 's/.*\({"tokens".*\)/\1/p' "$work/$1.log" >"$work/$1.json"
@@ -80,23 +80,26 @@ PYTHON
     passed=$((passed + 1))
     echo "sglang: multi-query in float32 on $backend${drafts:+, drafts of n-grams}: equal"
 done
-# like_transformers NAME MODEL LARGEST [states]: on both backends Transformers' tokens, log-probabilities LARGEST from its at most.
+# like_transformers NAME MODEL LARGEST [KIND]: on both backends Transformers' tokens, log-probabilities LARGEST from its at most.
 like_transformers() {
     for backend in cpu_simd cpu_ref; do
-        SGLANG_MAMBA_CONV_DTYPE=float32 ATTN_BACKEND=$backend generate own "$2" libattn ${4:+"$4"} || { tail -5 "$work/own.log"; echo "FAILED $1 on $backend"; exit 1; }
+        SGLANG_MAMBA_CONV_DTYPE=float32 ATTN_BACKEND=$backend generate own "$2" libattn ${4:-} || { tail -5 "$work/own.log"; echo "FAILED $1 on $backend"; exit 1; }
         "$python" - "$work/own.json" "$3" <<'PYTHON' || { echo "FAILED $1 on $backend"; exit 1; }
 import json, sys
 ours = json.load(open(sys.argv[1]))
 assert ours["alike"] and ours["cached"] > 150 and ours["apart"] < float(sys.argv[2]), ours
-print(f"sglang: log-probabilities from Transformers' {ours['apart']:.1e}")
+print(f"sglang: log-probabilities from Transformers' {ours['apart']:.1e}, {ours['a step']:.1f} tokens a step")
 PYTHON
         passed=$((passed + 1))
         echo "sglang: $1 in float32 on $backend: Transformers' tokens"
     done
 }
-# Where the CPU has no AMX, SGLang's own backends there have neither. Experts make more of a difference.
+# SGLang's own backends for a CPU without AMX have neither of these layers. With experts some probabilities differ by more.
 like_transformers 'gated delta layers (Qwen3-Next)' qwen3-next-experts 5e-3 states
 like_transformers 'multi-head latent attention (DeepSeek-V3)' deepseek-v3-yarn 1e-3
+like_transformers 'multi-head latent attention, drafts of n-grams' deepseek-v3-yarn 1e-3 ngram
+like_transformers 'multi-head latent attention, drafts of another model' deepseek-v3-yarn 1e-3 drafts
+like_transformers 'drafts of a model' multi-query 1e-3 drafts
 # refused NAME MODEL TEXT [states]: no engine, and the reason with its values before weights are loaded.
 refused() {
     if generate refused "$2" libattn ${4:+"$4"} || ! grep -q "$3.*leave out --attention-backend libattn" "$work/refused.log" ||

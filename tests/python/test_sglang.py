@@ -255,10 +255,11 @@ class Interface(unittest.TestCase):
         libattn.torch.configure(ignore_environment=True)
         check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
-                     "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto"}
+                     "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
+                     "speculative_draft_attention_backend": None}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
                  "hf_config": types.SimpleNamespace(), **LATENT}
-        runner = {"use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
+        runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
 
         def load(**values: Any) -> None:
             parts = [types.SimpleNamespace(**{k: values.get(k, v) for k, v in part.items()}) for part in (arguments, model, runner)]
@@ -270,7 +271,11 @@ class Interface(unittest.TestCase):
         load(attention_backend="triton", speculative_algorithm="EAGLE")
         load(speculative_algorithm="NGRAM")
         load(use_mla_backend=True)
-        for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM", {"speculative_algorithm": "EAGLE"}),
+        other = {"speculative_draft_attention_backend": "triton"}
+        load(speculative_algorithm="EAGLE", **other)
+        load(speculative_algorithm="STANDALONE", is_draft_worker=True, head_dim=60, **other)
+        for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM, and EAGLE.*draft-attention-backend triton",
+                              {"speculative_algorithm": "EAGLE"}), ("speculative_algorithm: DFLASH", {"speculative_algorithm": "DFLASH", **other}),
                              ("model: multi-head latent attention over lists; supported: latent attention of all keys",
                               {"use_mla_backend": True, "hf_config": types.SimpleNamespace(index_topk=64)}),
                              ("kv_cache_dtype: fp8_e4m3; supported: auto, next to multi-head latent attention",

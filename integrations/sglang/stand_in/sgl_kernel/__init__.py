@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What SGLang's engine calls of sglang-kernel's build for CPUs, which PyPI does not have, where the CPU has no AMX; any other
-name raises when it is called. The last four are of drafts."""
+name raises when it is called. All but the first are of drafts."""
 from __future__ import annotations
 
 import ctypes
@@ -55,6 +55,30 @@ def copy_all_layer_kv_cache_cpu(data_ptrs: torch.Tensor, strides: torch.Tensor, 
         rows = [ctypes.string_at(data + slot * stride, stride) for slot in src_loc.tolist()]
         for slot, row in zip(tgt_loc.tolist(), rows):
             ctypes.memmove(data + slot * stride, row, stride)
+
+
+def assign_draft_cache_locs_contiguous_cpu(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, seq_lens: torch.Tensor,
+                                           out_cache_loc: torch.Tensor, pool_len: int, topk: int, steps: int) -> None:
+    rows = out_cache_loc.view(-1, topk * steps)
+    for row, request, start in zip(rows, req_pool_indices.tolist(), seq_lens.tolist()):
+        row.copy_(req_to_token[request, start:start + topk * steps])
+
+
+def fill_bonus_tokens_cpu(accept_tokens: torch.Tensor, accept_lens: torch.Tensor, bonus_tokens: torch.Tensor, accept_stride: int) -> None:
+    bonus_tokens.copy_(accept_tokens.view(-1, accept_stride).gather(1, accept_lens.long()[:, None] - 1)[:, 0])
+
+
+def build_tree_kernel_efficient_cpu(parent_list: torch.Tensor, selected_index: torch.Tensor, seq_lens: torch.Tensor, tree_mask: torch.Tensor,
+                                    positions: torch.Tensor, retrieve_index: torch.Tensor, retrieve_next_token: torch.Tensor,
+                                    retrieve_next_sibling: torch.Tensor, topk: int, depth: int, count: int, mode: int) -> None:
+    """Chains alone: each token follows the one before it."""
+    assert topk == 1, topk
+    tree_mask.view(-1, count, count).copy_(torch.ones(count, count, dtype=torch.bool).tril())
+    place = torch.arange(count)
+    positions.view(-1, count).copy_(seq_lens[:, None] + place)
+    retrieve_index.copy_(torch.arange(retrieve_index.numel()).view_as(retrieve_index))
+    retrieve_next_token.copy_(torch.where(place + 1 < count, place + 1, -1))
+    retrieve_next_sibling.fill_(-1)
 
 
 def __getattr__(name: str) -> Any:

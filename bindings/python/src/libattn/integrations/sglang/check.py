@@ -22,12 +22,16 @@ from .layers import KV_DTYPES, describe_latent, latent_sizes
 
 #: Releases whose interface is tested, the first in its engine.
 SERVED = ("0.5.16", "0.5.23")
+#: Drafts of a model.
+VERIFIED = ("EAGLE", "EAGLE3", "STANDALONE")
 CACHES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 ADVICE = f"; to serve this model without libattn, leave out --attention-backend {NAME} or name another one, such as fa3 or triton"
 
 
 def before_weights(runner: Any) -> None:
     """Raises one error with what is not served and what to do, where the model, the options or the release do not fit."""
+    if getattr(runner, "is_draft_worker", False) and drafts_elsewhere(runner.server_args):
+        return
     status, cause = Status.UNSUPPORTED, None
     reasons = [f"{field}: {asked}; supported: {supported}" for field, asked, supported in _refusals(runner) if asked]
     if not reasons:
@@ -40,6 +44,11 @@ def before_weights(runner: Any) -> None:
         except AttnError as error:
             status, cause, reasons = error.status, error, [str(error)]
     raise make(status, "attention_backend", "; ".join(reasons) + ADVICE) from cause
+
+
+def drafts_elsewhere(arguments: Any) -> bool:
+    """Whether drafts are made by a model over another backend."""
+    return getattr(arguments, "speculative_draft_attention_backend", None) not in (None, NAME)
 
 
 def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
@@ -56,8 +65,9 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
         ("kv_cache_dtype", arguments.kv_cache_dtype if runner.use_mla_backend and CACHES.get(arguments.kv_cache_dtype, model.dtype) !=
          model.dtype else "", "auto, next to multi-head latent attention"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
-        ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") else arguments.speculative_algorithm,
-         "NGRAM (drafts of a model are not served)"),
+        ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") or arguments.speculative_algorithm in VERIFIED and
+         drafts_elsewhere(arguments) else arguments.speculative_algorithm, f"NGRAM, and {', '.join(VERIFIED)} where another backend makes "
+         "the drafts and libattn verifies them (--speculative-draft-attention-backend triton)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
          "one pool for all layers (--disable-hybrid-swa-memory)"),
