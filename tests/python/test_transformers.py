@@ -275,6 +275,19 @@ class Caches(unittest.TestCase):
                 self.assertTrue(torch.equal(model.generate(prompt, **options), expected), name)
             self.assertEqual(read.call_count, masks, name)
 
+    def test_a_prompt_as_long_as_the_window_has_no_mask(self) -> None:
+        """Without padding; one that is longer by a token has."""
+        for longer in (0, 1):
+            model = model_of("gemma3")
+            prompt = ids(1, model.config.sliding_window + longer)
+            options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "do_sample": False}
+            expected = model.generate(prompt, **options)
+            integration.register()
+            model.set_attn_implementation("libattn")
+            with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
+                self.assertTrue(torch.equal(model.generate(prompt, **options), expected))
+            self.assertEqual(read.call_count, longer)
+
     def test_a_mask_without_a_configuration(self) -> None:
         """Layers that may be chunked keep their mask."""
         given = {"q_length": 1, "kv_length": 8, "local_size": 8, "allow_is_causal_skip": True}

@@ -17,12 +17,13 @@ _counters: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def attention_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """Booleans ``[B, 1, S, L]`` as for ``sdpa``: None where causality or full sight says it all. One query of a sliding layer sees
-    all keys of a cache that holds its window. Chunked layers keep their mask: a chunk may begin anywhere in the cache."""
+    """Booleans ``[B, 1, S, L]`` as for ``sdpa``: None where causality or full sight says it all. A window hides nothing of a prompt
+    that is as long, nor from one query over a cache that holds it. Chunked layers keep their mask: a chunk may begin anywhere in the
+    cache."""
     from transformers.masking_utils import sdpa_mask
 
     window, config = kwargs.get("local_size"), kwargs.get("config")
-    if (window is not None and kwargs.get("q_length") == 1 and kwargs.get("kv_length") == window and
+    if (window is not None and kwargs.get("q_length") in (1, window) and kwargs.get("kv_length") == window and
             kwargs.get("allow_is_causal_skip") and config is not None and getattr(config, "attention_chunk_size", None) is None):
         kwargs["local_size"] = None
     return sdpa_mask(*args, **kwargs)
