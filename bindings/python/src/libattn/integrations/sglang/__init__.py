@@ -41,9 +41,12 @@ def register() -> None:
             choices.append(NAME)
 
 
+def _is_asked(runner: Any) -> bool:
+    return NAME in (getattr(runner.server_args, f"{phase}attention_backend", None) for phase in ("", "prefill_", "decode_"))
+
+
 def _before_weights(runner: Any, *_: Any, **__: Any) -> None:
-    asked = (getattr(runner.server_args, f"{phase}attention_backend", None) for phase in ("", "prefill_", "decode_"))
-    if NAME in asked:
+    if _is_asked(runner):
         from .check import before_weights
 
         before_weights(runner)
@@ -51,15 +54,14 @@ def _before_weights(runner: Any, *_: Any, **__: Any) -> None:
 
 def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any, **kwargs: Any) -> Any:
     """SGLang's backend for models whose layers are of several kinds: with gated delta layers, libattn's next to `full_attn_backend`."""
-    from .check import serves_states
+    if _is_asked(runner):
+        from .check import serves_states
 
-    asked = (getattr(runner.server_args, f"{phase}attention_backend", None) for phase in ("", "prefill_", "decode_"))
-    if NAME not in asked or not serves_states(runner):
-        return original(runner, full_attn_backend, *args, **kwargs)
-    from .gdn import beside
+        if serves_states(runner):
+            from .gdn import beside
 
-    config = runner.model_config.hf_config.get_text_config()
-    return beside(runner, full_attn_backend, config.full_attention_layer_ids)
+            return beside(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
+    return original(runner, full_attn_backend, *args, **kwargs)
 
 
 def _latent_queries() -> None:
