@@ -18,6 +18,7 @@
 extern const struct gpu_matrix_kernels sm80_matrix;     /* sm80_attend.c */
 extern const struct gpu_delta_chunks sm80_delta_chunks; /* sm80_gated_delta.c */
 extern const struct gpu_gemm sm80_gemm;                 /* sm80_gemm.cu */
+extern const struct gpu_prefill sm80_prefill;           /* sm80_prefill.c */
 #ifdef CUDA_FLASH_SM90
 extern const struct gpu_prefill sm90_prefill;           /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent;      /* sm90_latent.c */
@@ -53,6 +54,7 @@ static const char *add_kernels(struct attn_instance *instance)
     instance->matrix = &sm80_matrix;
     instance->chunks = &sm80_delta_chunks;
     instance->gemm = &sm80_gemm;
+    instance->prefill = &sm80_prefill;
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
         instance->prefill = &sm90_prefill;

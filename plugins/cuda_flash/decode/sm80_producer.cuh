@@ -464,13 +464,14 @@ GPU_INLINE void copy_code_scales(const gpu_cache &cache, const sm80_plane &plane
                       to + plane.scale_at, plane.scale_pitch, lane);
 }
 
-/* Copies the queries of a run, elements of BYTES bytes; rows past the last become zero. */
-template <int D, int ROWS, int BYTES>
-GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to, int lane)
+/* Copies the queries of a run, elements of BYTES bytes, with THREADS threads; rows past the last
+ * become zero. */
+template <int D, int ROWS, int BYTES, int THREADS = 32>
+GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to, int thread)
 {
     constexpr int chunks = D * BYTES / 16;
 #pragma unroll 4
-    for (int i = lane; i < ROWS * chunks; i += 32) {
+    for (int i = thread; i < ROWS * chunks; i += THREADS) {
         int row = i / chunks, chunk = i % chunks;
         bool real = row < run.row_tile.num_rows && chunk * (16 / BYTES) < p.problem.head_size;
         int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;

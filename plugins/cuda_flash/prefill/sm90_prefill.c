@@ -345,9 +345,10 @@ static int64_t most_copied(const struct attn_prepared *prepared, int64_t reqs, i
 
 /* The workspace is the plan. The scratch are parts, and copies for as many heads as fit into
  * MOST_COPIED. Plans of decodes alone need neither. */
-static void bytes_of(const struct attn_prepared *prepared, const struct attn_limits *limits,
-                     size_t *workspace, size_t *scratch)
+static void bytes_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
+                     const struct attn_limits *limits, size_t *workspace, size_t *scratch)
 {
+    (void)instance;
     int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
     int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;

@@ -229,7 +229,7 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->scratch_bytes += gpu_list_bytes(prepared, rows);
     if (instance->prefill != NULL && prepared->listed == 0) {
         size_t workspace, scratch;
-        instance->prefill->bytes(prepared, limits, &workspace, &scratch);
+        instance->prefill->bytes(instance, prepared, limits, &workspace, &scratch);
         size->device_bytes += workspace;
         size->scratch_bytes += scratch;
     }

@@ -96,8 +96,8 @@ struct gpu_prefill {
      * parts. 0: items are not cut. */
     int32_t (*cut)(const struct attn_attend_args *args);
     /* Its workspace, after the common schedule's, and its scratch, after the common kernels'. */
-    void (*bytes)(const struct attn_prepared *prepared, const struct attn_limits *limits,
-                  size_t *workspace, size_t *scratch);
+    void (*bytes)(const struct attn_instance *instance, const struct attn_prepared *prepared,
+                  const struct attn_limits *limits, size_t *workspace, size_t *scratch);
     /* Launches the kernel that makes its schedule. Returns NULL or the cause of a failure. */
     const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefill of sm_80 and later, host side: which layers and tensors it serves, its schedule and its
+ * launch. */
+#include "sm80_prefill.h"
+
+#include "cuda_flash/kinds.h"
+#include "gpu/host/schedule.h"
+
+#define MOST_SIZE 256 /* larger heads go in items of 16 rows */
+#define SLACK 16      /* parts may exceed a CTA's equal share by 1 / 16 */
+#define LEAST_PART 8  /* tiles of a part of an item: gpu/kernels/cut.h */
+#define STRETCH 16    /* the most rows of a tile that a warp copies */
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+/* Whether the keys of an attend are 8-bit codes without scales of rows. */
+static bool has_codes(const struct attn_attend_args *args)
+{
+    const int32_t kv = args->layer->kv_dtype;
+    return args->k_cache != NULL && (kv == ATTN_KV_FP8_E4M3 || kv == ATTN_KV_FP8_E5M2);
+}
+
+/* CTAs of a multiprocessor, limited by registers and shared memory; 0: not even one fits. */
+static int32_t count_ctas(const struct gpu_device *device, const struct attn_prepared *prepared,
+                          int32_t tiles)
+{
+    const int32_t bytes = SM80_PREFILL_SMEM(prepared->padded_size, tiles);
+    const int32_t most = prepared->padded_size <= 128 ? 2 : 1;
+    const int32_t fitting = device->smem_of_sm / (bytes + 1024);
+    return bytes > device->smem_of_cta ? 0 : fitting < most ? fitting : most;
+}
+
+/* The widest tiles with which a multiprocessor has as many CTAs as registers allow. */
+static int32_t choose_tiles(const struct attn_attend_args *args)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct attn_prepared *prepared = args->prepared;
+    int32_t tiles = SM80_PREFILL_PAIRS;
+    if (has_codes(args)) {
+        return args->layer->kv_dtype == ATTN_KV_FP8_E4M3 ? SM80_PREFILL_E4M3 : SM80_PREFILL_E5M2;
+    }
+    while (tiles < SM80_PREFILL_NARROW &&
+           count_ctas(device, prepared, tiles) < (prepared->padded_size <= 128 ? 2 : 1)) {
+        tiles++;
+    }
+    return tiles;
+}
+
+static const char *load(const struct gpu_device *device, const struct attn_layer_desc *layer,
+                        const struct attn_prepared *prepared)
+{
+    const int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? KIND_BF16 : KIND_F16;
+    if (layer->dtype == ATTN_DTYPE_F32 || prepared->padded_size > MOST_SIZE) {
+        return NULL;
+    }
+    const char *cause = sm80_prefill_launch(device, own, NULL, NULL);
+    return cause != NULL ? cause
+           : layer->kv_dtype == ATTN_KV_FP8_E4M3
+               ? sm80_prefill_launch(device, KIND_E4M3, NULL, NULL)
+           : layer->kv_dtype == ATTN_KV_FP8_E5M2
+               ? sm80_prefill_launch(device, KIND_E5M2, NULL, NULL)
+               : NULL;
+}
+
+static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn_kv_view *view)
+{
+    (void)layer, (void)view;
+    return 0;
+}
+
+/* Keys of 16 bits, and of fp8 with scales of the tensor or its heads; any terms. A layer of
+ * batch_invariant 2 has items of 16 rows for prompts and decodes alike. */
+static bool serves(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_prepared *prepared = args->prepared;
+    const int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
+    const bool codes = has_codes(args);
+    return layer->dtype != ATTN_DTYPE_F32 && layer->p_scale_form == ATTN_SCALE_NONE &&
+           (codes || args->k_cache == NULL || layer->kv_dtype == ATTN_KV_AUTO ||
+            layer->kv_dtype == own) &&
+           (layer->head_size | layer->head_size_v) % (codes ? 16 : 8) == 0 &&
+           prepared->padded_size <= MOST_SIZE && prepared->invariant < 2 &&
+           count_ctas(&args->instance->device, prepared, choose_tiles(args)) > 0;
+}
+
+/* Items of a batch-invariant layer are not cut. */
+static bool fits(const struct attn_attend_args *args, int32_t mode)
+{
+    struct schedule_host *plan = args->schedule_host;
+    const int32_t tile = SM80_PREFILL_KEYS(args->prepared->padded_size, choose_tiles(args));
+    const bool is_short = mode == ATTN_PLAN_EAGER && args->batch->max_seq_len <= LEAST_PART * tile;
+    plan->part_tiles = is_short || args->prepared->invariant ? 0 : LEAST_PART;
+    return true;
+}
+
+static bool pays(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct schedule_host *plan = args->schedule_host;
+    return (int64_t)batch->max_query_len * args->prepared->group > plan->few_rows;
+}
+
+static int32_t none(const struct attn_attend_args *args)
+{
+    (void)args;
+    return 0;
+}
+
+static int64_t row_tiles_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
+{
+    return (tokens * prepared->group + SM80_PREFILL_ROWS - 1) / SM80_PREFILL_ROWS + reqs;
+}
+
+/* Cut items have at most 9 / 4 parts for each CTA: an item that is longer than a share has at most
+ * two parts for each share of its tiles (cut_count in gpu/kernels/cut.h), and a share of 8 tiles or
+ * more was rounded down by at most a ninth. */
+static size_t bytes_of_parts(const struct attn_instance *instance,
+                             const struct attn_prepared *prepared)
+{
+    const size_t ctas = (size_t)instance->device.num_sms * (prepared->padded_size <= 128 ? 2 : 1);
+    return round_up(ctas * 9 / 4 * SM80_PREFILL_ROWS * ((size_t)prepared->padded_size + 2) *
+                    sizeof(float));
+}
+
+/* Plans of decodes alone need neither. */
+static void bytes_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
+                     const struct attn_limits *limits, size_t *workspace, size_t *scratch)
+{
+    const int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
+    *workspace = *scratch = 0;
+    if (prepared->padded_size <= MOST_SIZE &&
+        (limits->max_query_len == 0 ||
+         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows)) {
+        *workspace =
+            layout_of(instance, prepared, reqs, row_tiles_of(prepared, reqs, tokens), tokens, true)
+                .end;
+        *scratch = prepared->invariant ? 0 : bytes_of_parts(instance, prepared);
+    }
+}
+
+/* Items of requests with more than few_rows rows. */
+static void set_items(struct gpu_schedule *s, const struct attn_attend_args *args, char *memory)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct gpu_device *device = &args->instance->device;
+    const int32_t tiles = choose_tiles(args);
+    const int32_t ctas = device->num_sms * count_ctas(device, prepared, tiles);
+    int64_t bytes;
+    const struct layout at =
+        layout_of(args->instance, prepared, plan->num_reqs,
+                  row_tiles_of(prepared, plan->num_reqs, plan->num_tokens), plan->num_rows, true);
+    *s = (struct gpu_schedule){
+        .tile = SM80_PREFILL_KEYS(prepared->padded_size, tiles),
+        .tile_rows = SM80_PREFILL_ROWS,
+        .least_rows = plan->few_rows + 1,
+        .most_rows = INT32_MAX,
+        .by_item = 1,
+        .concurrent = 1,
+        .invariant = plan->part_tiles > 0 ? 0 : 2,
+        .ctas = ctas - ctas / SLACK,
+        .max_segments = at.max_segments,
+        .header = (struct gpu_header *)memory,
+        .segments = (struct gpu_segment *)(memory + at.segments),
+        .row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles),
+        .row_tile_start = (int32_t *)(memory + at.row_tile_start),
+        .key_tile_start = (int32_t *)(memory + at.key_tile_start),
+        .arrived = (int32_t *)(memory + at.arrived),
+        .parts = (float *)(void *)prefill_scratch(args, &bytes),
+    };
+}
+
+static const char *make_plan(const struct attn_attend_args *args, const struct gpu_problem *problem,
+                             char *memory)
+{
+    struct gpu_plan_params p = {.problem = *problem};
+    set_items(&p.schedule, args, memory);
+    return gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream);
+}
+
+static bool takes_query(const struct gpu_params *p)
+{
+    (void)p;
+    return false;
+}
+
+static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    (void)args, (void)p;
+    return false;
+}
+
+static uint64_t bits_of(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
+/* Whether rows can be copied 16 bytes at a time, by offsets that are counted in 16 bytes with 31
+ * bits. */
+static bool reads_rows(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
+    const int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
+    const int32_t dtype = p->q.dtype, keys = p->k.dtype;
+    const bool codes = keys == ATTN_DTYPE_FP8_E4M3 || keys == ATTN_DTYPE_FP8_E5M2;
+    return (dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16) && (codes || keys == dtype) &&
+           p->v.dtype == keys && p->out.dtype == dtype && p->k.form == GPU_ROW_NUMBERS &&
+           p->v.form == GPU_ROW_NUMBERS && p->k.pack == 0 && p->v.pack == 0 &&
+           (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 && rows * p->k.block / 16 < INT32_MAX &&
+           rows * p->v.block / 16 < INT32_MAX;
+}
+
+static bool attend(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
+                   bool shared, const char **cause)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct gpu_problem *problem = &p->problem;
+    const int32_t size = args->prepared->padded_size;
+    struct sm80_prefill_params a = {
+        .p = *p,
+        .output = gpu_output_of(args),
+        .tiles = choose_tiles(args),
+        .ctas = device->num_sms * count_ctas(device, args->prepared, choose_tiles(args)),
+        .has_stretches = (!problem->paged || problem->block_size % STRETCH == 0) &&
+                         problem->head_size == size && problem->head_size_v == size,
+        .cuts = ((const struct schedule_host *)args->schedule_host)->part_tiles > 0,
+        .overlaps = device->major >= 9,
+    };
+    (void)shared;
+    if (!reads_rows(args, p)) {
+        return false;
+    }
+    set_items(&a.p.schedule, args, memory);
+    const int32_t kind = a.tiles == SM80_PREFILL_E4M3    ? KIND_E4M3
+                         : a.tiles == SM80_PREFILL_E5M2  ? KIND_E5M2
+                         : p->q.dtype == ATTN_DTYPE_BF16 ? KIND_BF16
+                                                         : KIND_F16;
+    *cause = sm80_prefill_launch(device, kind, &a, args->stream);
+    return true;
+}
+
+const struct gpu_prefill sm80_prefill = {
+    .load = load,
+    .copy_bytes = copy_bytes,
+    .serves = serves,
+    .fits = fits,
+    .pays = pays,
+    .share = none,
+    .cut = none,
+    .bytes = bytes_of,
+    .plan = make_plan,
+    .takes_query = takes_query,
+    .writes_codes = writes_codes,
+    .attend = attend,
+};
