@@ -130,17 +130,20 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
     return sm80_delta_launch(device, &a, stream);
 }
 
-/* Whether the one-token kernel serves the call. It uses bulk copies and clusters: state rows of 128
- * numbers aligned to 16 bytes, at most eight CTAs for each key head, and grids by key head and
- * request. */
+/* Whether the one-token kernel serves the call. It uses bulk copies, clusters and strides of 32
+ * bits: state rows of 128 numbers aligned to 16 bytes, at most eight CTAs for each key head, and
+ * grids by key head and request. */
 static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_params *p)
 {
     uint64_t state =
         (uint64_t)(uintptr_t)p->state | (uint64_t)p->state_slot | (uint64_t)p->state_head;
+    const uint64_t strides = (uint64_t)p->mixed.row | (uint64_t)p->window_channel |
+                             (uint64_t)p->conv_weight.row | (uint64_t)p->a.row |
+                             (uint64_t)p->b.row | (uint64_t)p->a.column | (uint64_t)p->b.column;
     return has_sm90(device) && takes(p) && p->conv_width == CHUNK_TAPS &&
            p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
-           p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0 && p->num_reqs <= UINT16_MAX &&
-           p->num_k_heads <= UINT16_MAX;
+           p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0 && strides <= INT32_MAX / 2 &&
+           p->num_reqs <= UINT16_MAX && p->num_k_heads <= UINT16_MAX;
 }
 
 static const char *run_steps(const struct gpu_device *device, const struct gpu_delta_params *p,

@@ -33,12 +33,13 @@ template <int COUNT> GPU_INLINE float lane_sums(const float (&x)[COUNT])
 
 /* A thread's inputs: its channel of q and k and row of v and of the ring's u. A gate per head and b
  * are those of the step's token whose number is the lane, and `past` is the ring's gate whose age
- * is the lane less one. A lane has eight channels of its warp of every eighth key. */
+ * is the lane less one. A lane has eight channels of every eighth key and four rows of every fourth
+ * u. */
 template <int TOKENS> struct ring_inputs {
     typedef ring_step<TOKENS> step;
     step_channel<TOKENS> q, k, v;
     uint4 keys[step::most / 8];
-    uint16_t u[step::most];
+    uint2 u[step::most / 4];
     uint32_t a[TOKENS], b;
     float a_log, bias, past;
 
@@ -49,10 +50,10 @@ template <int TOKENS> struct ring_inputs {
         const int32_t thread = (int32_t)thread_index(), lane = lane_index();
         const int32_t row = min(thread, at.rows - 1), last = request.num_tokens - 1;
         const int32_t gate = ring.by_channel ? at.head * p.rule.gates + thread : at.head;
-        const int64_t channel = (int64_t)at.key_head * CHUNK_DIMS + thread;
+        const int32_t channel = at.key_head * CHUNK_DIMS + thread;
         q.load(p, request, p.first_q + channel);
         k.load(p, request, p.first_k + channel);
-        v.load(p, request, p.first_v + (int64_t)at.head * p.head_size_v + at.first + row);
+        v.load(p, request, p.first_v + at.head * p.head_size_v + at.first + row);
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const int32_t token = min(ring.by_channel ? t : lane, last);
@@ -74,8 +75,10 @@ template <int TOKENS> struct ring_inputs {
                                        : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int age = 0; age < step::most; age++) {
-            u[age] = age < ring.count ? ((const uint16_t *)(ring.of(age) + ring.u))[row] : 0;
+        for (int i = 0; i < step::most / 4; i++) {
+            const int32_t age = lane / 8 + 4 * i;
+            const int32_t at_row = ring.u + 2 * min(row_of_lane(), at.rows - 4);
+            u[i] = age < ring.count ? *(const uint2 *)(ring.of(age) + at_row) : make_uint2(0, 0);
         }
     }
 
@@ -212,8 +215,7 @@ template <int TOKENS> struct ring_thread {
     template <int STATE, int ROWS>
     __device__ __forceinline__ void
     finish(ring_memory<STATE, ROWS, TOKENS> &m, const gpu_ring_params &ring,
-           const ring_inputs<TOKENS> &inputs, const delta_request &request, int32_t written,
-           const step_place<ROWS> &at) const
+           const delta_request &request, int32_t written, const step_place<ROWS> &at) const
     {
         const gpu_delta_params &p = ring.delta;
         const int32_t thread = (int32_t)thread_index();
@@ -225,7 +227,7 @@ template <int TOKENS> struct ring_thread {
         }
 #pragma unroll
         for (int age = 0; age < step::most; age++) {
-            const float change = float_of_bf16(inputs.u[age]);
+            const float change = float_of_bf16(m.changes[age][thread % ROWS]);
 #pragma unroll
             for (int i = 0; i < step::columns; i++) {
                 x[i] = fmaf(change, m.products[age][i], x[i]);
@@ -347,15 +349,16 @@ GPU_INLINE void add_sums(ring_memory<STATE, ROWS, TOKENS> &m, float of_lane)
     }
 }
 
-/* Writes the u of the ring, of which a thread has a row. */
+/* Writes the u of the ring's tokens, and zeros for tokens that no ring has. */
 template <int STATE, int ROWS, int TOKENS>
 GPU_INLINE void write_changes(ring_memory<STATE, ROWS, TOKENS> &m,
-                              const uint16_t (&u)[ring_step<TOKENS>::most])
+                              const uint2 (&u)[ring_step<TOKENS>::most / 4])
 {
-    const int32_t row = (int32_t)thread_index();
+    constexpr int count = ring_step<TOKENS>::most / 4;
 #pragma unroll
-    for (int age = 0; age < 16 * ring_step<TOKENS>::depths && row < ROWS; age++) {
-        m.changes[age][row] = age < ring_step<TOKENS>::most ? u[age % ring_step<TOKENS>::most] : 0;
+    for (int i = 0; i < 4 * ring_step<TOKENS>::depths && row_of_lane() < ROWS; i++) {
+        *(uint2 *)&m.changes[lane_index() / 8 + 4 * i][row_of_lane()] =
+            i < count ? u[i % count] : make_uint2(0, 0);
     }
 }
 
@@ -399,6 +402,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, ring_memory<STATE, ROWS, 
     }
     const float of_lane = ring.decay_of_lane(inputs.past);
     own.multiply_own(m);
+    write_changes(m, inputs.u);
     own.write_parts(m, 1.0f);
     const float decay = multiply_keys(m, ring, inputs.keys, of_lane);
     own.write_parts(m, decay);
@@ -419,13 +423,12 @@ static __global__ void __launch_bounds__(STEP_THREADS, ring_memory<STATE, ROWS, 
     if (!in_chunks) {
         read_rows(m);
         sync_group(); /* the rows' sums are written */
-        own.finish(m, a.ring, inputs, request, state.written, at);
+        own.finish(m, a.ring, request, state.written, at);
     } else if (thread < ROWS) {
         m.rows[0][thread] = 0.0f;
     }
     if (in_chunks || state.written > 0) {
-        write_changes(m, inputs.u);
-        sync_group(); /* the ring's u and the first token's are written */
+        sync_group(); /* u_0 is written */
         write_rows(m, ring, request.has_state, at.rows,
                    state_bytes_at(p, request.slots[0], at.head, at.first));
     }

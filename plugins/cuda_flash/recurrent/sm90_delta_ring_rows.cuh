@@ -45,10 +45,8 @@ template <int STATE, int ROWS, int TOKENS> struct ring_memory {
                                 : ROWS == CHUNK_DIMS ? 5
                                                      : 4; /* resident CTAs */
     uint4 state[ROWS][step_pieces<STATE>::of_row];
-    union {
-        float parts[4 * TOKENS][CHUNK_DIMS + 16];      /* k and q of each token in two tf32 parts */
-        uint16_t changes[16 * step::depths][ROWS + 8]; /* u_j, where the state is due */
-    };
+    float parts[4 * TOKENS][CHUNK_DIMS + 16];      /* k and q of each token in two tf32 parts */
+    uint16_t changes[16 * step::depths][ROWS + 8]; /* u_j */
     float rows[step::columns][ROWS + 8]; /* S_0 k and S_0 q of each token, then the first one's u */
     float products[step::most][step::columns]; /* with k_j, the newest token first */
     float sums[STEP_WARPS][step::sums], totals[step::sums], betas[TOKENS];
@@ -63,6 +61,12 @@ template <int STATE, int ROWS, int TOKENS> struct ring_memory {
         return l2norm ? rsqrtf(totals[step::of_k(t)] + L2_EPSILON) : 1.0f;
     }
 };
+
+/* The first of the four rows of u that a lane has, of every fourth token. */
+GPU_INLINE int32_t row_of_lane()
+{
+    return warp_index() * GPU_LANES + lane_index() % 8 * 4;
+}
 
 /* The first of the eight channels of its warp that a lane has. */
 GPU_INLINE int32_t column_of_lane()

@@ -61,6 +61,12 @@ template <int STATE, int ROWS> struct step_memory {
     uint64_t full;
 };
 
+/* A product of 32 bits by 32, which takes_steps allows. */
+GPU_INLINE int64_t bytes_to(int32_t i, int64_t apart)
+{
+    return (int64_t)i * (int32_t)apart;
+}
+
 /* Inputs of one channel, the oldest first (the first three from the window), and its weights.
  * Missing tokens repeat the request's last one. */
 template <int TOKENS = 1> struct step_channel {
@@ -69,22 +75,23 @@ template <int TOKENS = 1> struct step_channel {
     float bias;
 
     __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
-                                         int64_t channel)
+                                         int32_t channel)
     {
-        const char *before = p.window + request.window_from * p.window_slot +
-                             channel * p.window_channel + request.from * 2;
-        const char *row = p.mixed.data + request.first_row * p.mixed.row + channel * 2;
-        window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
+        const int64_t of_channel = bytes_to(channel, p.window_channel);
+        const char *before =
+            p.window + request.window_from * p.window_slot + of_channel + request.from * 2;
+        window = p.window + request.slots[0] * p.window_slot + of_channel;
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 1; i++) {
             input[i] = request.has_state ? ((const uint16_t *)before)[i] : 0;
         }
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
+            const int32_t row = request.first_row + min(t, request.num_tokens - 1);
             input[STEP_TAPS - 1 + t] =
-                *(const uint16_t *)(row + min(t, request.num_tokens - 1) * p.mixed.row);
+                *(const uint16_t *)(p.mixed.data + bytes_to(row, p.mixed.row) + channel * 2);
         }
-        const char *weights = p.conv_weight.data + channel * p.conv_weight.row * 2;
+        const char *weights = p.conv_weight.data + bytes_to(channel, p.conv_weight.row * 2);
         if (p.conv_weight.column == 1 && p.conv_weight.row == STEP_TAPS &&
             (uint64_t)p.conv_weight.data % 8 == 0) {
             const uint2 four = *(const uint2 *)weights;
@@ -132,9 +139,9 @@ template <int TOKENS = 1> struct step_channel {
 };
 
 /* An element of a matrix, not yet converted, so that several loads may be in flight. */
-GPU_INLINE uint32_t matrix_bits(const gpu_matrix &m, int64_t i, int64_t j)
+GPU_INLINE uint32_t matrix_bits(const gpu_matrix &m, int32_t i, int32_t j)
 {
-    int64_t at = i * m.row + j * m.column;
+    int64_t at = bytes_to(i, m.row) + bytes_to(j, m.column);
     return m.dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)m.data)[at]
                                      : ((const uint16_t *)m.data)[at];
 }
@@ -149,7 +156,7 @@ struct step_gates {
     uint32_t a, b;
     float a_log, bias;
 
-    __device__ __forceinline__ void load(const gpu_delta_params &p, int64_t row, int32_t head,
+    __device__ __forceinline__ void load(const gpu_delta_params &p, int32_t row, int32_t head,
                                          int32_t at)
     {
         int32_t gate = p.rule.gate;
@@ -218,12 +225,12 @@ struct step_inputs {
                                          const step_place<ROWS> &at)
     {
         int32_t thread = (int32_t)thread_index();
-        int64_t channel = (int64_t)at.key_head * CHUNK_DIMS + thread;
+        int32_t channel = at.key_head * CHUNK_DIMS + thread;
         q.load(p, request, p.first_q + channel);
         k.load(p, request, p.first_k + channel);
         has_value = thread < at.rows;
         if (has_value) {
-            v.load(p, request, p.first_v + (int64_t)at.head * p.head_size_v + at.first + thread);
+            v.load(p, request, p.first_v + at.head * p.head_size_v + at.first + thread);
         }
         if (makes_gates(p)) {
             gates.load(p, request.first_row, at.head,
