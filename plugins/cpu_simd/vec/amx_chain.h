@@ -19,6 +19,14 @@ INLINE void tiles_and_memory(void)
     __asm__ volatile("" : : : "memory");
 }
 
+/* Empty instructions after a tile instruction, where no others come: in the slower state of a core
+ * (README) tile instructions in a row take twice as long, and 8 to 32 of any others between them
+ * suffice. In the faster state these take no time. */
+INLINE void tile_gap(void)
+{
+    __asm__ volatile(".rept 16\n\tnop\n\t.endr");
+}
+
 /* Stores register i at the chain's destination and loads what the next chain adds to, or zeroes it.
  */
 #define CHAIN_TURN(i)                                                                              \
@@ -37,31 +45,44 @@ INLINE void tiles_and_memory(void)
     }                                                                                              \
     _tile_dpbf16ps(i, a, b);
 
-/* Product i of the four of c += a b of 32 x 32 x 32; a's rows are `stride` elements apart, b's two
- * tiles adjacent. Vector instructions may come between the products. `begins`, a constant: these
- * are the first of a chain, and the sums of the chain before are stored one register at a time,
- * since four tile stores in a row would stall all that follows. */
-INLINE void chain_product(const int i, const uint16_t *a, int64_t stride, const uint16_t *b,
-                          const int begins, const struct chain *chain, const float *from,
-                          int64_t from_stride)
+enum { CHAIN_OPERATIONS = 8 };
+
+/* Operation i of those of c += a b of 32 x 32 x 32, four loads and four products; a's rows are
+ * `stride` elements apart, b's two tiles adjacent. Vector instructions may come between them.
+ * `begins`, a constant: these are the first of a chain, and the sums of the chain before are stored
+ * one register at a time, since four tile stores in a row would stall all that follows. */
+INLINE void chain_operation(const int i, const uint16_t *a, int64_t stride, const uint16_t *b,
+                            const int begins, const struct chain *chain, const float *from,
+                            int64_t from_stride)
 {
     tiles_and_memory();
     switch (i) {
     case 0:
         _tile_loadd(4, a, stride * 2);
-        _tile_stream_loadd(6, b, 64);
-        CHAIN_PRODUCT(0, 4, 6)
         break;
     case 1:
-        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
-        CHAIN_PRODUCT(1, 4, 7)
+        _tile_stream_loadd(6, b, 64);
         break;
     case 2:
+        CHAIN_PRODUCT(0, 4, 6)
+        break;
+    case 3:
+        _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
+        break;
+    case 4:
+        CHAIN_PRODUCT(1, 4, 7)
+        break;
+    case 5:
         _tile_loadd(5, a + 16 * stride, stride * 2);
+        break;
+    case 6:
         CHAIN_PRODUCT(2, 5, 6)
         break;
     default:
         CHAIN_PRODUCT(3, 5, 7)
+    }
+    if (i == 0 || i == 1 || i == 3 || i == 5) {
+        tile_gap();
     }
     tiles_and_memory();
 }
@@ -70,9 +91,10 @@ INLINE void chain_product(const int i, const uint16_t *a, int64_t stride, const 
 
 INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
 {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        chain_product(i, a, stride, b, 0, NULL, NULL, 0);
+#pragma GCC unroll 8
+    for (int i = 0; i < CHAIN_OPERATIONS; i++) {
+        chain_operation(i, a, stride, b, 0, NULL, NULL, 0);
+        tile_gap();
     }
 }
 
@@ -80,9 +102,10 @@ INLINE void chain_continue(const uint16_t *a, int64_t stride, const uint16_t *b)
 INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, const uint16_t *b,
                         const float *from, float *to, int64_t to_stride)
 {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        chain_product(i, a, stride, b, 1, chain, from, to_stride);
+#pragma GCC unroll 8
+    for (int i = 0; i < CHAIN_OPERATIONS; i++) {
+        chain_operation(i, a, stride, b, 1, chain, from, to_stride);
+        tile_gap();
     }
     *chain = (struct chain){to, to_stride};
 }

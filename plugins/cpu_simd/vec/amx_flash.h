@@ -280,9 +280,9 @@ INLINE void flash_rows_to(struct flash_state *state, int32_t step, const int mas
     }
 }
 
-/* Softmax of a unit, a few rows after each product of the scores of `later`, the unit after the
- * next. The first of these products store the scores of the next unit, whose softmax comes a unit
- * later: nothing waits for them. */
+/* Softmax of a unit, a few rows after each load and product of the scores of `later`, the unit
+ * after the next. The first of these products store the scores of the next unit, whose softmax
+ * comes a unit later: nothing waits for them. */
 INLINE void flash_softmax_and_later_scores(struct flash_state *state, int32_t step,
                                            const struct flash_unit *later, const int masked)
 {
@@ -291,22 +291,22 @@ INLINE void flash_softmax_and_later_scores(struct flash_state *state, int32_t st
     int32_t row = 0;
     if (later != NULL) {
         const int64_t depth = args->depth;
-        const int32_t products = 4 * (int32_t)(depth / UNIT);
+        const int32_t operations = CHAIN_OPERATIONS * (int32_t)(depth / UNIT);
         const uint16_t *q = (const uint16_t *)args->q + later->block * FLASH_ROWS * depth;
         const uint16_t *keys = (const uint16_t *)args->keys + later->step * depth * UNIT;
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            chain_product(i, q, depth, keys, 1, &state->chain, NULL, 0);
-            flash_rows_to(state, step, masked, &row, (i + 1) * FLASH_ROWS / products, &most);
+#pragma GCC unroll 8
+        for (int i = 0; i < CHAIN_OPERATIONS; i++) {
+            chain_operation(i, q, depth, keys, 1, &state->chain, NULL, 0);
+            flash_rows_to(state, step, masked, &row, (i + 1) * FLASH_ROWS / operations, &most);
         }
         state->chain = (struct chain){state->scores[state->turn], UNIT};
-        for (int32_t at = 4; at < products; at += 4) {
+        for (int32_t at = CHAIN_OPERATIONS; at < operations; at += CHAIN_OPERATIONS) {
             q += UNIT;
             keys += 2 * TILE_ELEMENTS;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                chain_product(i, q, depth, keys, 0, NULL, NULL, 0);
-                flash_rows_to(state, step, masked, &row, (at + i + 1) * FLASH_ROWS / products,
+#pragma GCC unroll 8
+            for (int i = 0; i < CHAIN_OPERATIONS; i++) {
+                chain_operation(i, q, depth, keys, 0, NULL, NULL, 0);
+                flash_rows_to(state, step, masked, &row, (at + i + 1) * FLASH_ROWS / operations,
                               &most);
             }
         }

@@ -110,22 +110,24 @@ INLINE void index_unit(struct index_state *state, const struct index_keys *keys,
                        const int scaled)
 {
     const struct index_args *args = state->args;
-    const int32_t depth = args->keys.depth, products = 4 * (depth / UNIT);
+    const int32_t depth = args->keys.depth;
+    const int32_t operations = CHAIN_OPERATIONS * (depth / UNIT);
     int32_t j = 0;
     if (unit != NULL) {
         const int64_t row = (int64_t)unit->list * args->heads + unit->block * UNIT;
         const uint16_t *q = (const uint16_t *)args->q + row * depth;
-        for (int32_t at = 0; at < products; at += 4) {
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
+        for (int32_t at = 0; at < operations; at += CHAIN_OPERATIONS) {
+#pragma GCC unroll 8
+            for (int i = 0; i < CHAIN_OPERATIONS; i++) {
+                const int32_t step = at / CHAIN_OPERATIONS;
                 if (at == 0) {
-                    chain_product(i, keys->at, keys->stride, q, 1, &state->chain, NULL, 0);
+                    chain_operation(i, keys->at, keys->stride, q, 1, &state->chain, NULL, 0);
                 } else {
-                    chain_product(i, keys->at + at * (UNIT / 4), keys->stride,
-                                  q + at / 4 * 2 * TILE_ELEMENTS, 0, NULL, NULL, 0);
+                    chain_operation(i, keys->at + step * UNIT, keys->stride,
+                                    q + step * 2 * TILE_ELEMENTS, 0, NULL, NULL, 0);
                 }
                 lines_step(&state->lines);
-                for (; done != NULL && j * products < (at + i + 1) * UNIT; j++) {
+                for (; done != NULL && j * operations < (at + i + 1) * UNIT; j++) {
                     index_add_key(state, done, j, scores, scaled);
                 }
             }
@@ -174,7 +176,7 @@ static void amx_index_scores(const struct index_args *args)
     state.args = args;
     state.chain = (struct chain){NULL, 0};
     state.lines =
-        lines_begin(&args->keys, n * args->lists * (args->heads / UNIT) * (args->keys.depth / 8));
+        lines_begin(&args->keys, n * args->lists * (args->heads / UNIT) * (args->keys.depth / 4));
     if (args->scaled) {
         index_units(&state, 1);
     } else {

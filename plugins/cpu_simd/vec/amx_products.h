@@ -84,11 +84,16 @@ static void amx_right(struct product_operand *operand, float *rows, int64_t stri
     }
 }
 
+/* Each tile instruction is followed by a gap. */
+#define AMX_DO(instruction)                                                                        \
+    instruction;                                                                                   \
+    tile_gap();
+
 #define AMX_FOUR                                                                                   \
-    _tile_dpbf16ps(0, 4, 6);                                                                       \
-    _tile_dpbf16ps(1, 4, 7);                                                                       \
-    _tile_dpbf16ps(2, 5, 6);                                                                       \
-    _tile_dpbf16ps(3, 5, 7);
+    AMX_DO(_tile_dpbf16ps(0, 4, 6))                                                                \
+    AMX_DO(_tile_dpbf16ps(1, 4, 7))                                                                \
+    AMX_DO(_tile_dpbf16ps(2, 5, 6))                                                                \
+    AMX_DO(_tile_dpbf16ps(3, 5, 7))
 
 /* Writes a block's sums to out, rows at a time. */
 struct amx_rest {
@@ -136,28 +141,28 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
     _tile_zero(i);
 
 #define AMX_A(part)                                                                                \
-    _tile_loadd(4, a + (part)*PART, 64);                                                           \
-    _tile_loadd(5, a + (part)*PART + TILE_ELEMENTS, 64);
+    AMX_DO(_tile_loadd(4, a + (part)*PART, 64))                                                    \
+    AMX_DO(_tile_loadd(5, a + (part)*PART + TILE_ELEMENTS, 64))
 
 #define AMX_B(part)                                                                                \
-    _tile_stream_loadd(6, b + (part)*PART, 64);                                                    \
-    _tile_stream_loadd(7, b + (part)*PART + TILE_ELEMENTS, 64);
+    AMX_DO(_tile_stream_loadd(6, b + (part)*PART, 64))                                             \
+    AMX_DO(_tile_stream_loadd(7, b + (part)*PART + TILE_ELEMENTS, 64))
 
 /* The first of a block's products, after the loads of one part of both operands. */
 INLINE void amx_begin(float *sums, const uint16_t *a, const uint16_t *b)
 {
-    _tile_loadd(4, a, 64);
-    _tile_stream_loadd(6, b, 64);
+    AMX_DO(_tile_loadd(4, a, 64))
+    AMX_DO(_tile_stream_loadd(6, b, 64))
     AMX_TURN(0)
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_stream_loadd(7, b + TILE_ELEMENTS, 64);
+    AMX_DO(_tile_dpbf16ps(0, 4, 6))
+    AMX_DO(_tile_stream_loadd(7, b + TILE_ELEMENTS, 64))
     AMX_TURN(1)
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + TILE_ELEMENTS, 64);
+    AMX_DO(_tile_dpbf16ps(1, 4, 7))
+    AMX_DO(_tile_loadd(5, a + TILE_ELEMENTS, 64))
     AMX_TURN(2)
-    _tile_dpbf16ps(2, 5, 6);
+    AMX_DO(_tile_dpbf16ps(2, 5, 6))
     AMX_TURN(3)
-    _tile_dpbf16ps(3, 5, 7);
+    AMX_DO(_tile_dpbf16ps(3, 5, 7))
 }
 
 /* Products, then some rows of the last block's output. */
@@ -218,6 +223,7 @@ static void amx_multiply(const struct product_args *args)
     tiles_and_memory();
     amx_finish(&rest, UNIT);
 }
+#undef AMX_DO
 #undef AMX_FOUR
 #undef AMX_TURN
 #undef AMX_A

@@ -66,13 +66,21 @@ static void amx_block_2x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda,
     }
     for (int32_t p = 0; p < k; p += 32) {
         _tile_loadd(4, a + p, lda * 2);
+        tile_gap();
         _tile_loadd(6, b + p * ldb, ldb * 4);
+        tile_gap();
         _tile_loadd(7, b + p * ldb + 32, ldb * 4);
+        tile_gap();
         _tile_loadd(5, a + 16 * lda + p, lda * 2);
+        tile_gap();
         _tile_dpbf16ps(0, 4, 6);
+        tile_gap();
         _tile_dpbf16ps(1, 4, 7);
+        tile_gap();
         _tile_dpbf16ps(2, 5, 6);
+        tile_gap();
         _tile_dpbf16ps(3, 5, 7);
+        tile_gap();
     }
     _tile_stored(0, c, ldc * 4);
     _tile_stored(1, c + 16, ldc * 4);
