@@ -11,6 +11,7 @@
 struct chain {
     float *to; /* where it belongs; NULL: nowhere */
     int64_t stride;
+    bool narrow; /* 32 x 16 sums in registers 0 and 1 */
 };
 
 /* Tile intrinsics do not say which memory they touch. */
@@ -107,14 +108,18 @@ INLINE void chain_begin(struct chain *chain, const uint16_t *a, int64_t stride, 
         chain_operation(i, a, stride, b, 1, chain, from, to_stride);
         tile_gap();
     }
-    *chain = (struct chain){to, to_stride};
+    *chain = (struct chain){to, to_stride, false};
 }
 
 INLINE void chain_end(struct chain *chain)
 {
     float *c = chain->to;
     int64_t stride = chain->stride;
-    if (c != NULL) {
+    if (c != NULL && chain->narrow) {
+        _tile_stored(0, c, stride * 4);
+        _tile_stored(1, c + 16 * stride, stride * 4);
+        tiles_and_memory();
+    } else if (c != NULL) {
         _tile_stored(0, c, stride * 4);
         _tile_stored(1, c + 16, stride * 4);
         _tile_stored(2, c + 16 * stride, stride * 4);

@@ -26,16 +26,18 @@ enum {
 #define FLASH_THRESHOLD_BITS 0x4780
 
 struct flash_state {
-    _Alignas(
-        64) float scores[2][FLASH_ROWS * UNIT]; /* scores of this unit and the next, alternating */
+    _Alignas(64) float scores[3][FLASH_ROWS * UNIT]; /* this unit's and those after it */
     _Alignas(64) uint16_t p[UNIT_STEPS][FLASH_ROWS * UNIT];
     _Alignas(64) float lanes[2][FLASH_ROWS][16]; /* row_sum of this block by lane, alternating:
                                                     before this unit, and including it */
     _Alignas(64) float minus[FLASH_ROWS];        /* -row_max */
     const struct flash_args *args;
     const struct flash_block *block;
-    int32_t row;  /* first of the block */
-    int32_t turn; /* 0 or 1: the buffer with this unit's scores */
+    int32_t row;     /* first of the block */
+    int32_t turn;    /* 0 or 1: which of lanes are from before this unit */
+    int32_t buffer;  /* has this unit's scores */
+    int32_t buffers; /* 2 or 3 of scores are in use */
+    int32_t held;    /* block whose queries are in registers 4 .. 7, or -1 */
     struct chain chain;
 };
 
@@ -58,7 +60,7 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
 {
     enum { VECTORS = 2 * FLASH_GROUP };
     const struct flash_args *args = state->args;
-    const float *scores = state->scores[state->turn] + r * UNIT;
+    const float *scores = state->scores[state->buffer] + r * UNIT;
     uint16_t *out = state->p[step] + r * UNIT;
     const __m512i half = _mm512_set1_epi32(0x8000); /* truncation to bf16 then rounds to nearest */
     const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
@@ -163,7 +165,7 @@ static uint32_t flash_raise_row_max(struct flash_state *state, int32_t step)
     for (int32_t part = 0; part < FLASH_ROWS; part += 16) {
         __m512 most[16];
         for (int32_t r = 0; r < 16; r++) {
-            const float *x = state->scores[state->turn] + (part + r) * UNIT;
+            const float *x = state->scores[state->buffer] + (part + r) * UNIT;
             uint32_t seen = 0xffffffffu;
             if (block->masked) {
                 seen = flash_visible(state, part + r, step);
@@ -224,6 +226,10 @@ INLINE void flash_values(struct flash_state *state)
 {
     const struct flash_args *args = state->args;
     const struct flash_block *block = state->block;
+    if (state->chain.narrow) {
+        chain_end(&state->chain);
+    }
+    state->held = -1;
     for (int32_t j = 0; j < args->width / UNIT; j++) {
         const uint16_t *values = (const uint16_t *)args->values + (int64_t)j * FLASH_KEYS * UNIT;
         float *out = args->acc_o + (int64_t)state->row * args->width + j * UNIT;
@@ -280,6 +286,64 @@ INLINE void flash_rows_to(struct flash_state *state, int32_t step, const int mas
     }
 }
 
+/* Scores of head size 64: a block's queries stay in registers 4 .. 7, so that a tile of keys is
+ * loaded for two products. Sums are those of 16 keys at a time, so that a unit has two chains. */
+enum { HELD_DEPTH = 64, HELD_OPERATIONS = 12 };
+
+static void flash_hold_queries(struct flash_state *state, int32_t block)
+{
+    const uint16_t *q = (const uint16_t *)state->args->q + (int64_t)block * FLASH_ROWS * HELD_DEPTH;
+    if (!state->chain.narrow) {
+        chain_end(&state->chain);
+    }
+    tiles_and_memory();
+    _tile_loadd(4, q, HELD_DEPTH * 2);
+    _tile_loadd(5, q + UNIT, HELD_DEPTH * 2);
+    _tile_loadd(6, q + 16 * HELD_DEPTH, HELD_DEPTH * 2);
+    _tile_loadd(7, q + 16 * HELD_DEPTH + UNIT, HELD_DEPTH * 2);
+    state->held = block;
+}
+
+#define HELD_TURN(i)                                                                               \
+    if (chain->to != NULL) {                                                                       \
+        _tile_stored(i, chain->to + (i)*16 * UNIT, UNIT * 4);                                      \
+    }                                                                                              \
+    _tile_zero(i);
+
+/* Operation i of a unit's, whose scores go to `scores`. */
+INLINE void flash_held_operation(const int i, const uint16_t *keys, struct chain *chain,
+                                 float *scores)
+{
+    const int half = i / (HELD_OPERATIONS / 2);
+    tiles_and_memory();
+    switch (i % (HELD_OPERATIONS / 2)) {
+    case 0:
+        _tile_stream_loadd(2, keys + half * TILE_ELEMENTS, 64);
+        tile_gap();
+        break;
+    case 1:
+        HELD_TURN(0)
+        _tile_dpbf16ps(0, 4, 2);
+        break;
+    case 2:
+        HELD_TURN(1)
+        _tile_dpbf16ps(1, 6, 2);
+        break;
+    case 3:
+        _tile_stream_loadd(3, keys + (2 + half) * TILE_ELEMENTS, 64);
+        tile_gap();
+        break;
+    case 4:
+        _tile_dpbf16ps(0, 5, 3);
+        break;
+    default:
+        _tile_dpbf16ps(1, 7, 3);
+        *chain = (struct chain){scores + 16 * half, UNIT, true};
+    }
+    tiles_and_memory();
+}
+#undef HELD_TURN
+
 /* Softmax of a unit, a few rows after each load and product of the scores of `later`, the unit
  * after the next. The first of these products store the scores of the next unit, whose softmax
  * comes a unit later: nothing waits for them. */
@@ -287,19 +351,32 @@ INLINE void flash_softmax_and_later_scores(struct flash_state *state, int32_t st
                                            const struct flash_unit *later, const int masked)
 {
     const struct flash_args *args = state->args;
+    const int64_t depth = args->depth;
     __m512i most = _mm512_setzero_si512();
     int32_t row = 0;
+    const uint16_t *q = NULL, *keys = NULL;
+    float *scores = state->scores[(state->buffer + 2) % state->buffers];
     if (later != NULL) {
-        const int64_t depth = args->depth;
+        q = (const uint16_t *)args->q + later->block * FLASH_ROWS * depth;
+        keys = (const uint16_t *)args->keys + later->step * depth * UNIT;
+    }
+    if (later != NULL && depth == HELD_DEPTH) {
+        if (state->held != later->block) {
+            flash_hold_queries(state, later->block);
+        }
+#pragma GCC unroll 12
+        for (int i = 0; i < HELD_OPERATIONS; i++) {
+            flash_held_operation(i, keys, &state->chain, scores);
+            flash_rows_to(state, step, masked, &row, (i + 1) * FLASH_ROWS / HELD_OPERATIONS, &most);
+        }
+    } else if (later != NULL) {
         const int32_t operations = CHAIN_OPERATIONS * (int32_t)(depth / UNIT);
-        const uint16_t *q = (const uint16_t *)args->q + later->block * FLASH_ROWS * depth;
-        const uint16_t *keys = (const uint16_t *)args->keys + later->step * depth * UNIT;
 #pragma GCC unroll 8
         for (int i = 0; i < CHAIN_OPERATIONS; i++) {
             chain_operation(i, q, depth, keys, 1, &state->chain, NULL, 0);
             flash_rows_to(state, step, masked, &row, (i + 1) * FLASH_ROWS / operations, &most);
         }
-        state->chain = (struct chain){state->scores[state->turn], UNIT};
+        state->chain = (struct chain){scores, UNIT, false};
         for (int32_t at = CHAIN_OPERATIONS; at < operations; at += CHAIN_OPERATIONS) {
             q += UNIT;
             keys += 2 * TILE_ELEMENTS;
@@ -335,8 +412,12 @@ static void amx_flash_attend(const struct flash_args *args)
     struct flash_state state;
     struct flash_unit unit = {.block = -1};
     state.args = args;
-    state.chain = (struct chain){NULL, 0};
+    state.chain = (struct chain){NULL, 0, false};
     state.turn = 0;
+    state.buffer = 0;
+    /* held queries: the first half of a unit's scores is stored while the second is computed */
+    state.buffers = args->depth == HELD_DEPTH ? 3 : 2;
+    state.held = -1;
     if (!flash_next(args, &unit)) {
         return;
     }
@@ -348,7 +429,7 @@ static void amx_flash_attend(const struct flash_args *args)
     } else {
         chain_end(&state.chain);
     }
-    for (;; state.turn = 1 - state.turn) {
+    for (;; state.turn = 1 - state.turn, state.buffer = (state.buffer + 1) % state.buffers) {
         struct flash_unit later = next;
         int more_later = more && flash_next(args, &later);
         const struct flash_unit *scores = more_later ? &later : NULL;

@@ -132,7 +132,7 @@ INLINE void index_unit(struct index_state *state, const struct index_keys *keys,
                 }
             }
         }
-        state->chain = (struct chain){scores, UNIT};
+        state->chain = (struct chain){scores, UNIT, false};
     } else {
         chain_end(&state->chain);
     }
@@ -174,7 +174,7 @@ static void amx_index_scores(const struct index_args *args)
     struct index_state state;
     const int32_t n = (args->keys.keys + UNIT - 1) / UNIT;
     state.args = args;
-    state.chain = (struct chain){NULL, 0};
+    state.chain = (struct chain){NULL, 0, false};
     state.lines =
         lines_begin(&args->keys, n * args->lists * (args->heads / UNIT) * (args->keys.depth / 4));
     if (args->scaled) {
