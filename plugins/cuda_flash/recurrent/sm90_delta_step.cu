@@ -37,8 +37,8 @@ static cudaError_t launch_rows(sm80_delta_params *a, int slices, cudaStream_t st
 template <int STATE, int ROWS>
 static cudaError_t launch_rows(sm90_ring_params *a, int slices, cudaStream_t stream)
 {
-    const bool few = a != nullptr && a->ring.delta.steps_apart == 1 &&
-                     a->ring.rows - a->ring.delta.num_drafted <= RING_MOST;
+    const bool few =
+        a != nullptr && a->ring.delta.num_accepted == nullptr && a->ring.rows <= RING_MOST;
     cudaError_t error = cudaSuccess;
     if (a == nullptr || few) {
         error = launch_step(delta_ring<STATE, ROWS, 1>, sizeof(ring_memory<STATE, ROWS, 1>), a,
