@@ -143,7 +143,7 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
         float x = bits_float(from.bits[i][0] << shift) + from.bias;
         float e = fast_exp2(fminf(x, SOFTPLUS_LINEAR) * LOG2_OF_E), u = 1.0f + e;
         float small = u == 1.0f ? e : logf(u) * (e * fast_reciprocal(u - 1.0f));
-        float g = factor * (x > SOFTPLUS_LINEAR ? x : small);
+        float g = factor * (x <= SOFTPLUS_LINEAR ? small : x);
         log_decay[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0f;
         float b = bits_float(from.bits[i][1] << shift);
         beta[i] = is_there ? fast_reciprocal(1.0f + fast_exp2(b * -LOG2_OF_E)) : 0.0f;

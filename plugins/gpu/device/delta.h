@@ -95,11 +95,12 @@ GPU_INLINE float sigmoid(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
-/* ln(1 + e^x), accurate for small e^x. */
+/* ln(1 + e^x), accurate for small e^x; NaN where x is, which fminf does not pass. */
 GPU_INLINE float softplus(float x)
 {
     float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;
-    return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
+    float small = u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
+    return x <= SOFTPLUS_LINEAR ? small : x;
 }
 
 /* g of a gate from its a, a_log and dt_bias; *step is its dt, where the gate has one. NaN passes
