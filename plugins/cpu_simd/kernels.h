@@ -320,6 +320,7 @@ struct walk_args {
     int32_t element; /* enum element_type: f32, f16 or bf16 */
     int32_t depth;
     int32_t count;
+    bool additive; /* r is beta v: by_state and by_r are not read */
     const struct walk_group *groups;
 };
 

@@ -15,6 +15,8 @@
  * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Rules
  * without a delta have r_t = beta_t v_t, and some add a multiple of v_t to o_t. Decays are
  * products, not differences of sums, so that a decay of 0 stays one. */
+#include <math.h>
+
 #include "gdn.h"
 
 #define TRIANGLE_ROWS 32 /* size of the blocks on the diagonal, which are computed whole */
@@ -162,6 +164,29 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const struct produ
     solve_triangle(gdn, count, s);
 }
 
+/* Whether r is finite. With a delta, the last row has a multiple of every other one in its sum. */
+static bool is_finite(const struct gdn *gdn, int32_t count, const struct gdn_scratch *s)
+{
+    bool finite = true;
+    for (int32_t t = gdn->rule->rule == ATTN_RULE_ADDITIVE ? 0 : count - 1; t < count; t++) {
+        const float *r = s->v + (int64_t)t * s->width;
+        finite = finite && isfinite(gdn_variant(gdn)->delta->dot(r, s->ones, s->width));
+    }
+    return finite;
+}
+
+/* What a block on the diagonal adds to the outputs, without the zeros above the diagonal: a zero
+ * times an r of a later token that is not finite would be NaN. */
+static void add_triangle(const struct gdn *gdn, int32_t first, int32_t rows, struct gdn_scratch *s)
+{
+    for (int32_t t = first; t < first + rows; t++) {
+        for (int32_t j = first; j <= t; j++) {
+            gdn_variant(gdn)->add_scaled(s->o + (int64_t)t * s->width, s->v + (int64_t)j * s->width,
+                                         s->by_q[t * GDN_CHUNK + j], s->width);
+        }
+    }
+}
+
 /* Computes the outputs, into o or, with a skip, added to o, and the state after the chunk, also as
  * an operand if another chunk follows. */
 static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
@@ -183,10 +208,16 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
     args.left = &s->by_q_left;
     args.right = &s->r_right;
     args.keep = args.by = s->ones;
+    const bool whole = is_finite(gdn, count, s);
     for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
         args.m = min_i32(TRIANGLE_ROWS, count - args.first);
-        args.k = args.first + TRIANGLE_ROWS;
-        products_of(gdn)->multiply(&args);
+        args.k = args.first + (whole ? TRIANGLE_ROWS : 0);
+        if (args.k > 0) {
+            products_of(gdn)->multiply(&args);
+        }
+        if (!whole) {
+            add_triangle(gdn, args.first, args.m, s);
+        }
     }
     float keep[MAX_HEAD_SIZE];
     for (int32_t i = 0; i < s->depth; i++) {

@@ -27,11 +27,10 @@ void gdn_walk_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
     }
 }
 
-/* Prepares tokens first .. first + tokens - 1 of a head, whose rule takes `delta` (1 or 0) of what
- * the state has for a key; memory holds its state over `scale`.
+/* Prepares tokens first .. first + tokens - 1 of a head; memory holds its state over `scale`.
  * Returns the scale after them, 1 after the last of a chunk. */
-static float group_of(const struct gdn_scratch *s, float delta, int32_t first, int32_t tokens,
-                      bool last, float scale, struct walk_group *group)
+static float group_of(const struct gdn_scratch *s, int32_t first, int32_t tokens, bool last,
+                      float scale, struct walk_group *group)
 {
     float between[WALK_TOKENS] = {0}; /* decay from after each token of the group */
     float e = scale;
@@ -42,10 +41,10 @@ static float group_of(const struct gdn_scratch *s, float delta, int32_t first, i
         e *= decay;
         group->e[t] = e;
         group->beta[t] = beta;
-        group->by_state[t] = -delta * beta * e;
+        group->by_state[t] = -beta * e;
         for (int32_t j = 0; j < t; j++) {
             between[j] *= decay;
-            group->by_r[t][j] = -delta * beta * between[j] * kk[j];
+            group->by_r[t][j] = -beta * between[j] * kk[j];
             group->by_q[t][j] = between[j] * qk[j];
         }
         between[t] = 1.0f;
@@ -67,7 +66,6 @@ void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t 
 {
     const struct attn_tensor *out = gdn->args->out;
     const bool apart = gdn->desc->head_size_v < s->width || gdn->skip != NULL;
-    const float delta = gdn->rule->rule == ATTN_RULE_ADDITIVE ? 0.0f : 1.0f;
     const int32_t element = apart ? ELEMENT_F32 : element_of_any(out);
     const int64_t bytes = element_bytes[element];
     char *o = apart ? (char *)s->o : tensor_row(out, request->first_row + first, head);
@@ -76,7 +74,7 @@ void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t 
     float scale = 1.0f;
     for (int32_t t = 0; t < count; t += WALK_TOKENS) {
         int32_t tokens = min_i32(WALK_TOKENS, count - t);
-        scale = group_of(s, delta, t, tokens, t + tokens == count, scale, &groups[num_groups++]);
+        scale = group_of(s, t, tokens, t + tokens == count, scale, &groups[num_groups++]);
     }
     for (int32_t column = 0; column < s->width; column += WALK_COLUMNS) {
         const struct walk_args args = {.state = state + (int64_t)column * s->depth,
@@ -89,6 +87,7 @@ void gdn_walk(const struct gdn *gdn, const struct gdn_request *request, int64_t 
                                            (apart ? s->width : tensor_stride(out, 0)) * bytes,
                                        .element = element,
                                        .depth = s->depth,
+                                       .additive = gdn->rule->rule == ATTN_RULE_ADDITIVE,
                                        .count = num_groups,
                                        .groups = groups};
         gdn_variant(gdn)->delta->walk(&args);

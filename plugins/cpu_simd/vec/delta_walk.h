@@ -100,6 +100,7 @@ INLINE void walk_store(void *row, int32_t element, const vf *out)
 INLINE void walk_solve(const struct walk_args *args, const struct walk_group *group,
                        struct walk_sums *sums, const float *v, char *o)
 {
+    const bool additive = args->additive;
     vf r[WALK_TOKENS][WALK_VECTORS];
 #pragma GCC unroll 4
     for (int t = 0; t < WALK_TOKENS; t++) {
@@ -108,10 +109,10 @@ INLINE void walk_solve(const struct walk_args *args, const struct walk_group *gr
         for (int j = 0; j < WALK_VECTORS; j++) {
             vf x = vf_mul(vf_load(v + t * args->stride + j * VF_WIDTH), vf_set1(group->beta[t]));
             out[j] = vf_mul(sums->q[t][j], vf_set1(group->e[t]));
-            x = vf_fma(sums->k[t][j], vf_set1(group->by_state[t]), x);
+            x = additive ? x : vf_fma(sums->k[t][j], vf_set1(group->by_state[t]), x);
 #pragma GCC unroll 4
             for (int i = 0; i < t; i++) {
-                x = vf_fma(r[i][j], vf_set1(group->by_r[t][i]), x);
+                x = additive ? x : vf_fma(r[i][j], vf_set1(group->by_r[t][i]), x);
                 out[j] = vf_fma(r[i][j], vf_set1(group->by_q[t][i]), out[j]);
             }
             r[t][j] = t < group->tokens ? x : vf_set1(0.0f);

@@ -129,7 +129,7 @@ static void forgive(const uint8_t *expected, uint8_t *found, int64_t first, int6
 static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t heads = c->v.num_v_heads, size = c->v.head_size_v;
-    for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
+    for (int32_t i = 0; i < c->num_spreading; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         for (int32_t t = nan->token / NAN_CHUNK * NAN_CHUNK; t < c->tokens[nan->request]; t++) {
             forgive(test_expected(test, GDN_OUT), test_found(test, GDN_OUT),
@@ -142,7 +142,7 @@ static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
 static void forgive_states(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
-    for (int32_t i = 0; i < GDN_NANS && c->v.nan; i++) {
+    for (int32_t i = 0; i < c->num_spreading; i++) {
         const struct gdn_nan *nan = &c->nans[i];
         if (nan->in_state) {
             forgive(test_expected(test, GDN_STATE), test_found(test, GDN_STATE),
@@ -361,7 +361,7 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 
 /* clang-format off */
 /* A rule's cases: steps; chunks, whole, with checkpoints and forks; a mixed batch without a
- * convolution; drafts; and a step with NaN. `norm`: of q and k. */
+ * convolution; drafts; and chunks with NaN. `norm`: of q and k. */
 #define RULE(code, norm)                                                                           \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code},        \
     {GDN_CHUNKS, 0, 1, 3, 24, 32, 4, 64, 0, true, false, norm, .strong = true, .rule = code},      \
@@ -370,7 +370,7 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
     {GDN_MIXED, 0, 2, 2, 24, 16, 0, 0, 0, false, false, norm, .strided = true, .rule = code},      \
     {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .initial = true, .kept = 4,          \
      .rule = code},                                                                                \
-    {GDN_STEPS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .nan = true, .rule = code}
+    {GDN_CHUNKS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .nan = true, .rule = code}
 #define STATES16(code, dtype, norm)                                                                \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code,         \
      .state_dtype = dtype},                                                                        \

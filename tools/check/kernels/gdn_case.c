@@ -280,21 +280,49 @@ static void fill_past(const struct gdn_case *c, struct kernel_test *test, uint64
     }
 }
 
+/* An element of a key, a gate or a beta that the rule has; the value head of it. */
+static int64_t draw_key_or_gate(const struct gdn_case *c, int32_t *head, bool *is_gate,
+                                uint64_t *random)
+{
+    const struct gdn_variant *v = &c->v;
+    const int32_t kind = random_below(random, 3), beta = random_below(random, v->num_v_heads);
+    const int32_t key = random_below(random, v->num_k_heads * v->head_size_k);
+    const int32_t gate = random_below(random, c->gates);
+    *is_gate = true;
+    if (kind == 1 && rule_of(c)->gate != ATTN_GATE_CONSTANT) {
+        *head = gate / (c->gates / v->num_v_heads);
+        return gate;
+    }
+    if (kind == 2 && rule_of(c)->write_gate == ATTN_WRITE_GATE_SIGMOID) {
+        *head = beta;
+        return c->gates + beta;
+    }
+    *is_gate = false;
+    *head = key / v->head_size_k * (v->num_v_heads / v->num_k_heads);
+    return c->first_k + key;
+}
+
 static void plant_nans(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
     const struct gdn_variant *v = &c->v;
     const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
     const int32_t value = random_below(random, v->num_v_heads * v->head_size_v);
     const int32_t query = random_below(random, keys), r = requests_with_room[v->shape];
+    int32_t head;
+    bool is_gate;
+    const int64_t last = draw_key_or_gate(c, &head, &is_gate, random);
+    const int64_t elements[GDN_NANS] = {c->first_v + value, c->first_q + query, last};
     c->nans[0] = (struct gdn_nan){r, 0, value / v->head_size_v, 1, true};
-    c->nans[1] = (struct gdn_nan){r == 3 ? 2 : 3, 0, query / v->head_size_k * group, group, false};
+    c->nans[1] = (struct gdn_nan){3, 0, query / v->head_size_k * group, group, false};
+    c->nans[2] = (struct gdn_nan){2, 0, head, is_gate ? 1 : group, true};
+    c->num_spreading = test->trial->device->device.type != ATTN_DEVICE_CPU ? GDN_NANS : 0;
     for (int32_t i = 0; i < GDN_NANS; i++) {
         struct gdn_nan *nan = &c->nans[i];
+        const bool gate = i == 2 && is_gate;
+        const int64_t stride = gate ? c->gate_stride : c->row_stride;
         nan->token = random_below(random, c->tokens[nan->request]);
-        number_store(test_input(test, GDN_ROWS),
-                     (c->starts[nan->request] + nan->token) * c->row_stride +
-                         (i == 0 ? c->first_v + value : c->first_q + query),
-                     v->dtype, NAN);
+        number_store(test_input(test, gate ? GDN_A : GDN_ROWS),
+                     (c->starts[nan->request] + nan->token) * stride + elements[i], v->dtype, NAN);
     }
 }
 
