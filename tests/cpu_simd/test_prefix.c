@@ -35,6 +35,8 @@ struct prompt {
     struct attn_batch batch;
     struct attn_step_io io;
     int32_t skipped; /* rows before the prompt's first token */
+    struct attn_kv_quant_params int4;
+    float signs[SIZE];
     uint32_t q[MOST_TOKENS * MOST_HEADS * SIZE], k[MOST_TOKENS * MOST_HEADS * SIZE],
         v[MOST_TOKENS * MOST_HEADS * SIZE], out[MOST_TOKENS * MOST_HEADS * SIZE];
 };
@@ -58,6 +60,12 @@ static int open_prompt(struct prompt *p, const struct setting *s, const char *va
         params.sink_k = shaped_set(&p->sink_k, p->k, s->dtype, 3, sinks, NULL);
         params.sink_v = shaped_set(&p->sink_v, p->v, s->dtype, 3, sinks, NULL);
     }
+    for (int32_t d = 0; d < SIZE; d++) {
+        p->signs[d] = d * d % 7 < 2 ? -1 : 1;
+    }
+    p->int4 = EXTENSION(attn_kv_quant_params, ATTN_EXT_KV_QUANT_PARAMS, NULL,
+                        .hadamard_signs_k = p->signs, .hadamard_signs_v = p->signs);
+    params.next = s->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ? &p->int4.ext : NULL;
     char order[64];
     snprintf(order, sizeof order, variant != NULL ? "cpu_simd@%s" : "cpu_ref", variant);
     CHECK(p, client_open(CORE_FILE, &options, &p->api, &p->runtime, &p->error));
@@ -201,23 +209,24 @@ TEST(threads_share_keys)
     }
 }
 
-/* A block of zeros, one whose step exceeds float16, one with a NaN or an infinity, one with two of
- * the largest magnitude, where the first one's sign counts, or a usual one. */
+/* A block of zeros, one whose step exceeds float16, one with a NaN or two infinities, one with two
+ * of the largest magnitude, where the first one's sign counts, or a usual one. */
 static void draw_odd_block(float *x, int32_t kind, bool finite)
 {
-    const float first[] = {0, 1e8f, x[3], 8, x[3]};
+    const float first[] = {0, 1e8f, finite ? x[3] : -INFINITY, 8, x[3]};
     for (int32_t i = 0; i < 32; i++) {
         x[i] = kind == 0 ? 0 : kind == 1 ? 1e8f * x[i] : x[i];
     }
     x[9] = first[kind];
-    x[20] = kind == 3 ? -8 : kind == 2 && !finite ? (x[4] > 0 ? NAN : -INFINITY) : x[20];
+    x[17] = kind == 3 ? -8 : kind == 2 && !finite ? (x[4] > 0 ? NAN : -INFINITY) : x[17];
 }
 
 static void verify_codes(int32_t kv_dtype, const char *variant)
 {
     enum { COUNT = (BLOCKS - 1) * BLOCK };
     const struct setting s = {ATTN_DTYPE_F32, 1, 1, .kv_dtype = kv_dtype};
-    const bool finite = kv_dtype != ATTN_KV_Q8_0 && kv_dtype != ATTN_KV_Q4_0;
+    const bool finite =
+        kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD || kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD;
     struct prompt *right = begin(&s, NULL), *found = begin(&s, variant);
     struct attn_cache_spec spec = {.struct_size = sizeof spec};
     if (found != NULL) {
@@ -241,7 +250,7 @@ static void verify_codes(int32_t kv_dtype, const char *variant)
 TEST(odd_rows_become_the_same_codes)
 {
     static const int32_t dtypes[] = {ATTN_KV_Q8_0, ATTN_KV_Q4_0, ATTN_KV_FP8_PER_TOKEN_HEAD,
-                                     ATTN_KV_INT8_PER_TOKEN_HEAD};
+                                     ATTN_KV_INT8_PER_TOKEN_HEAD, ATTN_KV_INT4_PER_TOKEN_HEAD};
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
             verify_codes(dtypes[d], variants[i]);

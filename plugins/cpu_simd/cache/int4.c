@@ -63,7 +63,7 @@ float int4_write(const struct variant *variant, const struct attn_kv_view *view,
     float scale;
     int32_t zero = variant->codes->encode_int4(codes, values, signs, n, &scale);
     if (isnan(scale)) {
-        return scale; /* says all that there is to say */
+        return NAN; /* the same bits on every level; codes are not read */
     }
     nibbles_write(view, memory, codes);
     uint32_t bits;
