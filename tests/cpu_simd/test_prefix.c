@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On every variant of this machine: more than a tile of a prompt's first keys give the same result
  * as static sinks and as its own keys; several threads give one thread's result; rows of zeros, of
- * numbers beyond float16 and of NaN become cpu_ref's codes. */
+ * numbers beyond float16 and of NaN become cpu_ref's codes; a query that is no finite number gives
+ * NaN. */
 #include <math.h>
 #include <stdio.h>
 
@@ -254,6 +255,38 @@ TEST(odd_rows_become_the_same_codes)
     for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
         for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
             verify_codes(dtypes[d], variants[i]);
+        }
+    }
+}
+
+/* The next token's first query has an element of these bits in bfloat16, no finite number: its
+ * output is NaN, whatever the kernels make of queries over codes. */
+static void verify_odd_query(int32_t kv_dtype, uint16_t bits, const char *variant)
+{
+    enum { HEADS = 4, FIRST = TOKENS * HEADS * SIZE };
+    const struct setting s = {ATTN_DTYPE_BF16, HEADS, 1, .threads = 1, .kv_dtype = kv_dtype};
+    struct prompt *p = begin(&s, variant);
+    if (p == NULL) {
+        return;
+    }
+    run(p, &s, 0, TOKENS);
+    memcpy((char *)p->q + (FIRST + 5) * sizeof bits, &bits, sizeof bits);
+    run(p, &s, TOKENS, 1);
+    for (int32_t d = 0; d < HEADS * SIZE; d++) {
+        assert_int_equal(isnan(number_load(p->out, FIRST + d, s.dtype)) != 0, d < SIZE);
+    }
+    end(p);
+}
+
+TEST(odd_queries_show)
+{
+    static const int32_t dtypes[] = {ATTN_KV_AUTO, ATTN_KV_INT8_PER_TOKEN_HEAD,
+                                     ATTN_KV_INT4_PER_TOKEN_HEAD};
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        verify_odd_query(dtypes[d], 0x7f80, NULL);
+        for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+            verify_odd_query(dtypes[d], 0x7f80, variants[i]);
+            verify_odd_query(dtypes[d], 0x7fc0, variants[i]);
         }
     }
 }

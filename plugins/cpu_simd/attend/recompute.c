@@ -62,7 +62,7 @@ void recompute_softmax(const struct tile_kernels *kernels, const struct softmax_
         const float best = find_exponents(args, r, row), old = args->row_max[r];
         args->scores_scale[r] = 1.0f;
         if (best > old) {
-            args->row_max[r] = best;
+            args->row_max[r] = best < INFINITY ? best : NAN; /* INFINITY is ROW_IS_DONE */
             args->scores_scale[r] = old == -INFINITY ? 1.0f : exp2f(old - best);
             args->row_sum[r] *= args->scores_scale[r];
         }
