@@ -61,8 +61,8 @@ template <int STATE, int ROWS> struct step_memory {
     uint64_t full;
 };
 
-/* A product of 32 bits by 32, which takes_steps allows. */
-GPU_INLINE int64_t bytes_to(int32_t i, int64_t apart)
+/* The offset of item i: takes_steps bounds `apart` to 32 bits, of which one product is enough. */
+GPU_INLINE int64_t offset_of(int32_t i, int64_t apart)
 {
     return (int64_t)i * (int32_t)apart;
 }
@@ -77,7 +77,7 @@ template <int TOKENS = 1> struct step_channel {
     __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_request &request,
                                          int32_t channel)
     {
-        const int64_t of_channel = bytes_to(channel, p.window_channel);
+        const int64_t of_channel = offset_of(channel, p.window_channel);
         const char *before =
             p.window + request.window_from * p.window_slot + of_channel + request.from * 2;
         window = p.window + request.slots[0] * p.window_slot + of_channel;
@@ -89,9 +89,9 @@ template <int TOKENS = 1> struct step_channel {
         for (int t = 0; t < TOKENS; t++) {
             const int32_t row = request.first_row + min(t, request.num_tokens - 1);
             input[STEP_TAPS - 1 + t] =
-                *(const uint16_t *)(p.mixed.data + bytes_to(row, p.mixed.row) + channel * 2);
+                *(const uint16_t *)(p.mixed.data + offset_of(row, p.mixed.row) + channel * 2);
         }
-        const char *weights = p.conv_weight.data + bytes_to(channel, p.conv_weight.row * 2);
+        const char *weights = p.conv_weight.data + offset_of(channel, p.conv_weight.row * 2);
         if (p.conv_weight.column == 1 && p.conv_weight.row == STEP_TAPS &&
             (uint64_t)p.conv_weight.data % 8 == 0) {
             const uint2 four = *(const uint2 *)weights;
@@ -141,7 +141,7 @@ template <int TOKENS = 1> struct step_channel {
 /* An element of a matrix, not yet converted, so that several loads may be in flight. */
 GPU_INLINE uint32_t matrix_bits(const gpu_matrix &m, int32_t i, int32_t j)
 {
-    int64_t at = bytes_to(i, m.row) + bytes_to(j, m.column);
+    int64_t at = offset_of(i, m.row) + offset_of(j, m.column);
     return m.dtype == ATTN_DTYPE_F32 ? ((const uint32_t *)m.data)[at]
                                      : ((const uint16_t *)m.data)[at];
 }
