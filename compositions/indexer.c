@@ -3,6 +3,7 @@
  * rotate and transform first, and is one call of `attend`, whose output is lists. */
 #include <attn/draft/index_write.h>
 #include <attn/indexer.h>
+#include <math.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -56,13 +57,16 @@ static attn_status check_write(const struct attn_layer_desc *l, const struct att
            "rotary_dim",
            "layer '%s': rotary_dim is %d with rope %d; 0 without rope, with it an even number",
            l->name, w->rotary_dim, w->rope);
-    BAD_IF(w->rotary_first > l->head_size - w->rotary_dim ||
-               (w->rope == ATTN_ROPE_NONE && w->rotary_first != 0),
-           "rotary_first", "layer '%s': dims %d to %d are rotated; a key has %d", l->name,
-           w->rotary_first, w->rotary_first + w->rotary_dim - 1, l->head_size);
+    BAD_IF(w->rope == ATTN_ROPE_NONE && w->rotary_first != 0, "rotary_first",
+           "layer '%s': rotary_first is %d; 0 without rope", l->name, w->rotary_first);
+    BAD_IF(w->rotary_first > l->head_size - w->rotary_dim, "rotary_first",
+           "layer '%s': dims %d to %d are rotated; a key has %d", l->name, w->rotary_first,
+           w->rotary_first + w->rotary_dim - 1, l->head_size);
     BAD_IF(w->hadamard && (l->head_size & (l->head_size - 1)) != 0, "hadamard",
            "layer '%s': head_size is %d; a Hadamard transform needs a power of two", l->name,
            l->head_size);
+    BAD_IF(w->norm == ATTN_KEY_NORM_NONE && w->rope == ATTN_ROPE_NONE && !w->hadamard,
+           "attn_index_write", "layer '%s': has neither norm nor rope nor hadamard", l->name);
     return ATTN_OK;
 }
 
@@ -129,23 +133,37 @@ static attn_status check_weights(const attn_plan *plan, const struct step *step,
     return ATTN_OK;
 }
 
+/* What a write reads for its norm; without one it is given nothing. */
+static attn_status check_norm(const struct layer *layer, const struct attn_io_index_write *given,
+                              struct attn_error *error)
+{
+    const int32_t norm = layer->index_write->norm;
+    const int64_t size = layer->desc.head_size;
+    BAD_IF(!isfinite(given->norm_eps) || given->norm_eps < 0, "norm_eps",
+           "is %g; finite, 0 or above", (double)given->norm_eps);
+    BAD_IF(given->norm_eps != 0 && norm == ATTN_KEY_NORM_NONE, "norm_eps",
+           "is %g, and the layer's norm is none", (double)given->norm_eps);
+    BAD_IF(given->norm_weight != NULL && norm == ATTN_KEY_NORM_NONE, "norm_weight",
+           "is given, and the layer's norm is none");
+    BAD_IF(given->norm_bias != NULL && norm != ATTN_KEY_NORM_LAYER, "norm_bias",
+           "is given, and the layer's norm has no bias");
+    CHECK_TENSOR_IF(norm != ATTN_KEY_NORM_NONE, given->norm_weight, NULL, "norm_weight", 1, {size});
+    CHECK_TENSOR_IF(given->norm_bias != NULL, given->norm_bias, NULL, "norm_bias", 1, {size});
+    return ATTN_OK;
+}
+
 /* What a write that norms, rotates and transforms reads; under validation on a CPU also that each
  * position is a row of the table. */
 static attn_status check_written(const attn_plan *plan, const struct layer *layer,
                                  const struct attn_io_index_write *given, struct attn_error *error)
 {
     const struct attn_index_write *w = layer->index_write;
-    const int64_t size = layer->desc.head_size, tokens = layer->tokens_per_row;
-    BAD_IF(given == NULL || !(given->norm_eps >= 0), "attn_io_index_write",
-           "is missing, or its norm_eps is negative or NaN; the layer has attn_index_write");
-    BAD_IF(given->norm_weight != NULL && w->norm == ATTN_KEY_NORM_NONE, "norm_weight",
-           "is given, and the layer's norm is none");
-    BAD_IF(given->norm_bias != NULL && w->norm != ATTN_KEY_NORM_LAYER, "norm_bias",
-           "is given, and the layer's norm has no bias");
-    CHECK_TENSOR_IF(w->norm != ATTN_KEY_NORM_NONE, given->norm_weight, NULL, "norm_weight", 1,
-                    {size});
-    CHECK_TENSOR_IF(given->norm_bias != NULL, given->norm_bias, NULL, "norm_bias", 1, {size});
+    const int64_t tokens = layer->tokens_per_row;
+    BAD_IF(given == NULL, "attn_io_index_write", "is missing, and the layer has attn_index_write");
+    TRY(check_norm(layer, given, error));
     if (w->rope == ATTN_ROPE_NONE) {
+        BAD_IF(given->positions != NULL, "positions", "is given, and the layer rotates no keys");
+        BAD_IF(given->cos_sin != NULL, "cos_sin", "is given, and the layer rotates no keys");
         return ATTN_OK;
     }
     BAD_IF(given->positions == NULL, "positions", "is NULL, and the layer rotates keys");

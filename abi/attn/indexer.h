@@ -21,9 +21,9 @@
  * that scores [T, rows] never have to exist in a form that both sides agree on: a backend keeps
  * those of a chunk of queries in its own scratch (schedule_size), in its own format, or none.
  * write_kv: a row k [num_slots, 1, D]; the one at slot s is row s / tokens_per_row of the cache,
- * and is written where s is the last token of its row, else skipped. Pooling over the row's tokens
- * is the engine's, and so are norm, rotation and Hadamard transform, but of layers with
- * draft/index_write.h. */
+ * and is written where s is the last token of its row, else skipped. The engine pools over a row's
+ * tokens; it also norms, rotates and transforms keys, unless the layer has attn_index_write
+ * (draft/index_write.h) and write_kv does so. */
 #ifndef ATTN_INDEXER_H
 #define ATTN_INDEXER_H
 

@@ -2,6 +2,7 @@
 /* What a backend may declare. */
 #include "runtime/probe.h"
 
+#include <attn/draft/index_write.h>
 #include <attn/draft/output_rope.h>
 #include <string.h>
 
@@ -249,6 +250,10 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
               "kernels", "%s: decoder layers without write_kv or fused write", c->name);
     REFUSE_IF(features & ropes && !(kernels & ATTN_KERNEL_ROPE_WRITE_KV), "features",
               "%s: a rotation without the kernel rope_write_kv", c->name);
+    REFUSE_IF(features & ATTN_FEATURE_DRAFT_INDEX_WRITE &&
+                  !(kernels & ATTN_KERNEL_WRITE_KV && c->layer_kinds & BIT(ATTN_LAYER_INDEXER)),
+              "features", "%s: index_write without the kernel write_kv or without kind indexer",
+              c->name);
     REFUSE_IF(features & ATTN_FEATURE_QUANTIZED_QUERY && c->q_dtypes == 0, "q_dtypes",
               "%s: quantized queries without q_dtypes", c->name);
     REFUSE_IF(features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX &&

@@ -3,6 +3,7 @@
  * says. */
 #include "common.h"
 
+#include <attn/draft/index_write.h>
 #include <attn/mla.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,9 @@ static void make_wrong(const char *wanted, struct attn_device_info *d, struct at
     CHANGE(decoder_without_attend, c->kernels = ATTN_KERNEL_WRITE_KV);
     CHANGE(decoder_without_write, c->kernels = ATTN_KERNEL_ATTEND);
     CHANGE(rope_without_kernel, c->features |= ATTN_FEATURE_FUSED_ROPE);
+    CHANGE(index_write_without_indexers, c->features |= ATTN_FEATURE_DRAFT_INDEX_WRITE);
+    CHANGE(index_write_without_write, c->features = ATTN_FEATURE_DRAFT_INDEX_WRITE;
+           c->layer_kinds = BIT(ATTN_LAYER_INDEXER); c->kernels = ATTN_KERNEL_ATTEND);
     CHANGE(quantized_query_without_dtypes, c->features |= ATTN_FEATURE_QUANTIZED_QUERY);
     CHANGE(invariant_prefix_alone, c->features |= ATTN_FEATURE_BATCH_INVARIANT_PREFIX);
     CHANGE(layout_without_view_form, c->layouts |= BIT(ATTN_KV_LAYOUT_HND_ROWS));

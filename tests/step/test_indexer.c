@@ -191,25 +191,28 @@ TEST(keys_of_padding_may_be_nan)
 TEST(layers_are_refused_by_field)
 {
     OWNED(close_all) struct index *x = open_runtime();
-    LAYER_REFUSED(x, "topk", "", x->desc.topk = 0);
-    LAYER_REFUSED(x, "activation", "", x->desc.activation = 2);
-    LAYER_REFUSED(x, "has_weights", "", x->desc.has_weights = 2);
-    LAYER_REFUSED(x, "num_groups", "", x->desc.num_groups = 4);
-    LAYER_REFUSED(x, "tokens_per_row", "", x->desc.tokens_per_row = -1);
-    LAYER_REFUSED(x, "tokens_per_row", "", x->desc.tokens_per_row = 5);
-    LAYER_REFUSED(x, "rows_per_entry", "", x->desc.rows_per_entry = 5000);
-    LAYER_REFUSED(x, "first_entries", "", x->desc.first_entries = -1);
-    LAYER_REFUSED(x, "first_entries", "", (x->desc.last_entries = TOPK, x->desc.forced_on_top = 0));
-    LAYER_REFUSED(x, "tail", "", x->desc.rows_per_entry = 2);
-    LAYER_REFUSED(x, "tail", "", x->desc.tokens_per_row = 0);
-    LAYER_REFUSED(x, "forced_on_top", "", x->desc.forced_on_top = 2);
-    LAYER_REFUSED(x, "num_kv_heads", "", x->described.num_kv_heads = 2);
-    LAYER_REFUSED(x, "kv_dtype", "", x->described.kv_dtype = ATTN_KV_NVFP4);
-    LAYER_REFUSED(x, "has_window", "", (x->described.has_window = 1, x->described.window_left = 3));
-    LAYER_REFUSED(x, "needs_lse", "", x->described.needs_lse = 1);
-    LAYER_REFUSED(x, "causal", "", x->described.causal = ATTN_CAUSAL_NO);
-    LAYER_REFUSED(x, "attn_indexer_desc", "", x->described.next = NULL);
-    LAYER_REFUSED(x, "attn_indexer_desc", "", x->described.kind = ATTN_LAYER_DECODER);
+    LAYER_REFUSED(x, "topk", "topk is 0", x->desc.topk = 0);
+    LAYER_REFUSED(x, "activation", "activation is 2", x->desc.activation = 2);
+    LAYER_REFUSED(x, "has_weights", "has_weights is 2", x->desc.has_weights = 2);
+    LAYER_REFUSED(x, "num_groups", "4 does not divide num_q_heads 6", x->desc.num_groups = 4);
+    LAYER_REFUSED(x, "tokens_per_row", "is -1; allowed are 0", x->desc.tokens_per_row = -1);
+    LAYER_REFUSED(x, "tokens_per_row", "5 does not divide block_size 16",
+                  x->desc.tokens_per_row = 5);
+    LAYER_REFUSED(x, "rows_per_entry", "is 5000", x->desc.rows_per_entry = 5000);
+    LAYER_REFUSED(x, "first_entries", "first_entries is -1", x->desc.first_entries = -1);
+    LAYER_REFUSED(x, "first_entries", "are 6 together and topk is 5",
+                  (x->desc.last_entries = TOPK, x->desc.forced_on_top = 0));
+    LAYER_REFUSED(x, "tail", "rows_per_entry 2", x->desc.rows_per_entry = 2);
+    LAYER_REFUSED(x, "tail", "tokens_per_row 1 and", x->desc.tokens_per_row = 0);
+    LAYER_REFUSED(x, "forced_on_top", "forced_on_top is 2", x->desc.forced_on_top = 2);
+    LAYER_REFUSED(x, "num_kv_heads", "num_kv_heads 2", x->described.num_kv_heads = 2);
+    LAYER_REFUSED(x, "kv_dtype", "kv_dtype is nvfp4", x->described.kv_dtype = ATTN_KV_NVFP4);
+    LAYER_REFUSED(x, "has_window", "has_window is 1",
+                  (x->described.has_window = 1, x->described.window_left = 3));
+    LAYER_REFUSED(x, "needs_lse", "needs_lse is 1", x->described.needs_lse = 1);
+    LAYER_REFUSED(x, "causal", "is causal", x->described.causal = ATTN_CAUSAL_NO);
+    LAYER_REFUSED(x, "attn_indexer_desc", "indexer needs", x->described.next = NULL);
+    LAYER_REFUSED(x, "attn_indexer_desc", "takes no", x->described.kind = ATTN_LAYER_DECODER);
 }
 
 TEST(backends_refuse_what_they_do_not_declare)
@@ -317,7 +320,9 @@ TEST(writes_that_change_keys_are_checked)
     bring_written(x);
     RUN(x);
     WRITE_REFUSED("attn_io_index_write", "is missing", x->ext.ext.next = NULL);
-    WRITE_REFUSED("attn_io_index_write", "norm_eps", x->written.norm_eps = NAN);
+    WRITE_REFUSED("norm_eps", "is nan; finite, 0 or above", x->written.norm_eps = NAN);
+    WRITE_REFUSED("norm_eps", "is inf", x->written.norm_eps = INFINITY);
+    WRITE_REFUSED("norm_eps", "is -0.5", x->written.norm_eps = -0.5f);
     WRITE_REFUSED("positions", "is NULL", x->written.positions = NULL);
     WRITE_REFUSED("positions", "cos_sin has positions 0 to 95",
                   x->positions[first_written(x)] = LENGTH);
@@ -330,13 +335,15 @@ TEST(writes_that_change_keys_are_checked)
     WRITE_REFUSED("norm_bias", "[16]", x->tensors[7].shape[0] = D + 1);
     bring_written(x);
     x->written.norm_bias = NULL;
+    x->written.norm_eps = 0;
     RUN(x);
     x->ext.ext.next = NULL; /* what writes nothing needs nothing */
     x->io.flags = ATTN_RUN_NO_WRITE;
     RUN(x);
 }
 
-TEST(norms_that_the_layer_has_not)
+/* A run brings nothing for steps that the layer does not have. */
+TEST(norms_and_rotations_that_the_layer_does_not_have)
 {
     OWNED(close_all) struct index *x = open_runtime();
     x->write = EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, .hadamard = 1);
@@ -344,10 +351,16 @@ TEST(norms_that_the_layer_has_not)
     bind(x);
     fill(x, steps[0]);
     PLAN(x);
-    WRITE_REFUSED("norm_weight", "norm is none", );
-    WRITE_REFUSED("norm_bias", "no bias", x->written.norm_weight = NULL);
-    x->written.norm_bias = NULL;
-    x->written.positions = NULL; /* without a rotation */
+    const struct attn_io_index_write nothing =
+        EXTENSION(attn_io_index_write, ATTN_EXT_DRAFT_IO_INDEX_WRITE, NULL, );
+#define BROUGHT(field, value) (x->written = nothing, x->written.field = (value))
+    WRITE_REFUSED("norm_eps", "is 0.5, and the layer's norm is none", BROUGHT(norm_eps, 0.5f));
+    WRITE_REFUSED("norm_weight", "norm is none", BROUGHT(norm_weight, &x->tensors[6].tensor));
+    WRITE_REFUSED("norm_bias", "no bias", BROUGHT(norm_bias, &x->tensors[7].tensor));
+    WRITE_REFUSED("positions", "rotates no keys", BROUGHT(positions, x->positions));
+    WRITE_REFUSED("cos_sin", "rotates no keys", BROUGHT(cos_sin, &x->tensors[5].tensor));
+#undef BROUGHT
+    x->written = nothing;
     RUN(x);
 }
 
@@ -357,13 +370,14 @@ TEST(writes_are_refused_by_field)
 #define CHANGED(...)                                                                               \
     (x->write = EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL, __VA_ARGS__),        \
      x->desc.ext.next = &x->write.ext)
-    LAYER_REFUSED(x, "norm", "", CHANGED(.norm = 3));
+    LAYER_REFUSED(x, "norm", "norm is 3", CHANGED(.norm = 3));
     LAYER_REFUSED(x, "rotary_dim", "is 0 with rope 1", CHANGED(.rope = ATTN_ROPE_NEOX));
     LAYER_REFUSED(x, "rotary_dim", "is 8 with rope 0", CHANGED(.rotary_dim = 8));
     LAYER_REFUSED(x, "rotary_dim", "is 7", CHANGED(.rope = ATTN_ROPE_GPTJ, .rotary_dim = 7));
     LAYER_REFUSED(x, "rotary_first", "dims 10 to 17",
                   CHANGED(.rope = ATTN_ROPE_NEOX, .rotary_dim = 8, .rotary_first = 10));
-    LAYER_REFUSED(x, "rotary_first", "", CHANGED(.rotary_first = 1));
+    LAYER_REFUSED(x, "rotary_first", "is 3; 0 without rope", CHANGED(.rotary_first = 3));
+    LAYER_REFUSED(x, "attn_index_write", "neither norm nor rope nor hadamard", CHANGED(.norm = 0));
     LAYER_REFUSED(x, "hadamard", "power of two",
                   (CHANGED(.hadamard = 1), x->described.head_size = x->described.head_size_v = 24));
     LAYER_REFUSED(x, "attn_index_write", "takes no",
