@@ -34,6 +34,13 @@ static const struct shape {
               {"long", LONG_COLUMNS, {9999, 100, 5000, 0, 10220}, {4, 1, 3, 0, 2}},
               {"longest", LONGEST_COLUMNS, {40000, 0, 16300, 0, 33000}, {2, 0, 1, 0, 1}}};
 
+/* The step's max_seq_len is far above its lengths. By such a bound kernels for a GPU with 132
+ * multiprocessors give a thread block 8 or 16 stages of 128 rows in place of 4, so that a ring of 4
+ * stages is used again. */
+enum { BOUND = 416 * 128, BOUND_COLUMNS = 24 };
+static const struct shape bound_shape = {
+    "bound", BOUND_COLUMNS, {1500, 0, 130, 0, 700}, {1, 0, 1, 0, 1}};
+
 struct form {
     const char *name;
     int32_t heads, head_size;
@@ -186,7 +193,8 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
                       .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
                       .lengths = call_array(call, LENGTHS));
     s->step.attend.next = &s->io.ext;
-    s->step.attend.phase = v->shape == &shapes[0] ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    s->step.attend.phase =
+        v->shape == &shapes[0] || v->shape == &bound_shape ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
 }
 
 static attn_status call_index(struct kernel_call *call, const void *context,
@@ -393,6 +401,9 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
                            .batch = {REQS, v->shape->columns, .spare_blocks = POISON_BLOCKS,
                                      .tokens_per_row = tokens > 0 ? tokens : 1,
                                      .first_row = FIRST_ROW, .padding = PADDING}};
+    if (v->shape == &bound_shape) {
+        c.batch.spare_len = BOUND - BOUND_COLUMNS * LATENT_BLOCK;
+    }
     struct operand operands[NUM_OPERANDS];
     OWNED(kernel_test_finish) struct kernel_test test;
     struct kernel_call call;
@@ -448,6 +459,18 @@ static void try_index(const struct kernel_sink *sink, const struct index_variant
                v->nan ? ".nan" : "", v->e4m3_q ? ".q_e4m3" : "");
 }
 
+/* What kernels for tensor cores take: queries in bf16 and in e4m3. */
+static void try_bound(const struct kernel_sink *sink, const struct form *form, int32_t kv_dtype)
+{
+    const bool e4m3 = kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
+    const struct index_variant v = {.form = form,
+                                    .shape = &bound_shape,
+                                    .dtype = ATTN_DTYPE_BF16,
+                                    .kv_dtype = kv_dtype != 0 ? kv_dtype : ATTN_DTYPE_BF16,
+                                    .e4m3_q = e4m3};
+    try_index(sink, &v);
+}
+
 void index_cases(const struct kernel_sink *sink)
 {
     const struct attn_indexer_caps *caps =
@@ -479,6 +502,11 @@ void index_cases(const struct kernel_sink *sink)
             if (more.drawn || more.nan || more.e4m3_q) {
                 try_index(sink, &more);
             }
+        }
+    }
+    for (int32_t i = 0; i < FORMS * 4; i++) {
+        if (takes(caps, &forms[i / 4]) && forms[i / 4].head_size == 128) {
+            try_bound(sink, &forms[i / 4], kv_dtypes[i % 4]);
         }
     }
 }

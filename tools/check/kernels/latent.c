@@ -77,11 +77,12 @@ void latent_bind(const struct latent_batch *b, struct kernel_call *call, struct 
     s->batch =
         SIZED(attn_batch, .num_reqs = b->num_reqs, .num_tokens = b->num_rows,
               .num_actual_tokens = b->num_actual_rows, .max_query_len = queries,
-              .max_seq_len = b->longest, .query_start_loc = call_array(call, LATENT_STARTS),
-              .query_start_loc_host = b->starts, .seq_lens = call_array(call, LATENT_SEQ_LENS),
-              .seq_lens_host = b->lens, .block_table = call_array(call, LATENT_TABLE),
-              .block_table_stride = b->columns, .block_table_rows = b->num_reqs,
-              .slot_mapping = call_array(call, LATENT_SLOTS), .num_slots = b->num_slots);
+              .max_seq_len = b->longest + b->spare_len,
+              .query_start_loc = call_array(call, LATENT_STARTS), .query_start_loc_host = b->starts,
+              .seq_lens = call_array(call, LATENT_SEQ_LENS), .seq_lens_host = b->lens,
+              .block_table = call_array(call, LATENT_TABLE), .block_table_stride = b->columns,
+              .block_table_rows = b->num_reqs, .slot_mapping = call_array(call, LATENT_SLOTS),
+              .num_slots = b->num_slots);
     s->view = SIZED(attn_kv_view, .data = call_array(call, LATENT_CACHE),
                     .num_blocks = num_blocks(b), .block_size = (int32_t)in_block, .num_heads = 1,
                     .head_size = (int32_t)call->shapes[LATENT_ROWS][2],
@@ -99,8 +100,8 @@ void latent_bind(const struct latent_batch *b, struct kernel_call *call, struct 
 attn_status latent_call(const struct latent_batch *b, struct kernel_call *call,
                         struct latent_step *s, planned_kernel *kernel, struct attn_error *error)
 {
-    const struct attn_limits limits =
-        client_limits(b->num_reqs, b->num_rows, s->batch.max_query_len, b->longest, b->columns);
+    const struct attn_limits limits = client_limits(
+        b->num_reqs, b->num_rows, s->batch.max_query_len, b->longest + b->spare_len, b->columns);
     attn_status status = call->backend->kernels.write_kv(&s->write, error);
     return status == ATTN_OK
                ? planned_call(call->backend, call->device, &limits, &s->attend, kernel, error)

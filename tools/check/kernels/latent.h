@@ -29,6 +29,7 @@ struct latent_batch {
     int32_t num_reqs, columns;                                 /* the block table's */
     int32_t before[LATENT_MAX_REQS], queries[LATENT_MAX_REQS]; /* tokens */
     int32_t tokens_per_row, spare_blocks;                      /* the first ones, never used */
+    int32_t spare_len;                                         /* max_seq_len is so much above */
     int32_t first_row, padding;                                /* rows around the batch's */
     int32_t starts[LATENT_MAX_REQS + 1], lens[LATENT_MAX_REQS];
     int32_t num_actual_rows, num_rows, num_slots, num_context, longest;
