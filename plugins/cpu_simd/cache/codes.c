@@ -218,9 +218,10 @@ static void write_mxfp4(const struct row_place *at, const float *values, char *m
         const uint8_t code = e8m0_of(largest < MXFP4_LEAST ? MXFP4_LEAST : largest, 6);
         kept[first / MXFP4_BLOCK] = code;
         for (int32_t d = first; d < first + MXFP4_BLOCK; d += 2) {
-            const double scale = code == 255 ? INFINITY : ldexp(1, code - 127);
-            codes[d / 2] = (uint8_t)(e2m1_of((double)values[d] / scale) |
-                                     e2m1_of((double)values[d + 1] / scale) << 4);
+            const double scale = ldexp(1, code - 127);
+            codes[d / 2] = code == 255 ? 0
+                                       : (uint8_t)(e2m1_of((double)values[d] / scale) |
+                                                   e2m1_of((double)values[d + 1] / scale) << 4);
         }
     }
     nibbles_write(at->view, memory, codes);

@@ -254,6 +254,18 @@ static bool is_least(const struct write_variant *v, double scale, double largest
     return scale >= least * (1 - 1e-4) && scale <= most * (1 + 1e-4);
 }
 
+/* Whether a block of mxfp4 has only zeros in its bytes, as one with a NaN has. */
+static bool has_no_codes(const struct kernel_test *test, int64_t row_bytes, int64_t row,
+                         int32_t first)
+{
+    const uint8_t *codes = (uint8_t *)test_found(test, CACHE) + row * row_bytes + first / 2;
+    uint8_t all = 0;
+    for (int32_t i = 0; i < 16; i++) {
+        all |= codes[i];
+    }
+    return all == 0;
+}
+
 static bool is_as_it_was(const struct kernel_test *test, int32_t operand, int64_t row,
                          int64_t row_bytes)
 {
@@ -286,6 +298,11 @@ static enum trial_result verify(struct kernel_test *test, const struct write_var
             TRIAL_FAIL_IF(test->trial, !nan && block > 1 && !is_least(v, scales[first], largest),
                           "token %d: the scale of dims %d to %d, of up to %g, is %g", (int)t, first,
                           first + block - 1, largest, scales[first]);
+            TRIAL_FAIL_IF(test->trial,
+                          nan && v->kv_dtype == ATTN_KV_MXFP4 &&
+                              !has_no_codes(test, bytes, slot / per_row, first),
+                          "token %d: dims %d to %d have a NaN and codes that are not 0", (int)t,
+                          first, first + block - 1);
             for (int32_t d = first; d < first + block; d++) {
                 const bool right =
                     nan ? isnan(values[d])
