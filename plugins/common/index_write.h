@@ -47,7 +47,7 @@ static inline void index_write_hadamard(double *row, int32_t size)
     }
 }
 
-/* Row t of the step's keys, as it is stored before it is quantized. `write` NULL: as it came. */
+/* Loads row t of the step's keys into `row` and changes it as `write` says; NULL: not at all. */
 static inline void index_write_load(const struct attn_write_kv_args *args,
                                     const struct attn_index_write *write, int64_t t, double *row)
 {

@@ -39,8 +39,8 @@ enum row_coding {
     /* q8_0 and q4_0, ggml's blocks of 32 elements. Their steps lie inside the rows, so that rows
      * are staged in float32; a code times its step has more bits than bf16. */
     CODING_BLOCKS = 4,
-    CODING_DS_V4 = 5, /* fp8_ds_v4's latent rows, exact in bf16, too */
-    CODING_MXFP4 = 6  /* and keys of indexers in mxfp4 */
+    CODING_DS_V4 = 5, /* fp8_ds_v4's latent rows, exact in bf16 */
+    CODING_MXFP4 = 6  /* indexers' keys in mxfp4, exact in bf16 */
 };
 
 /* How the rows of a cache's keys, or of its values, are stored. */

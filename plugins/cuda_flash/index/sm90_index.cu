@@ -82,9 +82,10 @@ template <class S> GPU_INLINE int place_in_stage(int row, int chunk)
     return S::coded ? row * S::row + chunk * 16 : place_of_chunk<INDEX_STAGE_ROWS>(row, chunk);
 }
 
-/* Copies the chunk of a query that is read next to coded rows. Of such a row lane j of four decodes
- * the 32 dims of block j, 4 in each step: words 16 j + 2 i and 16 j + 2 i + 1 of a query are words
- * j and j + 4 of step i. */
+/* Copies 16 bytes of a query for products with rows in mxfp4, to places in the order of the dims
+ * that load_rows has. There lane j of four decodes the 32 dims of block j and has 4 of them in each
+ * k-step: 32-bit words 16 j + 2 i and 16 j + 2 i + 1 of a query go to words j and j + 4 of k-step
+ * i. */
 GPU_INLINE void copy_spread(uint32_t to, const char *query, int chunk, bool real)
 {
 #pragma unroll
@@ -222,8 +223,8 @@ GPU_INLINE uint32_t decode_e2m1(uint32_t byte, uint32_t scale)
     return multiply_bf16(multiply_bf16(size | sign, 0x7e807e80u), scale);
 }
 
-/* Loads a warp group's 64 rows of a stage as operands of wgmma: of codes 32 dims of two rows, in
- * the order of copy_spread. */
+/* Loads a warp group's 64 rows of a stage as operands of wgmma. From rows in mxfp4 a lane decodes
+ * 32 dims of each of two rows; copy_spread puts the queries' dims into the same order. */
 template <class S>
 GPU_INLINE void load_rows(const char *stage, const float *scales, uint32_t (&rows)[S::steps][4])
 {

@@ -25,8 +25,9 @@
         reqd_work_group_size(GPU_THREADS_##name, 1, 1),                                            \
         intel_reqd_sub_group_size(GPU_LANES))) void kernel_##name(const arguments_of_##name p)
 
-/* Some GPUs have no double. Kernels for them are built with float instead, and are not declared
- * where that would show: caches of fewer than 8 bits, quantize. */
+/* Some GPUs have no double. Kernels for them are built with float instead. Where that would change
+ * results they are not declared: quantize, and caches whose codes are found in double (IN_DOUBLE in
+ * level_zero/plugin.c; keys of indexers in mxfp4 are not among them). */
 #ifdef GPU_WITHOUT_DOUBLE
 #define double float
 #endif

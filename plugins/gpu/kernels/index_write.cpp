@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of indexers: norm, rotation and Hadamard transform where the layer has them (Su et al. 2021;
  * attn/draft/index_write.h), then the write. A warp has a key, in registers, which is read and
- * written once. Of few keys the limit is latency: on an H200 75 keys of 128 take 5.8 us, and 12.3
- * where each array is loaded when it is needed. */
+ * written once. The limit for few keys is latency: 75 keys of 128 take 5.8 us on an H200, and 12.3
+ * where each array is loaded when it is needed (`attn-check cuda_flash --bench --filter
+ * index_write.dsa.bf16.bf16`). */
 #include "gpu/device/rows.h"
 #include "gpu/index.h"
 
@@ -182,8 +183,9 @@ GPU_INLINE int64_t quotient(int64_t x, int32_t by)
     return (uint64_t)x >> 32 == 0 ? (int64_t)((uint32_t)x / (uint32_t)by) : x / by;
 }
 
-/* A warp's keys. Slots count tokens, of which each tokens_per_row-th has a row. Of short keys all
- * that is read is loaded before it is needed; for others that would take too many registers. */
+/* Writes a warp's keys. Slots count tokens, of which each tokens_per_row-th has a row. For keys of
+ * up to 128 dims a warp loads weights, biases and angles early, so that these loads overlap; longer
+ * keys load each array right before its use, as all of them would take too many registers. */
 template <int DIMS> GPU_INLINE void write_keys(const gpu_index_write_params &p, float *row)
 {
     const bool early = DIMS <= WRITE_FEW;
