@@ -9,7 +9,6 @@
 #define MOST_SIZE 256 /* larger heads go in items of 16 rows */
 #define SLACK 16      /* parts may exceed a CTA's equal share by 1 / 16 */
 #define LEAST_PART 8  /* tiles of a part of an item: gpu/kernels/cut.h */
-#define STRETCH 16    /* the most rows of a tile that a warp copies */
 
 static size_t round_up(size_t bytes)
 {
@@ -226,7 +225,7 @@ static bool attend(const struct attn_attend_args *args, const struct gpu_params 
         .output = gpu_output_of(args),
         .tiles = choose_tiles(args),
         .ctas = device->num_sms * count_ctas(device, args->prepared, choose_tiles(args)),
-        .has_stretches = (!problem->paged || problem->block_size % STRETCH == 0) &&
+        .has_stretches = (!problem->paged || problem->block_size % SM80_PREFILL_STRETCH == 0) &&
                          problem->head_size == size && problem->head_size_v == size,
         .cuts = ((const struct schedule_host *)args->schedule_host)->part_tiles > 0,
         .overlaps = device->major >= 9,

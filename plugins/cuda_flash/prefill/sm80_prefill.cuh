@@ -18,8 +18,7 @@ GPU_INLINE int2 bounds_of(const gpu_params &p, const gpu_run &run, int row)
 {
     const int32_t index = (run.row_tile.first_row + row) / p.problem.group;
     const gpu_interval seen = interval_of(p.problem, request_of_row_tile(run.row_tile), index);
-    return row < run.row_tile.num_rows ? make_int2(seen.first, seen.last)
-                                       : make_int2(INT32_MIN, INT32_MAX);
+    return row < run.row_tile.num_rows ? make_int2(seen.first, seen.last) : make_int2(0, INT32_MAX);
 }
 
 /* The first and last key that all rows of a warp see, and the first and last that any sees. */
@@ -129,7 +128,8 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
 {
     using S = prefill_shape<D, TILES>;
     if constexpr (S::ctas * (S::smem + 1024) > SM80_SMEM_OF_SM) {
-        return; /* no GPU of this architecture launches it */
+        __trap(); /* no GPU of this architecture launches it */
+        return;
     }
     extern __shared__ __align__(128) char memory[];
     prefill_storage<D, TILES> &smem = *(prefill_storage<D, TILES> *)memory;
@@ -361,6 +361,14 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
     }
 }
 
+/* Whether a kernel, and all of its unit, waits for earlier kernels: those of PTX before sm_90,
+ * which a newer GPU may run, cannot. */
+static inline bool waits(void (*kernel)(sm80_prefill_params))
+{
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
 /* With a NULL, only loads the kernel. */
 template <int KIND, int D, int TILES>
 static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream_t stream)
@@ -380,11 +388,12 @@ static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream
                    : cudaFuncSetAttribute(prefill<KIND, D, TILES>,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
+    const bool overlaps = a->overlaps != 0 && waits(prefill<KIND, D, TILES>);
     cudaError_t error = launch_kernel(prefill<KIND, D, TILES>, *a, (unsigned)a->ctas, S::threads,
-                                      bytes, stream, a->overlaps != 0);
+                                      bytes, stream, overlaps);
     return error || !a->cuts ? error
                              : launch_kernel(prefill_merge<KIND, D>, *a, (unsigned)a->ctas * 2, 128,
-                                             0, stream, a->overlaps != 0);
+                                             0, stream, overlaps);
 }
 
 template <int KIND, int D>

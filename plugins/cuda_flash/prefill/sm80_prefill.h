@@ -10,12 +10,13 @@
 extern "C" {
 #endif
 
-#define SM80_PREFILL_ROWS 128  /* rows (query, head of the group) of an item */
-#define SM80_PREFILL_FIXED 512 /* bytes of shared memory besides queries and tiles */
+#define SM80_PREFILL_ROWS 128   /* rows (query, head of the group) of an item */
+#define SM80_PREFILL_FIXED 512  /* bytes of shared memory besides queries and tiles */
+#define SM80_PREFILL_STRETCH 16 /* keys that are copied with a constant stride */
 
 /* The tiles of a CTA. PAIRS: two tiles of 64 keys (of 128 keys with 64 dims), each with K and V;
- * NARROW_PAIRS: half as many keys; NARROW: one tile of 32 keys, K and V of which are copied in
- * turns. E4M3 and E5M2: a tile of 64 keys, and the codes of the next one. */
+ * NARROW_PAIRS: half as many keys; NARROW: one tile of 32 keys, whose K and V are two stages. E4M3
+ * and E5M2: a tile of 64 keys, and the codes of the next one. */
 enum sm80_prefill_tiles {
     SM80_PREFILL_PAIRS,
     SM80_PREFILL_NARROW_PAIRS,
@@ -42,7 +43,7 @@ struct sm80_prefill_params {
     int32_t ctas;             /* CTAs of the grid; the schedule counts on fewer */
     int32_t has_stretches;    /* 1: 16 keys, the first a multiple of 16, have a constant stride */
     int32_t cuts;             /* 1: items may have parts, which a second launch merges */
-    int32_t overlaps;         /* 1: the launch may begin before the previous one has ended */
+    int32_t overlaps; /* 1: the device may begin a launch before the previous one has ended */
 };
 
 /* Launches the kernel for a kind (KIND_BF16 to KIND_E5M2). With params NULL, only loads the

@@ -75,8 +75,8 @@ GPU_INLINE key_place place_key(const gpu_problem &p, const gpu_row_tile &items, 
 }
 
 /* Copies the warp's rows of K or V of a tile. Rows that no query sees and dims past the head size
- * become zero. `together`: all rows are read, and they have a constant stride. Codes are in the
- * order of the threads that copy and widen them. */
+ * become zero. `together`: all rows are read, and those of a stretch have a constant stride. Codes
+ * are in the order of the threads that copy and widen them. */
 template <int D, int TILES>
 GPU_INLINE void copy_rows(const gpu_problem &p, const gpu_cache &cache, int32_t head_size,
                           int32_t head, const key_place &at, bool together, uint32_t to)
@@ -95,11 +95,18 @@ GPU_INLINE void copy_rows(const gpu_problem &p, const gpu_cache &cache, int32_t 
         return S::codes ? to + i / rows * S::threads * 16 : (to ^ ((i & 7) << 4)) + i * 128;
     };
     if (together) {
+        constexpr int stretch = S::copied < SM80_PREFILL_STRETCH ? S::copied : SM80_PREFILL_STRETCH;
+        static_assert(SM80_PREFILL_STRETCH % stretch == 0 && S::copied % stretch == 0,
+                      "stretches are in one page");
         const int64_t step = p.paged ? cache.slot : cache.block;
-        from += hi * step + ((int64_t)__shfl_sync(0xffffffffu, offset, 0) << 4);
+        from += hi * step;
 #pragma unroll
-        for (int i = 0; i < S::copied; i += rows, from += rows * step) {
-            copy16(place(i), from, 16);
+        for (int first_row = 0; first_row < S::copied; first_row += stretch) {
+            const char *row = from + ((int64_t)__shfl_sync(0xffffffffu, offset, first_row) << 4);
+#pragma unroll
+            for (int i = first_row; i < first_row + stretch; i += rows, row += rows * step) {
+                copy16(place(i), row, 16);
+            }
         }
         return;
     }
