@@ -15,11 +15,13 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* Whether the keys of an attend are 8-bit codes without scales of rows. */
+/* Whether the keys of an attend are 8-bit codes without scales of rows: in a cache, or next to the
+ * queries of a multimodal encoder. */
 static bool has_codes(const struct attn_attend_args *args)
 {
     const int32_t kv = args->layer->kv_dtype;
-    return args->k_cache != NULL && (kv == ATTN_KV_FP8_E4M3 || kv == ATTN_KV_FP8_E5M2);
+    return (args->k_cache != NULL || args->layer->encoder == ATTN_ENCODER_MULTIMODAL) &&
+           (kv == ATTN_KV_FP8_E4M3 || kv == ATTN_KV_FP8_E5M2);
 }
 
 /* CTAs of a multiprocessor, limited by registers and shared memory; 0: not even one fits. */
@@ -206,8 +208,10 @@ static bool reads_rows(const struct attn_attend_args *args, const struct gpu_par
     const uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     const int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
     const int32_t dtype = p->q.dtype, keys = p->k.dtype;
-    const bool codes = keys == ATTN_DTYPE_FP8_E4M3 || keys == ATTN_DTYPE_FP8_E5M2;
-    return (dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16) && (codes || keys == dtype) &&
+    const int32_t planned = !has_codes(args)                            ? dtype
+                            : args->layer->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_DTYPE_FP8_E4M3
+                                                                        : ATTN_DTYPE_FP8_E5M2;
+    return (dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16) && keys == planned &&
            p->v.dtype == keys && p->out.dtype == dtype && p->k.form == GPU_ROW_NUMBERS &&
            p->v.form == GPU_ROW_NUMBERS && p->k.pack == 0 && p->v.pack == 0 &&
            (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 && rows * p->k.block / 16 < INT32_MAX &&
