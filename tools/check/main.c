@@ -231,6 +231,8 @@ static const char *full_name(const struct case_space *space, const struct attend
     } else if (c->output.form != ATTN_OUTPUT_PLAIN) {
         strcpy(form, "output.");
         case_output_name(&c->output, form + strlen(form), sizeof form - strlen(form));
+    } else if (c->prompts) {
+        strcpy(form, "prompts");
     }
     snprintf(name, FULL_NAME_SIZE, "%s%s%s%s.%s", kind, form[0] == '\0' ? "" : "_", form,
              plain + strlen("attend"), way);
@@ -272,6 +274,39 @@ static void run_named_attend(struct run *run)
             !case_refused(&run->space, &c) &&
             (way == TRIAL_PLAIN || trial_way_declared(&run->trial.tested->caps, shape, way))) {
             try_attend(run, &c, way);
+        }
+    }
+}
+
+/* A prompt of 8 heads over 2 KV heads after a long context, whose keys backends may divide. */
+static void try_long_prompt(struct run *run, int32_t dtype, int32_t kv_dtype, int32_t size)
+{
+    struct attend_case c;
+    if (case_of_cache(&run->space, dtype, kv_dtype, &c) &&
+        case_set(&run->space, &c, FACTOR_SHAPE, SHAPE_LONG_EXTEND) &&
+        case_set(&run->space, &c, FACTOR_HEADS, 8) &&
+        case_set(&run->space, &c, FACTOR_BLOCK_SIZE, 16)) {
+        const struct factor *sizes = &run->space.factors[FACTOR_HEAD_SIZE];
+        for (int32_t i = 0; i < sizes->count; i++) {
+            const bool same = sizes->values[i].a == size && sizes->values[i].b == size;
+            c.index[FACTOR_HEAD_SIZE] = same ? i : c.index[FACTOR_HEAD_SIZE];
+        }
+        case_set(&run->space, &c, FACTOR_SINKS, size == 64);
+        case_set(&run->space, &c, FACTOR_LSE, 1);
+        c.prompts = 1;
+        case_drop_conflicts(&run->space, &c);
+        if (!case_refused(&run->space, &c)) {
+            try_attend(run, &c, dtype == ATTN_DTYPE_BF16 ? TRIAL_REPLANNED : TRIAL_PLAIN);
+        }
+    }
+}
+
+static void run_long_prompts(struct run *run)
+{
+    for (int32_t size = 64; size <= 128; size *= 2) {
+        for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+            try_long_prompt(run, dtype, dtype, size);
+            try_long_prompt(run, dtype, ATTN_KV_FP8_E4M3, size);
         }
     }
 }
@@ -579,6 +614,7 @@ static int run_suite(struct run *run)
     try_case(run, "conduct.create", run_conduct, NULL);
     run_kernels(run);
     run_attends(run);
+    run_long_prompts(run);
     bool drawn = run_outputs(run) && run_lists(run) && run_engines(run);
     run_core_cases(run);
     if (!drawn) {

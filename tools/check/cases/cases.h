@@ -128,6 +128,7 @@ struct attend_case {
     int32_t index[FACTOR_COUNT];
     struct case_lists lists;   /* nor are these a factor */
     struct case_output output; /* no factor: the covering array is of attends that write numbers */
+    int32_t prompts; /* 1: SHAPE_LONG_EXTEND with prompts, whose keys backends may divide */
 };
 
 /* layer.c. The layer of a case. */

@@ -33,6 +33,7 @@ static void draw(const struct case_space *space, uint64_t *random, struct attend
 {
     c->output = (struct case_output){0};
     c->lists = (struct case_lists){0};
+    c->prompts = 0;
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         c->index[i] = random_below(random, space->factors[i].count);
         /* Half of the switches stay off, or every case would be a crowd of terms. */

@@ -11,6 +11,7 @@
 
 #define MAX_SEQ_LEN 160
 #define MAX_LONG_SEQ_LEN 1700
+#define LEAST_PROMPT 40 /* queries of a prompt after a long context */
 #define PADDING_ROWS 3
 #define SHARED_KEYS 256 /* the least prefix of a cascade, a multiple of every block size */
 #define SHARED_REQS 8   /* its least number of requests */
@@ -44,7 +45,8 @@ static int32_t draw_query_len(const struct check_problem *p, int32_t r, uint64_t
     case SHAPE_MIXED:
         return r >= p->num_reqs / 2 ? 1 + random_below(random, 37) : 1;
     case SHAPE_LONG_EXTEND:
-        return 2 + random_below(random, 4);
+        return p->prompts ? LEAST_PROMPT + random_below(random, LEAST_PROMPT)
+                          : 2 + random_below(random, 4);
     case SHAPE_SHARED:
     case SHAPE_CROSS:
         return 1 + random_below(random, 3);
@@ -69,8 +71,9 @@ static struct request draw_request(const struct check_problem *p, int32_t r, uin
         break;
     case SHAPE_LONG_DECODE:
     case SHAPE_LONG_EXTEND:
-        request.seq_len = MAX_LONG_SEQ_LEN / (p->shape == SHAPE_LONG_EXTEND ? 2 : 1) -
-                          random_below(random, MAX_LONG_SEQ_LEN / 3);
+        request.seq_len =
+            MAX_LONG_SEQ_LEN / (p->shape == SHAPE_LONG_EXTEND && !p->prompts ? 2 : 1) -
+            random_below(random, MAX_LONG_SEQ_LEN / 3);
         break;
     default:
         request.seq_len = draw_length(random, p->block_size, request.query_len);
@@ -196,6 +199,7 @@ bool problem_init(struct check_problem *p, const struct case_space *space,
     case_values(space, attend_case, p->v);
     p->output = attend_case->output;
     p->lists = attend_case->lists;
+    p->prompts = attend_case->prompts;
     p->shape = p->v[FACTOR_SHAPE].a;
     p->dtype = p->v[FACTOR_DTYPE].a;
     p->hq = p->v[FACTOR_HEADS].a;

@@ -40,6 +40,7 @@ struct check_problem {
     int32_t shape, dtype, hq, hk, d, dv, block_size; /* some of these values */
     struct case_output output;
     struct case_lists lists;
+    int32_t prompts;
     struct lists_shape lists_shape;
     struct image image;
     struct problem_buffers at;
