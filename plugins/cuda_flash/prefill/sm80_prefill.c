@@ -5,22 +5,22 @@
 
 #include "cuda_flash/kinds.h"
 #include "gpu/host/schedule.h"
+#include "gpu/least_part.h"
 
 #define MOST_SIZE 256 /* larger heads go in items of 16 rows */
-#define SLACK 16      /* parts may exceed a CTA's equal share by 1 / 16 */
-#define LEAST_PART 8  /* tiles of a part of an item: gpu/kernels/cut.h */
+#define SLACK 16      /* the schedule counts on 1 / 16 of the CTAs less, and makes longer parts */
 
 static size_t round_up(size_t bytes)
 {
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* Whether the keys of an attend are 8-bit codes without scales of rows: in a cache, or next to the
- * queries of a multimodal encoder. */
-static bool has_codes(const struct attn_attend_args *args)
+/* Whether keys are 8-bit codes without scales of rows: in a cache, or next to the queries of a
+ * multimodal encoder. */
+static bool has_codes(const struct attn_layer_desc *layer, bool cached)
 {
-    const int32_t kv = args->layer->kv_dtype;
-    return (args->k_cache != NULL || args->layer->encoder == ATTN_ENCODER_MULTIMODAL) &&
+    const int32_t kv = layer->kv_dtype;
+    return (cached || layer->encoder == ATTN_ENCODER_MULTIMODAL) &&
            (kv == ATTN_KV_FP8_E4M3 || kv == ATTN_KV_FP8_E5M2);
 }
 
@@ -35,13 +35,12 @@ static int32_t count_ctas(const struct gpu_device *device, const struct attn_pre
 }
 
 /* The widest tiles with which a multiprocessor has as many CTAs as registers allow. */
-static int32_t choose_tiles(const struct attn_attend_args *args)
+static int32_t tiles_of(const struct gpu_device *device, const struct attn_layer_desc *layer,
+                        const struct attn_prepared *prepared, bool cached)
 {
-    const struct gpu_device *device = &args->instance->device;
-    const struct attn_prepared *prepared = args->prepared;
     int32_t tiles = SM80_PREFILL_PAIRS;
-    if (has_codes(args)) {
-        return args->layer->kv_dtype == ATTN_KV_FP8_E4M3 ? SM80_PREFILL_E4M3 : SM80_PREFILL_E5M2;
+    if (has_codes(layer, cached)) {
+        return layer->kv_dtype == ATTN_KV_FP8_E4M3 ? SM80_PREFILL_E4M3 : SM80_PREFILL_E5M2;
     }
     while (tiles < SM80_PREFILL_NARROW &&
            count_ctas(device, prepared, tiles) < (prepared->padded_size <= 128 ? 2 : 1)) {
@@ -50,11 +49,16 @@ static int32_t choose_tiles(const struct attn_attend_args *args)
     return tiles;
 }
 
+static int32_t choose_tiles(const struct attn_attend_args *args)
+{
+    return tiles_of(&args->instance->device, args->layer, args->prepared, args->k_cache != NULL);
+}
+
 static const char *load(const struct gpu_device *device, const struct attn_layer_desc *layer,
                         const struct attn_prepared *prepared)
 {
     const int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? KIND_BF16 : KIND_F16;
-    if (layer->dtype == ATTN_DTYPE_F32 || prepared->padded_size > MOST_SIZE) {
+    if (!prepared->prefills) {
         return NULL;
     }
     const char *cause = sm80_prefill_launch(device, own, NULL, NULL);
@@ -74,18 +78,23 @@ static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn
 
 /* Keys of 16 bits, and of fp8 with scales of the tensor or its heads; any terms. A layer of
  * batch_invariant 2 has items of 16 rows for prompts and decodes alike. */
-static bool serves(const struct attn_attend_args *args)
+static bool may_serve(const struct attn_prepare_args *args, const struct attn_prepared *prepared)
 {
     const struct attn_layer_desc *layer = args->layer;
-    const struct attn_prepared *prepared = args->prepared;
+    const struct gpu_device *device = &args->instance->device;
     const int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
-    const bool codes = has_codes(args);
+    const bool cached = args->k_cache != NULL, codes = has_codes(layer, cached);
     return layer->dtype != ATTN_DTYPE_F32 && layer->p_scale_form == ATTN_SCALE_NONE &&
-           (codes || args->k_cache == NULL || layer->kv_dtype == ATTN_KV_AUTO ||
-            layer->kv_dtype == own) &&
+           (codes || !cached || layer->kv_dtype == ATTN_KV_AUTO || layer->kv_dtype == own) &&
            (layer->head_size | layer->head_size_v) % (codes ? 16 : 8) == 0 &&
            prepared->padded_size <= MOST_SIZE && prepared->invariant < 2 &&
-           count_ctas(&args->instance->device, prepared, choose_tiles(args)) > 0;
+           count_ctas(device, prepared, tiles_of(device, layer, prepared, cached)) > 0;
+}
+
+static bool serves(const struct attn_attend_args *args)
+{
+    (void)args;
+    return true;
 }
 
 /* Items of a batch-invariant layer are not cut. */
@@ -93,8 +102,9 @@ static bool fits(const struct attn_attend_args *args, int32_t mode)
 {
     struct schedule_host *plan = args->schedule_host;
     const int32_t tile = SM80_PREFILL_KEYS(args->prepared->padded_size, choose_tiles(args));
-    const bool is_short = mode == ATTN_PLAN_EAGER && args->batch->max_seq_len <= LEAST_PART * tile;
-    plan->part_tiles = is_short || args->prepared->invariant ? 0 : LEAST_PART;
+    const int32_t longest = mode == ATTN_PLAN_EAGER ? args->batch->max_seq_len : 0; /* 0: unknown */
+    const bool is_short = longest > 0 && longest <= GPU_LEAST_PART * tile;
+    plan->part_tiles = is_short || args->prepared->invariant ? 0 : GPU_LEAST_PART;
     return true;
 }
 
@@ -133,9 +143,8 @@ static void bytes_of(const struct attn_instance *instance, const struct attn_pre
 {
     const int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
     *workspace = *scratch = 0;
-    if (prepared->padded_size <= MOST_SIZE &&
-        (limits->max_query_len == 0 ||
-         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows)) {
+    if (limits->max_query_len == 0 ||
+        (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
         *workspace =
             layout_of(instance, prepared, reqs, row_tiles_of(prepared, reqs, tokens), tokens, true)
                 .end;
@@ -208,9 +217,9 @@ static bool reads_rows(const struct attn_attend_args *args, const struct gpu_par
     const uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     const int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
     const int32_t dtype = p->q.dtype, keys = p->k.dtype;
-    const int32_t planned = !has_codes(args)                            ? dtype
-                            : args->layer->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_DTYPE_FP8_E4M3
-                                                                        : ATTN_DTYPE_FP8_E5M2;
+    const int32_t planned = !has_codes(args->layer, args->k_cache != NULL) ? dtype
+                            : args->layer->kv_dtype == ATTN_KV_FP8_E4M3    ? ATTN_DTYPE_FP8_E4M3
+                                                                           : ATTN_DTYPE_FP8_E5M2;
     return (dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16) && keys == planned &&
            p->v.dtype == keys && p->out.dtype == dtype && p->k.form == GPU_ROW_NUMBERS &&
            p->v.form == GPU_ROW_NUMBERS && p->k.pack == 0 && p->v.pack == 0 &&
@@ -250,6 +259,7 @@ static bool attend(const struct attn_attend_args *args, const struct gpu_params 
 const struct gpu_prefill sm80_prefill = {
     .load = load,
     .copy_bytes = copy_bytes,
+    .may_serve = may_serve,
     .serves = serves,
     .fits = fits,
     .pays = pays,

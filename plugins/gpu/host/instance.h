@@ -55,6 +55,7 @@ struct attn_prepared {
     int32_t query_bytes;
     int64_t out_bytes;      /* bytes of a token's output as numbers, if it is quantized; else 0 */
     int64_t copy_bytes;     /* what gpu_prefill copies, for the plugin's prefill */
+    int32_t prefills;       /* 1: the plugin's prefill may serve the layer */
     int32_t few_rows;       /* rows of a request up to which it does not use the plugin's prefill */
     int32_t tokens_per_row; /* indexers: tokens of a row of the cache */
     int32_t lists;          /* lists of a token: an indexer's, or those attended over */

@@ -113,8 +113,10 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
         layer->kv_dtype == ATTN_KV_NVFP4 || turboquant_bits(layer->kv_dtype, false) > 0;
     prepared->split = prepared->packed || layer->dtype == ATTN_DTYPE_F32;
     gpu_prepare_lists(args, prepared);
-    if (instance->prefill != NULL && prepared->way == GPU_WAY_ATTEND && prepared->listed == 0) {
-        prepared->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
+    const struct gpu_prefill *prefill = instance->prefill;
+    if (prefill != NULL && prepared->way == GPU_WAY_ATTEND && prepared->listed == 0) {
+        prepared->copy_bytes = prefill->copy_bytes(layer, args->k_cache);
+        prepared->prefills = prefill->may_serve == NULL || prefill->may_serve(args, prepared);
     }
     prepared->few_rows = prepared->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
@@ -227,7 +229,7 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->scratch_bytes =
         by_item.scratch_end > stream.scratch_end ? by_item.scratch_end : stream.scratch_end;
     size->scratch_bytes += gpu_list_bytes(prepared, rows);
-    if (instance->prefill != NULL && prepared->listed == 0) {
+    if (prepared->prefills) {
         size_t workspace, scratch;
         instance->prefill->bytes(instance, prepared, limits, &workspace, &scratch);
         size->device_bytes += workspace;
@@ -349,9 +351,9 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = args->prepared->invariant < 2 ? args->prepared->few_rows : 0;
     plan->has_few = 1;
-    plan->has_many =
-        prefill != NULL && args->prepared->way == GPU_WAY_ATTEND && args->prepared->listed == 0 &&
-        (int64_t)batch->max_query_len * group > plan->few_rows && prefill->serves(args);
+    plan->has_many = args->prepared->prefills &&
+                     (int64_t)batch->max_query_len * group > plan->few_rows &&
+                     prefill->serves(args);
     if (!plan->has_many) {
         return;
     }

@@ -31,7 +31,7 @@ struct schedule_host {
     int32_t has_many, has_few;
     /* multiprocessors of a prefill that runs concurrently with the common kernels */
     int32_t prefill_sms;
-    /* tiles of prefill items from which on they are cut into parts; 0: none is cut */
+    /* tiles of prefill items from which on they may be cut into parts; 0: none is cut */
     int32_t part_tiles;
     int32_t prefill_rows; /* rows of prefill items, at most */
     int64_t copied_rows;  /* rows of copies for prefill, for each head, at most */
@@ -82,6 +82,8 @@ struct gpu_prefill {
                         const struct attn_prepared *prepared);
     /* Bytes of its 16-bit copies of a key and its value of one KV head; 0: it makes none. */
     int64_t (*copy_bytes)(const struct attn_layer_desc *layer, const struct attn_kv_view *k_cache);
+    /* Whether it ever serves the layer; NULL: always. What it refuses needs no memory here. */
+    bool (*may_serve)(const struct attn_prepare_args *args, const struct attn_prepared *prepared);
     /* Whether a plan may give it requests of this layer and cache. */
     bool (*serves)(const struct attn_attend_args *args);
     /* Whether the workspace has room for this batch, whose numbers the plan has; sets copied_rows.

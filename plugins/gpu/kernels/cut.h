@@ -7,6 +7,7 @@
 #include "gpu/device/scan.h"
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
+#include "gpu/least_part.h"
 
 #ifndef PLAN_THREADS
 #define PLAN_THREADS GPU_THREADS_plan
@@ -16,7 +17,6 @@
 #define PLAN_CHUNKS 512     /* row tiles that can be cut into chunks of items */
 #define SHORT_ITEM 1536     /* keys up to which an item is not cut */
 #define LISTED_ITEM 4096    /* the same of lists, which each part finds once more */
-#define LEAST_PART 8        /* tiles of a part of an item */
 #define LEAST_REST 3        /* tiles of a segment that is drawn */
 #define REST_OF_SHARE 3     /* 1 / 2^3 of a share is drawn instead of assigned */
 #define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */
@@ -140,7 +140,7 @@ GPU_DEVICE int32_t plan_row_tiles(const gpu_problem &p, const gpu_schedule &plan
 GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                              int32_t total, int32_t *warps)
 {
-    int32_t segments = 0, share = max(total / plan.ctas, LEAST_PART);
+    int32_t segments = 0, share = max(total / plan.ctas, GPU_LEAST_PART);
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
             int32_t row_tile = first + thread_index(), cuts = 0;
