@@ -10,10 +10,19 @@ static gpu_attend_launcher *const attends[KIND_COUNT] = {
     launch_f32,  launch_bf16, launch_f16,   launch_e4m3,   launch_e5m2,
     launch_int8, launch_int4, launch_nvfp4, launch_levels, launch_k8v4};
 
+#ifndef CUDA_FLASH_SM90_ALONE
 /* From KIND_BF16 on. */
 static gpu_prefill_launcher *const prefills[] = {launch_sm80_prefill_bf16, launch_sm80_prefill_f16,
                                                  launch_sm80_prefill_e4m3,
                                                  launch_sm80_prefill_e5m2};
+
+extern "C" const char *sm80_prefill_launch(const struct gpu_device *device, int32_t kind,
+                                           const struct sm80_prefill_params *params, void *stream)
+{
+    device_scope inside(device);
+    return cause_of(prefills[kind - KIND_BF16](params, (cudaStream_t)stream));
+}
+#endif
 
 typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                    const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -25,13 +34,6 @@ extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t kind
 {
     device_scope inside(device);
     return cause_of(attends[kind](params, (cudaStream_t)stream));
-}
-
-extern "C" const char *sm80_prefill_launch(const struct gpu_device *device, int32_t kind,
-                                           const struct sm80_prefill_params *params, void *stream)
-{
-    device_scope inside(device);
-    return cause_of(prefills[kind - KIND_BF16](params, (cudaStream_t)stream));
 }
 
 extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *data,

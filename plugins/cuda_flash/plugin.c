@@ -54,7 +54,9 @@ static const char *add_kernels(struct attn_instance *instance)
     instance->matrix = &sm80_matrix;
     instance->chunks = &sm80_delta_chunks;
     instance->gemm = &sm80_gemm;
+#ifndef CUDA_FLASH_SM90_ALONE
     instance->prefill = &sm80_prefill;
+#endif
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
         instance->prefill = &sm90_prefill;
