@@ -335,7 +335,8 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
             part[LATENT_ROWS * (LATENT_MAX_RANK + 1) + r] = w.row_sum[i];
         }
     }
-    sync_group(); /* the part is written, and thread 0 publishes it */
+    release_stores(); /* each warp's own */
+    sync_group();     /* the part is written, and thread 0 publishes it */
     if (t == 0) {
         int32_t *arrived = &a.schedule.arrived[segment.row_tile_index];
         bool last = add_and_publish(arrived, 1) == segment.last - segment.first;
@@ -346,6 +347,7 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     }
     sync_group();
     if (memory.last_one) {
+        acquire_loads(); /* each warp's own */
         merge_parts(p, a.schedule.parts + (int64_t)segment.first * LATENT_PART,
                     segment.last - segment.first + 1, memory);
     }

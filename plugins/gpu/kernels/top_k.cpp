@@ -186,7 +186,8 @@ GPU_INLINE bool join_parts(const gpu_index_params &p, const top_k_part &part, to
             at[TOP_K_SHARED] = few.entries[i];
         }
     }
-    sync_group(); /* the entries are written, and thread 0 publishes them */
+    release_stores(); /* each warp's own */
+    sync_group();     /* the entries are written, and thread 0 publishes them */
     if (thread == 0) {
         counts[part.own] = s.count;
         memory.before = add_and_publish(&p.arrived[part.list], 1);
@@ -197,6 +198,7 @@ GPU_INLINE bool join_parts(const gpu_index_params &p, const top_k_part &part, to
     }
     const int32_t of_part = TOP_K_WARPS / part.count * GPU_LANES; /* threads */
     const int32_t from = thread / of_part, most = min(of_part * TOP_K_OWN, TOP_K_SHARED);
+    acquire_loads(); /* each warp's own */
     const int32_t other = lane < part.count ? counts[lane] : 0;
     const int32_t own = from < part.count ? lane_read(other, min(from, GPU_LANES - 1)) : 0;
     s.count = any_lane(other > most) ? 0 : sum_of_warp(other);
