@@ -59,7 +59,8 @@ struct gpu_index_write_params {
 /* Faster index_scores, with any rows_per_score. The bits of a score depend only on its query, its
  * row and the layer. */
 struct gpu_index_scores {
-    /* Returns NULL or the cause of a failure. */
+    /* `load` and `run` return NULL or the cause of a failure. With several parts `run` also sets
+     * p->arrived[0 .. INDEX_GROUPS - 1] to 0 (clear_arrived), which index_top_k counts in. */
     const char *(*load)(const struct gpu_device *device);
     bool (*takes)(const struct gpu_index_params *p);
     const char *(*run)(const struct gpu_device *device, const struct gpu_index_params *p,

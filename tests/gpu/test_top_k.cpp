@@ -11,7 +11,7 @@
 #include "gpu/kernels/top_k.cpp"
 #include "gpu/kernels/top_k_short.cpp"
 
-enum draw { NORMAL, WHOLE, ZEROS, RARE, TINY, NANS, RISING, CLUSTER, DRAWS };
+enum draw { NORMAL, WHOLE, ZEROS, RARE, TINY, LEAST, NANS, RISING, CLUSTER, DRAWS };
 
 static std::mt19937 generator(1);
 
@@ -28,6 +28,8 @@ static float score_of(int draw, int i, int n)
         return i / 64 % 7 == 0 ? std::max(x, 0.0f) : 0.0f;
     case TINY:
         return -std::fabs(x) * 1e-30f;
+    case LEAST: /* denormal numbers */
+        return x * 1e-39f;
     case NANS:
         return i % 97 == 0 ? NAN : i % 89 == 0 ? INFINITY : x;
     case RISING:

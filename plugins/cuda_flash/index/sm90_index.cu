@@ -452,7 +452,7 @@ __global__ void __launch_bounds__(INDEX_THREADS, index_shape<KIND, SPANS, POOLED
     char *q = memory + (1024 - (shared_address(memory) & 1023)) % 1024;
     const gpu_index_params &p = a.p;
     wait_for_earlier_kernels();
-    clear_arrived(p);
+    clear_arrived<INDEX_THREADS>(p);
     let_later_kernels_begin();
     const int32_t tokens = p.query_start[p.num_reqs] - p.query_start[0] - p.first_token;
     const int32_t lists = max(min(tokens, p.num_tokens), 0) * p.groups;

@@ -88,7 +88,8 @@ static size_t score_bytes(const struct attn_prepared *prepared, const struct att
                     prepared->lists * 4);
 }
 
-/* Followed by what groups that share lists give each other. */
+/* The scores, then the counters and entries of groups that share lists (arrived, kept_count, kept).
+ */
 size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits)
 {
     const int64_t most = chunk_tokens(prepared, limits) * prepared->lists * INDEX_PARTS;

@@ -154,7 +154,7 @@ GPU_KERNEL(index_scores, gpu_index_params)
     const int32_t lists = count_lists(p), tile = max(INDEX_COLUMNS / s.heads, 1);
     const int64_t row_tiles = (p.max_rows + INDEX_ROWS - 1) / INDEX_ROWS;
     const int64_t items = row_tiles * ((lists + tile - 1) / tile);
-    clear_arrived(p);
+    clear_arrived<INDEX_THREADS>(p);
     let_later_kernels_begin();
     for (int64_t item = group_index(); item < items; item += group_count()) {
         s.row = (int32_t)(item % row_tiles) * INDEX_ROWS;

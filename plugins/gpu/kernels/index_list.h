@@ -34,9 +34,10 @@ GPU_INLINE int32_t count_lists(const gpu_index_params &p)
     return max(min(tokens, p.num_tokens), 0) * p.groups;
 }
 
-/* Clears what the groups of index_top_k count; for index_scores. */
-GPU_INLINE void clear_arrived(const gpu_index_params &p)
+/* Clears what the groups of index_top_k count; for index_scores, with groups of so many threads. */
+template <int THREADS> GPU_INLINE void clear_arrived(const gpu_index_params &p)
 {
+    static_assert(INDEX_GROUPS <= THREADS, "a thread for each list");
     if (p.parts > 1 && group_index() == 0 && thread_index() < INDEX_GROUPS) {
         p.arrived[thread_index()] = 0;
     }

@@ -9,10 +9,9 @@
 #include "gpu/kernels/top_k_search.h"
 
 #define TOP_K_SAMPLE (TOP_K_THREADS * 4) /* 4 neighbours for each thread */
-#define TOP_K_LEAST_RANK 32              /* in the sample: below, its score says little */
+#define TOP_K_LEAST_RANK 32              /* in the sample: smaller ranks say little about the row */
 #define TOP_K_MARKED (TOP_K_FEW * 16)    /* entries for which that memory has two bits each */
 #define TOP_K_STEP (4 * GPU_LANES)       /* entries of a warp's step */
-#define TOP_K_SHARED INDEX_KEPT          /* entries that a group with a part of a list may keep */
 static_assert(INDEX_PART_ROWS >= TOP_K_MANY * TOP_K_THREADS * 4, "a part has a step");
 static_assert(INDEX_PARTS <= TOP_K_WARPS, "a warp or more for each part");
 
@@ -54,7 +53,7 @@ GPU_INLINE void pool_rows(const gpu_index_params &p, top_k_row &row, int32_t row
     row.pooled = true;
 }
 
-/* A key that is about the sample's best but rank - 1. Scores between the least and the largest are
+/* A key that about `rank` entries of the sample reach. Scores between the least and the largest are
  * counted in equal steps; if too many are alike, by two digits. */
 GPU_INLINE uint32_t guess_key(const top_k_row &row, int32_t rank, top_k_memory &memory)
 {
@@ -73,7 +72,7 @@ GPU_INLINE uint32_t guess_key(const top_k_row &row, int32_t rank, top_k_memory &
     join_range(low, high, memory);
     const float from = score_of_key(low), range = score_of_key(high) - from;
     top_k_search s = {0, 0, rank, TOP_K_SAMPLE};
-    if (range > 0.0f && range < 1e38f) { /* a NaN's is not */
+    if (range > 1e-30f && range < 1e38f) { /* a NaN's is not; `steps` is finite */
         const float steps = (float)(TOP_K_BINS - 1) / range;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -109,13 +108,13 @@ GPU_INLINE uint32_t reach_at_end(const top_k_row &row, uint32_t bits, int32_t fi
     return count >= 4 ? bits : count > 0 ? bits & ((1u << count) - 1) : 0;
 }
 
-/* A group's part of a list: of every `count` steps of a warp one. */
+/* Part `own` of `count` parts of a list: step `own` of each `count` steps of a warp. */
 struct top_k_part {
     int32_t count, own, list;
 };
 
-/* The rank in a sample of a score that about twice `room` entries reach; 0: no sample says enough.
- */
+/* The rank in the sample of a score that about 2 * room entries of the row reach; 0: a sample does
+ * not tell enough of it. */
 GPU_INLINE int32_t rank_in_sample(const top_k_row &row, int32_t room)
 {
     const int32_t target = max(2 * room, TOP_K_FEW / 2);
@@ -169,21 +168,22 @@ GPU_INLINE uint32_t keep_best(const top_k_row &row, const top_k_part &part, int3
     return key;
 }
 
-/* Gives what the group has kept, s.count of which its threads have, to the last group of the list,
- * whose threads have all of it then. False: the group is not the last. s.count becomes what all
- * groups have kept, or 0 if it is too much for their memory. */
+/* Hands the entries that the group has kept to the last group of the list, whose threads then have
+ * those of all groups. Before: the group's threads have min(s.count, INDEX_KEPT) entries. Returns
+ * false in groups that are not the last. In the last one s.count becomes the number of all groups'
+ * entries, or 0 if a group has kept more than the last one's threads can take. */
 GPU_INLINE bool join_parts(const gpu_index_params &p, const top_k_part &part, top_k_memory &memory,
                            top_k_search &s, top_k_few &few)
 {
     const int32_t thread = (int32_t)thread_index(), lane = lane_index();
     int32_t *counts = p.kept_count + part.list * part.count;
-    int32_t *kept = p.kept + (int64_t)part.list * part.count * 2 * TOP_K_SHARED;
+    int32_t *kept = p.kept + (int64_t)part.list * part.count * 2 * INDEX_KEPT;
 #pragma unroll
-    for (int i = 0; i < TOP_K_SHARED / TOP_K_THREADS; i++) {
+    for (int i = 0; i < INDEX_KEPT / TOP_K_THREADS; i++) {
         if (i < few.count) {
-            int32_t *at = kept + part.own * 2 * TOP_K_SHARED + thread + i * TOP_K_THREADS;
+            int32_t *at = kept + part.own * 2 * INDEX_KEPT + thread + i * TOP_K_THREADS;
             at[0] = (int32_t)few.keys[i];
-            at[TOP_K_SHARED] = few.entries[i];
+            at[INDEX_KEPT] = few.entries[i];
         }
     }
     release_stores(); /* each warp's own */
@@ -197,18 +197,18 @@ GPU_INLINE bool join_parts(const gpu_index_params &p, const top_k_part &part, to
         return false;
     }
     const int32_t of_part = TOP_K_WARPS / part.count * GPU_LANES; /* threads */
-    const int32_t from = thread / of_part, most = min(of_part * TOP_K_OWN, TOP_K_SHARED);
+    const int32_t from = thread / of_part, most = min(of_part * TOP_K_OWN, INDEX_KEPT);
     acquire_loads(); /* each warp's own */
     const int32_t other = lane < part.count ? counts[lane] : 0;
     const int32_t own = from < part.count ? lane_read(other, min(from, GPU_LANES - 1)) : 0;
     s.count = any_lane(other > most) ? 0 : sum_of_warp(other);
-    const int32_t first = from * 2 * TOP_K_SHARED + thread % of_part;
+    const int32_t first = from * 2 * INDEX_KEPT + thread % of_part;
     few.count = s.count > 0 ? (own - thread % of_part + of_part - 1) / of_part : 0;
 #pragma unroll
     for (int i = 0; i < TOP_K_OWN; i++) {
         const uint32_t at = i < few.count ? (uint32_t)(first + i * of_part) : 0;
         few.keys[i] = (uint32_t)kept[at];
-        few.entries[i] = kept[at + TOP_K_SHARED];
+        few.entries[i] = kept[at + INDEX_KEPT];
     }
     return true;
 }
@@ -391,7 +391,7 @@ GPU_INLINE bool choose_entries(const gpu_index_params &p, const top_k_row &row, 
     if (best) {
         least = keep_best(row, part, rank, memory);
         s.count = memory.number;
-        take_few(row, min(s.count, part.count > 1 ? TOP_K_SHARED : TOP_K_FEW), true, memory, few);
+        take_few(row, min(s.count, part.count > 1 ? INDEX_KEPT : TOP_K_FEW), true, memory, few);
         if (part.count > 1 && !join_parts(p, part, memory, s, few)) {
             return false;
         }

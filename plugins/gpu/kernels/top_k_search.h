@@ -185,13 +185,13 @@ GPU_INLINE int32_t lowest_bit(uint32_t x)
 /* The least and the largest key of all threads. */
 GPU_INLINE void join_range(uint32_t &low, uint32_t &high, top_k_memory &memory)
 {
-    for (int turn = 0; turn < 2; turn++) {
+    for (int pass = 0; pass < 2; pass++) {
         for (int32_t d = GPU_LANES / 2; d > 0; d >>= 1) {
             const uint32_t least = lane_xor(low, d), most = lane_xor(high, d);
             low = least < low ? least : low;
             high = most > high ? most : high;
         }
-        if (turn == 0) {
+        if (pass == 0) {
             const int32_t lane = lane_index(), from = lane < TOP_K_WARPS ? lane : 0;
             if (lane == 0) {
                 memory.above[warp_index()] = (int32_t)low;
