@@ -130,6 +130,9 @@ static const char *attend_by_rows(const struct attn_attend_args *args, const str
         few = matrix->serves(args, &matrix_params);
     }
     bool plain = plan->has_few && !few;
+    if (p->problem.listed > 0 && p->problem.units == NULL && (plain || plan->has_many)) {
+        return "the kernels of this batch need units of its lists, which have not been made";
+    }
     const char *cause = plain ? attend_plainly(args, p) : NULL;
     bool shared = few && !widens && plan->has_many && plan->prefill_sms > 0;
     bool many = false;
