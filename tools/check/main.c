@@ -400,6 +400,30 @@ static void try_prompts(struct run *run, const struct case_lists *lists, int32_t
     }
 }
 
+/* Lists of some hundred units: of one or two tokens, and of so many that a kernel may make the
+ * units of each item where it attends. */
+static void try_many_entries(struct run *run, int32_t shape)
+{
+    const struct case_lists lists = {.granularity = 4,
+                                     .groups = shape == SHAPE_SPECULATIVE ? ATTN_LISTS_PER_KV_HEAD
+                                                                          : ATTN_LISTS_SHARED,
+                                     .has_lengths = shape == SHAPE_SPECULATIVE,
+                                     .many = 300};
+    struct attend_case c;
+    if (case_lists_declared(&run->space.caps, &lists, false) &&
+        case_of_cache(&run->space, ATTN_DTYPE_BF16, ATTN_DTYPE_BF16, &c) &&
+        case_set(&run->space, &c, FACTOR_SHAPE, shape) &&
+        case_set(&run->space, &c, FACTOR_HEAD_SIZE, 64) &&
+        case_set(&run->space, &c, FACTOR_HEADS, 8) &&
+        case_set(&run->space, &c, FACTOR_BLOCK_SIZE, 16)) {
+        case_set(&run->space, &c, FACTOR_LSE, 1);
+        c.lists = lists;
+        if (serves_lists(run, &c)) {
+            try_attend(run, &c, TRIAL_PLAIN);
+        }
+    }
+}
+
 /* Attends over lists of keys: random cases of each form that is declared. */
 static bool run_lists(struct run *run)
 {
@@ -433,6 +457,8 @@ static bool run_lists(struct run *run)
             try_prompts(run, &lists, ATTN_DTYPE_F16);
         }
     }
+    try_many_entries(run, SHAPE_LONG_DECODE);
+    try_many_entries(run, SHAPE_SPECULATIVE);
     return ok;
 }
 

@@ -122,6 +122,7 @@ struct case_lists {
     int32_t groups;      /* enum attn_list_groups */
     int32_t physical_slots, has_lengths;
     int32_t prompts; /* 1: requests of some hundred queries, whose neighbours share blocks */
+    int32_t many;    /* entries of a list, whose requests are long; 0: by granularity */
 };
 
 struct attend_case {

@@ -25,9 +25,9 @@ void case_lists_name(const struct case_lists *lists, char *name, size_t size)
     if (lists->granularity == 0) {
         return;
     }
-    snprintf(name, size, "lists.g%d.%s%s%s%s", lists->granularity, groups[lists->groups],
+    snprintf(name, size, "lists.g%d.%s%s%s%s%s", lists->granularity, groups[lists->groups],
              lists->physical_slots ? ".slots" : "", lists->has_lengths ? ".lengths" : "",
-             lists->prompts ? ".prompts" : "");
+             lists->prompts ? ".prompts" : "", lists->many > 0 ? ".many" : "");
 }
 
 static const struct attn_index_lists_caps *caps_of(const struct attn_backend_caps *caps)
@@ -61,7 +61,8 @@ struct lists_shape lists_shape(const struct attn_backend_caps *caps, const struc
                                              : lists->groups == ATTN_LISTS_PER_KV_HEAD
                                                  ? num_kv_heads
                                                  : num_q_heads};
-    shape.entries = (usual_entries[which] + multiple - 1) / multiple * multiple;
+    const int32_t entries = lists->many > 0 ? lists->many : usual_entries[which];
+    shape.entries = (entries + multiple - 1) / multiple * multiple;
     shape.group_stride = shape.entries + 1;
     shape.token_stride = shape.per_token * shape.group_stride + 2;
     return shape;

@@ -76,7 +76,9 @@ static struct request draw_request(const struct check_problem *p, int32_t r, uin
             random_below(random, MAX_LONG_SEQ_LEN / 3);
         break;
     default:
-        request.seq_len = draw_length(random, p->block_size, request.query_len);
+        request.seq_len = p->lists.many > 0
+                              ? MAX_LONG_SEQ_LEN - random_below(random, MAX_LONG_SEQ_LEN / 3)
+                              : draw_length(random, p->block_size, request.query_len);
     }
     return request;
 }
@@ -87,6 +89,7 @@ static void draw_requests(struct check_problem *p, uint64_t *random)
     /* where a static sink is composed, requests without keys are not known */
     bool unknown_sink = p->v[FACTOR_STATIC_SINK].a && p->v[FACTOR_LENGTHS].a == LENGTHS_DEVICE;
     p->num_reqs = is_long                    ? 1 + random_below(random, 2)
+                  : p->lists.many > 0        ? PROBLEM_MAX_REQS
                   : p->shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)
                                              : 3 + random_below(random, 5);
     p->shared = p->shape == SHAPE_SHARED ? SHARED_KEYS : 0;
