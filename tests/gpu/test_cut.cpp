@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plan kernel's cuts on the CPU, a fibre for each of its threads: over random batches every
  * tile is in one segment, and the segments that an item's parts are counted by are those that have
- * parts of it. */
+ * parts of it; with lists, every token's row tile has its keys and its row of the block table. */
 #include <algorithm>
 #include <climits>
 #include <cmath>
@@ -17,6 +17,7 @@
 struct batch {
     std::vector<int> lengths, queries;
     int heads, ctas, tile, window, by_item;
+    int listed = 0, spare = 0; /* keys of a list; tokens of num_tokens past the batch's */
 };
 
 static std::mt19937 generator(1);
@@ -126,6 +127,31 @@ static const char *walk_all(const gpu_plan_params &p, int parts, int longest)
                                                 : w.wrong;
 }
 
+/* With lists each token is a request of the schedule, with its own request's row of the block table
+ * and the keys up to its own. Tokens past the batch's have no row tile. */
+static const char *check_tokens(const gpu_plan_params &p)
+{
+    const gpu_problem &a = p.problem;
+    if (p.schedule.header->row_tiles != a.query_start[a.num_reqs]) {
+        return "not each token has a row tile";
+    }
+    for (int token = 0, r = 0; token < p.schedule.header->row_tiles; token++) {
+        const gpu_row_tile &v = p.schedule.row_tiles[token];
+        r += token == a.query_start[r + 1];
+        const int seen = a.seq_lens[r] - a.query_start[r + 1] + token + 1;
+        if (v.request != token || v.query_start != token || v.query_len != 1) {
+            return "a row tile is of another token";
+        }
+        if (v.seen != seen || v.k0 != 0 || v.k1 != min(seen, a.listed)) {
+            return "a token sees other keys";
+        }
+        if (v.table != a.block_table_row[r] * a.block_table_stride) {
+            return "a token has another request's row of the block table";
+        }
+    }
+    return nullptr;
+}
+
 /* parts: of all items that are cut, as they have to be; longest: tiles of a segment; -1: any
  * number. */
 static void run(const batch &b, const char *name, int parts = -1, int longest = -1)
@@ -147,12 +173,19 @@ static void run(const batch &b, const char *name, int parts = -1, int longest = 
     if (b.by_item == 2 && b.ctas % 3 == 0) { /* three concurrent row tiles of a query */
         p.problem.group = p.problem.num_q_heads = 48, p.schedule.concurrent = 3;
     }
-    size_t row_tiles = (size_t)starts[reqs] * p.problem.group / 16 + reqs + 1;
+    std::vector<int> table_rows(reqs);
+    for (int r = 0; r < reqs; r++) {
+        table_rows[r] = reqs - 1 - r;
+    }
+    p.problem.listed = b.listed, p.problem.num_tokens = starts[reqs] + b.spare;
+    p.problem.lists = b.listed > 0, p.problem.block_table_row = table_rows.data();
+    const int requests = b.listed > 0 ? p.problem.num_tokens : reqs;
+    size_t row_tiles = (size_t)starts[reqs] * p.problem.group / 16 + requests + 1;
     p.schedule.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
     gpu_header header = {};
     std::vector<gpu_row_tile> row_tile_memory(row_tiles);
     std::vector<gpu_segment> segments(p.schedule.max_segments);
-    std::vector<int> row_tile_start(reqs + 1), key_tile_start(row_tiles + 1),
+    std::vector<int> row_tile_start(requests + 1), key_tile_start(row_tiles + 1),
         arrived(row_tiles * b.heads, 1);
     p.schedule.header = &header, p.schedule.row_tiles = row_tile_memory.data(),
     p.schedule.segments = segments.data();
@@ -168,6 +201,7 @@ static void run(const batch &b, const char *name, int parts = -1, int longest = 
         },
         &p);
     const char *wrong = walk_all(p, parts, longest);
+    wrong = wrong == nullptr && b.listed > 0 ? check_tokens(p) : wrong;
     if (wrong != nullptr) {
         failures++;
         printf("%s, %d requests, %d heads, %d CTAs: %s\n", name, reqs, b.heads, b.ctas, wrong);
@@ -218,7 +252,12 @@ int main()
     /* 144 tiles: chunks of two, and no segment of two items */
     run({{1100}, {1}, 8, 132, 64, 0, 0}, "one request", 72, 2);
     for (int i = 0; i < 40; i++) {
-        run(random_batch(i), "random requests");
+        batch b = random_batch(i);
+        run(b, "random requests");
+        if (b.by_item != 2) {
+            b.listed = 64 << below(8), b.spare = below(4);
+            run(b, "random lists");
+        }
     }
     printf("%d batches failed\n", failures);
     return failures != 0;
