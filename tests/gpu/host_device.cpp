@@ -44,7 +44,7 @@ void host_run_groups(void (*run)(void *), uint32_t threads, int64_t groups, cons
 extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
     device->id = id;
-    device->num_sms = 12;
+    device->num_sms = 12; /* several groups for a list, and writes of more than 48 tokens as many */
     device->lanes = GPU_LANES;
     return NULL;
 }
