@@ -337,9 +337,10 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
            fit_stages(args, p, &ctas, &stages);
 }
 
-/* Lists of so many units that each producer warp can make them in shared memory. A plan has what a
- * token sees, which has to be an interval from the first key on. Every CTA makes all units of its
- * items, so that few long lists, which are cut into many parts, are made in memory. */
+/* Producer warps make lists of up to SM80_LIST_UNITS units in shared memory. The plan has a token's
+ * last key only, so that it has to see all keys of its request up to there. Each CTA makes all
+ * units of its items. Where few long lists are cut into many parts, kernel list_keys makes their
+ * units once. */
 static bool reads_lists(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct attn_layer_desc *layer = args->layer;
