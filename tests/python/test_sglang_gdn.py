@@ -147,32 +147,44 @@ class GatedDelta(unittest.TestCase):
             self.assertTrue(bool(engine.pool.state[5].isnan().all()), "a request that is not tracked")
 
     def test_captured_decodes(self) -> None:
-        """Replays of three requests, of which one is padding and one is tracked."""
+        """Replays of three requests, of which one is padding and one is tracked, as SGLang says in an array that captures alone are
+        given; a later capture leaves states as they are."""
         engine = Engine([4, 6, 1])
         engine.step(engine.batch("extend", [0, 1], [9, 9], [9, 9]), self.hidden[:, :9].flatten(0, 1))
         backend = engine.backend
         backend.init_cuda_graph_state(3, 3)
-        static = torch.zeros(3, HIDDEN)
-        none = engine.batch("decode", [0, 0, 0], [1, 1, 1], [1, 1, 1])
-        backend.init_forward_metadata_out_graph(none, in_capture=True)
+        static, mask = torch.zeros(3, HIDDEN), torch.zeros(3, dtype=torch.bool)
+        none = engine.batch("decode", [0, 0, 0], [1, 1, 1], [1, 1, 1], mamba_track_mask=mask)
         outputs: list[torch.Tensor] = []
 
         def forward() -> None:
             outputs[:] = [engine.run(none, static)]
 
-        for _ in range(2):
-            backend.init_forward_metadata_in_graph(none)
-            forward()
-        graph = Graph(forward, torch.device("cpu"))
+        def capture() -> Graph:
+            states = engine.pool.state.clone(), engine.pool.window.clone()
+            backend.init_forward_metadata_out_graph(none, in_capture=True)
+            for _ in range(2):
+                backend.init_forward_metadata_in_graph(none)
+                forward()
+            for before, after in zip(states, (engine.pool.state, engine.pool.window)):
+                torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
+            return Graph(forward, torch.device("cpu"))
+
+        graph = capture()
         for t in (9, 10, 11):
             static.copy_(torch.stack([self.hidden[1, t], self.hidden[0, t], self.hidden[0, 0]]))
-            batch = engine.batch("decode", [1, 0, 0], [1, 1, 1], [t + 1, t + 1, 1], num_padding=1, mamba_track_indices=torch.tensor([2, 1, 0]),
-                                 mamba_track_mask=torch.tensor([False, t == 10, False]))
+            batch = engine.batch("decode", [1, 0, 0], [1, 1, 1], [t + 1, t + 1, 1], num_padding=1,
+                                 mamba_track_indices=torch.tensor([2, 1, 0]))
+            del batch.mamba_track_mask, batch.mamba_track_seqlens
+            mask[1] = t == 10
             backend.init_forward_metadata_out_graph(batch)
             graph.replay()
             for r, row in ((1, outputs[0][0]), (0, outputs[0][1])):
                 self.assertLess(worst(row, engine.expected(self.hidden[r, :t + 1])[-1]), 1e-3, (t, r))
             self.assertTrue(bool(outputs[0].isfinite().all()))
+            if t == 10:
+                static.zero_()
+                graph = capture()
         out = engine.step(engine.batch("extend", [2], [4], [15]), self.hidden[0, 11:15])
         self.assertLess(worst(out, engine.expected(self.hidden[0, :15])[11:]), 1e-3)
         self.assertTrue(bool(engine.pool.state[2].isnan().all()), "a request that is not tracked")

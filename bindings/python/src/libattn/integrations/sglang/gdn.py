@@ -59,6 +59,7 @@ class LibattnGdnBackend(Gathered):
         #: Tokens of the prefix cache's chunk, where it asks for states inside of a step.
         self.interval = int(arguments.mamba_cache_chunk_size) if arguments.enable_mamba_extra_buffer() else 0
         self.batches: dict[int, tuple[Any, ...]] = {}  # captured decodes, by requests: what replays read, and the batch
+        self.masks: dict[int, torch.Tensor | None] = {}  # by requests: SGLang's, which it fills before a replay and gives captures alone
         self.rows: dict[Any, torch.Tensor] = {}  # outputs of captured decodes, of one layer after the other
 
     def _slots(self, forward_batch: Any, requests: int) -> torch.Tensor:
@@ -68,16 +69,17 @@ class LibattnGdnBackend(Gathered):
         slots[requests:] = -1  # a new tensor
         return slots
 
-    def _tracked(self, forward_batch: Any, prefix: torch.Tensor, queries: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys of each request as its layer counts them, and [requests, checkpoints] where states go, of up to `most` new tokens.
+    def _tracked(self, forward_batch: Any, mask: torch.Tensor | None, prefix: torch.Tensor, queries: torch.Tensor,
+                 most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys of each request as its layer counts them, and [requests, checkpoints] where states go, of up to `most` new tokens;
+        `mask`: whose do.
 
         A request without a state begins at 0, another one at the interval; in a decode that is tracked, at its last token."""
         interval = self.interval or 2
         context = torch.where(prefix > 0, interval, 0)
         columns = max(most // interval, 1)
-        mask = getattr(forward_batch, "mamba_track_mask", None) if self.interval else None
         checkpoints = torch.full((len(queries), columns), -1, dtype=torch.int32, device=queries.device)
-        if mask is not None:
+        if self.interval and mask is not None:
             mask, where = mask[:len(queries)], self.req_to_token_pool.translate_mamba_indices(forward_batch.mamba_track_indices)
             if forward_batch.forward_mode.is_decode():
                 at = torch.zeros_like(queries)
@@ -109,7 +111,7 @@ class LibattnGdnBackend(Gathered):
             counts = np.asarray(forward_batch.extend_seq_lens_cpu, np.int32)
             prefix, queries = forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        lengths, checkpoints = self._tracked(forward_batch, prefix, queries, int(counts.max(initial=1)))
+        lengths, checkpoints = self._tracked(forward_batch, forward_batch.mamba_track_mask, prefix, queries, int(counts.max(initial=1)))
         batch = Batch(torch.from_numpy(starts).to(slots.device), lengths, query_start_loc_host=torch.from_numpy(starts),
                       num_tokens=int(starts[-1]), max_query_len=int(counts.max(initial=1)),
                       max_seq_len=int(counts.max(initial=1)) + (self.interval or 2), extensions=self._extensions(slots, checkpoints))
@@ -120,6 +122,7 @@ class LibattnGdnBackend(Gathered):
         if max_num_tokens != max_bs:
             refuse("max_num_tokens", f"{max_num_tokens} of {max_bs} requests", "decodes without drafts next to gated delta layers")
         self.batches.clear()
+        self.masks.clear()
         self.rows.clear()
         self.steps.graph_level = "single_token_decode"
         self.steps.clear()
@@ -142,11 +145,16 @@ class LibattnGdnBackend(Gathered):
         if not (mode.is_decode() or mode.is_idle()):
             refuse("forward_mode", f"a captured {getattr(mode, 'name', mode)}", "captured DECODE next to gated delta layers")
         slots, lengths, checkpoints, batch = self._captured(requests)
-        if not in_capture:
+        if in_capture:  # warm-ups leave states and checkpoints as they are
+            self.masks[requests] = forward_batch.mamba_track_mask
+            slots.fill_(-1)
+            checkpoints.fill_(-1)
+        else:
             padding = int(getattr(forward_batch, "num_padding", 0) or 0)
             slots.copy_(self._slots(forward_batch, requests - padding))
             if self.interval:
-                found = self._tracked(forward_batch, forward_batch.seq_lens, torch.ones_like(forward_batch.seq_lens), 1)
+                found = self._tracked(forward_batch, self.masks.get(requests), forward_batch.seq_lens,
+                                      torch.ones_like(forward_batch.seq_lens), 1)
                 lengths.copy_(found[0])
                 checkpoints.copy_(found[1])
         shape = (requests, requests, 1)
