@@ -258,7 +258,7 @@ class Interface(unittest.TestCase):
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
                      "speculative_draft_attention_backend": None}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
-                 "hf_config": types.SimpleNamespace(), **LATENT}
+                 "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
 
         def load(**values: Any) -> None:
@@ -277,7 +277,10 @@ class Interface(unittest.TestCase):
         for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM, and EAGLE.*draft-attention-backend triton",
                               {"speculative_algorithm": "EAGLE"}), ("speculative_algorithm: DFLASH", {"speculative_algorithm": "DFLASH", **other}),
                              ("model: multi-head latent attention over lists; supported: latent attention of all keys",
-                              {"use_mla_backend": True, "hf_config": types.SimpleNamespace(index_topk=64)}),
+                              {"use_mla_backend": True, "hf_config": types.SimpleNamespace(
+                                  architectures=["DeepseekV32ForCausalLM"], index_topk=64)}),
+                             ("model: MiniCPM3ForCausalLM; supported: latent attention by SGLang's DeepseekV2AttentionMLA",
+                              {"use_mla_backend": True, "hf_config": types.SimpleNamespace(architectures=["MiniCPM3ForCausalLM"])}),
                              ("kv_cache_dtype: fp8_e4m3; supported: auto, next to multi-head latent attention",
                               {"use_mla_backend": True, "kv_cache_dtype": "fp8_e4m3"}),
                              ("disable_hybrid_swa_memory: False.*--disable-hybrid-swa-memory", {"is_hybrid_swa": True}),
@@ -338,6 +341,9 @@ class Steps(unittest.TestCase):
             ("utils", {"FORWARD_ABSORB_CORE_ATTENTION_BACKENDS": ["fa3"]}),
             ("attention_forward_methods.forward_methods", {"AttnForwardMethod": types.SimpleNamespace(MLA="absorbed")}))}
         published.put(parts)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "kv_cache_dtype: torch.float8_e4m3fn; supported: torch.bfloat16, next to"):
+            Engine(1, runner={"use_mla_backend": True, "kv_cache_dtype": torch.float8_e4m3fn,
+                              "model_config": types.SimpleNamespace(dtype=torch.bfloat16, **LATENT)})
         for backend in ("cpu_ref", "cpu_simd"):
             for page in (1, 16):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
@@ -349,6 +355,9 @@ class Steps(unittest.TestCase):
                 self.assertIn("libattn", sys.modules["sglang.srt.models.deepseek_common.utils"].FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
                 this = layer(tp_q_head_num=heads, tp_k_head_num=1, tp_v_head_num=1, qk_head_dim=rank + rope, v_head_dim=rank, scaling=0.1)
                 keys = torch.randn(3, 160, 1, rank + rope, generator=generator) * 0.3
+
+                with self.assertRaisesRegex(libattn.UnsupportedError, "q_rope: None; supported: queries in latent space"):
+                    engine.backend.forward_extend(keys, keys, keys, this, None)
 
                 def inputs(queries: list[int], padding: int = 0) -> tuple[torch.Tensor, ...]:
                     q = torch.randn(sum(queries) + padding, heads, rank + rope, generator=generator)
@@ -450,7 +459,7 @@ class Steps(unittest.TestCase):
                     engine.backend.init_forward_metadata_out_graph(engine.padded(engine.batch(graphs[1].mode, [drafts or 1]), 2))
                 engine.backend.token_to_kv_pool = Pool(480, page, layers=2)  # another pool: other addresses
                 engine.step("decode", [1, 1, 1])
-                with self.assertRaisesRegex(libattn.OrderError, "bound anew since"):
+                with self.assertRaisesRegex(libattn.OrderError, "bound again since"):
                     graphs[3].replay(3)
 
     def test_a_layer_after_captures(self) -> None:

@@ -54,8 +54,8 @@ class Pool:
 def arguments(chunks: bool = True, **values: Any) -> Any:
     return types.SimpleNamespace(**{
         "enable_mamba_extra_buffer": lambda: chunks, "mamba_cache_chunk_size": CHUNK, "speculative_algorithm": None,
-        "linear_attn_prefill_backend": None, "linear_attn_decode_backend": None, "enable_linear_replayssm": False,
-        "enable_unified_memory": False, "enable_page_major_kv_layout": False, "attention_backend": "libattn",
+        "linear_attn_backend": "triton", "linear_attn_prefill_backend": None, "linear_attn_decode_backend": None,
+        "enable_linear_replayssm": False, "enable_unified_memory": False, "enable_page_major_kv_layout": False, "attention_backend": "libattn",
         "prefill_attention_backend": None, "decode_attention_backend": None, "disable_hybrid_swa_memory": False,
         "kv_cache_dtype": "auto", **values})
 
@@ -118,6 +118,20 @@ class GatedDelta(unittest.TestCase):
                     self.assertLess(worst(torch.cat(found[r]), engine.expected(self.hidden[r, :lengths[r]])), 1e-3, (backend, chunks, r))
                 row = libattn.torch.table()[-1]
                 self.assertEqual((row.index, row.kind, row.decode.split("@")[0]), (2, "recurrent", backend))
+
+    def test_parameters_that_moved(self) -> None:
+        """A layer whose decay is another tensor now, and a step of padding alone, which writes no state."""
+        engine = Engine([3, 7])
+        for _ in range(4):
+            out = engine.step(engine.batch("extend", [0], [5], [5]), self.hidden[0, :5])
+            self.assertLess(worst(out, engine.expected(self.hidden[0, :5])), 1e-3)
+            for name in ("A_log", "dt_bias"):
+                moved = torch.nn.Parameter(getattr(engine.layer, name).detach() + 0.5)
+                setattr(engine.layer, name, moved)
+                setattr(engine.subject.module, name, moved)
+        state = engine.pool.state.clone()
+        engine.step(engine.batch("decode", [0], [1], [6], _original_batch_size=0), self.hidden[0, 5:6])
+        torch.testing.assert_close(engine.pool.state, state, rtol=0, atol=0, equal_nan=True)
 
     def test_checkpoints(self) -> None:
         """What a tracked step leaves in another slot is the state at the last chunk of its tokens, or at the token of a decode: a
@@ -220,7 +234,8 @@ class GatedDelta(unittest.TestCase):
         self.assertEqual((made.full, type(made.states), made.layers), ("attention", LibattnGdnBackend, [3]))
         check(runner())
         for values, reason in (({"speculative_algorithm": "NGRAM"}, "speculative_algorithm"), ({"config": OtherConfig}, "OtherConfig's"),
-                               ({"linear_attn_decode_backend": "triton"}, "--linear-attn-prefill-backend"),
+                               ({"linear_attn_decode_backend": "triton"}, "--linear-attn-backend"),
+                               ({"linear_attn_backend": "flashinfer"}, "--linear-attn-backend"),
                                ({"enable_linear_replayssm": True}, "--enable-linear-replayssm")):
             with self.assertLogs("libattn.integrations.sglang.check", "WARNING") as logs:
                 self.assertEqual(wrap(lambda *_: "SGLang's", runner("cuda", **values), "attention"), "SGLang's")

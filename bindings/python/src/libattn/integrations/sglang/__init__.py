@@ -58,9 +58,9 @@ def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any,
         from .check import serves_states
 
         if serves_states(runner):
-            from .gdn import beside
+            from .gdn import with_states
 
-            return beside(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
+            return with_states(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
     return original(runner, full_attn_backend, *args, **kwargs)
 
 

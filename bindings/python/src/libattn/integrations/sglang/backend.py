@@ -45,8 +45,12 @@ class LibattnBackend(Gathered):
 
     def __init__(self, runner: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(runner)
-        #: Of models with multi-head latent attention.
+        #: Sizes of multi-head latent attention; None: the model has none.
         self.latent = latent_sizes(runner.model_config) if getattr(runner, "use_mla_backend", False) else None
+        kept = getattr(runner, "kv_cache_dtype", None)  # as SGLang resolved it: under `auto` a checkpoint may ask for fp8
+        if self.latent and kept is not None and kept != runner.model_config.dtype:
+            refuse("kv_cache_dtype", kept, f"{runner.model_config.dtype}, next to multi-head latent attention (--kv-cache-dtype bfloat16 "
+                   "where a checkpoint asks for fp8)")
         self.token_to_kv_pool = runner.token_to_kv_pool
         if getattr(self.token_to_kv_pool, "swa_layer_nums", 0):
             refuse("token_to_kv_pool", "a hybrid pool with sliding layers of their own", "one pool for all layers "
@@ -184,7 +188,9 @@ class LibattnBackend(Gathered):
     def _run(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, save_kv_cache: bool,
              kwargs: dict[str, Any]) -> torch.Tensor:
         sinks = kwargs.pop("sinks", None)
-        latent = (kwargs.pop("q_rope"), kwargs.pop("k_rope", None)) if self.latent else None
+        latent = (kwargs.pop("q_rope", None), kwargs.pop("k_rope", None)) if self.latent else None
+        if latent and latent[0] is None:
+            refuse("q_rope", None, "queries in latent space, their rotary parts apart")
         for name, value in kwargs.items():
             if value is not None and value is not False:
                 refuse(name, type(value).__name__, "no (not known to libattn's SGLang adapter)")

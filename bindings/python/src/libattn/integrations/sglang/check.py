@@ -24,6 +24,8 @@ from .layers import KV_DTYPES, describe_latent, latent_sizes
 SERVED = ("0.5.16", "0.5.23")
 #: Drafts of a model.
 VERIFIED = ("EAGLE", "EAGLE3", "STANDALONE")
+#: Beginnings of the names of architectures whose latent attention is SGLang's `DeepseekV2AttentionMLA`; others have their own.
+LATENT = ("Bailing", "Deepseek", "DotsVLM", "Eagle3Deepseek", "Glm", "Kimi", "Longcat", "MistralLarge3", "Pixtral")
 CACHES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 ADVICE = f"; to serve this model without libattn, leave out --attention-backend {NAME} or name another one, such as fa3 or triton"
 
@@ -57,13 +59,16 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     known = tried == "1" or found in SERVED or found.startswith(tuple(f"{release}." for release in SERVED))
     # SGLang has kernels of its own for them on GPUs, and where a CPU has AMX.
     states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
+    latent = runner.use_mla_backend
+    others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
         ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
         ("sglang", "" if known else found, f"{', '.join(SERVED)} (ATTN_SGLANG_ANY_VERSION=1 tries another release)"),
-        ("model", "multi-head latent attention over lists" if runner.use_mla_backend and getattr(model.hf_config, "index_topk", 0) else "",
+        ("model", ", ".join(others), "latent attention by SGLang's DeepseekV2AttentionMLA"),
+        ("model", "multi-head latent attention over lists" if latent and getattr(model.hf_config, "index_topk", 0) else "",
          "latent attention of all keys"),
-        ("kv_cache_dtype", arguments.kv_cache_dtype if runner.use_mla_backend and CACHES.get(arguments.kv_cache_dtype, model.dtype) !=
-         model.dtype else "", "auto, next to multi-head latent attention"),
+        ("kv_cache_dtype", arguments.kv_cache_dtype if latent and CACHES.get(arguments.kv_cache_dtype, model.dtype) != model.dtype else "",
+         "auto, next to multi-head latent attention"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
         ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") or arguments.speculative_algorithm in VERIFIED and
          drafts_elsewhere(arguments) else arguments.speculative_algorithm, f"NGRAM, and {', '.join(VERIFIED)} where another backend makes "
@@ -119,8 +124,8 @@ def _states_reason(runner: Any) -> str | None:
              "from CUDA"),
             (windows != dtype, f"windows of {windows} next to activations of {dtype}, where SGLANG_MAMBA_CONV_DTYPE={str(dtype)[6:]} makes "
              "them alike"),
-            (arguments.linear_attn_prefill_backend or arguments.linear_attn_decode_backend,
-             "--linear-attn-prefill-backend or --linear-attn-decode-backend, which name another one"),
+            (arguments.linear_attn_backend != "triton" or arguments.linear_attn_prefill_backend or arguments.linear_attn_decode_backend,
+             "--linear-attn-backend, --linear-attn-prefill-backend or --linear-attn-decode-backend, which choose SGLang's kernels"),
             (arguments.enable_linear_replayssm, "--enable-linear-replayssm"), (arguments.enable_unified_memory, "--enable-unified-memory"),
             (arguments.enable_page_major_kv_layout, "--enable-page-major-kv-layout")):
         if asked:

@@ -58,7 +58,7 @@ class Gathered(AttentionBackend):
         """Bring the plans of a captured shape to a batch."""
         if not self.steps.replay(shape, lambda: batch):
             raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests; they were not captured, or layers were "
-                       "bound anew since")
+                       "bound again since")
 
     def _gather(self) -> None:
         """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""

@@ -37,7 +37,7 @@ class States:
 
     def version(self, layer: Any) -> Any:
         """A layer is bound again when this changes."""
-        return self.dtype, self.layer.conv_weights.data_ptr()
+        return self.dtype, *(t.data_ptr() for t in (self.layer.A_log, self.layer.dt_bias, self.layer.conv_weights))
 
     def member(self, layer: Any, states: torch.Tensor, metadata: Any, dtype: Any) -> Member:
         """The layer, its states and its windows as `Layer.bind_state` has them."""
@@ -101,7 +101,8 @@ class LibattnGdnBackend(Gathered):
             self.forward_metadata = None
             return
         requests = forward_batch.batch_size
-        slots = self._slots(forward_batch, getattr(forward_batch, "_original_batch_size", None) or requests)
+        given = getattr(forward_batch, "_original_batch_size", None)
+        slots = self._slots(forward_batch, requests if given is None else given)
         if mode.is_decode():
             counts = np.ones(requests, np.int32)
             prefix, queries = forward_batch.seq_lens, torch.ones(requests, dtype=torch.int64, device=slots.device)
@@ -190,6 +191,6 @@ class LibattnGdnBackend(Gathered):
     forward_extend = forward_decode
 
 
-def beside(runner: Any, full: Any, layers: list[int]) -> HybridLinearAttnBackend:
+def with_states(runner: Any, full: Any, layers: list[int]) -> HybridLinearAttnBackend:
     """SGLang's backend of both kinds of layers; `layers` are those of attention."""
     return HybridLinearAttnBackend(full, LibattnGdnBackend(runner), layers)
