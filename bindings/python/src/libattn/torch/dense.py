@@ -161,7 +161,8 @@ def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int,
         if there is not None:
             there.copy_(torch.from_numpy(host), non_blocking=there.is_cuda)  # CUDA has read what is not pinned when this returns
         return batch
-    device = _on(bound.device, starts)
+    with torch.inference_mode(False):  # filled in other modes too
+        device = _on(bound.device, starts)
     batch = Batch(device[0], key_start_loc=device[1], query_start_loc_host=_host(starts[0]), key_start_loc_host=_host(starts[1]),
                   causal=causal)
     bound.contiguous = like, batch, starts, None if bound.device.type == "cpu" else device
