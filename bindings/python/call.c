@@ -10,6 +10,8 @@
 #include <attn/api.h>
 #include <string.h>
 
+/* libattn/torch/call.py takes no other: one more with each change of what functions are given. */
+enum { REVISION = 2 };
 enum { INPUTS = 3, TENSORS = 4, RANK = 4, CALLS_KEPT = 16 };
 
 /* DLPackExchangeAPI of DLPack 1.3 */
@@ -297,7 +299,13 @@ PyMODINIT_FUNC PyInit_libattn_call(void)
     planned_name = PyUnicode_InternFromString("planned");
     new_empty_name = PyUnicode_InternFromString("new_empty");
     refuse_capture = PyUnicode_InternFromString("refuse_capture");
-    return planned_name == NULL || new_empty_name == NULL || refuse_capture == NULL
-               ? NULL
-               : PyModule_Create(&definition);
+    if (planned_name == NULL || new_empty_name == NULL || refuse_capture == NULL) {
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "REVISION", REVISION) != 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
 }

@@ -227,6 +227,16 @@ class Again(unittest.TestCase):
                             wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen[b])[0]
                             self.assertLess(worst(out[b], wanted), 2e-5, (backend, length, window, padded, b))
 
+    def test_a_batch_is_filled_again_in_another_mode(self) -> None:
+        """Its arrays are copies, as on a GPU, and were made in inference mode."""
+        bound: Any = types.SimpleNamespace(contiguous=None, device=types.SimpleNamespace(type="cuda"))
+        made = set()
+        with unittest.mock.patch.object(dense, "_on", lambda device, values: torch.from_numpy(values).clone()):
+            for keys, inference in ((4, True), (5, False), (6, True), (7, False)):
+                with torch.inference_mode(inference), torch.no_grad():
+                    made.add(dense._contiguous_batch(bound, dense.whole(1, 1, keys, True, None), 1, keys, None))
+                self.assertEqual((len(made), bound.contiguous[3].tolist()), (1, [[0, 1], [0, keys]]))
+
     def test_keys_are_read_in_place(self) -> None:
         """No page is written, next to padding neither; a backend that refuses has pages. The table says what the layer is."""
         generator = torch.Generator().manual_seed(9)
@@ -551,6 +561,16 @@ class CallsInC(unittest.TestCase):
             library = Path(os.environ["ATTN_TEST_BUILD"], "core")
             self.assertEqual(run("-c", "from libattn.torch import call; print(call.c.__file__)", PYTHONPATH=f"{folder}/site",
                                  LD_LIBRARY_PATH=str(library)).strip(), f"{folder}/site/libattn/libattn_call.abi3.so")
+            # A Python without the interpreter's lock, which setuptools refuses such modules for.
+            run("-c", "import runpy, sysconfig; given = sysconfig.get_config_var; sysconfig.get_config_var = lambda name: "
+                "1 if name == 'Py_GIL_DISABLED' else given(name); runpy.run_path('setup.py')", "--quiet", "bdist_wheel", "--bdist-dir",
+                f"{folder}/wheel", "--dist-dir", folder, "build", "--build-base", f"{folder}/other")
+            self.assertEqual(len(list(Path(folder).glob("*-none-any.whl"))), 1)
+
+    def test_one_of_another_release(self) -> None:
+        """Next to the library: it is not taken."""
+        with unittest.mock.patch.object(in_c, "_REVISION", 1):
+            self.assertIsNone(in_c._load())
 
     def test_a_run_that_fails(self) -> None:
         """NaN in a query, under validation: the second call is C's, and Python finds the reason."""

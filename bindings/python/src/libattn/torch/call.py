@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bindings/python/call.c``: planned calls of `libattn.torch.attend` without Python. The package may have been built without it, and an
-older torch has no exchange table of DLPack: `c` is then empty, and all calls are Python's."""
+"""``bindings/python/call.c``: planned calls of `libattn.torch.attend` without Python. The package may have been built without it, the one
+next to the library may be another release's, and an older torch has no exchange table of DLPack: `c` is then empty, and all calls are
+Python's."""
 from __future__ import annotations
 
 import sysconfig
@@ -15,6 +16,7 @@ from .._library import find_extension
 from ..tensors import exchange_table
 
 _NAME = "libattn_call"
+_REVISION = 2  # as in call.c
 
 
 def _load() -> Any:
@@ -28,6 +30,8 @@ def _load() -> Any:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError:  # a Python without the stable ABI
+        return None
+    if getattr(module, "REVISION", 1) != _REVISION:  # next to a library of another release
         return None
     module.setup(torch.Tensor, addressof(table))
     return module
