@@ -25,7 +25,7 @@ SERVED = ("0.5.16", "0.5.23")
 #: Drafts of a model.
 VERIFIED = ("EAGLE", "EAGLE3", "STANDALONE")
 #: Beginnings of the names of architectures whose latent attention is SGLang's `DeepseekV2AttentionMLA`; others have their own.
-LATENT = ("Bailing", "Deepseek", "DotsVLM", "Eagle3Deepseek", "Glm", "Kimi", "Longcat", "MistralLarge3", "Pixtral")
+LATENT = ("Bailing", "Deepseek", "DotsVLM", "Eagle3Deepseek", "GigaChat35", "Glm", "Kimi", "Longcat", "MistralLarge3", "Pixtral")
 CACHES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 ADVICE = f"; to serve this model without libattn, leave out --attention-backend {NAME} or name another one, such as fa3 or triton"
 
