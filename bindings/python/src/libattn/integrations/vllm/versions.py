@@ -53,7 +53,8 @@ def warn_of_norms() -> None:
     ops = getattr(getattr(config, "compilation_config", None), "custom_ops", ())
     priority = getattr(getattr(config, "kernel_config", None), "ir_op_priority", None)
     own = "+rms_norm" in ops or ("all" in ops and "-rms_norm" not in ops)
-    if found.startswith("0.26.") and (own or getattr(priority, "fused_add_rms_norm", ["native"])[:1] != ["native"]):
+    first = (getattr(priority, "fused_add_rms_norm", None) or ["native"])[0]
+    if found.startswith("0.26.") and (own or first != "native"):
         _warn(f"VLLM_BATCH_INVARIANT: the norms of vLLM {found} give other bits in steps of 256 tokens and more (vllm#48271); to take "
               """torch's: --compilation-config '{"custom_ops": ["-rms_norm"]}' """
               """--ir-op-priority '{"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}'""")
