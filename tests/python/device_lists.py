@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of keys and indexers on a GPU next to vLLM's Triton kernels, in one process and over the same caches: each answer is held
-against theirs, then both are timed as captured graphs, in turns.
+against plain torch in float32 and against theirs, then both are timed as captured graphs, in turns. Without a folder, ours alone.
 
 Not part of CI: it needs a GPU, torch with Triton, and vLLM's Python (0.26 has these kernels) in a folder. 77 without a GPU.
 
@@ -54,14 +54,24 @@ def microseconds(graph: Graph, repeats: int = 20) -> float:
     return 1e3 * begin.elapsed_time(end) / repeats
 
 
-def compare(cell: str, ours: Callable[[], None], peer: Callable[[], None] | None, error: Callable[[], float], bound: float) -> None:
-    """Both run once before they are captured: what is compiled or loaded is there."""
+def spoil(outputs: list[torch.Tensor]) -> None:
+    for output in outputs:
+        output.fill_(float("nan") if output.is_floating_point() else -7)
+
+
+def compare(cell: str, ours: Callable[[], None], peer: Callable[[], None] | None, outputs: list[torch.Tensor],
+            expected: Callable[[], torch.Tensor], error: Callable[[torch.Tensor, torch.Tensor], float], bound: float) -> None:
+    """Both run once before they are captured: what is compiled or loaded is there. outputs: ours, then the peer's, which may be
+    another tensor after each call."""
     for call in (ours, peer or ours):
         call()
     graphs = [Graph(call) for call in (ours, peer or ours)]
+    spoil(outputs)
     for graph in graphs:
         graph.replay()
-    report(cell, error, bound)
+    report(cell, lambda: error(outputs[0], expected()), bound)
+    if peer:
+        report(f"{cell}, next to Triton", lambda: error(outputs[0], outputs[1]), bound)
     if not ON_CPU:
         times = [[microseconds(graph) for graph in graphs] for _ in range(ROUNDS)]
         mine, other = (median(row[i] for row in times) for i in range(2))
@@ -93,6 +103,11 @@ def random_tables(requests: int, blocks: int) -> torch.Tensor:
     return torch.randperm(requests * blocks, device=DEVICE).int().view(requests, blocks)
 
 
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """q: [heads, queries, dims]; k, v: [heads, keys, dims]."""
+    return (q @ k.transpose(1, 2) * scale).softmax(-1) @ v
+
+
 def msa(kernels: Any, requests: int, length: int) -> None:
     """MiniMax-M3's attention: 16 blocks of 128 keys, the query's own among them."""
     hq, hk, d, k = 64, 4, 128, 16
@@ -107,11 +122,18 @@ def msa(kernels: Any, requests: int, length: int) -> None:
     views = cache.transpose(1, 2)
     plan, layer = prepared(desc, lambda one: one.bind_kv_views(views[..., :d], views[..., d:]), [length] * requests, tables)
     given, lengths = lists.transpose(0, 1).contiguous(), torch.full((requests,), length, dtype=torch.int32, device=DEVICE)
+
+    def expected() -> torch.Tensor:
+        rows = [cache[tables[r][lists[r].long()].long(), torch.arange(hk, device=DEVICE)[:, None]].flatten(1, 2).float()
+                for r in range(requests)]  # [heads, keys, 2 * dims] of each request
+        queries = q.float().unflatten(1, (hk, hq // hk))
+        return torch.cat([attend(queries[r], rows[r][..., :d], rows[r][..., d:], d**-0.5).flatten(0, 1)[None] for r in range(requests)])
+
     compare(f"MSA, {requests} x {length}",
             lambda: plan.run(layer, q, None, None, out, stream=stream(), flags=libattn.NO_WRITE,
                              extensions=[extensions.index_lists_io(lists)]),
             kernels and (lambda: kernels.minimax_m3_sparse_attn_decode(q, cache, given, tables, lengths, hk, d**-0.5, other, 1)),
-            lambda: worst(out, other if kernels else out), 4e-2)
+            [out, other], expected, worst, 4e-2)
 
 
 def index(kernels: Any, requests: int, length: int) -> None:
@@ -128,14 +150,20 @@ def index(kernels: Any, requests: int, length: int) -> None:
     plan, layer = prepared(desc, lambda one: one.bind_kv_views(cache[:, :, None], None), [length] * requests, tables)
     lengths = torch.full((requests,), length, dtype=torch.int32, device=DEVICE)
 
-    def different() -> float:
-        return float((out.sort(-1).values != other.transpose(0, 1).sort(-1).values).float().mean())
+    def expected() -> torch.Tensor:
+        best = torch.stack([(q[r].float() @ cache[tables[r].long()].float().flatten(0, 1).T).unflatten(1, (blocks, PAGE)).amax(-1)
+                            for r in range(requests)])
+        best[..., -1] = torch.inf
+        return best.topk(k).indices
+
+    def different(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+        return float((actual.sort(-1).values != wanted.sort(-1).values).float().mean())
 
     compare(f"MSA's indexer, {requests} x {length}",
             lambda: plan.run(layer, q, None, None, out, stream=stream(), flags=libattn.NO_WRITE,
                              extensions=[extensions.indexer_io()]),
             kernels and (lambda: kernels.minimax_m3_index_decode(q, cache, tables, lengths, length, k, 0, 1, heads, 1, 1, out=other)),
-            different if kernels else lambda: 0.0, 1e-2)
+            [out, other.transpose(0, 1)], expected, different, 1e-2)
 
 
 def latent(kernels: Any, requests: int, length: int) -> None:
@@ -148,19 +176,24 @@ def latent(kernels: Any, requests: int, length: int) -> None:
     slots = (tables.gather(1, (lists // 64).long()) * 64 + lists % 64)[:, None].contiguous()
     q = torch.randn(requests, heads, rank + rope, device=DEVICE).bfloat16()
     out = torch.empty(requests, heads, rank, dtype=torch.bfloat16, device=DEVICE)
-    other: list[torch.Tensor] = [out]
+    outputs = [out]
     desc = libattn.LayerDesc("mla", heads, 1, rank + rope, scale, "mla", head_size_v=rank, dtype="bf16", block_size=64,
                              mla=libattn.MlaDesc(rank, 128, rope, rank), lists=libattn.IndexLists(k))
     plan, layer = prepared(desc, lambda one: one.bind_kv_views(cache[:, :, None], None), [length] * requests, tables)
     given = lists[:, None].contiguous()
 
+    def expected() -> torch.Tensor:
+        rows = cache.view(-1, rank + rope)
+        return torch.cat([attend(q[r][None].float(), rows[slots[r]].float(), rows[slots[r]][..., :rank].float(), scale)
+                          for r in range(requests)])
+
     def peer() -> None:
-        other[0] = kernels.triton_bf16_mla_sparse_interface(q, cache.view(-1, 1, rank + rope), slots, scale)[0]
+        outputs[1:] = [kernels.triton_bf16_mla_sparse_interface(q, cache.view(-1, 1, rank + rope), slots, scale)[0]]
 
     compare(f"MLA lists, {requests} x {length}",
             lambda: plan.run(layer, None, None, None, out, stream=stream(), flags=libattn.NO_WRITE,
                              extensions=[extensions.mla_io(q[..., :rank], q[..., rank:]), extensions.index_lists_io(given)]),
-            kernels and peer, lambda: worst(out, other[0]), 4e-2)
+            kernels and peer, outputs, expected, worst, 4e-2)
 
 
 def main() -> int:
