@@ -367,6 +367,6 @@ class Indexers(unittest.TestCase):
                                      extensions=(abi.attn_index_write(**write),))
         for field, layer in (("hadamard", desc(40, hadamard=1)), ("rotary_dim", desc(rope=1)), ("rotary_dim", desc(rotary_dim=8)),
                              ("rotary_dim", desc(rope=1, rotary_dim=7)), ("rotary_first", desc(rope=1, rotary_dim=8, rotary_first=25)),
-                             ("rotary_first", desc(rotary_first=1)), ("norm", desc(norm=3))):
+                             ("rotary_first is 1", desc(rotary_first=1)), ("norm", desc(norm=3)), ("has neither", desc())):
             with self.assertRaisesRegex(libattn.AttnError, field):
                 bound_layer(layer, "cpu_ref", 2)
