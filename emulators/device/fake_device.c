@@ -10,6 +10,7 @@
  * FAKE_DEVICE_BLOCK=SLOTS: the one block size that it takes. */
 #include "fake_device.h"
 
+#include <attn/draft/index_write.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -424,6 +425,9 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
         fake.preferred_block_size = block;
     }
     fake.layer_kinds &= (uint64_t)number_of("FAKE_DEVICE_LAYERS", -1);
+    if (!(fake.layer_kinds & 1u << ATTN_LAYER_INDEXER)) {
+        fake.features &= ~ATTN_FEATURE_DRAFT_INDEX_WRITE;
+    }
     fake.rank[0] = fake.rank[1] = 50;
     return outer->backend(outer->user, &fake, why);
 }

@@ -275,10 +275,10 @@ static void bind_written(struct index *x)
 static void bring_written(struct index *x)
 {
     for (int32_t i = 0; i < LENGTH * D / 2; i++) {
-        x->cos_sin[0][i] = sinf((float)i);
+        x->cos_sin[i / (D / 2)][i % (D / 2)] = sinf((float)i);
     }
     for (int32_t d = 0; d < 2 * D; d++) {
-        x->norm[0][d] = 0.5f + (float)d;
+        x->norm[d / D][d % D] = 0.5f + (float)d;
     }
     for (int32_t t = 0; t < x->batch.num_tokens; t++) { /* only rows that are written have one */
         x->positions[t] = x->slots[t] % ROW == ROW - 1 ? (7 * t) % LENGTH : -1;
