@@ -31,7 +31,7 @@ extern "C" {
 #define SM80_K8V4_ROOM 16
 #define SM80_LIST_UNITS 512 /* units of a list that an attend makes itself */
 #define SM80_SHORT_LIST 128 /* units that an attend makes whatever the batch */
-#define SM80_LISTS_SMEM (2 * SM80_LIST_UNITS * 4)
+#define SM80_LISTS_SMEM (2 * SM80_LIST_UNITS * 4) /* two producer warps */
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles in flight on a multiprocessor */
 
 /* The operands of Q K^T. SM80_NO_SWAP: 16 rows of queries are the left operand. SM80_SWAP8: keys

@@ -7,7 +7,7 @@
 #include "cuda_flash/ptx/sm90_copy.cuh"
 #include "sm80_attend.h"
 
-#define SM80_LIST_TURNS 4 /* a lane's units whose loads wait together */
+#define SM80_LIST_LOADS 4 /* a lane's units whose loads wait together */
 
 /* Prefetches to the L2 what the CTA reads one after another before its first keys: its segment, and
  * the list and the request's row of the block table of the item that it has if items are whole and
@@ -35,7 +35,7 @@ GPU_INLINE void fetch_list(const sm80_params &a)
 }
 
 /* Makes the units of list `list` of the row tile's token: whole ones in the list's order, then the
- * one that the token sees a part of. Returns their keys. */
+ * one that the token sees a part of. Returns the number of keys. */
 GPU_INLINE int32_t make_units(const sm80_params &a, const gpu_row_tile &v, int32_t list,
                               int32_t *units, int lane)
 {
@@ -51,10 +51,10 @@ GPU_INLINE int32_t make_units(const sm80_params &a, const gpu_row_tile &v, int32
     int32_t full = 0, cut = -1, cut_keys = 0;
     __syncwarp(); /* the last item's units are read */
 #pragma unroll 1
-    for (int32_t base = 0; base < places; base += SM80_LIST_TURNS * 32) {
-        int32_t slot[SM80_LIST_TURNS], keys[SM80_LIST_TURNS];
+    for (int32_t base = 0; base < places; base += SM80_LIST_LOADS * 32) {
+        int32_t slot[SM80_LIST_LOADS], keys[SM80_LIST_LOADS];
 #pragma unroll
-        for (int t = 0; t < SM80_LIST_TURNS; t++) {
+        for (int t = 0; t < SM80_LIST_LOADS; t++) {
             const int32_t at = base + t * 32 + lane;
             const int32_t entry = at < places ? entries[at >> shift] : -1;
             const int64_t first =
@@ -63,14 +63,14 @@ GPU_INLINE int32_t make_units(const sm80_params &a, const gpu_row_tile &v, int32
             slot[t] = (int32_t)first;
         }
 #pragma unroll
-        for (int t = 0; t < SM80_LIST_TURNS; t++) {
+        for (int t = 0; t < SM80_LIST_LOADS; t++) {
             const int32_t index = slot[t] / p.block_size;
             if (keys[t] > 0) {
                 slot[t] += (p.block_table[v.table + index] - index) * p.block_size;
             }
         }
 #pragma unroll
-        for (int t = 0; t < SM80_LIST_TURNS; t++) {
+        for (int t = 0; t < SM80_LIST_LOADS; t++) {
             const bool whole = keys[t] == unit;
             const uint32_t all = __ballot_sync(0xffffffffu, whole);
             if (whole) {

@@ -12,8 +12,9 @@
  *   sync_group, sync_lanes            barriers of a group and of a warp, for memory too
  *   atomic_add, atomic_max            relaxed, of the device; the value before
  *   atomic_add_shared                 the same of a group's memory
- *   add_and_publish                   releases what the group has written before, and acquires
- *   release_stores, acquire_loads     a warp's own before and after a number that is published so
+ *   add_and_publish                   releases what its thread has written before, and acquires
+ *   release_stores, acquire_loads     each warp whose data is published so: before the barrier
+ *                                     that precedes add_and_publish, and after it
  *   let_later_kernels_begin           the next launch may start where the target can overlap them
  *   float_bits, bits_float ...        one type's bits as the other
  *   divide_nearest, reciprocal_nearest, float_toward_zero, exp_fast, divide_fast

@@ -16,7 +16,7 @@
 #define PLAN_SEGMENTS 4096  /* segments that fit into shared memory */
 #define PLAN_CHUNKS 512     /* row tiles that can be cut into chunks of items */
 #define SHORT_ITEM 1536     /* keys up to which an item is not cut */
-#define LISTED_ITEM 4096    /* the same of lists, which each part finds once more */
+#define LISTED_ITEM 4096    /* as SHORT_ITEM, of lists: each part has to find its own */
 #define LEAST_REST 3        /* tiles of a segment that is drawn */
 #define REST_OF_SHARE 3     /* 1 / 2^3 of a share is drawn instead of assigned */
 #define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */

@@ -4,7 +4,7 @@
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
 
-#define LIST_TURNS 4 /* a lane's units whose loads wait together */
+#define LIST_LOADS 4 /* a lane's units whose loads wait together */
 
 GPU_INLINE int32_t sum_before(int32_t x, int32_t *total)
 {
@@ -56,11 +56,11 @@ GPU_KERNEL(list_keys, gpu_list_params)
         if (thread_index() == 0) {
             cut_keys = 0;
         }
-        for (int32_t base = 0; base < places; base += LIST_TURNS * GPU_THREADS_list_keys) {
-            int32_t slot[LIST_TURNS], keys[LIST_TURNS], before[LIST_TURNS], own = 0;
+        for (int32_t base = 0; base < places; base += LIST_LOADS * GPU_THREADS_list_keys) {
+            int32_t slot[LIST_LOADS], keys[LIST_LOADS], before[LIST_LOADS], own = 0;
 #pragma unroll
-            for (int t = 0; t < LIST_TURNS; t++) {
-                const int32_t at = base + (warp * LIST_TURNS + t) * GPU_LANES + lane;
+            for (int t = 0; t < LIST_LOADS; t++) {
+                const int32_t at = base + (warp * LIST_LOADS + t) * GPU_LANES + lane;
                 const int32_t entry = at < places ? entries[at / entry_units] : -1;
                 const int64_t first = ((int64_t)entry * entry_units + at % entry_units)
                                       << a.unit_shift;
@@ -71,7 +71,7 @@ GPU_KERNEL(list_keys, gpu_list_params)
                 slot[t] = has ? slot_of(a, q, (int32_t)first) >> a.unit_shift : 0;
             }
 #pragma unroll
-            for (int t = 0; t < LIST_TURNS; t++) {
+            for (int t = 0; t < LIST_LOADS; t++) {
                 int32_t total;
                 before[t] = own + sum_before(keys[t] == unit, &total);
                 own += total;
@@ -86,7 +86,7 @@ GPU_KERNEL(list_keys, gpu_list_params)
                 all += w < warp ? 0 : of_warps[w];
             }
 #pragma unroll
-            for (int t = 0; t < LIST_TURNS; t++) {
+            for (int t = 0; t < LIST_LOADS; t++) {
                 if (keys[t] == unit) {
                     units[full + before[t]] = slot[t];
                 } else if (keys[t] > 0) { /* in one lane at most, since entries are unique */
