@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs attn-bench and prints rows for docs/performance/results.md: one that names the run, and one for each cell.
+"""Times the cells of docs/performance/results.md again and writes the values into the page.
 
-usage: results.py KEY COMMAND...
+usage: results.py [--only REGEX] PAGE SECTION KEY COMMAND...
 
-KEY names the run in the table, COMMAND is attn-bench with its arguments, without --json. Where COMMAND has several
-backends, the first one's rows are printed, each with the fastest other backend as its peer. The exit status is 1 where
-a measurement failed; it gets no row.
+SECTION is a heading of PAGE with two tables under it: one names the runs, the other has a row for each cell, which begins
+with a shape as attn-bench takes it: `decode:r=1,l=1024`, f32, cache fp8_e4m3 (any words). COMMAND is attn-bench with its
+arguments but for --shape, --dtype, --kv-dtype and --json. It runs once for each pair of dtypes. Where it names several
+backends, the first one's values are written, with the fastest other one as best peer. A new row needs its cell only.
+--only leaves out cells that REGEX does not match. The run is entered as KEY, and runs that no row names are dropped. A
+measurement that failed keeps its old row, is named, and makes the exit status 1.
 """
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import re
@@ -18,46 +22,107 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
-def defaults(tool: str) -> dict[str, dict[str, str]]:
-    """The parameters of each shape as `tool --help` prints them."""
-    text = subprocess.run([tool, "--help"], check=True, capture_output=True, text=True).stdout
-    found = re.findall(r"^  (\w+) +\S.*\n +((?:\w+=\S+ ?)+)$", text, re.MULTILINE)
-    return {name: dict(item.split("=") for item in values.split()) for name, values in found}
+CELL = re.compile(r"`(\w+(?::[^`;]*)?)`(?:, (f32|f16|bf16))?(?:, cache (\w+))?(?: \([^|]*\))?")
+FLOORS = {"read_gb_s": "{:.0f} GB/s read", "copy_gb_s": "{:.0f} GB/s copied", "bf16_tflop_s": "{:.3g} TFLOP/s in bf16"}
 
 
-def cell(result: dict[str, Any], usual: dict[str, str]) -> str:
-    """The shape as --shape takes it, without what is the default anyway."""
-    given = [f"{name}={value}" for name, value in result["parameters"].items() if usual[name] != str(value)]
-    name = result["shape"] + (":" + ",".join(given) if given else "")
-    return f"`{name}`, {result['dtype']}" + (f", cache {result['kv_dtype']}" if result["kv_dtype"] != result["dtype"] else "")
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
 
 
-def row(result: dict[str, Any], peers: list[dict[str, Any]], usual: dict[str, str], key: str) -> str:
-    rate = f"{result['gb_s']:.3g} GB/s" if result["bound"] == "bytes" else f"{result['tflop_s']:.3g} TFLOP/s"
-    best = min(peers, key=lambda peer: peer["time_us"], default=None)
-    peer = f"{best['time_us'] / result['time_us']:.2f} ({best['backend']})" if best else ""
-    return f"| {cell(result, usual)} | {result['time_us']:.4g} | {rate} | {result['ratio_to_floor']:.2f} | {peer} | {key} |"
+class Table:
+    """The rows from `first` on of a page's lines, by the names of their columns."""
+
+    def __init__(self, lines: list[str], first: int) -> None:
+        self.columns = cells_of(lines[first])
+        end = first + 2
+        while end < len(lines) and lines[end].startswith("|"):
+            end += 1
+        self.span = range(first + 2, end)
+        self.rows = [dict(zip(self.columns, cells_of(line), strict=True)) for line in lines[first + 2 : end]]
+
+    def lines(self) -> list[str]:
+        return ["| " + " | ".join(row[column] for column in self.columns) + " |" for row in self.rows]
 
 
-def main(key: str, command: list[str]) -> int:
-    run = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True)
+def tables(lines: list[str], section: str) -> tuple[Table, Table]:
+    """The section's runs and its cells."""
+    try:
+        begin = lines.index(f"## {section}")
+    except ValueError:
+        sys.exit(f"results.py: the page has no section '{section}'")
+    found: dict[str, Table] = {}
+    for at in range(begin + 1, len(lines)):
+        if lines[at].startswith("## "):
+            break
+        name = (cells_of(lines[at]) or [""])[0]
+        if name in ("run", "cell") and name not in found:
+            found[name] = Table(lines, at)
+    if len(found) < 2:
+        sys.exit(f"results.py: section '{section}' has no table of runs and cells")
+    return found["run"], found["cell"]
+
+
+def measure(command: list[str], dtype: str, kv_dtype: str, shapes: list[str]) -> dict[str, Any]:
+    arguments = [argument for shape in shapes for argument in ("--shape", shape)]
+    run = subprocess.run([*command, "--json", "--dtype", dtype, "--kv-dtype", kv_dtype, *arguments], stdout=subprocess.PIPE, text=True)
     if not run.stdout:
-        return run.returncode or 1
-    results = json.loads(run.stdout)["results"]
-    usual = defaults(command[0])
-    spelled = shlex.join([Path(command[0]).name, *command[1:]])
-    print(f"| {key} | {datetime.date.today()} | `{spelled}` |")
-    measured = [result for result in results if "error" not in result and not result["failed"]]
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for result in measured:
-        cells.setdefault(cell(result, usual[result["shape"]]), []).append(result)
-    for same in cells.values():
-        print(row(same[0], same[1:], usual[same[0]["shape"]], key))
-    return 0 if run.returncode == 0 and len(measured) == len(results) else 1
+        sys.exit(f"results.py: {command[0]} exits with {run.returncode}")
+    document: dict[str, Any] = json.loads(run.stdout)
+    if len(document["results"]) % len(shapes) != 0:
+        sys.exit(f"results.py: {len(document['results'])} results of {len(shapes)} shapes; give each cell one shape")
+    return document
+
+
+def enter(row: dict[str, str], results: list[dict[str, Any]], key: str) -> bool:
+    """The first backend's values, and the fastest of the others; False: the first one failed."""
+    own, others = results[0], [peer for peer in results[1:] if "error" not in peer and not peer["failed"]]
+    if "error" in own or own["failed"]:
+        print(f"{row['cell']}: {own.get('error', 'the measurement failed')}", file=sys.stderr)
+        return False
+    bytes_limit = own["bound"] == "bytes"
+    row["us"] = f"{own['time_us']:.4g}"
+    row["rate"] = f"{own['gb_s']:.3g} GB/s" if bytes_limit else f"{own['tflop_s']:.3g} TFLOP/s"
+    row["over the floor"] = f"{own['ratio_to_floor']:.2f}"
+    row["run"] = key
+    if others:
+        best = min(others, key=lambda peer: float(peer["time_us"]))
+        row["best peer"], row["its run"] = f"{best['time_us'] / own['time_us']:.2f} {best['backend']}", key
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=(__doc__ or "").split("usage: ")[1].split("\n")[0])
+    parser.add_argument("--only", type=re.compile, default=re.compile(""))
+    parser.add_argument("page", type=Path)
+    parser.add_argument("section")
+    parser.add_argument("key")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    lines = given.page.read_text().split("\n")
+    runs, cells = tables(lines, given.section)
+    groups: dict[tuple[str, str], list[tuple[dict[str, str], str]]] = {}
+    for row in cells.rows:
+        match = CELL.fullmatch(row["cell"])
+        if match and given.only.search(row["cell"]):
+            groups.setdefault((match[2] or "bf16", match[3] or "auto"), []).append((row, match[1]))
+    good, floors = True, ""
+    for (dtype, kv_dtype), members in groups.items():
+        document = measure(given.command, dtype, kv_dtype, [shape for _, shape in members])
+        results, ceilings = document["results"], document["ceilings"]
+        each = len(results) // len(members)
+        for at, (row, _) in enumerate(members):
+            good &= enter(row, results[at * each : (at + 1) * each], given.key)
+        floors = floors or ", ".join(text.format(ceilings[name]) for name, text in FLOORS.items() if ceilings.get(name))
+    spelled = shlex.join([Path(given.command[0]).name, *given.command[1:]])
+    named = {row[column] for row in cells.rows for column in ("run", "its run") if column in row}
+    entry = {"run": given.key, "date": str(datetime.date.today()), "command": f"`{spelled}`; floors of {floors}"}
+    runs.rows = [row for row in runs.rows if row["run"] in named - {given.key}] + ([entry] if given.key in named else [])
+    for table in sorted((runs, cells), key=lambda table: -table.span.start):
+        lines[table.span.start : table.span.stop] = table.lines()
+    given.page.write_text("\n".join(lines))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit("usage: results.py KEY COMMAND...")
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main())
