@@ -167,7 +167,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("lists of the best tokens, rows or blocks; forced entries, tails", has("layer_kinds", "indexer"), "",
          f"{STEP}indexer, {CHECK}, {RUN}, tests/python/test_indexer"),
         ("norm, rotation, Hadamard transform in the write of keys", feature("index_write"), "",
-         f"{STEP}indexer, {CHECK}, tests/python/test_indexer"),
+         f"{STEP}indexer, {CHECK}, {RUN}, tests/python/test_indexer"),
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),

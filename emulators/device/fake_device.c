@@ -7,6 +7,7 @@
  * FAKE_DEVICE_BYTES: how much memory it has. FAKE_DEVICE_FAILS=N: the N-th attend answers ATTN_OK,
  * and everything after it fails, as work of a GPU does that has been enqueued and went wrong.
  * FAKE_DEVICE_LAYERS=MASK: the kinds that it serves, bits 1 << enum attn_layer_kind.
+ * FAKE_DEVICE_WITHOUT=BITS: ATTN_FEATURE_* that it does not declare.
  * FAKE_DEVICE_BLOCK=SLOTS: the one block size that it takes. */
 #include "fake_device.h"
 
@@ -425,6 +426,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
         fake.preferred_block_size = block;
     }
     fake.layer_kinds &= (uint64_t)number_of("FAKE_DEVICE_LAYERS", -1);
+    fake.features &= ~(uint64_t)number_of("FAKE_DEVICE_WITHOUT", 0);
     if (!(fake.layer_kinds & 1u << ATTN_LAYER_INDEXER)) {
         fake.features &= ~ATTN_FEATURE_DRAFT_INDEX_WRITE;
     }

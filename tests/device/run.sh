@@ -41,6 +41,20 @@ for model in "$models/gpt-oss-20b.json" "$work/gdn.json"; do
     ATTN_VALIDATE=1 expect 0 'all right' "$run" --model "$model" --layers 1 --steps 7 \
         --requests "$work/requests" --verify
 done
+# Index keys that their write norms, rotates and transforms, and those that attn-run does so with, where no backend declares such
+# writes (bit 22); lists are shorter than the requests.
+sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 128/_heads": 8/; s/n_heads": 64/n_heads": 8/' "$models/deepseek-v3.2.json" >"$work/dsa.json"
+sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 64/_heads": 8/; s/n_heads": 32/n_heads": 8/' "$models/glm-5.json" >"$work/glm.json"
+sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$work/msa.json"
+sed 's/"indexer_budget": 2048/"indexer_budget": 16/; s/"linear_num_value_heads": 48/"linear_num_value_heads": 16/' "$models/qwen3.8-flash-next.json" >"$work/qsa.json"
+for model in dsa glm msa qsa; do
+    ATTN_VALIDATE=1 expect 0 'all right' "$run" --model "$work/$model.json" --layers 1 --steps 7 --requests "$work/requests" --verify
+    ! grep -q 'before their write' "$work/out" || exit 1
+    ATTN_VALIDATE=1 FAKE_DEVICE_WITHOUT=0x400000 expect 0 'before their write: .*attn_index_write.*not declared' \
+        "$run" --model "$work/$model.json" --layers 1 --steps 7 --requests "$work/requests" --verify
+    grep -q 'indexer  *fake_device' "$work/out"
+    grep -q 'all right' "$work/out"
+done
 expect 0 '"device": *"extension:0"' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --json
 expect 0 '^layers on extension:0$' "$info" --model "$models/llama-3.1-8b.json"
 

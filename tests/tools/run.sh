@@ -25,17 +25,21 @@ sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window":
 sed 's/_heads": 128/_heads": 16/' "$models/deepseek-v3.json" >"$folder/mla.json"
 sed 's/_heads": 32/_heads": 8/; s/key_heads": 16/key_heads": 4/' "$models/qwen3-next-80b-a3b.json" >"$folder/gdn.json"
 sed 's/_heads": 32/_heads": 8/' "$models/kimi-linear-48b-a3b.json" >"$folder/kda.json"
-# Lists shorter than the requests: of tokens, of blocks by KV head next to layers without lists, of 4 and of 16 tokens.
+# Lists shorter than the requests: of tokens (keys with a Hadamard transform and without), of blocks by KV head next to layers
+# without lists, of 4 and of 16 tokens.
+sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 128/_heads": 8/; s/n_heads": 64/n_heads": 8/' "$models/deepseek-v3.2.json" >"$folder/dsa.json"
 sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 64/_heads": 8/; s/n_heads": 32/n_heads": 8/' "$models/glm-5.json" >"$folder/indexer.json"
 sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$folder/msa.json"
 sed 's/"indexer_budget": 2048/"indexer_budget": 16/; s/"linear_num_value_heads": 48/"linear_num_value_heads": 16/' "$models/qwen3.8-flash-next.json" >"$folder/qsa.json"
 sed '/"vision_config"/d; s/"index_topk": 2048/"index_topk": 32/; s/_heads": 64/_heads": 8/' "$models/glm-5.3-flash.json" >"$folder/kpool.json"
-for model in mla indexer msa qsa kpool compressed gdn kda mamba2; do
+for model in mla dsa indexer msa qsa kpool compressed gdn kda mamba2; do
     echo "== $model"
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$folder/$model.json" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify
 done
-ATTN_BACKEND='cpu_simd?' "$run" --model "$folder/compressed.json" --layers 1 --steps 7 --requests "$folder/requests.json" --verify
+for model in dsa msa qsa compressed; do
+    ATTN_BACKEND='cpu_simd?' "$run" --model "$folder/$model.json" --layers 1 --steps 7 --requests "$folder/requests.json" --verify
+done
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
 printf '[{"prompt": 300, "output": 6}' >"$folder/requests.json"
 for prompt in 289 290 300 310 330 352 353; do

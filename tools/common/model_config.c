@@ -284,6 +284,35 @@ static struct attn_indexer_desc read_dsa(struct reading *r, const cJSON *text,
         .forced_on_top = tokens > 1};
 }
 
+/* What a write of index keys does to each. None for DeepSeek-V4, whose compressors norm and rotate,
+ * and GLM-5.3-Flash, which pools keys after their norm. */
+static void set_index_write(struct reading *r, const cJSON *text, const char *model_type,
+                            struct model_layer *layer)
+{
+    const int32_t size = layer->desc.head_size;
+    double rotary = read_int(r, text, "qk_rope_head_dim", 64, 0, 512);
+    struct attn_index_write write = EXTENSION(attn_index_write, ATTN_EXT_DRAFT_INDEX_WRITE, NULL,
+                                              .norm = ATTN_KEY_NORM_RMS, .rope = ATTN_ROPE_NEOX);
+    if (is_v4(model_type) || is_model(model_type, "glm5_next")) {
+        return;
+    }
+    if (is_model(model_type, "minimax_m3")) {
+        rotary = read_int(r, text, "rotary_dim", 64, 2, 512);
+    } else if (is_model(model_type, "qwen4_exp")) {
+        const cJSON *rope = read_member(text, "rope_parameters");
+        rotary = read_number(r, rope, "partial_rotary_factor", 0.25) *
+                 read_int(r, text, "head_dim", 256, 8, 512);
+    } else {
+        const bool deepseek = is_model(model_type, "deepseek_v");
+        write.norm = ATTN_KEY_NORM_LAYER;
+        write.rope = deepseek ? ATTN_ROPE_NEOX : ATTN_ROPE_GPTJ;
+        write.hadamard = deepseek && (size & (size - 1)) == 0;
+    }
+    write.rotary_dim = (int32_t)fmin(rotary, size) / 2 * 2;
+    write.rope = write.rotary_dim > 0 ? write.rope : ATTN_ROPE_NONE;
+    layer->index_write = write;
+}
+
 static void make_indexer(struct reading *r, const cJSON *text, const char *model_type,
                          struct model_layer *layer)
 {
@@ -293,6 +322,7 @@ static void make_indexer(struct reading *r, const cJSON *text, const char *model
                          ? read_qsa(r, text, &layer->desc)
                          : read_dsa(r, text, model_type, &layer->desc);
     layer_set_indexer(&layer->desc, &layer->indexer);
+    set_index_write(r, text, model_type, layer);
 }
 
 /* The keys that an indexer's lists give. */

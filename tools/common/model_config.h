@@ -7,6 +7,7 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/compressor.h>
 #include <attn/draft/index_lists.h>
+#include <attn/draft/index_write.h>
 #include <attn/indexer.h>
 #include <attn/draft/output_rope.h>
 #include <attn/draft/recurrent.h>
@@ -21,6 +22,9 @@ struct model_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;         /* linked from desc.next where the kind is MLA */
     struct attn_indexer_desc indexer; /* linked where the kind is an indexer */
+    /* linked from indexer.ext.next where the model `fuses_index_write`; ext.id 0: an index key is
+     * stored as it comes */
+    struct attn_index_write index_write;
     /* linked, from mla.ext.next where the kind is MLA, of a decoder or MLA layer whose keys an
      * indexer before it chooses; else max_entries is 0 */
     struct attn_index_lists lists;
@@ -42,8 +46,10 @@ struct model_config {
     struct model_layer *layers;
     int32_t num_layers;
     int32_t max_layers;
-    bool guessed; /* model_type is unknown: read as a plain causal decoder */
-    bool rotates; /* the core rotates outputs, where the model does; set before linking */
+    bool guessed;           /* model_type is unknown: read as a plain causal decoder */
+    bool rotates;           /* the core rotates outputs, where the model does; set before linking */
+    bool fuses_index_write; /* write_kv norms, rotates and transforms index keys, where the model
+                             * does; set before linking */
 };
 
 /* `tool: file: model_type 'x' is not known …` on stderr where it was guessed. */

@@ -44,6 +44,9 @@ void model_config_link(struct model_config *config)
             layer->compressed.ext.next = rope;
         } else if (layer->desc.kind == ATTN_LAYER_INDEXER) {
             layer->desc.next = &layer->indexer.ext;
+            layer->indexer.ext.next = config->fuses_index_write && layer->index_write.ext.id != 0
+                                          ? &layer->index_write.ext
+                                          : NULL;
         } else if (layer->desc.kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
             layer->desc.next = &layer->compressor.ext;
         }

@@ -107,9 +107,8 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     TRY(plan_batch(engine, group, &view, group->recurrent ? &states : NULL));
     for (int32_t i = 0; i < engine->num_layers; i++) {
         if (engine->layers[i].group == g) {
-            TRY(engine->layers[i].kind->is_run
-                    ? layer_run(engine, &engine->layers[i], batch)
-                    : layer_write(engine, &engine->layers[i], r, first, end));
+            TRY(engine->layers[i].kind->is_run ? layer_run(engine, &engine->layers[i], batch)
+                                               : layer_write(engine, &engine->layers[i], batch));
             TRY(engine_wait(engine));
             memory_finish(&engine->rows);
         }

@@ -91,11 +91,13 @@ struct run_layer {
     const struct run_layer *compressor;
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
-    uint8_t *weights; /* kv_b_proj, the convolution's or a norm's, of the activations' dtype */
-    float *gates;     /* recurrent: a_log, skip [Hv], then dt_bias; a compressor's position_bias */
-    int32_t *lists;   /* indexers: of the step that ran last, for sparse layers after it */
-    void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
-    void *ring;       /* GDN: of replay, or NULL; the device's */
+    /* kv_b_proj, the convolution's or a norm's, of the activations' dtype; an indexer's norm's bias
+     * is after its weight */
+    uint8_t *weights;
+    float *gates;   /* recurrent: a_log, skip [Hv], then dt_bias; a compressor's position_bias */
+    int32_t *lists; /* indexers: of the step that ran last, for sparse layers after it */
+    void *windows;  /* GDN: of the convolution, next to the states in `cache`; the device's */
+    void *ring;     /* GDN: of replay, or NULL; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
     struct row_terms terms;
     /* for the bound: how often values are rounded to the activations' dtype from input to output; 0
@@ -242,11 +244,13 @@ static inline int32_t step_keys(const struct run_step *step, int32_t i)
     return step->cross ? step->batch->encoder_lens[i] : step->batch->seq_lens[i];
 }
 
-/* What a run has more of layers with rows of several tokens, or that make these. Must not move. */
+/* What a run has more of layers with rows of several tokens, or that make these, and of index keys.
+ * Must not move. */
 struct more_io {
     struct attn_io_caches caches;
     struct attn_io_output_rope rotation;
     struct attn_io_compressor pooling;
+    struct attn_io_index_write index_write;
     struct shaped rows, bias, norm, cos_sin;
     const struct attn_tensor *further[1];
 };
@@ -260,8 +264,12 @@ struct run_kind {
     /* The part of the outputs with that index, a request of the batch or a head, against the
      * oracle. False: no memory. */
     bool (*verify)(const struct run_step *step, int32_t part, struct tally *tally);
+    /* Makes keys first .. end-1 of request r, in the history, of the values that were drawn. NULL:
+     * keys are drawn, too. */
+    void (*make_keys)(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                      int32_t end);
     /* Links to the io of a run of `tokens` tokens what it has more; `rows` are the values of the
-     * history that were sent, `batch` is NULL where keys are only written. NULL: nothing. */
+     * history that were sent. NULL: nothing. */
     attn_status (*bring)(struct run_engine *engine, const struct run_layer *layer,
                          const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
                          struct more_io *more);
@@ -279,11 +287,11 @@ attn_status lists_of_step(struct run_engine *engine, const struct run_layer *lay
                           const struct batch *batch, struct step_lists *lists);
 int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
                   int32_t *keys);
-/* layer.c: a step of one layer; keys first .. end-1 of a request, written only */
+/* layer.c: a step of one layer; the keys of a batch of one request, written only */
 attn_status layer_run(struct run_engine *engine, struct run_layer *layer,
                       const struct batch *batch);
-attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int32_t r,
-                        int32_t first, int32_t end);
+attn_status layer_write(struct run_engine *engine, struct run_layer *layer,
+                        const struct batch *batch);
 /* attention.c: sinks and slopes, and the same terms for the oracle */
 attn_status attention_bind(struct run_engine *engine, struct run_layer *layer);
 void attention_query(struct run_step *step, int32_t i, int32_t c);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Indexers: a history of index keys, drawn queries and weights, and the lists against the oracle.
- * The sparse layers after it attend to them. */
+ * The sparse layers after it attend to them. Keys are drawn as a projection or a pool gives them,
+ * which is the values' history, and normed, rotated and transformed where the model does so: by
+ * their write, or before it. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -9,8 +11,101 @@
 #include "support/number.h"
 #include "support/oracle.h"
 
-/* What float32 sums of rounded products may be off, by the largest score. */
+/* What float32 sums of rounded products may be off, by the largest score; four times as much where
+ * a key that the write computes in float32 may be rounded to another neighbour. */
 #define SLACK 1e-3
+#define NORM_EPS 0.125
+
+/* Does the write of keys change them? */
+static bool is_fused(const struct run_engine *engine, const struct run_layer *layer)
+{
+    return engine->config.fuses_index_write && layer->source->index_write.ext.id != 0;
+}
+
+static attn_status bind(struct run_engine *engine, struct run_layer *layer)
+{
+    const int64_t size = layer->source->desc.head_size;
+    TRY(attention_bind(engine, layer));
+    const size_t bytes = (size_t)size * element_bytes(layer);
+    layer->weights = malloc(2 * bytes);
+    if (layer->weights == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for a norm's");
+    }
+    number_fill_normal(layer->weights, 0, 2 * size, layer->terms.dtype, 1, &engine->random);
+    TRY(params_send(engine, layer, 0, layer->weights, bytes));
+    return params_send(engine, layer, 1, layer->weights + bytes, bytes);
+}
+
+/* A row of several tokens has its first one's position. */
+static int64_t row_position(const struct run_layer *layer, int64_t position)
+{
+    return position - position % layer->source->indexer.tokens_per_row;
+}
+
+static void make_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                      int32_t end)
+{
+    const struct attn_index_write *w = &layer->source->index_write;
+    const int32_t size = layer->terms.head_size, dtype = layer->terms.dtype;
+    double row[ORACLE_MAX_KEY], weight[ORACLE_MAX_KEY], bias[ORACLE_MAX_KEY];
+    (void)engine;
+    for (int32_t d = 0; d < size; d++) {
+        weight[d] = number_load(layer->weights, d, dtype);
+        bias[d] = number_load(layer->weights, size + d, dtype);
+    }
+    for (int64_t t = first; t < end && w->ext.id != 0; t++) {
+        for (int32_t d = 0; d < size; d++) {
+            row[d] = number_load(layer->v_history[r], t * size + d, dtype);
+        }
+        oracle_norm(row, size, w->norm == ATTN_KEY_NORM_LAYER, NORM_EPS, weight,
+                    w->norm == ATTN_KEY_NORM_LAYER ? bias : NULL);
+        oracle_rotate(row, w->rotary_dim, w->rotary_dim, w->rope == ATTN_ROPE_NEOX,
+                      (int32_t)row_position(layer, t), 1);
+        if (w->hadamard) {
+            oracle_hadamard(row, size);
+        }
+        for (int32_t d = 0; d < size; d++) {
+            number_store(layer->k_history[r], t * size + d, dtype, row[d]);
+        }
+    }
+}
+
+/* What a write needs that changes keys, and the keys as they were drawn. */
+static attn_status bring(struct run_engine *engine, const struct run_layer *layer,
+                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                         struct more_io *more)
+{
+    const struct attn_index_write *w = &layer->source->index_write;
+    const int64_t size = layer->terms.head_size;
+    if (!is_fused(engine, layer)) {
+        return ATTN_OK;
+    }
+    int64_t *positions = malloc((size_t)tokens * sizeof *positions);
+    for (int64_t t = 0; positions != NULL && t < tokens; t++) {
+        positions[t] = row_position(layer, batch->positions[t]);
+    }
+    const int32_t dtype = layer->terms.dtype;
+    more->index_write = EXTENSION(
+        attn_io_index_write, ATTN_EXT_DRAFT_IO_INDEX_WRITE, io->io.next,
+        .norm_weight = device_tensor(engine, &more->norm, layer->device_params[0], dtype, 1, &size),
+        .norm_bias =
+            w->norm == ATTN_KEY_NORM_LAYER
+                ? device_tensor(engine, &more->bias, layer->device_params[1], dtype, 1, &size)
+                : NULL,
+        .norm_eps = (float)NORM_EPS);
+    if (w->rope != ATTN_ROPE_NONE) {
+        more->index_write.positions =
+            engine_send(engine, &engine->rows, positions, (size_t)tokens * sizeof *positions);
+        more->index_write.cos_sin = angles(engine, w->rotary_dim, &more->cos_sin);
+    }
+    free(positions);
+    io->io.next = &more->index_write.ext;
+    io->tensors[ROLE_K].data = rows;
+    return w->rope == ATTN_ROPE_NONE ||
+                   (more->index_write.positions != NULL && more->cos_sin.tensor.data != NULL)
+               ? ATTN_OK
+               : engine->error.status;
+}
 
 static void make_query(struct run_step *step, int32_t i, int32_t c)
 {
@@ -41,6 +136,7 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     const int32_t heads = t->num_q_heads / x->num_groups, d = t->head_size;
     const int32_t rows = length / x->tokens_per_row, room = layer_list_room(x);
     const struct oracle_indexer oracle = layer_index_oracle(x, t->num_q_heads, d, t->scale);
+    const double slack = is_fused(step->engine, layer) ? 4 * SLACK : SLACK;
     double *keys = malloc((size_t)(rows * (d + 1) + heads * (d + 1) + 1) * sizeof *keys);
     double *scores = keys + (int64_t)rows * d, *q = scores + rows,
            *weights = q + (int64_t)heads * d;
@@ -64,7 +160,7 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
             largest = fmax(largest, fabs(scores[e]));
         }
         const int32_t *list = out + (token * x->num_groups + i % x->num_groups) * room;
-        if (oracle_index_judge(&oracle, position, scores, list, room, SLACK * largest) != NULL) {
+        if (oracle_index_judge(&oracle, position, scores, list, room, slack * largest) != NULL) {
             tally->max_error = INFINITY;
         }
         tally->compared += room;
@@ -73,5 +169,8 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     return keys != NULL;
 }
 
-const struct run_kind run_indexer_kind = {
-    .bind = attention_bind, .make_query = make_query, .verify = verify};
+const struct run_kind run_indexer_kind = {.bind = bind,
+                                          .make_query = make_query,
+                                          .make_keys = make_keys,
+                                          .verify = verify,
+                                          .bring = bring};

@@ -34,7 +34,7 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
                                  .num_rows = 1);
         io->mla.ext.next = &more->caches.ext;
     }
-    if (batch == NULL || !rotates(engine, layer)) {
+    if (io->io.flags & ATTN_RUN_NO_ATTEND || !rotates(engine, layer)) {
         return ATTN_OK;
     }
     more->rotation = EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, io->mla.ext.next,

@@ -90,9 +90,11 @@ static attn_status run_io(struct run_engine *engine, const struct run_layer *lay
                             &engine->error);
 }
 
-attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int32_t r,
-                        int32_t first, int32_t end)
+attn_status layer_write(struct run_engine *engine, struct run_layer *layer,
+                        const struct batch *batch)
 {
+    const int32_t r = batch->request[0], end = batch->seq_lens[0];
+    const int32_t first = end - batch->query_start_loc[1];
     const void *rows[STEP_ROWS] = {
         [STEP_K] = layer->k_history[r] + (size_t)first * row_bytes(layer, STEP_K),
         [STEP_V] = layer->v_history[r] + (size_t)first * row_bytes(layer, STEP_V)};
@@ -102,7 +104,7 @@ attn_status layer_write(struct run_engine *engine, struct run_layer *layer, int3
     TRY(send_rows(engine, layer, rows, end - first, &io, sent));
     io.io.flags = ATTN_RUN_NO_ATTEND;
     if (layer->kind->bring != NULL) {
-        TRY(layer->kind->bring(engine, layer, NULL, end - first, sent[STEP_V], &io, &more));
+        TRY(layer->kind->bring(engine, layer, batch, end - first, sent[STEP_V], &io, &more));
     }
     return run_io(engine, layer, &io);
 }

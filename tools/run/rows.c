@@ -51,6 +51,9 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
                                           : random_almost_normal(&engine->random));
         }
     }
+    if (layer->kind->make_keys != NULL) {
+        layer->kind->make_keys(engine, layer, r, first, end);
+    }
     return ATTN_OK;
 }
 

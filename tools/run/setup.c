@@ -73,8 +73,14 @@ static attn_status try_select(struct run_engine *engine)
     return status;
 }
 
-/* Other layers do not need what compressors, with rotations of outputs, and indexers give: where
- * nothing serves those on the device they are left out. */
+static bool is_unserved(attn_status status)
+{
+    return status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED;
+}
+
+/* Where nothing on the device serves writes that norm, rotate and transform index keys, attn-run
+ * does so before it hands keys in. Other layers do not need what compressors, with rotations of
+ * outputs, and indexers give: where nothing serves those, they are left out. */
 static attn_status select_layers(struct run_engine *engine)
 {
     static const struct {
@@ -82,11 +88,20 @@ static attn_status select_layers(struct run_engine *engine)
         const char *name;
     } optional[] = {{ATTN_LAYER_DRAFT_COMPRESSOR, "compressor, with rotations of outputs,"},
                     {ATTN_LAYER_INDEXER, "indexer"}};
-    engine->config.rotates = true;
+    engine->config.rotates = engine->config.fuses_index_write = true;
     model_config_link(&engine->config);
     attn_status status = try_select(engine);
-    for (int32_t i = 0; i < 2 && (status == ATTN_ERROR_NO_BACKEND || status == ATTN_ERROR_REFUSED);
-         i++) {
+    if (is_unserved(status)) {
+        const struct attn_error why = engine->error;
+        engine->config.fuses_index_write = false;
+        model_config_link(&engine->config);
+        status = try_select(engine);
+        if (status == ATTN_OK) {
+            fprintf(stderr, "attn-run: index keys are normed and rotated before their write: %s\n",
+                    why.message);
+        }
+    }
+    for (int32_t i = 0; i < 2 && is_unserved(status); i++) {
         engine->config.rotates = false;
         const int32_t dropped = model_config_drop(&engine->config, optional[i].kind);
         if (dropped > 0) {

@@ -120,6 +120,14 @@ const char *oracle_index_judge(const struct oracle_indexer *x, int64_t position,
                                const double *scores, const int32_t *list, int32_t room,
                                double slack);
 
+/* What an index key is before it is stored: row <- (row - m) / sqrt(mean (row - m)^2 + eps) weight
+ * + bias (NULL: none), m the mean if it is `centered`, else 0; and the row times Sylvester's matrix
+ * of that size over sqrt(size). */
+enum { ORACLE_MAX_KEY = 512 };
+void oracle_norm(double *row, int32_t size, bool centered, double eps, const double *weight,
+                 const double *bias);
+void oracle_hadamard(double *row, int32_t size);
+
 /* A compressor. */
 struct oracle_compressor {
     int32_t dtype; /* enum attn_dtype_id of states and norm */

@@ -1,9 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lists of an indexer, by sorting nothing: a list is judged against all scores. */
+/* The lists of an indexer, by sorting nothing: a list is judged against all scores; and what its
+ * keys are before they are stored. */
 #include "oracle.h"
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
+
+void oracle_norm(double *row, int32_t size, bool centered, double eps, const double *weight,
+                 const double *bias)
+{
+    double mean = 0, squares = 0;
+    for (int32_t d = 0; d < size; d++) {
+        mean += centered ? row[d] / size : 0;
+    }
+    for (int32_t d = 0; d < size; d++) {
+        squares += (row[d] - mean) * (row[d] - mean) / size;
+    }
+    for (int32_t d = 0; d < size; d++) {
+        row[d] = (row[d] - mean) / sqrt(squares + eps) * weight[d] + (bias != NULL ? bias[d] : 0);
+    }
+}
+
+void oracle_hadamard(double *row, int32_t size)
+{
+    double x[ORACLE_MAX_KEY];
+    memcpy(x, row, (size_t)size * sizeof *x);
+    for (int32_t i = 0; i < size; i++) {
+        row[i] = 0;
+        for (int32_t j = 0; j < size; j++) {
+            row[i] += (__builtin_popcount((uint32_t)(i & j)) % 2 ? -x[j] : x[j]) / sqrt(size);
+        }
+    }
+}
 
 int64_t oracle_index_entries(const struct oracle_indexer *x, int64_t position)
 {

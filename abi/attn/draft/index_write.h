@@ -5,8 +5,8 @@
  *
  *     DeepSeek-V3.2                LAYER norm; NeoX, the first 64 of 128 dims; Hadamard
  *     GLM-5                        LAYER norm; GPT-J, the first 64 of 128 dims
- *     MiniMax-M3                   RMS norm; NeoX, all dims
- *     Qwen4-Exp                    RMS norm of the mean of 4 keys; NeoX, the first dims
+ *     MiniMax-M3                   RMS norm; NeoX, the first 64 of 128 dims
+ *     Qwen4-Exp                    RMS norm of the mean of 4 keys; NeoX, the first 64 of 128 dims
  *
  * The engine rotates and transforms queries.
  *

@@ -180,33 +180,27 @@ static void expect(const struct write_variant *v, const struct kernel_test *test
     const int32_t size = v->form->head_size, half = w->rotary_dim / 2;
     const int32_t dtype = test->operands[WEIGHT].dtype;
     const int64_t position = ((const int64_t *)test_input(test, POSITIONS))[t];
-    double x[MAX_SIZE], mean = 0, squares = 0;
+    double weight[MAX_SIZE], bias[MAX_SIZE];
     for (int32_t d = 0; d < size; d++) {
-        x[d] = number_load(test_input(test, KEYS), t * (size + v->form->apart) + d, v->dtype);
-        mean += w->norm == ATTN_KEY_NORM_LAYER ? x[d] / size : 0;
+        row[d] = number_load(test_input(test, KEYS), t * (size + v->form->apart) + d, v->dtype);
+        weight[d] = number_load(test_input(test, WEIGHT), d, dtype);
+        bias[d] = number_load(test_input(test, BIAS), d, dtype);
     }
-    for (int32_t d = 0; d < size; d++) {
-        squares += (x[d] - mean) * (x[d] - mean) / size;
-    }
-    for (int32_t d = 0; d < size && w->norm != ATTN_KEY_NORM_NONE; d++) {
-        x[d] = (x[d] - mean) / sqrt(squares + (double)NORM_EPS) *
-                   number_load(test_input(test, WEIGHT), d, dtype) +
-               (v->form->bias ? number_load(test_input(test, BIAS), d, dtype) : 0);
+    if (w->norm != ATTN_KEY_NORM_NONE) {
+        oracle_norm(row, size, w->norm == ATTN_KEY_NORM_LAYER, (double)NORM_EPS, weight,
+                    v->form->bias ? bias : NULL);
     }
     for (int32_t i = 0; i < half; i++) {
         const bool neox = w->rope == ATTN_ROPE_NEOX;
         const int64_t at = position * (w->rotary_dim + v->form->apart) + i;
-        double *a = x + w->rotary_first + (neox ? i : 2 * i), *b = a + (neox ? half : 1), y = *a;
+        double *a = row + w->rotary_first + (neox ? i : 2 * i), *b = a + (neox ? half : 1), y = *a;
         const double c = number_load(test_input(test, COS_SIN), at, dtype);
         const double s = number_load(test_input(test, COS_SIN), at + half, dtype);
         *a = y * c - *b * s;
         *b = *b * c + y * s;
     }
-    for (int32_t i = 0; i < size; i++) {
-        row[i] = w->hadamard ? 0 : x[i];
-        for (int32_t j = 0; j < size && w->hadamard; j++) {
-            row[i] += (__builtin_popcount((uint32_t)(i & j)) % 2 ? -x[j] : x[j]) / sqrt(size);
-        }
+    if (w->hadamard) {
+        oracle_hadamard(row, size);
     }
 }
 
