@@ -62,3 +62,18 @@ void best_make_room(const struct variant *variant, struct best *best, int32_t mo
         best_keep(variant, best, most);
     }
 }
+
+void best_add_part(const struct variant *variant, const int32_t *partial, int32_t topk,
+                   int32_t most, struct best *best)
+{
+    for (int32_t i = 0; i < partial[0]; i += BEST_STEP) {
+        best_make_room(variant, best, most);
+        const struct keep_args keep = {.from = partial + 1 + i,
+                                       .entries = partial + 1 + topk + i,
+                                       .to = best->scores + best->count,
+                                       .to_entries = best->entries + best->count,
+                                       .n = min_i32(BEST_STEP, partial[0] - i),
+                                       .least = best->threshold};
+        best->count += variant->keep_above(&keep);
+    }
+}

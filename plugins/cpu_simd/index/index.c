@@ -58,10 +58,15 @@ static int32_t product_tokens(const struct layer_shape *shape)
     return max_i32(1, PRODUCT_ROWS / shape->group);
 }
 
+static size_t round_up_size(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 static void *take(char *memory, size_t *used, size_t bytes)
 {
     void *taken = memory != NULL ? memory + *used : NULL;
-    *used += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    *used += round_up_size(bytes);
     return taken;
 }
 
@@ -104,13 +109,18 @@ static size_t partial_size(const struct attn_indexer_desc *x)
     return 1 + 2 * (size_t)x->topk;
 }
 
+/* Bytes of all candidates of parts, which come before the workers' memory. */
+static size_t partials_bytes(const struct attn_indexer_desc *x, int32_t num_threads)
+{
+    const size_t lists = 4 * (size_t)num_threads * (size_t)x->num_groups;
+    return round_up_size(lists * partial_size(x) * sizeof(int32_t));
+}
+
 size_t index_workspace_bytes(const struct layer_shape *shape, const struct attn_indexer_desc *x,
                              int32_t num_threads)
 {
     struct index_scratch s;
-    const size_t threads = (size_t)num_threads;
-    return threads * scratch_place(shape, x, NULL, &s) +
-           4 * threads * (size_t)x->num_groups * partial_size(x) * sizeof(int32_t);
+    return partials_bytes(x, num_threads) + (size_t)num_threads * scratch_place(shape, x, NULL, &s);
 }
 
 /* Entries that a query sees, and those of them that are listed for their score: low .. high - 1. */
@@ -503,22 +513,6 @@ static void chunk_items(void *argument, int64_t begin, int64_t end, int32_t work
     }
 }
 
-/* Candidates of one part after those of the parts before it. */
-static void add_partial(const struct variant *variant, const int32_t *partial, int32_t topk,
-                        int32_t most, struct best *best)
-{
-    for (int32_t i = 0; i < partial[0]; i += BEST_STEP) {
-        best_make_room(variant, best, most);
-        const struct keep_args keep = {.from = partial + 1 + i,
-                                       .entries = partial + 1 + topk + i,
-                                       .to = best->scores + best->count,
-                                       .to_entries = best->entries + best->count,
-                                       .n = min_i32(BEST_STEP, partial[0] - i),
-                                       .least = best->threshold};
-        best->count += variant->keep_above(&keep);
-    }
-}
-
 /* Items are chunks. */
 static void merge_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
@@ -535,8 +529,8 @@ static void merge_items(void *argument, int64_t begin, int64_t end, int32_t work
             struct best best = {s.memory, s.memory + best_capacity(x->topk), 0, INT32_MIN,
                                 INT32_MIN};
             for (int32_t part = 0; part < loop->parts; part++) {
-                add_partial(variant, partial_of(loop, chunk.first + t, part, g), x->topk,
-                            max_i32(room_of(x, &r), 0), &best);
+                best_add_part(variant, partial_of(loop, chunk.first + t, part, g), x->topk,
+                              max_i32(room_of(x, &r), 0), &best);
             }
             write_list(loop, chunk.first + t, g, &r, &best);
         }
@@ -588,9 +582,8 @@ attn_status simd_index(const struct attn_attend_args *args, struct attn_error *e
     }
     loop.most_tokens = most_chunk_tokens(&loop.problem.shape, loop.desc);
     loop.scratch_bytes = scratch_place(&loop.problem.shape, loop.desc, NULL, &s);
-    loop.scratch = args->scratch;
-    loop.partials =
-        (int32_t *)(void *)(loop.scratch + (size_t)host->num_threads * loop.scratch_bytes);
+    loop.partials = args->scratch;
+    loop.scratch = (char *)args->scratch + partials_bytes(loop.desc, host->num_threads);
     const int64_t chunks = divide(&loop, host->num_threads);
     host->parallel_for(host->user, chunks * loop.parts, 1, chunk_items, &loop);
     if (loop.parts > 1) {

@@ -23,5 +23,9 @@ void best_keep(const struct variant *variant, struct best *best, int32_t most);
 /* Afterwards BEST_STEP more have room. */
 void best_make_room(const struct variant *variant, struct best *best, int32_t most);
 int32_t best_capacity(int32_t most);
+/* Candidates of a part of the rows, a count and then `topk` places each for scores and entries,
+ * after those of the parts before it. */
+void best_add_part(const struct variant *variant, const int32_t *partial, int32_t topk,
+                   int32_t most, struct best *best);
 
 #endif

@@ -41,11 +41,19 @@ enum { BOUND = 416 * 128, BOUND_COLUMNS = 24 };
 static const struct shape bound_shape = {
     "bound", BOUND_COLUMNS, {1500, 0, 130, 0, 700}, {1, 0, 1, 0, 1}};
 
+/* Many tokens over more keys than a kernel keeps candidates: all places of a list's candidates are
+ * used, and of as many lists as a kernel works on at once. */
+enum { FULL_COLUMNS = 9 };
+static const struct shape full_shape = {"full", FULL_COLUMNS, {420, 0, 9, 0, 0}, {130, 0, 1, 0, 3}};
+
 struct form {
     const char *name;
     int32_t heads, head_size;
     struct attn_indexer_desc desc;
 };
+/* After four of the highest scores each key's is above all before it. */
+static const struct form rising_form = {
+    "rising", MOST_HEADS, 16, {.topk = 10, .activation = ATTN_INDEXER_RELU, .has_weights = 1}};
 static const struct form forms[] = {
     {"dsa", 8, 64, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     {"identity", 3, 40, {.topk = 7}},
@@ -211,6 +219,21 @@ static double draw(const struct index_variant *v, uint64_t *random)
     return v->drawn ? random_normal(random) : random_below(random, 5) - 2;
 }
 
+static double draw_key(const struct index_variant *v, int32_t j, int32_t i, uint64_t *random)
+{
+    if (v->form == &rising_form) {
+        return i == 0 ? (j < 4 ? 200 : j / 16) : i == 1 ? j % 16 : 0;
+    }
+    return v->nan && j == 0 && i == 3 ? NAN : draw(v, random);
+}
+
+/* Element i of all queries of a token. */
+static double draw_query(const struct index_variant *v, int64_t i, uint64_t *random)
+{
+    const int64_t dim = i % v->form->head_size;
+    return v->form != &rising_form ? draw(v, random) : dim == 0 ? 16 : dim == 1 ? 1 : 0;
+}
+
 static void fill(const struct index_case *c, struct kernel_test *test, uint64_t *random)
 {
     const struct latent_batch *b = &c->batch;
@@ -224,8 +247,7 @@ static void fill(const struct index_case *c, struct kernel_test *test, uint64_t 
             uint8_t *rows = test_input(test, now ? LATENT_ROWS : LATENT_CONTEXT);
             double *key = &c->keys[((int64_t)r * b->longest + j) * d];
             for (int32_t i = 0; i < d; i++) {
-                const double x = v->nan && j == 0 && i == 3 ? NAN : draw(v, random);
-                number_store(rows, at[now] * d + i, v->dtype, x);
+                number_store(rows, at[now] * d + i, v->dtype, draw_key(v, j, i, random));
                 key[i] = number_load(rows, at[now] * d + i, v->dtype);
             }
             at[now]++;
@@ -233,10 +255,11 @@ static void fill(const struct index_case *c, struct kernel_test *test, uint64_t 
     }
     for (int64_t i = (int64_t)FIRST_ROW * heads * d; i < (int64_t)b->num_actual_rows * heads * d;
          i++) {
-        number_store(test_input(test, LATENT_Q), i, q_dtype(v), draw(v, random));
+        number_store(test_input(test, LATENT_Q), i, q_dtype(v), draw_query(v, i, random));
     }
     for (int32_t i = FIRST_ROW * heads; i < b->num_actual_rows * heads; i++) {
-        ((float *)test_input(test, WEIGHTS))[i] = (float)draw(v, random);
+        ((float *)test_input(test, WEIGHTS))[i] =
+            v->form == &rising_form ? 1 : (float)draw(v, random);
     }
 }
 
@@ -503,6 +526,11 @@ void index_cases(const struct kernel_sink *sink)
                 try_index(sink, &more);
             }
         }
+    }
+    for (int32_t i = 0; i < 3 && takes(caps, &rising_form); i++) {
+        const int32_t dtype = ATTN_DTYPE_F16 + i;
+        const struct index_variant v = {&rising_form, &full_shape, dtype, dtype};
+        try_index(sink, &v);
     }
     for (int32_t i = 0; i < FORMS * 4; i++) {
         if (takes(caps, &forms[i / 4]) && forms[i / 4].head_size == 128) {
