@@ -115,10 +115,6 @@ static void match(struct check *check, int32_t phase)
                      "norm, rotation or Hadamard transform of keys", "not declared"});
     }
     CHECK_DRAFT_CODE(check, "activation", x->activation, caps->activations, "identity", "relu");
-    if (check->match->kernel_block_size % x->tokens_per_row != 0) {
-        check_refuse_number(check, "block_size", check->match->kernel_block_size,
-                            "multiples of the layer's tokens_per_row");
-    }
 }
 
 static attn_status check_weights(const attn_plan *plan, const struct step *step,

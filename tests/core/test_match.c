@@ -291,6 +291,38 @@ CASE(test_outputs_rotated_back)
     expect_composed(&s, ATTN_COMPOSE_CASCADE | ATTN_COMPOSE_OUTPUT_ROPE);
 }
 
+/* Limits of 0 are what every backend has. */
+CASE(test_indexers)
+{
+    static const struct attn_range blocks[] = {{16, 64, 16}};
+    struct attn_indexer_desc indexer = {.topk = 8};
+    struct attn_indexer_caps limits =
+        EXTENSION(attn_indexer_caps, ATTN_EXT_CAPS_INDEXER, NULL, .topk_max = 8);
+    layer_set_indexer(&s.layer, &indexer);
+    s.caps->layer_kinds |= 1u << ATTN_LAYER_INDEXER;
+    expect_fields(&s, 1, "attn_indexer_caps");
+    s.caps->next = &limits.ext;
+    limits.head_size_max = s.layer.head_size - 1;
+    expect_fields(&s, 1, "head_size");
+    limits.head_size_max++;
+    expect_reasons(&s, 0);
+    indexer.activation = ATTN_INDEXER_RELU;
+    indexer.num_groups = s.layer.num_q_heads;
+    indexer.tokens_per_row = 2;
+    indexer.rows_per_entry = 5;
+    expect_fields(&s, 4, "activation", "num_groups", "tokens_per_row", "rows_per_entry");
+    limits.activations = 1u << ATTN_INDEXER_RELU;
+    limits.num_groups_max = s.layer.num_q_heads;
+    limits.tokens_per_row_max = 96;
+    limits.rows_per_entry_max = 5;
+    expect_reasons(&s, 0);
+    s.caps->block_sizes = blocks; /* three of a backend's blocks of 64 have two rows of 96 */
+    s.layer.block_size = 192;
+    expect_reasons(&s, 0);
+    indexer.tokens_per_row = 96;
+    expect_fields(&s, 2, "block_size", "tokens_per_row");
+}
+
 CASE(test_keys_changed_when_written)
 {
     struct attn_index_write write =

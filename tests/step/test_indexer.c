@@ -49,6 +49,7 @@ static void describe(struct index *x)
         SIZED(attn_layer_desc, .name = "indexer", .dtype = ATTN_DTYPE_F32, .num_q_heads = H,
               .head_size = D, .window_left = -1, .window_right = -1, .block_size = BLOCK);
     layer_set_indexer(&x->described, &x->desc);
+    x->desc.num_groups = x->desc.rows_per_entry = 0; /* which read as 1 */
 }
 
 static struct index *open_runtime(void)
@@ -170,6 +171,42 @@ TEST(idle_steps_list_nothing)
     REFUSED(&x->error, "out", x->api->run(x->plan, x->layer, &x->io, &x->error));
 }
 
+/* A block table is shared by indexers whose rows have as many tokens. */
+TEST(rows_of_other_tokens_have_another_table)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+    struct attn_indexer_desc others[2] = {x->desc, x->desc};
+    struct attn_layer_desc descs[2] = {x->described, x->described};
+    const struct attn_layer_desc *layers[] = {&x->described, &descs[0], &descs[1]};
+    for (int32_t i = 0; i < 2; i++) {
+        descs[i].name = i == 0 ? "same" : "longer";
+        descs[i].next = &others[i].ext;
+    }
+    others[1].tokens_per_row = 2 * ROW;
+    CHECK(x, client_model(x->api, x->runtime, CLIENT_ORDER("cpu_ref"), layers, 3, &x->model,
+                          &x->error));
+    assert_int_equal(x->api->model_num_groups(x->model, ATTN_GROUP_BLOCK_TABLE), 2);
+}
+
+TEST(lists_of_groups_without_weights)
+{
+    OWNED(close_all) struct index *x = open_runtime();
+    x->desc.num_groups = 2;
+    x->desc.has_weights = 0;
+    bind(x);
+    fill(x, steps[0]);
+    PLAN(x);
+    const int32_t tokens = x->batch.num_tokens;
+    INVALID(&x->error, "out", x->api->run(x->plan, x->layer, &x->io, &x->error));
+    OWNED(memory_end) int32_t *lists = malloc(2 * sizeof x->out);
+    x->io.out = tensor(x, 2, lists, tokens, 2, ROOM);
+    x->tensors[2].tensor.dtype = (struct attn_dtype){ATTN_CODE_INT, 32, 1};
+    INVALID(&x->error, "weights", x->api->run(x->plan, x->layer, &x->io, &x->error));
+    SAYS(x, "does not say has_weights");
+    x->io.next = NULL;
+    RUN(x);
+}
+
 TEST(keys_of_padding_may_be_nan)
 {
     OWNED(close_all) struct index *x = open_runtime();
@@ -208,6 +245,7 @@ TEST(layers_are_refused_by_field)
     LAYER_REFUSED(x, "tail", "tokens_per_row 1 and", x->desc.tokens_per_row = 0);
     LAYER_REFUSED(x, "forced_on_top", "forced_on_top is 2", x->desc.forced_on_top = 2);
     LAYER_REFUSED(x, "num_kv_heads", "num_kv_heads 2", x->described.num_kv_heads = 2);
+    LAYER_REFUSED(x, "num_kv_heads", "head_size_v 8", x->described.head_size_v = D / 2);
     LAYER_REFUSED(x, "kv_dtype", "kv_dtype is nvfp4", x->described.kv_dtype = ATTN_KV_NVFP4);
     LAYER_REFUSED(x, "has_window", "has_window is 1",
                   (x->described.has_window = 1, x->described.window_left = 3));
@@ -259,6 +297,9 @@ TEST(runs_are_refused_by_field)
     RUN_REFUSED("k", x->tensors[1].shape[1] = 2);
     RUN_REFUSED("v", x->io.v = x->io.k);
     RUN_REFUSED("lse", x->io.lse = x->io.k);
+    fill(x, steps[1]);
+    x->w[3][2] = NAN;
+    REFUSED(&x->error, "weights", x->api->run(x->plan, x->layer, &x->io, &x->error));
     fill(x, steps[1]);
     x->batch.causal = ATTN_CAUSAL_NO;
     INVALID(&x->error, "causal", x->api->plan_batch(x->plan, &x->batch, NULL, &x->error));

@@ -117,6 +117,29 @@ TEST(test_validation)
     fixture_finish(&l->f);
 }
 
+/* The host knows bounds, of lengths and of tokens: lists of tokens that are none are not looked at.
+ */
+TEST(test_bounds)
+{
+    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    struct attn_layer_desc layer = describe(l);
+    int32_t bounds[5];
+    layer.host_bounds = 1;
+    fixture_init(&l->f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, true);
+    bring(l);
+    l->f.batch.flags = ATTN_BATCH_HOST_BOUNDS;
+    for (int32_t r = 0; r <= 4; r++) {
+        bounds[r] = l->f.query_start_loc[r];
+        l->f.query_start_loc[r] -= r > 2 ? 5 : 0; /* 4 of 9 queries are there */
+    }
+    l->f.batch.query_start_loc_host = bounds;
+    l->indices[26][0][1] = l->indices[26][0][0];
+    l->lengths[27][1] = -1;
+    fixture_step(&l->f);
+    RUN_REFUSED("lengths", "lengths[25, 1] is -1", l->lengths[25][1] = -1);
+    fixture_finish(&l->f);
+}
+
 /* Requests with a common prefix: its keys stay where the lists say they are. */
 TEST(test_common_prefix)
 {
