@@ -125,12 +125,10 @@ static attn_status quantize(const attn_plan *plan, const struct step *step, int3
     const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct encoder_areas *areas = plan->data[COMPOSITION_ENCODER];
     const struct instance *instance = step_instance(step);
-    const int32_t *keys = plan->given.key_start_loc_host;
     const int32_t length = step->layer->selected->mm_quant->amax_history_len;
     const struct attn_tensor e4m3 = {.device = plan->model->device,
                                      .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
-    bool own_rows = i > 0 && plan->given.key_start_loc != NULL && keys != NULL;
-    int64_t first = own_rows ? keys[0] : plan->first_row;
+    int64_t first = i > 0 ? plan->first_key_row : plan->first_row;
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
     int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
     int64_t width = i == 2 ? part->head_size_v : part->head_size;

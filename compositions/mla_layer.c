@@ -31,6 +31,9 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
                (m->weight_dtype < 0 || m->weight_dtype >= NUM_DTYPES),
            "weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)", l->name,
            m->weight_dtype, NUM_DTYPES - 1, ATTN_DTYPE_MXFP4);
+    BAD_IF(m->context_workspace_tokens < 0, "context_workspace_tokens",
+           "layer '%s': context_workspace_tokens is %lld; 0 (what fits) or above", l->name,
+           (long long)m->context_workspace_tokens);
     BAD_IF(l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim,
            "head_size",
            "layer '%s': an MLA layer has one KV head of kv_lora_rank + qk_rope_head_dim = %d; "

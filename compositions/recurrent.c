@@ -469,7 +469,7 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
     states->state_slots_stride += states->state_slots_stride == 0; /* 0: 1 */
     states->initial_slots_stride += states->initial_slots_stride == 0;
     const int32_t most = 1 + drafted_states(layer);
-    const int32_t row = states->num_accepted_tokens != NULL ? most : 0;
+    const int32_t row = states->num_accepted_tokens != NULL ? most : 1;
     if (layer->caches != NULL) {
         BAD_IF(replay == NULL || replay->ring_tokens == NULL || plan->given.seq_lens == NULL,
                "attn_batch_replay",

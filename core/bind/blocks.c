@@ -90,9 +90,11 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
         bytes += mine->bytes;
     }
     *count = all.count;
-    BAD_IF(other != NULL && bytes > stride, "other",
-           "layer '%s': a block takes %lld bytes, those of the other memory lie %lld bytes apart",
-           layer->desc->name, (long long)bytes, (long long)stride);
+    BAD_IF(other != NULL && (other->base == NULL || other->stride < 0 || bytes > stride), "other",
+           "layer '%s': a block takes %lld bytes; the other memory is at %p, %lld bytes from block "
+           "to block",
+           layer->desc->name, (long long)bytes, other->base,
+           (long long)(other->stride != 0 ? other->stride : stride));
     return ATTN_OK;
 }
 

@@ -102,6 +102,9 @@ attn_status batch_check_fields(const attn_plan *plan, const struct attn_batch *b
                "the batch brings %s; for group %d it does where %s", fields[i].field, plan->group,
                fields[i].needed);
     }
+    BAD_IF(b->tree != NULL && (b->tree_stride_request < 0 || b->tree_stride_row < 0), "tree",
+           "trees lie %lld words apart, their rows %lld; 0 or above",
+           (long long)b->tree_stride_request, (long long)b->tree_stride_row);
     BAD_IF(b->num_spans < 0 || (b->num_spans > 0 && b->spans == NULL) ||
                (b->spans != NULL && b->span_start_loc == NULL),
            "spans", "%d spans at %p, span_start_loc %p; both are needed", b->num_spans,

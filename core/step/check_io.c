@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
+#include <float.h>
+
 #include "step/plan_state.h"
 
 static const struct attn_dtype float32 = {ATTN_CODE_FLOAT, 32, 1},
@@ -162,7 +164,8 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
         CHECK_TENSOR_IF(norms[i].weight != NULL, norms[i].weight, NULL, norms[i].field, 1,
                         {layer->head_size});
     }
-    BAD_IF(!(rope->norm_eps >= 0), "norm_eps", "is negative or NaN");
+    BAD_IF(!(rope->norm_eps >= 0 && rope->norm_eps <= FLT_MAX), "norm_eps",
+           "is %g; finite, 0 or above", (double)rope->norm_eps);
     BAD_IF(slots < plan->given.num_actual_tokens || slots > plan->num_tokens, "num_slots",
            "%lld slots, and attn_io_rope rotates the queries of as many tokens; the batch has %d "
            "to %d",

@@ -274,6 +274,10 @@ static attn_status check_parts(const attn_plan *plan, const struct attn_workspac
     }
     BAD_IF((uintptr_t)given->scratch % WORKSPACE_ALIGNMENT != 0, "scratch",
            "scratch %p; an address that is a multiple of %d", given->scratch, WORKSPACE_ALIGNMENT);
+    const uintptr_t memory = (uintptr_t)given->memory, apart = (uintptr_t)given->scratch;
+    BAD_IF(apart >= memory ? apart - memory < own : memory - apart < scratch, "scratch",
+           "scratch %p lies in the plan's own part, %zu bytes at %p, or holds some of it",
+           given->scratch, own, given->memory);
     return given->bytes >= given->scratch_bytes && given->scratch_bytes >= scratch &&
                    given->bytes - given->scratch_bytes >= own
                ? ATTN_OK

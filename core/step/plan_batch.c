@@ -268,27 +268,31 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
     plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
         plan->stream = stream;
-        return plan->ready != NULL ? call_vendors(plan, mode, false, stream, error)
-                                   : error_set(error, ATTN_ERROR_ORDER, "mode",
-                                               "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
+        const bool begun = plan->mode == ATTN_PLAN_CAPTURE || plan->mode == ATTN_PLAN_OUT_OF_GRAPH;
+        return plan->ready != NULL && begun
+                   ? call_vendors(plan, mode, false, stream, error)
+                   : error_set(error, ATTN_ERROR_ORDER, "mode",
+                               "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
     struct captured *captured = &plan->captured;
     ERROR_IF(mode == ATTN_PLAN_REPLAY && !captured->there, ATTN_ERROR_ORDER, "mode",
              "REPLAY comes after CAPTURE");
     attn_status status = plan_steps(plan, batch, mode, false, stream, error);
     const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
-                                 plan->given.num_tokens};
+                                 plan->given.num_tokens, plan->steps[0].program == run_idle};
     if (status == ATTN_OK && mode == ATTN_PLAN_CAPTURE) {
         *captured = now;
     }
     if (status == ATTN_OK && mode == ATTN_PLAN_REPLAY &&
         (now.num_reqs != captured->num_reqs || now.num_decodes != captured->num_decodes ||
-         now.num_tokens != captured->num_tokens)) {
+         now.num_tokens != captured->num_tokens || now.idle != captured->idle)) {
         plan->ready = NULL;
         return BAD("num_reqs",
-                   "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
-                   now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
-                   captured->num_decodes, captured->num_tokens);
+                   "a replay with %d requests (%d decodes), %d tokens%s; captured were %d (%d), "
+                   "%d%s",
+                   now.num_reqs, now.num_decodes, now.num_tokens, now.idle ? ", none attended" : "",
+                   captured->num_reqs, captured->num_decodes, captured->num_tokens,
+                   captured->idle ? ", none attended" : "");
     }
     return status;
 }

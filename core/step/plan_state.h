@@ -116,6 +116,7 @@ struct area {
 struct captured {
     bool there;
     int32_t num_reqs, num_decodes, num_tokens;
+    bool idle; /* no kernel attends */
 };
 
 /* The block table that plan_batch makes where the engine's is no kernel's, see block_table.c. */
@@ -175,6 +176,7 @@ struct attn_plan {
     int32_t num_tokens;      /* rows that a run's tensors must have */
     int32_t num_key_rows;    /* rows of k and v, where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan_batch */
+    int32_t first_key_row;   /* the same of k and v */
     const attn_layer *table; /* names the block-table group, see attn_layer.table */
     const attn_layer *ready; /* = table once plan_batch succeeded, else NULL */
     uint64_t serial;         /* number of the last plan_batch */

@@ -18,7 +18,6 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
 {
     const struct attn_limits *limits = &plan->limits;
     TRY(check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error));
-    TRY(check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error));
     BAD_IF(b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens, "num_actual_tokens",
            "num_actual_tokens is %d; 0 to num_tokens, %d", b->num_actual_tokens, b->num_tokens);
     TRY(check_limit("max_query_len", b->max_query_len, limits->max_query_len, error));
@@ -99,6 +98,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     plan->received = read;
     TRY(ext_narrow(&read.next, ABI_BATCH, plan->vendor_ids, plan->num_vendor_ids,
                    &plan->batch_extensions, error));
+    TRY(check_limit("num_tokens", read.num_tokens, plan->limits.max_num_tokens, error));
     if (read.mode != ATTN_BATCH_PROFILE) {
         TRY(check_addresses(plan, &read, error));
         TRY(check_counts(plan, &read, error));
@@ -115,9 +115,9 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     plan->all_query_lens = ranks != NULL && plan->takes.all_queries ? ranks->query_lens_host : NULL;
     plan->num_tokens = read.num_tokens;
     plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;
-    plan->num_key_rows = checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
-                             ? read.key_start_loc_host[read.num_reqs]
-                             : read.num_actual_tokens;
+    const int32_t *keys = checked && read.key_start_loc != NULL ? read.key_start_loc_host : NULL;
+    plan->first_key_row = keys != NULL ? keys[0] : plan->first_row;
+    plan->num_key_rows = keys != NULL ? keys[read.num_reqs] : read.num_actual_tokens;
     return ATTN_OK;
 }
 

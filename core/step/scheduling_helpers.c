@@ -9,7 +9,7 @@ enum { DECODE, SHORT_EXTEND, LONG_EXTEND, PREFILL };
 static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t prompt_len, int32_t threshold,
                         int32_t short_extend)
 {
-    int32_t context = seq_len - query_len;
+    const int64_t context = (int64_t)seq_len - query_len;
     if (query_len <= threshold && (prompt_len < 0 || (context > 0 && context >= prompt_len))) {
         return DECODE;
     }

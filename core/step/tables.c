@@ -48,20 +48,21 @@ attn_status table_check(attn_plan *plan, const struct attn_batch *b, int32_t num
     if (t->max_seq_len == 0) {
         t->max_seq_len = t->seq_lens_host != NULL
                              ? longest
-                             : (most + made->tokens_per_row - 1) / made->tokens_per_row;
+                             : most / made->tokens_per_row + (most % made->tokens_per_row != 0);
     }
     TRY_IF(own, check_limit(most_field, t->max_seq_len, most, error));
     BAD_IF(b->num_reqs > 0 && (t->seq_lens == NULL || t->block_table == NULL), FIELD("block_table"),
            "%sseq_lens %p, block_table %p; a layer with a cache needs both", where,
            (const void *)t->seq_lens, (const void *)t->block_table);
-    t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
-    BAD_IF(t->block_table_row == NULL && t->block_table_rows < b->num_reqs,
+    t->block_table_rows = t->block_table_rows != 0 ? t->block_table_rows : b->num_reqs;
+    BAD_IF(t->block_table_rows < (t->block_table_row == NULL ? b->num_reqs : 0),
            FIELD("block_table_rows"),
            "%s%lld rows and %d requests; each has a row of its own without block_table_row", where,
            (long long)t->block_table_rows, b->num_reqs);
     const int64_t keys = own ? t->max_seq_len : longest, in_block = made->rows_per_entry;
     const int64_t blocks = (keys + in_block - 1) / in_block;
-    BAD_IF(t->seq_lens_host != NULL && b->num_reqs > 0 && t->block_table_stride < blocks,
+    BAD_IF((t->seq_lens_host != NULL || t->block_table_stride < 0) && b->num_reqs > 0 &&
+               t->block_table_stride < blocks,
            FIELD("block_table_stride"),
            "%srows of %lld entries; a request has %lld keys, %lld blocks of %lld", where,
            (long long)t->block_table_stride, (long long)keys, (long long)blocks,

@@ -194,8 +194,6 @@ static attn_status validate_prefix(const attn_plan *plan, struct attn_error *err
     const int64_t blocks = b->common_prefix_len / plan->made[0].rows_per_entry;
     const int32_t *first = NULL;
     int32_t first_request = 0;
-    BAD_IF(b->common_prefix_len < 0, "common_prefix_len", "common_prefix_len is %d; 0 or above",
-           b->common_prefix_len);
     for (int32_t r = 0; r < b->num_reqs && b->common_prefix_len > 0; r++) {
         int64_t count;
         if (b->query_start_loc[r + 1] == b->query_start_loc[r] || b->seq_lens[r] == 0) {
@@ -267,12 +265,15 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                                b->num_reqs + 1, false, error));
     TRY(validate_copy("key_start_loc", b->key_start_loc, b->key_start_loc_host, b->num_reqs + 1,
                       false, error));
-    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
+    if (!layer_has_cache(l) || b->seq_lens == NULL) { /* which states may do without */
         return ATTN_OK;
     }
     const struct attn_batch_table own = own_table(b);
     TRY(validate_copy("seq_lens", b->seq_lens, b->seq_lens_host, b->num_reqs, bounds, error));
     TRY(validate_lengths(b, l->kind == ATTN_LAYER_CROSS, error));
+    if (owner->spec.kind == ATTN_KV_SPEC_STATE) {
+        return ATTN_OK;
+    }
     TRY(validate_table(plan, 0, &own, error));
     TRY(validate_prefix(plan, error));
     TRY(validate_further(plan, error));
@@ -380,11 +381,12 @@ attn_status validate_apart(const struct attn_tensor *tensor, const char *name,
             }
         }
         seen |= 1u << next;
-        BAD_IF(tensor->shape[next] > 1 && tensor->strides[next] <= reach, name,
-               "%s is written, and its stride %lld of dimension %d makes elements share bytes; "
-               "above %lld",
-               name, (long long)tensor->strides[next], next, (long long)reach);
-        reach += tensor->shape[next] > 1 ? (tensor->shape[next] - 1) * tensor->strides[next] : 0;
+        const int64_t more = tensor->shape[next] - 1, stride = tensor->strides[next];
+        BAD_IF(more > 0 && (stride <= reach || stride > (INT64_MAX - reach) / more), name,
+               "%s is written, and its stride %lld of dimension %d makes elements share bytes, or "
+               "reach past all memory; above %lld",
+               name, (long long)stride, next, (long long)reach);
+        reach += more > 0 ? more * stride : 0;
     }
     return ATTN_OK;
 }

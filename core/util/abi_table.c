@@ -95,7 +95,7 @@ FIELDS(mla_desc, INT(mla_desc, kv_lora_rank, 8, MAX_LATENT),
        INT(mla_desc, qk_nope_head_dim, 8, MAX_HEAD_SIZE),
        INT(mla_desc, qk_rope_head_dim, 0, MAX_HEAD_SIZE),
        INT(mla_desc, v_head_dim, 8, MAX_HEAD_SIZE), INT(mla_desc, topk, 0, 1 << 20),
-       INT(mla_desc, padded_num_q_heads, 0, MAX_HEADS));
+       SWITCH(mla_desc, absorb_in_core), INT(mla_desc, padded_num_q_heads, 0, MAX_HEADS));
 FIELDS(recurrent_desc, INT(recurrent_desc, num_k_heads, 1, MAX_HEADS),
        INT(recurrent_desc, num_v_heads, 1, MAX_HEADS),
        INT(recurrent_desc, head_size_k, 8, MAX_HEAD_SIZE),
@@ -160,9 +160,10 @@ FIELDS(recurrent_skip, DEVICE(recurrent_skip, skip));
 FIELDS(recurrent_norm_weight, TENSOR(recurrent_norm_weight, weight));
 
 FIELDS(batch, INT(batch, mode, 0, ATTN_BATCH_PROFILE), INT(batch, causal, 0, ATTN_CAUSAL_NO),
-       DEVICE(batch, query_start_loc), HOST(batch, query_start_loc_host), DEVICE(batch, seq_lens),
-       HOST(batch, seq_lens_host), DEVICE(batch, key_start_loc), HOST(batch, key_start_loc_host),
-       DEVICE(batch, block_table), DEVICE(batch, block_table_row), DEVICE(batch, slot_mapping),
+       COUNT(batch, common_prefix_len), DEVICE(batch, query_start_loc),
+       HOST(batch, query_start_loc_host), DEVICE(batch, seq_lens), HOST(batch, seq_lens_host),
+       DEVICE(batch, key_start_loc), HOST(batch, key_start_loc_host), DEVICE(batch, block_table),
+       DEVICE(batch, block_table_row), DEVICE(batch, slot_mapping),
        DEVICE(batch, causal_per_request), DEVICE(batch, encoder_seq_lens),
        HOST(batch, encoder_seq_lens_host), DEVICE(batch, logits_indices), DEVICE(batch, spans),
        DEVICE(batch, span_start_loc), DEVICE(batch, tree), DEVICE(batch, page_indices),
@@ -214,7 +215,7 @@ FIELDS(amax_args, SWITCH(amax_args, per_head), SWITCH(amax_args, accumulate));
 FIELDS(copy_args, INT(copy_args, kind, ATTN_COPY_HOST_TO_DEVICE, ATTN_COPY_DEVICE_TO_DEVICE),
        ZERO(copy_args, reserved));
 FIELDS(fill_args, ZERO(fill_args, reserved));
-FIELDS(plan_options, ZERO(plan_options, reserved));
+FIELDS(plan_options, SWITCH(plan_options, graph), ZERO(plan_options, reserved));
 FIELDS(limits, INT(limits, max_num_reqs, 1, INT32_MAX), INT(limits, max_num_tokens, 1, INT32_MAX),
        COUNT(limits, max_query_len), COUNT(limits, max_seq_len), COUNT(limits, max_blocks_per_req),
        ZERO(limits, reserved));

@@ -105,7 +105,8 @@ attn_status tensor_check(const struct attn_tensor *t, const struct tensor_need *
     for (int32_t i = 0; good && i < need->ndim; i++) {
         const int64_t size = need->shape[i];
         const bool more = need->more == i + 1;
-        good = size == TENSOR_ANY || t->shape[i] == size || (more && t->shape[i] > size);
+        good = size == TENSOR_ANY ? t->shape[i] >= 0
+                                  : t->shape[i] == size || (more && t->shape[i] > size);
         empty |= more && size == 0;
     }
     return good && (t->data != NULL || empty) ? ATTN_OK : refuse(t, need, layer, error);
@@ -118,7 +119,7 @@ int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim)
         return tensor->strides[dim];
     }
     for (int32_t i = tensor->ndim - 1; i > dim; i--) {
-        stride *= tensor->shape[i];
+        stride = (int64_t)((uint64_t)stride * (uint64_t)tensor->shape[i]); /* not yet checked */
     }
     return stride;
 }

@@ -31,7 +31,7 @@ struct own_tensor {
 struct tensor_need {
     const char *name;
     int32_t ndim;
-    int64_t shape[TENSOR_MAX_DIMS]; /* TENSOR_ANY: whatever it is */
+    int64_t shape[TENSOR_MAX_DIMS]; /* TENSOR_ANY: 0 or above */
     int32_t more;                   /* the dimension, from 1, that may be larger; 0: none */
     struct attn_dtype dtype;        /* zeroed: f16, bf16 or f32 */
     bool strided;                   /* the last dimension need not be contiguous */

@@ -143,6 +143,11 @@ REFUSAL(gdn_values, "head_size", "head_size_v 32", set_recurrent(l, &gdn_whole);
 REFUSAL(gdn_silu, "conv_silu", "needs a conv_width", set_recurrent(l, &gdn_silu_alone))
 REFUSAL(gdn_cache, "kv_dtype", "fp8_e4m3", set_recurrent(l, &gdn_whole);
         l->kv_dtype = ATTN_KV_FP8_E4M3)
+REFUSAL(mla_absorbs_twice, "absorb_in_core", "2; allowed are 0 to 1", l->kind = ATTN_LAYER_MLA;
+        l->next = &mla_two_ext.ext; l->num_kv_heads = 1; l->head_size = 576)
+REFUSAL(mla_workspace, "context_workspace_tokens", "-1; 0 (what fits) or above",
+        l->kind = ATTN_LAYER_MLA;
+        l->next = &mla_rows_ext.ext; l->num_kv_heads = 1; l->head_size = 576)
 REFUSAL(mla_values, "head_size_v", "64; 0, or v_head_dim, 128", l->kind = ATTN_LAYER_MLA;
         l->next = &mla_ext.ext; l->num_kv_heads = 1; l->head_size = 576; l->head_size_v = 64)
 REFUSAL(encoder_cache, "kv_dtype", "fp8_e4m3", l->kind = ATTN_LAYER_ENCODER;

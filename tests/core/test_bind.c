@@ -475,7 +475,12 @@ CASE(moves_every_plane_of_a_block)
         SIZED(attn_block_transfer, .kind = ATTN_COPY_DEVICE_TO_HOST, .other = &other,
               .other_stride = sizeof other, .pairs = out, .num_pairs = 1);
     INVALID(&error, "other", copy_blocks(model, &move, &error));
+    other.stride = -STRIDE;
+    INVALID(&error, "other", copy_blocks(model, &move, &error));
     other.stride = STRIDE;
+    other.base = NULL;
+    INVALID(&error, "other", copy_blocks(model, &move, &error));
+    other.base = swap;
     assert_ok(copy_blocks(model, &move, &error));
     move.kind = ATTN_COPY_HOST_TO_DEVICE;
     move.pairs = in;

@@ -17,15 +17,18 @@ typedef void change(struct attn_layer_desc *layer);
 static const struct attn_ext unknown_ext = {0x1345, 0, sizeof(struct attn_ext), NULL};
 /* The core's own to read, and not a draft of kernels. */
 static const struct attn_ext core_ext = {ATTN_EXT_DRAFT_KERNELS - 1, 0, sizeof core_ext, NULL};
-#define MLA(name, listed)                                                                          \
+#define MLA(name, listed, ...)                                                                     \
     static const struct attn_mla_desc name = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof name, NULL},    \
                                               .kv_lora_rank = 512,                                 \
                                               .qk_nope_head_dim = 128,                             \
                                               .qk_rope_head_dim = 64,                              \
                                               .v_head_dim = 128,                                   \
-                                              .topk = listed}
-MLA(mla_ext, 0);
-MLA(mla_topk, 8);
+                                              .topk = listed,                                      \
+                                              __VA_ARGS__}
+MLA(mla_ext, 0, .absorb_in_core = 0);
+MLA(mla_topk, 8, .absorb_in_core = 0);
+MLA(mla_two_ext, 0, .absorb_in_core = 2);
+MLA(mla_rows_ext, 0, .context_workspace_tokens = -1);
 #define RECURRENT(name, values, silu, state)                                                       \
     static const struct attn_recurrent_desc name = {                                               \
         .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof name, NULL},                                    \

@@ -55,6 +55,8 @@ TEST(limits_and_workspaces_may_grow)
     assert_true(scratch < room.known.bytes);
     room.known.scratch = (uint8_t *)room.known.memory + 8;
     REFUSED(&b->error, "scratch", plan_bind_workspace(plan, &room.known, &b->error));
+    room.known.scratch = room.known.memory; /* what a run would write over */
+    REFUSED(&b->error, "scratch", plan_bind_workspace(plan, &room.known, &b->error));
     room.known.scratch = aligned_alloc(256, scratch + 256);
     assert_ok(plan_bind_workspace(plan, &room.known, &b->error));
     room.known.bytes--;

@@ -189,7 +189,12 @@ TEST(idle_steps_are_zeros)
             assert_int_equal(((uint8_t *)b->workspace)[i], mode == 0 ? 0xff : 0);
         }
     }
+    b->batch.num_tokens = -1; /* counts of rows, of a profile step, too */
+    INVALID(&b->error, "num_tokens", step(b));
+    b->batch.num_tokens = 0;
     memset(b->data[3], 0xff, sizeof b->data[3]);
+    b->out.shape[0] = -2;
+    INVALID(&b->error, "out", step(b));
     b->out.shape[0] = TOKENS / 2; /* every second row */
     b->out.strides = apart;
     assert_ok(step(b));

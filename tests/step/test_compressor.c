@@ -132,7 +132,9 @@ TEST(test_runs)
 {
     OWNED(close_model) struct compressor *c = open_model(false);
     RUN_REFUSED("attn_io_compressor", "is missing", c->io.next = NULL);
-    RUN_REFUSED("attn_io_compressor", "norm_eps is negative", c->io_compressor.norm_eps = -1);
+    RUN_REFUSED("norm_eps", "is -1; finite, 0 or above", c->io_compressor.norm_eps = -1);
+    RUN_REFUSED("norm_eps", "is nan", c->io_compressor.norm_eps = NAN);
+    RUN_REFUSED("norm_eps", "is inf", c->io_compressor.norm_eps = INFINITY);
     RUN_REFUSED("q", "has neither q nor v nor lse", c->io.q = c->io.k);
     RUN_REFUSED("k", "", c->io.k = tensor(c, 2, c->k, 8, HEADS - 1, D));
     RUN_REFUSED("out", "", c->io.out = tensor(c, 3, c->out, 8, HEADS, D));

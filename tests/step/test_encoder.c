@@ -84,7 +84,6 @@ static attn_status step_from(struct encoder *e, uint64_t seed, const float size[
     struct shaped q, k, v, out;
     struct attn_batch batch = client_batch(REQS, start, NULL);
     batch.key_start_loc = key_start;
-    batch.key_start_loc_host = key_start;
     const struct attn_step_io io =
         SIZED(attn_step_io, .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
               .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),
@@ -99,7 +98,13 @@ static attn_status step_from(struct encoder *e, uint64_t seed, const float size[
         e->q[TOKENS][i / SIZE][i % SIZE] = e->k[other][i / SIZE % KV_HEADS][i % SIZE] =
             e->v[other][i / SIZE % KV_HEADS][i % SIZE] = 1e6f;
     }
+    int32_t host[2][REQS + 1]; /* which no run reads */
+    memcpy(host[0], start, sizeof host[0]);
+    memcpy(host[1], key_start != NULL ? key_start : start, sizeof host[1]);
+    batch.query_start_loc_host = host[0];
+    batch.key_start_loc_host = key_start != NULL ? host[1] : NULL;
     attn_status status = api->plan_batch(e->plan, &batch, NULL, &e->error);
+    memset(host, 0x7f, sizeof host);
     return status ? status : api->run(e->plan, api->model_layer(e->model, 0), &io, &e->error);
 }
 

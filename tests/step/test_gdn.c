@@ -473,6 +473,9 @@ TEST(test_bad_steps)
     PLAN_REFUSED("state_slots", g->ext.state_slots = NULL);
     PLAN_REFUSED("state_slots", g->slots[2][0] = SLOTS);
     g->slots[2][0] = 4;
+    PLAN_REFUSED("state_slots", g->ext.state_slots_stride = -1);
+    const int32_t lens[] = {1, INT32_MIN, 7, 5, 2};
+    PLAN_REFUSED("seq_lens", g->batch.seq_lens = g->batch.seq_lens_host = lens);
     PLAN_REFUSED("has_initial_state", (g->ext.has_initial_state = NULL, g->batch.seq_lens = NULL));
     PLAN(g);
     struct attn_tensor spread = *g->io_ext.mixed_qkv;

@@ -40,6 +40,9 @@ TEST(test_refused_graphs)
                f.api->plan_graph(plan, ATTN_PLAN_REPLAY, b, NULL, &f.error));
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "mode",
                f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
+    CHECK(&f, f.api->plan_batch(plan, b, NULL, &f.error)); /* an eager plan, which began nothing */
+    REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "mode",
+               f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
     INVALID(&f.error, "mode", f.api->plan_graph(plan, 9, b, NULL, &f.error));
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "graph", /* made without options.graph */
                f.api->plan_graph(f.plan, ATTN_PLAN_CAPTURE, b, NULL, &f.error));
@@ -59,6 +62,16 @@ TEST(test_refused_graphs)
     }
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, b, NULL, &f.error));
     run(&f, plan);
+    /* an idle step has the counts of a step of prefills */
+    other = SIZED(attn_batch, .mode = ATTN_BATCH_IDLE, .num_tokens = b->num_tokens,
+                  .num_actual_tokens = b->num_tokens, .num_reqs = 1);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &other, NULL, &f.error));
+    const int32_t starts[] = {0, b->num_tokens}, keys[] = {b->num_tokens};
+    other = client_batch(1, starts, keys);
+    client_blocks(&other, f.block_table, MAX_BLOCKS, f.slots);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &other, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    SAYS(&f, "captured were 1 (0), 31, none attended");
     f.api->plan_destroy(plan);
     free(workspace);
 }

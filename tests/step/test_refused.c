@@ -105,6 +105,25 @@ TEST(test_flags)
                          causal != ATTN_CAUSAL_NO);
     }
     PLAN_REFUSED("causal", "causal is -1; allowed are 0 to 2", f.batch.causal = -1);
+    PLAN_REFUSED("common_prefix_len", "is -16; allowed are 0 to", f.batch.common_prefix_len = -16);
+    PLAN_REFUSED("block_table_rows", "-1 rows",
+                 (f.batch.block_table_row = lens, f.batch.block_table_rows = -1));
+    PLAN_REFUSED("block_table_stride", "rows of -1 entries",
+                 (f.batch.seq_lens_host = NULL, f.batch.block_table_stride = -1));
+}
+
+/* Rows of a tree before its first. */
+TEST(test_tree_strides)
+{
+    static const struct attn_layer_desc drafts = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
+    static const uint32_t bits[32];
+    OWNED(fixture_finish) struct fixture f;
+    fixture_init(&f, "cpu_ref", &drafts, queries, lens, 4, 0, NULL, false);
+    f.batch.tree = bits;
+    PLAN_REFUSED("tree", "trees lie 0 words apart, their rows -1", f.batch.tree_stride_row = -1);
+    PLAN_REFUSED("tree", "trees lie -1 words apart", f.batch.tree_stride_request = -1);
+    plan(&f);
 }
 
 /* Under validation every way of a run looks for NaN, in each row and head that it reads. */
@@ -335,6 +354,7 @@ TEST(test_rotation)
     ROPE_REFUSED("cos_sin", io.cos_sin = NULL);
     ROPE_REFUSED("cos_sin", table.ndim = 1);
     ROPE_REFUSED("cos_sin", table.shape = ((int64_t[]){64, 30}));
+    ROPE_REFUSED("cos_sin", table.shape = ((int64_t[]){-1, 32}));
     ROPE_REFUSED("cos_sin", table.dtype.code = ATTN_CODE_INT);
     ROPE_REFUSED("cos_sin", table.strides = ((int64_t[]){64, 2}));
     ROPE_REFUSED("cos_sin", table.data = NULL);
@@ -346,6 +366,9 @@ TEST(test_rotation)
                  io.k_norm_weight =
                      shaped_set(&short_norm, weights, ATTN_DTYPE_F32, 1, (int64_t[]){31}, NULL));
     ROPE_REFUSED("reserved", io.reserved = 1);
+    ROPE_REFUSED("norm_eps", io.norm_eps = -1);
+    ROPE_REFUSED("norm_eps", io.norm_eps = NAN);
+    ROPE_REFUSED("norm_eps", io.norm_eps = INFINITY);
     io = good;
     positions[30] = 64;
     refuse_run(&f, "positions", "positions[30] is 64; cos_sin has positions 0 to 63");
@@ -386,6 +409,11 @@ TEST(test_reserved)
     workspace.memory = f.workspace;
     workspace.reserved = 1;
     refuse(&f, f.api->plan_bind_workspace(f.plan, &workspace, &f.error), "reserved", "is 1");
+    const struct attn_plan_options twice =
+        SIZED(attn_plan_options, .limits = CLIENT_LIMITS(1, 1, 16)->limits, .graph = 2);
+    attn_plan *plan_of_two;
+    refuse(&f, f.api->plan_create(f.model, 0, &twice, &plan_of_two, &f.error), "graph",
+           "is 2; allowed are 0 to 1");
     const struct attn_model_options options = SIZED(attn_model_options, .reserved = 2);
     const struct attn_layer_desc *layers[] = {&f.layer};
     attn_assignment *assignment;
@@ -440,10 +468,11 @@ TEST(test_shared_places)
 {
     OWNED(fixture_finish) struct fixture f;
     int64_t rows_on_rows[] = {64, 32, 1}, one_row[] = {0, 32, 1}, turned[] = {1, 4},
-            one_head[] = {0, 1};
+            one_head[] = {0, 1}, endless[] = {INT64_MAX / 8, 32, 1};
     init(&f, NULL, true);
     RUN_REFUSED("out", "stride 64 of dimension 0", f.tensors[3].strides = rows_on_rows);
     RUN_REFUSED("out", "stride 0 of dimension 0", f.tensors[3].strides = one_row);
+    RUN_REFUSED("out", "or reach past all memory", f.tensors[3].strides = endless);
     RUN_REFUSED("lse", "stride 0 of dimension 0", f.tensors[4].strides = one_head);
     RUNS(f.tensors[4].strides = turned);
 }

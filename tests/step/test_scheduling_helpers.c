@@ -105,6 +105,9 @@ TEST(test_batch_order)
     check_order(queries, lens, 7, sorted, 1);
     check_order(in_order, their_lens, 4, same, 0);
     check_order(in_order, their_lens, 0, same, 0);
+    /* lengths without a meaning: no keys before the step */
+    check_order((const int32_t[]){4, 9}, (const int32_t[]){INT32_MIN, 30}, 2,
+                (const int32_t[]){1, 0}, 1);
     static const char *const fields[] = {"attn_batch_order", "num_reqs", "reserved"};
     struct attn_batch_order bad[] = {{sizeof *bad, NULL, queries, NULL, NULL, 4, 1, 8},
                                      {sizeof *bad, NULL, queries, lens, NULL, -1, 1, 8},

@@ -122,8 +122,8 @@ bool gpu_attend_lists(const struct attn_attend_args *args, const struct gpu_para
         .blocks = args->k_cache->num_blocks,
     };
     gpu_count_lists(args, &attend.attend.problem);
-    const int32_t *starts = args->batch->query_start_loc_host;
-    attend.tokens = starts != NULL ? starts[args->batch->num_reqs] - starts[0]
-                                   : attend.attend.problem.num_tokens;
+    const struct schedule_host *plan = args->schedule_host;
+    attend.tokens = args->prepared->way != GPU_WAY_WITHOUT_PLAN ? plan->num_queries
+                                                                : attend.attend.problem.num_tokens;
     return args->instance->lists->attend(&args->instance->device, &attend, args->stream, cause);
 }

@@ -460,6 +460,9 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
+        plan->num_queries = batch->num_reqs > 0 ? batch->query_start_loc_host[batch->num_reqs] -
+                                                      batch->query_start_loc_host[0]
+                                                : 0;
         const bool listed = args->prepared->listed > 0;
         plan->request_rows = (listed ? 1 : batch->max_query_len) * args->prepared->group;
         plan->num_reqs = listed ? batch->num_tokens : batch->num_reqs;

@@ -24,6 +24,7 @@ struct schedule_host {
     int32_t num_rows;      /* rows of q, from its first */
     int64_t num_row_tiles; /* upper bound */
     int32_t num_tokens;    /* with padding */
+    int32_t num_queries;   /* those of all requests, as far as the host knows */
     int32_t request_rows;  /* rows of a request, at most: its queries times the group */
     /* Requests of more than few_rows rows use the plugin's prefill, the others the common kernels;
      * a kernel without requests is not launched. */
