@@ -5,10 +5,13 @@
 
 #include <attn/draft/layout.h>
 
+/* A layer's caches: its kind's two at most, and further ones. */
+#define MAX_LAYER_CACHES (2 + ATTN_MAX_CACHES)
+
 struct caches {
     int32_t count;
-    struct attn_cache_spec specs[ATTN_MAX_CACHES];
-    struct attn_kv_view views[ATTN_MAX_CACHES];
+    struct attn_cache_spec specs[MAX_LAYER_CACHES];
+    struct attn_kv_view views[MAX_LAYER_CACHES];
 };
 
 attn_status caches_read(const struct attn_api *api, const struct attn_layout_side *side,

@@ -150,9 +150,11 @@ static attn_status check_blocks(const struct conversion *c, const struct side *s
     const int64_t size = side->caches.specs[0].block_size;
     const int64_t needed = c->num_tokens / size + (c->num_tokens % size != 0);
     const int64_t number = view->num_blocks * view->block_size / size;
-    if (c->num_tokens < 0 || given->num_blocks < needed) {
-        return REFUSE(INVALID_ARGUMENT, field, "%lld blocks of %lld; %lld tokens are asked for",
-                      (long long)given->num_blocks, (long long)size, (long long)c->num_tokens);
+    if (c->num_tokens < 0 || given->num_blocks < needed || (needed > 0 && given->blocks == NULL)) {
+        return REFUSE(INVALID_ARGUMENT, field,
+                      "%lld blocks of %lld at %p; %lld tokens are asked for",
+                      (long long)given->num_blocks, (long long)size, (const void *)given->blocks,
+                      (long long)c->num_tokens);
     }
     bool *seen = calloc((size_t)number + 1, sizeof *seen);
     attn_status status =

@@ -55,7 +55,8 @@ static int add_cache(const struct attn_cache_spec *spec, const struct attn_kv_vi
     return length + snprintf(text + length, size - (size_t)length, "\n");
 }
 
-static void write_text(const struct attn_layer_desc *layer, const struct caches *caches, char *text)
+/* false: there is no room. */
+static bool write_text(const struct attn_layer_desc *layer, const struct caches *caches, char *text)
 {
     int32_t drafts = 0, checkpoints = 0, values_first = 0;
     for (const struct attn_ext *ext = layer->next; ext != NULL; ext = ext->next) {
@@ -71,9 +72,16 @@ static void write_text(const struct attn_layer_desc *layer, const struct caches 
         snprintf(text, ATTN_LAYOUT_TEXT_SIZE, "attn-layout 1 rope=%d drafts=%d checkpoints=%d%s\n",
                  layer->rope, drafts, checkpoints, values_first ? " values_first=1" : "");
     for (int32_t i = 0; i < caches->count; i++) {
-        length += add_cache(&caches->specs[i], &caches->views[i], &caches->views[0], text + length,
-                            (size_t)(ATTN_LAYOUT_TEXT_SIZE - length));
+        char line[512]; /* which no numbers exceed */
+        const int count =
+            add_cache(&caches->specs[i], &caches->views[i], &caches->views[0], line, sizeof line);
+        if (length + count >= ATTN_LAYOUT_TEXT_SIZE) {
+            return false;
+        }
+        memcpy(text + length, line, (size_t)count + 1);
+        length += count;
     }
+    return true;
 }
 
 attn_status layout_refuse(struct attn_error *error, attn_status status, const char *field,
@@ -93,14 +101,22 @@ attn_status layout_refuse(struct attn_error *error, attn_status status, const ch
 attn_status caches_read(const struct attn_api *api, const struct attn_layout_side *side,
                         struct caches *caches, struct attn_error *error)
 {
-    if (side->struct_size < sizeof *side || side->layer == NULL || side->desc == NULL) {
+    static const struct attn_layout_side none;
+    side = side != NULL ? side : &none;
+    if (api == NULL || side->struct_size < sizeof *side || side->layer == NULL ||
+        side->desc == NULL) {
         return layout_refuse(
             error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
-            "a struct of %zu bytes, layer %p, desc %p; %zu bytes and both are needed",
-            side->struct_size, (void *)side->layer, (const void *)side->desc, sizeof *side);
+            "api %p, a struct of %zu bytes, layer %p, desc %p; %zu bytes and all three are needed",
+            (const void *)api, side->struct_size, (void *)side->layer, (const void *)side->desc,
+            sizeof *side);
     }
     attn_status status = ATTN_OK;
     caches->count = api->layer_num_caches(side->layer);
+    if (caches->count < 0 || caches->count > MAX_LAYER_CACHES) {
+        return layout_refuse(error, ATTN_ERROR_LIMIT, "caches", "the layer has %d; %d at most",
+                             caches->count, MAX_LAYER_CACHES);
+    }
     for (int32_t i = 0; i < caches->count && status == ATTN_OK; i++) {
         caches->specs[i] = (struct attn_cache_spec){.struct_size = sizeof caches->specs[i]};
         caches->views[i] = (struct attn_kv_view){.struct_size = sizeof caches->views[i]};
@@ -117,11 +133,20 @@ attn_status attn_layout_id(const struct attn_api *api, const struct attn_layout_
 {
     struct caches caches;
     const attn_status status = caches_read(api, layer, &caches, error);
-    if (status == ATTN_OK) {
-        write_text(layer->desc, &caches, text);
-        const uint64_t once = hash_bytes(HASH_INIT, text, strlen(text));
-        snprintf(id, ATTN_LAYOUT_ID_SIZE, "%016" PRIx64 "%016" PRIx64, once,
-                 hash_bytes(once, text, strlen(text)));
+    if (status != ATTN_OK) {
+        return status;
     }
-    return status;
+    if (id == NULL || text == NULL) {
+        return layout_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, id == NULL ? "id" : "text",
+                             "is NULL; id and text are needed");
+    }
+    if (!write_text(layer->desc, &caches, text)) {
+        return layout_refuse(error, ATTN_ERROR_LIMIT, "text",
+                             "%d caches take more than ATTN_LAYOUT_TEXT_SIZE, %d bytes",
+                             caches.count, ATTN_LAYOUT_TEXT_SIZE);
+    }
+    const uint64_t once = hash_bytes(HASH_INIT, text, strlen(text));
+    snprintf(id, ATTN_LAYOUT_ID_SIZE, "%016" PRIx64 "%016" PRIx64, once,
+             hash_bytes(once, text, strlen(text)));
+    return ATTN_OK;
 }

@@ -17,6 +17,7 @@
 
 #define HEADS 3
 #define MAX_BLOCKS 32
+#define MOST_CACHES (2 + ATTN_MAX_CACHES)
 
 static struct {
     const struct attn_api *api;
@@ -31,8 +32,8 @@ static struct {
 struct cache {
     struct attn_layer_desc layer;
     struct attn_layer_params params;
-    struct attn_cache_spec specs[2];
-    struct attn_kv_view views[2];
+    struct attn_cache_spec specs[MOST_CACHES];
+    struct attn_kv_view views[MOST_CACHES];
     int32_t num_caches;
     int64_t bytes;
     uint8_t *host;
@@ -317,6 +318,10 @@ TEST(test_refused)
     CONVERT_REFUSED(UNSUPPORTED, "kv_dtype", source.specs[0].kv_dtype = ATTN_KV_NVFP4);
     CONVERT_REFUSED(UNSUPPORTED, "pack", source.views[0].pack = 8);
     CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", t.source_blocks = twice);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", t.source_blocks = NULL);
+    CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", t.num_tokens = -1);
+    REFUSED(&engine.error, "layer",
+            attn_layout_convert(&engine.table, engine.runtime, NULL, NULL, 1, &engine.error));
     CONVERT_REFUSED(INVALID_ARGUMENT, "source_blocks", (t.source_blocks = far, t.num_tokens = 17));
     t = tokens_of(&source, &target, 129);
     CONVERT_REFUSED(INVALID_ARGUMENT, "target_blocks", t.target_blocks = twice);
@@ -324,6 +329,42 @@ TEST(test_refused)
     cache_finish(&source);
     cache_finish(&target);
     cache_finish(&wide);
+}
+
+/* Layers of as many caches as there may be, and texts that do not fit. */
+TEST(test_ids)
+{
+    static const int32_t sizes[] = {64, 64};
+    char id[ATTN_LAYOUT_ID_SIZE], text[ATTN_LAYOUT_TEXT_SIZE + 1];
+    struct cache c;
+    cache_init(&c, ATTN_KV_LAYOUT_NHD, ATTN_KV_BF16, 16, 32, sizes, ATTN_DTYPE_BF16);
+    struct attn_layout_side side = side_of(&c, NULL);
+    for (int32_t i = 2; i < MOST_CACHES; i++) {
+        c.specs[i] = c.specs[i % 2];
+        c.views[i] = c.views[i % 2];
+    }
+    c.num_caches = MOST_CACHES;
+    text[ATTN_LAYOUT_TEXT_SIZE] = 'x';
+    assert_ok(attn_layout_id(&engine.table, &side, id, text, &engine.error));
+    REFUSED(&engine.error, "id", attn_layout_id(&engine.table, &side, NULL, text, &engine.error));
+    REFUSED(&engine.error, "text", attn_layout_id(&engine.table, &side, id, NULL, &engine.error));
+    REFUSED(&engine.error, "layer", attn_layout_id(&engine.table, NULL, id, text, &engine.error));
+    for (int32_t i = 0; i < MOST_CACHES; i++) { /* numbers of many digits */
+        struct attn_kv_view *v = &c.views[i];
+        v->num_blocks = 1;
+        v->stride_slot = v->stride_head = v->stride_pack = INT64_MAX;
+        v->scale_stride_slot = v->scale_stride_head = INT64_MAX;
+        v->block_size = v->num_heads = v->head_size = INT32_MAX;
+        v->pack = 1 << 30;
+        v->scale = c.memory;
+    }
+    REFUSED_AS(ATTN_ERROR_LIMIT, &engine.error, "text",
+               attn_layout_id(&engine.table, &side, id, text, &engine.error));
+    assert_true(text[ATTN_LAYOUT_TEXT_SIZE] == 'x');
+    c.num_caches = MOST_CACHES + 1;
+    REFUSED_AS(ATTN_ERROR_LIMIT, &engine.error, "caches",
+               attn_layout_id(&engine.table, &side, id, text, &engine.error));
+    cache_finish(&c);
 }
 
 int main(void)
