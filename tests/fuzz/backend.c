@@ -2,9 +2,11 @@
 #include <attn/draft/mm_encoder.h>
 
 #include "backend.h"
-#include "support/client.h"
 #include "util/counts.h"
+#include "util/structs.h"
+#include "util/tensor.h"
 
+#include <float.h>
 #include <string.h>
 
 #define ALL(count) ((UINT64_C(1) << (count)) - 1)
@@ -34,64 +36,281 @@ static attn_status finish(struct attn_error *error)
         (void)args;                                                                                \
         return finish(error);                                                                      \
     }
-NO_OP(attend_other,
-      attn_attend_args) /* MLA and recurrent layers, whose tensors are in extensions */
-NO_OP(merge_states, attn_merge_states_args)
 NO_OP(gather_kv, attn_gather_kv_args)
-NO_OP(batched_gemm, attn_batched_gemm_args)
-NO_OP(quantize, attn_quantize_args)
-NO_OP(amax, attn_amax_args)
 NO_OP(copy_blocks_nowhere, attn_copy_blocks_args)
-NO_OP(fill, attn_fill_args)
 NO_OP(make_block_table, attn_block_table_args)
-NO_OP(exchange, attn_collective_args)
 
-/* [at least rows, heads, size] of numbers that lie in memory, rows of a head in one piece. */
-static void check_tensor(const struct attn_tensor *t, int32_t dtype_bits, int64_t rows,
-                         int64_t heads, int64_t size)
+attn_status backend_exchange(const struct attn_collective_args *args, struct attn_error *error)
 {
-    FUZZ_CHECK(t != NULL && t->data != NULL && t->ndim == 3 && t->shape != NULL);
+    return finish(error);
+}
+
+/* The first and the last element of each row, of each head of it, of rows `first` to `end` - 1:
+ * what a kernel would read or write of them lies between. */
+static void touch(const struct attn_tensor *t, int64_t first, int64_t end, bool writes)
+{
+    const int64_t heads = t->ndim > 2 ? t->shape[1] : 1;
+    const int64_t last = t->ndim > 1 ? t->shape[t->ndim - 1] - 1 : 0;
+    const int64_t bytes = t->dtype.bits / 8, dim = tensor_stride(t, t->ndim - 1);
+    for (int64_t i = first * heads; i < end * heads && last >= 0; i++) {
+        const int64_t row = i / heads * tensor_stride(t, 0);
+        const int64_t head = t->ndim > 2 ? i % heads * tensor_stride(t, 1) : 0;
+        for (int32_t e = 0; e < 2; e++) {
+            volatile uint8_t *at = tensor_data(t) + (row + head + e * last * dim) * bytes;
+            at[0] = writes ? 0 : at[0];
+            at[bytes - 1] = writes ? 0 : at[bytes - 1];
+        }
+    }
+}
+
+/* [at least `end`, heads, size] of numbers that lie in memory, rows of a head in one piece; heads
+ * 0: [at least `end`, size]. */
+static void check_tensor(const struct attn_tensor *t, int32_t dtype_bits, int64_t first,
+                         int64_t end, int64_t heads, int64_t size, bool writes)
+{
+    const int32_t ndim = heads > 0 ? 3 : 2;
+    FUZZ_CHECK(t != NULL && t->data != NULL && t->ndim == ndim && t->shape != NULL);
     FUZZ_CHECK(t->dtype.lanes == 1 && t->dtype.bits == dtype_bits);
-    FUZZ_CHECK(t->shape[0] >= rows && t->shape[1] == heads && t->shape[2] == size);
-    FUZZ_CHECK(t->strides == NULL || t->strides[2] == 1);
+    FUZZ_CHECK(t->shape[0] >= end && t->shape[ndim - 1] == size);
+    FUZZ_CHECK((heads == 0 || t->shape[1] == heads) &&
+               (t->strides == NULL || t->strides[ndim - 1] == 1));
+    touch(t, first, end, writes);
+}
+
+/* Numbers that may be strided, in so many rows; NULL: not brought. */
+static void check_numbers(const struct attn_tensor *t, int64_t rows)
+{
+    if (t != NULL) {
+        FUZZ_CHECK(t->data != NULL && t->shape != NULL && t->shape[0] >= rows);
+        touch(t, 0, rows, false);
+    }
+}
+
+/* Rows of the batch, as the device says. */
+struct span {
+    int64_t first, end;
+};
+static struct span rows_of(const struct attn_batch *b)
+{
+    return (struct span){b->query_start_loc[0], b->query_start_loc[b->num_reqs]};
+}
+
+static void check_lse(const struct attn_attend_args *args, const struct span *at)
+{
+    const struct attn_tensor *lse = args->lse;
+    if (lse != NULL) {
+        FUZZ_CHECK(lse->data != NULL && lse->ndim == 2 && lse->dtype.bits == 32);
+        FUZZ_CHECK(lse->shape[0] == args->layer->num_q_heads && lse->shape[1] >= at->end);
+        touch(lse, 0, lse->shape[0], true);
+    }
+}
+
+static void check_indexer(const struct attn_attend_args *args, const struct span *at)
+{
+    const struct attn_indexer_desc *x = ext_find(args->layer->next, ATTN_EXT_INDEXER_DESC);
+    const struct attn_io_indexer *io = ext_find(args->next, ATTN_EXT_IO_INDEXER);
+    FUZZ_CHECK(x != NULL && io != NULL && x->has_weights && x->forced_on_top);
+    check_tensor(args->q, 32, at->first, at->end, args->layer->num_q_heads, args->layer->head_size,
+                 false);
+    check_tensor(args->out, 32, at->first, at->end, x->num_groups,
+                 x->topk + x->first_entries + x->last_entries + x->tail, true);
+    check_numbers(io->weights, at->end);
+    FUZZ_CHECK(io->weights->shape[1] == args->layer->num_q_heads);
+    for (int64_t i = 0; io->lengths != NULL && i < at->end * x->num_groups; i++) {
+        io->lengths[i] = 0;
+    }
+}
+
+static void check_compressor(const struct attn_attend_args *args, const struct span *at)
+{
+    const struct attn_compressor_desc *x =
+        ext_find(args->layer->next, ATTN_EXT_DRAFT_COMPRESSOR_DESC);
+    const struct attn_io_compressor *io = ext_find(args->next, ATTN_EXT_DRAFT_IO_COMPRESSOR);
+    FUZZ_CHECK(x != NULL && io != NULL && io->norm_eps >= 0 && io->norm_eps <= FLT_MAX);
+    FUZZ_CHECK(args->q == NULL && args->v_cache == NULL);
+    check_tensor(args->out, 32, at->first, at->end, 1, args->layer->head_size, true);
+    check_numbers(io->position_bias, x->tokens_per_row);
+    check_numbers(io->norm_weight, args->layer->head_size);
+    check_numbers(io->cos_sin, x->rope != ATTN_ROPE_NONE ? args->batch->max_seq_len : 0);
 }
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *l = args->layer;
     const struct attn_batch *b = args->batch;
-    const int64_t rows = b->num_actual_tokens;
     const int32_t bits = l->q_scale_form != ATTN_SCALE_NONE ? 8 : 32;
-    if (rows > 0 && b->mode != ATTN_BATCH_IDLE && b->mode != ATTN_BATCH_PROFILE) {
-        check_tensor(args->q, bits, rows, l->num_q_heads, l->head_size);
-        check_tensor(args->out, 32, rows, l->num_q_heads, l->head_size_v);
-        if (args->lse != NULL) {
-            FUZZ_CHECK(args->lse->data != NULL && args->lse->ndim == 2);
-            FUZZ_CHECK(args->lse->dtype.bits == 32 && args->lse->shape[0] == l->num_q_heads);
-            FUZZ_CHECK(args->lse->shape[1] >= rows);
+    FUZZ_CHECK(b->mode != ATTN_BATCH_IDLE && b->mode != ATTN_BATCH_PROFILE);
+    const struct span at = rows_of(b);
+    if (at.end > at.first && l->kind == ATTN_LAYER_INDEXER) {
+        check_indexer(args, &at);
+    } else if (at.end > at.first && l->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
+        check_compressor(args, &at);
+    } else if (at.end > at.first) {
+        const struct attn_io_output_quant *codes = ext_find(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+        const bool quantized = l->output_form != ATTN_OUTPUT_PLAIN;
+        check_tensor(args->q, bits, at.first, at.end, l->num_q_heads, l->head_size, false);
+        check_tensor(args->out, quantized ? 8 : 32, at.first, at.end, l->num_q_heads,
+                     l->head_size_v, true);
+        check_lse(args, &at);
+        FUZZ_CHECK(!quantized || codes != NULL);
+        if (quantized) {
+            FUZZ_CHECK(codes->block_scales->shape[1] == l->num_q_heads * l->head_size_v / 64);
+            touch(codes->block_scales, at.first, at.end, true);
         }
         if (args->k_cache == NULL) {
-            check_tensor(args->k, bits, 0, l->num_kv_heads, l->head_size);
-            check_tensor(args->v, bits, 0, l->num_kv_heads, l->head_size_v);
+            check_tensor(args->k, bits, 0, 0, l->num_kv_heads, l->head_size, false);
+            check_tensor(args->v, bits, 0, 0, l->num_kv_heads, l->head_size_v, false);
         }
     }
     return finish(error);
 }
 
+static attn_status attend_mla(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = args->layer;
+    const struct attn_mla_desc *m = ext_find(l->next, ATTN_EXT_MLA_DESC);
+    const struct attn_io_mla *io = ext_find(args->next, ATTN_EXT_IO_MLA);
+    const struct span at = rows_of(args->batch);
+    FUZZ_CHECK(m != NULL && io != NULL && args->q == NULL);
+    if (at.end > at.first) {
+        check_tensor(io->q_nope, 32, at.first, at.end, l->num_q_heads, m->kv_lora_rank, false);
+        if (m->qk_rope_head_dim > 0) {
+            check_tensor(io->q_pe, 32, at.first, at.end, l->num_q_heads, m->qk_rope_head_dim,
+                         false);
+        }
+        check_tensor(args->out, 32, at.first, at.end, l->num_q_heads, m->kv_lora_rank, true);
+        check_lse(args, &at);
+        for (int64_t t = at.first; m->topk > 0 && t < at.end; t++) {
+            volatile int32_t entry = io->topk_indices[t * io->topk_stride + m->topk - 1];
+            (void)entry;
+        }
+    }
+    return finish(error);
+}
+
+static attn_status recurrent(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_recurrent_desc *g = ext_find(args->layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_io_recurrent *io = ext_find(args->next, ATTN_EXT_IO_RECURRENT);
+    const struct attn_io_recurrent_gate *gate =
+        ext_find(args->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
+    const struct attn_batch_recurrent *states =
+        ext_find(args->batch->next, ATTN_EXT_BATCH_RECURRENT);
+    const struct span at = rows_of(args->batch);
+    FUZZ_CHECK(g != NULL && io != NULL && states != NULL && states->state_slots != NULL);
+    if (at.end > at.first) {
+        check_numbers(io->mixed_qkv, at.end);
+        check_numbers(io->a, at.end);
+        check_numbers(io->b, at.end);
+        check_tensor(args->out, 32, at.first, at.end, g->num_v_heads, g->head_size_v, true);
+        if (ext_find(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM) != NULL) {
+            FUZZ_CHECK(gate != NULL);
+            check_numbers(gate->gate, at.end);
+        }
+    }
+    for (int32_t r = 0; promised.slots && r < args->batch->num_reqs; r++) {
+        volatile int32_t slot = states->state_slots[r * states->state_slots_stride];
+        slot = states->initial_slots != NULL
+                   ? states->initial_slots[r * states->initial_slots_stride]
+                   : slot;
+    }
+    return finish(error);
+}
+
+/* What a write of keys brings besides them. */
+static void check_written(const struct attn_write_kv_args *args)
+{
+    const struct attn_layer_desc *l = args->layer;
+    const struct attn_io_mla *mla = ext_find(args->next, ATTN_EXT_IO_MLA);
+    const struct attn_io_index_write *index = ext_find(args->next, ATTN_EXT_DRAFT_IO_INDEX_WRITE);
+    const struct attn_io_rope *rope = ext_find(args->next, ATTN_EXT_IO_ROPE);
+    if (l->kind == ATTN_LAYER_MLA && args->k == NULL) {
+        FUZZ_CHECK(mla != NULL);
+        check_tensor(mla->kv_c, 32, 0, args->num_slots, 0, mla->kv_c->shape[1], false);
+        check_numbers(mla->k_pe, mla->k_pe != NULL ? args->num_slots : 0);
+    } else {
+        check_tensor(args->k, 32, 0, args->num_slots, l->num_kv_heads, l->head_size, false);
+    }
+    if (l->kind == ATTN_LAYER_DECODER || l->kind == ATTN_LAYER_CROSS) {
+        check_tensor(args->v, 32, 0, args->num_slots, l->num_kv_heads, l->head_size_v, false);
+    }
+    if (l->kind == ATTN_LAYER_INDEXER && args->num_slots > 0) {
+        FUZZ_CHECK(index != NULL && index->norm_eps >= 0 && index->norm_eps <= FLT_MAX);
+        check_numbers(index->norm_weight, l->head_size);
+        check_numbers(index->norm_bias, l->head_size);
+        check_numbers(index->cos_sin, index->cos_sin->shape[0]);
+        volatile int64_t position = index->positions[args->num_slots - 1];
+        (void)position;
+    }
+    if (args->q != NULL && args->num_slots > 0) {
+        FUZZ_CHECK(rope != NULL && rope->norm_eps >= 0 && rope->norm_eps <= FLT_MAX);
+        check_tensor(args->q, 32, 0, args->num_slots, l->num_q_heads, l->head_size, true);
+        check_numbers(rope->q_norm_weight, l->head_size);
+        check_numbers(rope->k_norm_weight, l->head_size);
+        volatile int64_t position = rope->positions[args->num_slots - 1];
+        (void)position;
+    }
+}
+
 /* Each slot lies in the cache, and no two tokens in one. */
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct attn_layer_desc *l = args->layer;
-    if (l->kind == ATTN_LAYER_DECODER || l->kind == ATTN_LAYER_CROSS) {
-        check_tensor(args->k, 32, args->num_slots, l->num_kv_heads, l->head_size);
-        check_tensor(args->v, 32, args->num_slots, l->num_kv_heads, l->head_size_v);
-    }
+    check_written(args);
     const int64_t slots = args->k_cache->num_blocks * args->k_cache->block_size;
-    for (int64_t i = 0; i < args->num_slots; i++) {
-        FUZZ_CHECK(args->slot_mapping[i] < slots);
+    for (int64_t i = 0; i < args->num_slots && promised.slots; i++) {
+        FUZZ_CHECK(args->layer->kind == ATTN_LAYER_INDEXER || args->slot_mapping[i] < slots);
         for (int64_t j = 0; j < i && args->slot_mapping[i] >= 0; j++) {
             FUZZ_CHECK(args->slot_mapping[i] != args->slot_mapping[j]);
         }
+    }
+    return finish(error);
+}
+
+static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+{
+    const int64_t first = args->first_row, end = first + args->num_rows;
+    FUZZ_CHECK(first >= 0 && args->num_rows >= 0 && args->out->shape[0] >= end);
+    FUZZ_CHECK(args->num_rows_with_prefix >= 0 && args->num_rows_with_prefix <= args->num_rows);
+    touch(args->suffix_out, first, end, false);
+    touch(args->prefix_out, first, first + args->num_rows_with_prefix, false);
+    touch(args->out, first, end, true);
+    return finish(error);
+}
+
+static attn_status batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    FUZZ_CHECK(args->a->shape[0] == args->out->shape[0] &&
+               args->a->shape[1] == args->out->shape[1]);
+    touch(args->a, 0, args->a->shape[0], false);
+    touch(args->out, 0, args->out->shape[0], true);
+    return finish(error);
+}
+
+static attn_status quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    const int64_t rows = args->x->shape[0];
+    FUZZ_CHECK(rows >= 0 && args->out->shape[0] >= rows);
+    touch(args->x, 0, rows, false);
+    touch(args->out, 0, rows, true);
+    if (args->block_scales != NULL && args->form != ATTN_OUTPUT_FP8_STATIC) {
+        touch(args->block_scales, 0, rows, true);
+    }
+    return finish(error);
+}
+
+static attn_status amax(const struct attn_amax_args *args, struct attn_error *error)
+{
+    FUZZ_CHECK(args->x->shape[0] >= 0);
+    touch(args->x, 0, args->x->shape[0], false);
+    return finish(error);
+}
+
+static attn_status fill(const struct attn_fill_args *args, struct attn_error *error)
+{
+    FUZZ_CHECK(args->rows >= 0);
+    for (int64_t i = 0; i < args->rows && args->row_bytes > 0; i++) {
+        uint8_t *row = (uint8_t *)args->destination + (size_t)i * args->stride;
+        row[0] = row[args->row_bytes - 1] = (uint8_t)args->value;
     }
     return finish(error);
 }
@@ -118,7 +337,8 @@ static void follow_table(const struct attn_attend_args *args, int32_t r, int64_t
 {
     const struct attn_batch *b = args->batch;
     const int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
-    const int64_t blocks = (length + args->k_cache->block_size - 1) / args->k_cache->block_size;
+    const int64_t tokens = args->layer->block_size; /* which rows may stand for several of */
+    const int64_t blocks = (length + tokens - 1) / tokens;
     for (int64_t i = 0; i < blocks; i++) {
         const int32_t block = b->block_table[row * b->block_table_stride + i];
         FUZZ_CHECK(block >= 0 && block < promised.num_blocks);
@@ -134,6 +354,9 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     const bool hides = l->has_window || l->chunk_size > 0;
     int64_t *lengths = args->schedule_host;
     promised.plans++;
+    if (mode == ATTN_PLAN_IN_GRAPH) { /* the host's copies are gone */
+        return finish(error);
+    }
     FUZZ_CHECK(b->num_reqs >= 0 && b->num_actual_tokens >= 0);
     FUZZ_CHECK(b->num_actual_tokens <= promised.max_num_tokens);
     for (int32_t i = 0; b->logits_indices != NULL && i < b->num_logits_indices; i++) {
@@ -173,10 +396,10 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                               .write_kv = write_kv,
                                               .merge_states = merge_states,
                                               .rope_write_kv = write_kv,
-                                              .attend_mla = attend_other,
-                                              .attend_mla_sparse = attend_other,
+                                              .attend_mla = attend_mla,
+                                              .attend_mla_sparse = attend_mla,
                                               .gather_kv = gather_kv,
-                                              .recurrent = attend_other,
+                                              .recurrent = recurrent,
                                               .batched_gemm = batched_gemm,
                                               .quantize = quantize,
                                               .amax = amax,
@@ -207,8 +430,36 @@ static void declare(struct attn_backend_caps *caps)
         .granularities = 1 + 4 + 64 + 128,
         .groups = ALL(NUM_LIST_GROUPS),
         .physical_slots = 1};
+    static const struct attn_indexer_caps indexer = {
+        .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer, &lists.ext},
+        .activations = ALL(NUM_ACTIVATIONS),
+        .head_size_max = 512,
+        .topk_max = 1 << 20,
+        .num_groups_max = 64,
+        .tokens_per_row_max = 64,
+        .rows_per_entry_max = 64,
+        .forced_max = 64};
+    static const struct attn_recurrent_rule_caps rules = {
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_CAPS, 0, sizeof rules, &indexer.ext},
+        .rules = ALL(NUM_RULES),
+        .gates = ALL(NUM_GATES),
+        .write_gates = ALL(NUM_WRITE_GATES),
+        .gate_per_channel = 1,
+        .values_first = 1,
+        .skip = 1,
+        .norm = 1};
+    static const struct attn_compressed_caps compressed = {
+        .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof compressed, &rules.ext},
+        .kv_dtypes = ALL(NUM_KV_DTYPES),
+        .dtypes = ALL(NUM_DTYPES)};
     static const struct attn_recurrent_caps gdn = {
-        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, &lists.ext}, 512, 512, 64, 1024};
+        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, &compressed.ext},
+        512,
+        512,
+        64,
+        1024,
+        .initial_slots = 1,
+        .checkpoints = 1};
     static const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &gdn.ext},
                                              .kv_lora_rank_max = 1024,
                                              .qk_rope_head_dim_max = 512};
@@ -218,6 +469,8 @@ static void declare(struct attn_backend_caps *caps)
     caps->kv_dtypes = ALL(NUM_KV_DTYPES);
     caps->view_forms = ALL(5);
     caps->layouts = ALL(NUM_KV_LAYOUTS);
+    caps->cache_roles = ALL(NUM_CACHE_ROLES);
+    caps->max_tables = ATTN_MAX_TABLES;
     caps->k_scale_forms = caps->v_scale_forms = caps->p_scale_forms = ALL(4);
     caps->output_forms = ALL(NUM_OUTPUT_FORMS);
     caps->head_sizes = heads;
@@ -238,55 +491,10 @@ void backend_init(struct fixture *fixture)
     parts->layer_kinds = 1u << ATTN_LAYER_DECODER | 1u << ATTN_LAYER_MLA;
     parts->output_forms = 1u << ATTN_OUTPUT_PLAIN;
     parts->features &= ~(uint64_t)ATTN_FEATURE_MIXED_BATCH;
+    parts->features |= ATTN_FEATURE_DRAFT_COMPRESSED_ROWS | ATTN_FEATURE_BLOCK_TABLE_ROW;
     struct attn_backend_caps *whole = fixture_add(fixture, "whole", "", 9);
     declare(whole);
     whole->kernels = ALL(NUM_KERNELS) & ~ATTN_KERNEL_GATHER_KV;
     whole->terms = ALL(NUM_TERMS);
     whole->features = ALL(NUM_FEATURES);
-}
-
-void sample_layer(struct sampled *s, int32_t sample)
-{
-    static const int32_t kinds[SAMPLE_COUNT] = {
-        [SAMPLE_CROSS] = ATTN_LAYER_CROSS,         [SAMPLE_ENCODER] = ATTN_LAYER_ENCODER,
-        [SAMPLE_STATIC_SINK] = ATTN_LAYER_DECODER, [SAMPLE_MLA] = ATTN_LAYER_MLA,
-        [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA,      [SAMPLE_GDN] = ATTN_LAYER_RECURRENT,
-        [SAMPLE_MM_ENCODER] = ATTN_LAYER_ENCODER};
-    const bool mla = sample == SAMPLE_MLA || sample == SAMPLE_MLA_SPARSE;
-    *s = (struct sampled){.desc = fixture_layer("layers.0")};
-    s->desc.kind = kinds[sample];
-    s->desc.encoder = sample == SAMPLE_MM_ENCODER ? ATTN_ENCODER_MULTIMODAL : 0;
-    s->desc.dtype = ATTN_DTYPE_F32;
-    s->desc.num_q_heads = 2;
-    s->desc.num_kv_heads = mla || sample == SAMPLE_PLAIN ? 1 : 2;
-    s->desc.head_size = mla ? 40 : 64;
-    s->desc.head_size_v = mla ? 16 : 0;
-    s->desc.causal =
-        sample != SAMPLE_CROSS && sample != SAMPLE_ENCODER && sample != SAMPLE_MM_ENCODER;
-    s->desc.has_window = sample == SAMPLE_SLIDING;
-    s->desc.window_left = sample == SAMPLE_SLIDING ? 19 : 0;
-    s->desc.chunk_size = sample == SAMPLE_CHUNKED ? 16 : 0;
-    s->desc.sink_len = sample == SAMPLE_STATIC_SINK ? 4 : 0;
-    s->desc.num_speculative_tokens = sample == SAMPLE_SPECULATIVE ? 3 : 0;
-    s->mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 32,
-                       .qk_nope_head_dim = 16, .qk_rope_head_dim = 8, .v_head_dim = 16,
-                       .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0, .absorb_in_core = 1,
-                       .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = 48);
-    s->gdn = EXTENSION(attn_recurrent_desc, ATTN_EXT_RECURRENT_DESC, NULL, .num_k_heads = 2,
-                       .num_v_heads = 2, .head_size_k = 64, .head_size_v = 64, .conv_width = 4,
-                       .num_speculative_tokens = 2, .state_dtype = ATTN_DTYPE_F32);
-    s->ranks = SIZED(attn_collectives, .rank = 1, .world_size = 3, .all_gather = exchange,
-                     .all_to_all = exchange, .reduce_scatter_f32 = exchange,
-                     .all_reduce_max_f32 = exchange);
-    s->cp = EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &s->ranks,
-                      .interleave = 2, .reduce = ATTN_CP_ALL_TO_ALL);
-    s->mm_quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER, NULL, .fp8 = 1);
-    s->lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 8,
-                         .granularity = 4, .groups = ATTN_LISTS_PER_Q_HEAD, .has_lengths = 1);
-    s->desc.next = mla                           ? &s->mla.ext
-                   : sample == SAMPLE_LISTS      ? &s->lists.ext
-                   : sample == SAMPLE_GDN        ? &s->gdn.ext
-                   : sample == SAMPLE_PARALLEL   ? &s->cp.ext
-                   : sample == SAMPLE_MM_ENCODER ? &s->mm_quant.ext
-                                                 : NULL;
 }

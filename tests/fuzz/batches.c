@@ -12,6 +12,7 @@
 
 #include "backend.h"
 #include "bind/bound.h"
+#include "io.h"
 #include "support/client.h"
 
 #define MOST_REQUESTS 8
@@ -19,15 +20,21 @@
 #define MOST_KEYS 96
 #define MOST_BLOCKS 6 /* blocks of a request */
 #define BLOCK 16
-#define NUM_BLOCKS 40
-#define NUM_SLOTS 12 /* slots of recurrent states */
 #define HEADS 2
 #define LONGEST_ARRAY 4096
 #define MOST_WORKSPACE ((size_t)4 << 20)
+#define MOST_HOST_ARRAYS 8
 
 struct step {
     struct fixture fixture;
     struct blocks blocks;
+    struct {
+        int32_t *numbers;
+        size_t bytes;
+    } host[MOST_HOST_ARRAYS]; /* host copies of the last batch */
+    int32_t num_host;
+    int32_t num_requests;  /* that its arrays have */
+    int64_t further_slots; /* the batch's table 1 has */
     struct sampled sampled;
     attn_model *model;
     attn_layer *layer;
@@ -46,74 +53,18 @@ static int64_t clamp(int64_t value, int64_t low, int64_t high)
     return value < low ? low : value > high ? high : value;
 }
 
-/* The caches are addresses: nothing reads or writes them here. */
-static uint8_t cache[1 << 20] __attribute__((aligned(256)));
-
-static void bind_memory(struct step *s)
-{
-    struct attn_cache_spec spec = {.struct_size = sizeof spec};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    if (layer_num_caches(s->layer) > 0) {
-        FUZZ_CHECK(layer_cache_spec(s->layer, 0, &spec, &s->error) == ATTN_OK);
-    }
-    if (spec.kind == ATTN_KV_SPEC_STATE) {
-        const struct attn_cache_memory memory =
-            SIZED(attn_cache_memory, .base = cache, .num_blocks = NUM_SLOTS);
-        FUZZ_CHECK(spec.padded_page_bytes * NUM_SLOTS <= (int64_t)sizeof cache);
-        FUZZ_CHECK(layer_bind_memory(s->layer, &memory, &s->error) == ATTN_OK);
-    } else if (spec.kind != ATTN_KV_SPEC_NONE) {
-        const bool latent =
-            spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
-        FUZZ_CHECK(spec.padded_page_bytes * NUM_BLOCKS <= (int64_t)sizeof cache);
-        FUZZ_CHECK(layer_kv_views(s->layer, cache, NUM_BLOCKS, &k, &v, &s->error) == ATTN_OK);
-        const struct attn_kv_view *const views[] = {&k, &v};
-        FUZZ_CHECK(layer_bind_caches(s->layer, views, latent ? 1 : 2, &s->error) == ATTN_OK);
-    }
-}
-
-static struct attn_tensor addressed(int64_t *shape, int32_t ndim)
-{
-    return (struct attn_tensor){
-        cache, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-}
-
-static void bind_params(struct step *s)
-{
-    const struct attn_layer_desc *l = &s->sampled.desc;
-    const struct attn_mla_desc *m = &s->sampled.mla;
-    const struct attn_recurrent_desc *g = &s->sampled.gdn;
-    int64_t sink_shape[] = {l->sink_len, l->num_kv_heads, l->head_size};
-    int64_t proj_shape[] = {l->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim),
-                            m->kv_lora_rank};
-    int64_t conv_shape[] = {2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v,
-                            g->conv_width};
-    const struct attn_tensor sink = addressed(sink_shape, 3), proj = addressed(proj_shape, 2),
-                             conv = addressed(conv_shape, 2);
-    const struct attn_mla_weights mla =
-        EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &proj);
-    const struct attn_recurrent_weights gdn =
-        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, (const float *)cache,
-                  (const float *)cache, &conv, NULL);
-    const struct attn_mm_encoder_state encoder = EXTENSION(
-        attn_mm_encoder_state, ATTN_EXT_DRAFT_MM_ENCODER_STATE, NULL, NULL, (float *)(void *)cache);
-    const struct attn_layer_params params =
-        SIZED(attn_layer_params,
-              .next = l->kind == ATTN_LAYER_RECURRENT       ? &gdn.ext
-                      : l->next == &s->sampled.mm_quant.ext ? &encoder.ext
-                      : l->next == &s->sampled.mla.ext      ? &mla.ext
-                                                            : NULL,
-              .sink_k = l->sink_len > 0 ? &sink : NULL, .sink_v = l->sink_len > 0 ? &sink : NULL);
-    const attn_status status = layer_bind_params(s->layer, &params, &s->error);
-    fuzz_check_error(status, &s->error);
-    FUZZ_CHECK(status == ATTN_OK);
-}
-
 /* Limits may ask for more than a fuzzer has; the core zeroes what it gets. */
 static void *allocate_some(void *user, size_t size, size_t alignment)
 {
     return size <= MOST_WORKSPACE
                ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
                : NULL;
+}
+
+static void do_all(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                   void *argument)
+{
+    body(argument, 0, count, 0);
 }
 
 /* The model of a sort of layer. Inputs are about plans and batches, so one is made for all of them:
@@ -132,6 +83,7 @@ static struct step *find_model(int32_t sample, int32_t text)
     backend_init(&s->fixture);
     s->fixture.runtime.settings.validate = true;
     s->fixture.runtime.host.allocate = allocate_some;
+    s->fixture.runtime.host.parallel_for = do_all;
     sample_layer(&s->sampled, sample);
     const int32_t kind = s->sampled.desc.kind;
     s->sampled.desc.block_size =
@@ -147,8 +99,7 @@ static struct step *find_model(int32_t sample, int32_t text)
     FUZZ_CHECK(status == ATTN_OK || text > 0); /* `whole` serves all: else nothing is tested here */
     if (status == ATTN_OK) {
         s->layer = model_layer(s->model, 0);
-        bind_params(s);
-        bind_memory(s);
+        sample_bind(&s->sampled, s->layer, &s->error);
     }
     return s;
 }
@@ -210,23 +161,47 @@ static int32_t *numbers(struct blocks *blocks, int64_t count)
     return blocks_add(blocks, (size_t)count * sizeof(int32_t));
 }
 
-/* The same numbers in memory of their own: a device's next to the host's. */
-static int32_t *twin(struct blocks *blocks, struct input *input, const int32_t *source,
-                     int64_t count)
+/* Numbers that the host reads until the batch is planned, and not in a run. */
+static const int32_t *host_copy(struct step *s, int32_t *numbers, int64_t count)
 {
-    int32_t *copy = numbers(blocks, count);
+    FUZZ_CHECK(s->num_host < MOST_HOST_ARRAYS);
+    s->host[s->num_host].numbers = numbers;
+    s->host[s->num_host++].bytes = (size_t)count * sizeof *numbers;
+    return numbers;
+}
+
+static void forbid_host_copies(const struct step *s, bool forbid)
+{
+    for (int32_t i = 0; i < s->num_host; i++) {
+        if (forbid) {
+            ASAN_POISON_MEMORY_REGION(s->host[i].numbers, s->host[i].bytes);
+        } else {
+            ASAN_UNPOISON_MEMORY_REGION(s->host[i].numbers, s->host[i].bytes);
+        }
+    }
+}
+
+/* Does the core look at what arrays hold? Else they are sound: kernels follow them. */
+static bool looks(const struct step *s)
+{
+    return s->fixture.runtime.settings.validate;
+}
+
+/* The same numbers in memory of their own: a device's next to the host's. */
+static int32_t *twin(struct step *s, struct input *input, const int32_t *source, int64_t count)
+{
+    int32_t *copy = numbers(&s->blocks, count);
     memcpy(copy, source, (size_t)count * sizeof *copy);
-    if (input_byte(input) == 1) {
+    if (looks(s) && input_byte(input) == 1) {
         input_patch(input, copy, 0, (size_t)count * sizeof *copy);
     }
     return copy;
 }
 
 /* Lengths and rows: sound ones, then some of them changed. */
-static void add_lengths(struct blocks *blocks, struct input *input, struct attn_batch *b,
-                        int32_t requests)
+static void add_lengths(struct step *s, struct input *input, struct attn_batch *b, int32_t requests)
 {
-    int32_t *start = numbers(blocks, requests + 1), *lens = numbers(blocks, requests);
+    int32_t *start = numbers(&s->blocks, requests + 1), *lens = numbers(&s->blocks, requests);
     int32_t row = 0;
     for (int32_t r = 0; r < requests; r++) {
         const uint8_t tag = input_byte(input);
@@ -242,19 +217,20 @@ static void add_lengths(struct blocks *blocks, struct input *input, struct attn_
     if (input_byte(input) == 1) {
         input_patch(input, start, 0, (size_t)(requests + 1) * sizeof *start);
     }
-    if (requests > 0 && input_byte(input) == 1) {
+    if (looks(s) && requests > 0 && input_byte(input) == 1) {
         input_patch(input, lens, 0, (size_t)requests * sizeof *lens);
     }
-    b->query_start_loc_host = start;
-    b->query_start_loc = twin(blocks, input, start, requests + 1);
-    b->seq_lens_host = lens;
-    b->seq_lens = twin(blocks, input, lens, requests);
+    b->query_start_loc_host = host_copy(s, start, requests + 1);
+    b->query_start_loc = twin(s, input, start, requests + 1);
+    b->seq_lens_host = host_copy(s, lens, requests);
+    b->seq_lens = twin(s, input, lens, requests);
     b->encoder_seq_lens_host = lens;
-    b->encoder_seq_lens = twin(blocks, input, lens, requests);
+    b->encoder_seq_lens = twin(s, input, lens, requests);
 }
 
-static void add_tables(struct blocks *blocks, struct input *input, struct attn_batch *b)
+static void add_tables(struct step *s, struct input *input, struct attn_batch *b)
 {
+    struct blocks *blocks = &s->blocks;
     const int64_t requests = clamp(b->num_reqs, 0, MOST_REQUESTS);
     const int64_t rows = clamp(b->block_table_rows > 0 ? b->block_table_rows : requests, 0, 64);
     b->block_table_stride = clamp(b->block_table_stride, -8, 64);
@@ -273,12 +249,12 @@ static void add_tables(struct blocks *blocks, struct input *input, struct attn_b
     for (int64_t r = 0; r < requests; r++) {
         row[r] = (int32_t)(requests - 1 - r);
     }
-    if (entries > 0 && input_byte(input) == 1) {
+    if (looks(s) && entries > 0 && input_byte(input) == 1) {
         input_patch(input, table, 0, (size_t)entries * sizeof *table);
     }
-    if (b->num_slots > 0 && input_byte(input) == 1) {
+    if (looks(s) && b->num_slots > 0 && input_byte(input) == 1) {
         slots[input_byte(input) % b->num_slots] = input_int64(input);
-    } else if (b->num_slots > 0 && input_byte(input) == 1) { /* an alias */
+    } else if (looks(s) && b->num_slots > 0 && input_byte(input) == 1) { /* an alias */
         slots[input_byte(input) % b->num_slots] = slots[input_byte(input) % b->num_slots];
     }
     const uint8_t tag = input_byte(input);
@@ -290,11 +266,110 @@ static void add_tables(struct blocks *blocks, struct input *input, struct attn_b
     }
 }
 
+/* Elements between rows: the usual, or any number, with an array of as many. */
+static int64_t draw_stride(struct input *input, int64_t usual)
+{
+    return input_byte(input) == 1 ? clamp(input_int64(input), INT64_MIN, 64) : usual;
+}
+
+/* Slots of `requests` rows of `wide` of them, so far apart; what a negative stride would reach is
+ * not there. */
+static const int32_t *add_slots(struct step *s, struct input *input, int32_t requests, int64_t wide,
+                                int64_t stride)
+{
+    const int64_t apart = stride > 0 ? stride : 1; /* 0 reads as 1 */
+    const int64_t count = requests > 0 ? (requests - 1) * apart + wide : wide;
+    int32_t *slots = numbers(&s->blocks, count);
+    for (int64_t i = 0; i < count; i++) {
+        slots[i] = (int32_t)(i % NUM_SLOTS);
+    }
+    if (looks(s)) {
+        input_patch(input, slots, 0, (size_t)count * sizeof *slots);
+    }
+    return slots;
+}
+
+/* States and, of layers that have them, where they come from, checkpoints, and a ring's tokens. */
+static struct attn_ext *add_states(struct step *s, struct input *input, int32_t requests,
+                                   uint8_t more)
+{
+    const struct sampled *sampled = &s->sampled;
+    const bool rule = sample_has(sampled, &sampled->rule.ext);
+    const bool ring = sample_has(sampled, &sampled->caches.ext);
+    const int32_t wide = 1 + sampled->gdn.num_speculative_tokens;
+    struct attn_batch_recurrent gdn =
+        EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL, NULL, wide, NULL, NULL);
+    gdn.state_slots_stride = rule || ring ? draw_stride(input, wide) : wide;
+    const int32_t *slots = add_slots(s, input, requests, wide, gdn.state_slots_stride);
+    int32_t *accepted = numbers(&s->blocks, requests);
+    for (int32_t r = 0; r < requests; r++) {
+        accepted[r] = 1;
+    }
+    gdn.state_slots = more & 32 ? NULL : slots;
+    gdn.num_accepted_tokens = more & 64 ? accepted : NULL;
+    if (rule) {
+        const uint8_t tag = input_byte(input);
+        gdn.initial_slots_stride = draw_stride(input, wide);
+        gdn.checkpoint_slots_stride = draw_stride(input, 24);
+        slots = add_slots(s, input, requests, wide, gdn.initial_slots_stride);
+        gdn.initial_slots = tag & 1 ? slots : NULL;
+        slots = add_slots(s, input, requests, 24, gdn.checkpoint_slots_stride);
+        gdn.checkpoint_slots = tag & 2 ? slots : NULL;
+        gdn.has_initial_state = tag & 4 ? blocks_add(&s->blocks, (size_t)requests) : NULL;
+    }
+    if (ring && input_byte(input) != 1) {
+        int32_t *tokens = numbers(&s->blocks, requests);
+        if (looks(s) && requests > 0) {
+            input_patch(input, tokens, 0, (size_t)requests * sizeof *tokens);
+        }
+        const struct attn_batch_replay replay =
+            EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL, .ring_tokens = tokens);
+        gdn.ext.next = blocks_struct(&s->blocks, input, &replay, sizeof replay, sizeof replay);
+    }
+    return blocks_struct(&s->blocks, input, &gdn, sizeof gdn, sizeof gdn);
+}
+
+/* A second table, of a cache whose rows stand for several tokens. */
+static void add_further(struct step *s, struct input *input, struct attn_batch *b)
+{
+    const int32_t requests = (int32_t)clamp(b->num_reqs, 0, s->num_requests);
+    struct attn_batch_table table = {.num_slots = clamp(b->num_tokens / 4, 0, MOST_TOKENS)};
+    const uint8_t tag = input_byte(input);
+    table.block_table_stride = tag == 1 ? input_int(input) : MOST_BLOCKS;
+    table.num_slots = tag == 2 ? clamp(input_int(input), -8, MOST_TOKENS) : table.num_slots;
+    table.block_table_rows = tag == 3 ? input_int(input) : 0;
+    table.max_seq_len = tag == 4 ? input_int(input) : 0;
+    const int64_t rows = clamp(table.block_table_rows, requests, 64);
+    table.block_table_stride = clamp(table.block_table_stride, -8, 64);
+    int32_t *blocks = numbers(&s->blocks, clamp(rows * table.block_table_stride, 0, 4096));
+    int32_t *lens = numbers(&s->blocks, requests);
+    int64_t *slots =
+        blocks_add(&s->blocks, (size_t)clamp(table.num_slots, 0, MOST_TOKENS) * sizeof *slots);
+    for (int32_t r = 0; r < requests; r++) {
+        lens[r] = b->seq_lens != NULL ? (int32_t)clamp(b->seq_lens[r], 0, MOST_KEYS) / 4 : 0;
+    }
+    for (int64_t i = 0; i < table.num_slots; i++) {
+        slots[i] = i;
+    }
+    if (looks(s) && requests > 0 && input_byte(input) == 1) {
+        input_patch(input, lens, 0, (size_t)requests * sizeof *lens);
+    }
+    table.block_table = tag == 5 ? NULL : blocks;
+    table.slot_mapping = slots;
+    table.seq_lens_host = host_copy(s, tag == 6 ? NULL : lens, tag == 6 ? 0 : requests);
+    table.seq_lens = twin(s, input, lens, requests);
+    s->further_slots = table.num_slots;
+    b->tables = blocks_struct(&s->blocks, input, &table, sizeof table, sizeof table);
+    b->num_tables = tag == 7 ? input_int(input) : 1;
+    b->num_tables = b->num_tables > 1 ? 1 : b->num_tables;
+    b->table_stride = tag == 8 ? (int32_t)clamp(input_int(input), INT32_MIN, sizeof table)
+                               : (int32_t)sizeof table;
+}
+
 /* What a batch may carry besides. */
 static void add_more(struct step *s, struct input *input, struct attn_batch *b)
 {
     const int32_t requests = (int32_t)clamp(b->num_reqs, 0, MOST_REQUESTS);
-    const int32_t wide = 1 + s->sampled.gdn.num_speculative_tokens;
     const uint8_t more = input_byte(input);
     struct attn_ext *next = NULL;
     if (more & 1) {
@@ -303,8 +378,8 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
             keys[r] = r * 3;
         }
         input_patch(input, keys, 0, (size_t)(requests + 1) * sizeof *keys);
-        b->key_start_loc_host = more & 2 ? keys : NULL;
-        b->key_start_loc = twin(&s->blocks, input, keys, requests + 1);
+        b->key_start_loc_host = host_copy(s, more & 2 ? keys : NULL, more & 2 ? requests + 1 : 0);
+        b->key_start_loc = twin(s, input, keys, requests + 1);
     }
     if (more & 4) {
         b->causal_per_request = blocks_add(&s->blocks, (size_t)requests);
@@ -328,20 +403,9 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
         b->num_logits_indices = spans;
     }
     if ((more & 16) || s->sampled.desc.kind == ATTN_LAYER_RECURRENT) {
-        struct attn_batch_recurrent gdn =
-            EXTENSION(attn_batch_recurrent, ATTN_EXT_BATCH_RECURRENT, NULL, NULL, wide, NULL, NULL);
-        int32_t *slots = numbers(&s->blocks, (int64_t)requests * wide);
-        for (int32_t i = 0; i < requests * wide; i++) {
-            slots[i] = i % NUM_SLOTS;
-        }
-        if (requests > 0) {
-            input_patch(input, slots, 0, (size_t)(requests * wide) * sizeof *slots);
-        }
-        gdn.state_slots = more & 32 ? NULL : slots;
-        gdn.num_accepted_tokens = more & 64 ? numbers(&s->blocks, requests) : NULL;
-        next = blocks_struct(&s->blocks, input, &gdn, sizeof gdn, sizeof gdn);
+        next = add_states(s, input, requests, more);
     }
-    if ((more & 128) || s->sampled.desc.next == &s->sampled.cp.ext) {
+    if ((more & 128) || sample_has(&s->sampled, &s->sampled.cp.ext)) {
         struct attn_batch_context_parallel cp = {
             .ext = {ATTN_EXT_BATCH_CONTEXT, 0, sizeof cp, next}};
         int32_t *lens = numbers(&s->blocks, requests);
@@ -351,22 +415,27 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
         if (requests > 0) {
             input_patch(input, lens, 0, (size_t)requests * sizeof *lens);
         }
-        cp.local_seq_lens_host = lens;
-        cp.local_seq_lens = twin(&s->blocks, input, lens, requests);
+        cp.local_seq_lens_host = host_copy(s, lens, requests);
+        cp.local_seq_lens = twin(s, input, lens, requests);
         cp.max_local_seq_len = input_int(input);
         next = blocks_struct(&s->blocks, input, &cp, sizeof cp, sizeof cp);
     }
     b->next = next;
+    if (sample_has(&s->sampled, &s->sampled.compressed.ext)) {
+        add_further(s, input, b);
+    }
 }
 
 static struct attn_batch make_batch(struct step *s, struct input *input)
 {
     struct attn_batch b = {.struct_size = sizeof b};
-    add_lengths(&s->blocks, input, &b, input_byte(input) % (MOST_REQUESTS + 1));
+    s->num_host = 0;
+    s->further_slots = 0;
+    add_lengths(s, input, &b, input_byte(input) % (MOST_REQUESTS + 1));
     b.max_encoder_seq_len = MOST_KEYS;
     b.block_table_stride = MOST_BLOCKS;
     b.num_slots = b.num_tokens;
-    const int32_t sound = b.num_reqs;
+    const int32_t sound = s->num_requests = b.num_reqs;
     input_patch(input, &b, offsetof(struct attn_batch, mode), offsetof(struct attn_batch, causal));
     /* Fewer requests leave longer arrays; more than the arrays have must be over the limit. */
     const int32_t most = s->limits.max_num_reqs;
@@ -381,7 +450,8 @@ static struct attn_batch make_batch(struct step *s, struct input *input)
     b.block_table_stride = tag == 6 ? input_int(input) : b.block_table_stride;
     b.num_slots = tag == 7 ? input_int(input) : b.num_slots;
     b.max_encoder_seq_len = tag == 8 ? input_int(input) : b.max_encoder_seq_len;
-    add_tables(&s->blocks, input, &b);
+    b.mode = tag == 9 ? ATTN_BATCH_IDLE : tag == 10 ? ATTN_BATCH_PROFILE : b.mode;
+    add_tables(s, input, &b);
     add_more(s, input, &b);
     return b;
 }
@@ -393,111 +463,23 @@ static void check_split(const attn_plan *plan, const struct attn_batch *b)
     FUZZ_CHECK(split.num_decodes >= 0 && split.num_prefills >= 0);
     FUZZ_CHECK(split.num_decode_tokens >= 0 && split.num_prefill_tokens >= 0);
     if (b->mode != ATTN_BATCH_PROFILE && b->mode != ATTN_BATCH_IDLE && b->num_actual_tokens > 0) {
-        FUZZ_CHECK(split.num_decodes + split.num_prefills == b->num_reqs);
+        /* requests that are cut into chunks count for each of them */
+        FUZZ_CHECK(split.num_decodes + split.num_prefills >= b->num_reqs);
     }
-}
-
-static struct attn_tensor rows(struct step *s, int64_t *shape, int64_t count, int64_t heads,
-                               int64_t size)
-{
-    shape[0] = count;
-    shape[1] = heads;
-    shape[2] = size;
-    void *data = blocks_add(&s->blocks, (size_t)(count * heads * size) * sizeof(float));
-    return (struct attn_tensor){
-        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-}
-
-/* One of a run's tensors other than it has to be: each as long as it says, or refused unread. */
-static void spoil_tensor(struct step *s, struct input *input, struct attn_tensor *t)
-{
-    int64_t *strides = blocks_add(&s->blocks, 3 * sizeof *strides);
-    switch (input_byte(input) % 8) {
-    case 0:
-        t->data = NULL;
-        break;
-    case 1:
-        t->ndim = input_int(input);
-        break;
-    case 2:
-        t->dtype = (struct attn_dtype){input_byte(input), input_byte(input), input_byte(input)};
-        break;
-    case 3:
-        t->device = (struct attn_device){input_int(input), input_int(input)};
-        break;
-    case 4:
-        t->shape = NULL;
-        break;
-    default:
-        strides[2] = input_byte(input) < 128 ? 1 : input_int(input);
-        strides[1] = t->shape[2] * (input_byte(input) % 2); /* 0: heads in one place */
-        strides[0] = t->shape[2] * (input_byte(input) % 2 ? t->shape[1] : 1);
-        t->strides = strides;
-    }
-}
-
-/* Lists of just the tokens that the batch has, whose numbers are any; each way of leaving them out
- * is an input of its own. */
-static const struct attn_ext *add_lists(struct step *s, struct input *input, int64_t tokens)
-{
-    const int64_t groups = s->sampled.desc.num_q_heads, entries = s->sampled.lists.max_entries;
-    struct attn_io_index_lists *io = blocks_add(&s->blocks, sizeof *io);
-    const size_t bytes = (size_t)(tokens * groups * entries) * sizeof(int32_t);
-    int32_t *indices = blocks_add(&s->blocks, bytes);
-    int32_t *lengths = blocks_add(&s->blocks, (size_t)(tokens * groups) * sizeof(int32_t));
-    const uint8_t tag = input_byte(input);
-    if (s->sampled.desc.next != &s->sampled.lists.ext) {
-        return NULL;
-    }
-    for (int64_t i = 0; i < tokens * groups * entries; i++) {
-        indices[i] = (int32_t)(i % entries);
-    }
-    input_patch(input, indices, 0, bytes);
-    input_patch(input, lengths, 0, (size_t)(tokens * groups) * sizeof *lengths);
-    *io = (struct attn_io_index_lists){
-        .ext = {ATTN_EXT_DRAFT_IO_INDEX_LISTS, 0, input_struct_size(input, sizeof *io), NULL},
-        .indices = tag == 1 ? NULL : indices,
-        .token_stride = tag == 2 ? input_byte(input) % (groups * entries) : groups * entries,
-        .group_stride = tag == 3 ? input_byte(input) % entries : entries,
-        .lengths = tag == 4 ? NULL : lengths,
-        .length_stride = tag == 5 ? input_byte(input) % groups : groups};
-    io->ext.struct_size = io->ext.struct_size < sizeof *io ? io->ext.struct_size : sizeof *io;
-    return tag == 6 ? NULL : &io->ext;
 }
 
 /* Tensors of just the rows that the batch has. */
 static void run(struct step *s, struct input *input, attn_plan *plan, const struct attn_batch *b)
 {
-    const struct attn_layer_desc *l = &s->sampled.desc;
     const int64_t tokens = clamp(b->num_tokens, 0, MOST_TOKENS);
-    const int64_t keys = clamp(b->num_slots > tokens ? b->num_slots : tokens, 0, LONGEST_ARRAY);
-    int64_t shapes[5][3];
-    struct attn_tensor tensors[5] = {rows(s, shapes[0], tokens, l->num_q_heads, l->head_size),
-                                     rows(s, shapes[1], keys, l->num_kv_heads, l->head_size),
-                                     rows(s, shapes[2], keys, l->num_kv_heads, l->head_size),
-                                     rows(s, shapes[3], tokens, l->num_q_heads, l->head_size),
-                                     rows(s, shapes[4], l->num_q_heads, tokens, 1)};
-    tensors[4].ndim = 2;
-    input_patch(input, shapes, 0, sizeof shapes);
-    const uint8_t tag = input_byte(input);
-    const struct attn_step_io io = SIZED(
-        attn_step_io, .next = add_lists(s, input, tokens), .flags = tag < 8 ? tag : 0,
-        .q = tag == 8 ? NULL : &tensors[0], .k = tag == 9 ? NULL : &tensors[1], .v = &tensors[2],
-        .out = tag == 10 ? NULL : &tensors[3], .lse = tag >= 192 ? &tensors[4] : NULL);
-    for (int32_t t = 0; t < 5; t++) { /* what a shape claims, its tensor has */
-        const int64_t *own = shapes[t];
-        int64_t there = t == 1 || t == 2 ? keys * l->num_kv_heads : tokens * l->num_q_heads;
-        there *= t < 4 ? l->head_size : 1;
-        if (own[0] < 0 || own[1] < 0 || (t < 4 && own[2] < 0) || own[0] > there || own[1] > there ||
-            (t < 4 && own[2] > 1024) || own[0] * own[1] > there ||
-            (t < 4 && own[0] * own[1] * own[2] > there)) {
-            return;
-        }
+    const struct io_rows rows = {
+        .tokens = tokens,
+        .keys = clamp(b->num_slots > tokens ? b->num_slots : tokens, 0, LONGEST_ARRAY),
+        .further = clamp(s->further_slots, 0, MOST_TOKENS)};
+    struct io io;
+    if (io_draw(&s->blocks, input, &s->sampled, rows, &io)) {
+        fuzz_check_error(plan_run(plan, s->layer, &io.run, &s->error), &s->error);
     }
-    if (tag >= 128 && tag < 192) {
-        spoil_tensor(s, input, &tensors[tag % 5]);
-    }
-    fuzz_check_error(plan_run(plan, s->layer, &io, &s->error), &s->error);
 }
 
 /* The second plan by the tables of the first one's batch, and other ones; the first may be gone
@@ -512,8 +494,10 @@ static void follow_plan(struct step *s, struct input *input, struct attn_batch *
     tables.block_table = way & 1 ? NULL : tables.block_table;
     tables.slot_mapping = way & 2 ? NULL : tables.slot_mapping;
     tables.num_slots = way & 4 ? 0 : tables.num_slots;
+    forbid_host_copies(s, false);
     const attn_status status =
         plan_update_block_table(s->plans[1], s->plans[0], &tables, NULL, &s->error);
+    forbid_host_copies(s, true);
     fuzz_check_error(status, &s->error);
     if (way & 8) {
         plan_destroy(s->plans[0]);
@@ -535,6 +519,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     if (s->model == NULL) {
         return 0;
     }
+    s->fixture.runtime.settings.validate = !(how & 64);
     s->limits = draw_limits(&input);
     if (how & 8) {
         hostile.after = 1 + input_byte(&input) % 16;
@@ -545,13 +530,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
     for (int32_t i = 0; ready && i < 2 && s->plans[0] != NULL; i++) {
         struct attn_batch b = make_batch(s, &input);
         const uint8_t way = input_byte(&input);
-        const bool spread = s->sampled.desc.next == &s->sampled.cp.ext;
+        const bool spread = sample_has(&s->sampled, &s->sampled.cp.ext);
+        const bool rows = sample_has(&s->sampled, &s->sampled.compressed.ext);
         promised = (struct promised){.max_num_reqs = s->limits.max_num_reqs,
                                      .max_num_tokens = s->limits.max_num_tokens,
-                                     .num_blocks = spread ? 0 : NUM_BLOCKS};
+                                     .slots = looks(s),
+                                     .num_blocks = spread || rows || !looks(s) ? 0 : NUM_BLOCKS};
         attn_status status = way < 224 ? plan_batch(s->plans[0], &b, NULL, &s->error)
                                        : plan_graph(s->plans[0], way % 4, &b, NULL, &s->error);
         fuzz_check_error(status, &s->error);
+        forbid_host_copies(s, true);
+        if (status == ATTN_OK && way % 4 == ATTN_PLAN_OUT_OF_GRAPH && way >= 224) {
+            status = plan_graph(s->plans[0], ATTN_PLAN_IN_GRAPH, NULL, NULL, &s->error);
+            fuzz_check_error(status, &s->error);
+        }
         if (status == ATTN_OK) {
             check_split(s->plans[0], &b);
             run(s, &input, s->plans[0], &b);

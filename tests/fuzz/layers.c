@@ -6,7 +6,9 @@
 
 #include "backend.h"
 #include "bind/bound.h"
+#include "support/client.h"
 #include "util/counts.h"
+#include "util/structs.h"
 
 #define MOST_LAYERS 4
 
@@ -27,6 +29,28 @@ static struct attn_ext *link_ext(struct blocks *blocks, struct input *input, str
     return copy;
 }
 
+/* Further caches of any form, in elements of any size, of which as many are there as they say. */
+static struct attn_ext *link_caches(struct blocks *blocks, struct input *input, struct sampled *s,
+                                    const struct attn_ext *next)
+{
+    const size_t element = input_struct_size(input, sizeof s->cache);
+    const int32_t count = input_byte(input) % (ATTN_MAX_CACHES + 2);
+    const size_t stride = element <= MAX_ELEMENT ? element : sizeof s->cache;
+    uint8_t *array = blocks_add(blocks, (size_t)count * stride);
+    for (int32_t i = 0; i < count; i++) {
+        struct attn_cache_desc cache = s->cache;
+        input_patch(input, &cache, 0, sizeof cache);
+        memcpy(array + (size_t)i * stride, &cache, stride < sizeof cache ? stride : sizeof cache);
+    }
+    s->caches.num_caches = count;
+    s->caches.cache_stride = (int32_t)element;
+    s->caches.caches = input_byte(input) == 1 ? NULL : (const struct attn_cache_desc *)array;
+    struct attn_layer_caches *copy =
+        blocks_struct(blocks, input, &s->caches, sizeof s->caches, sizeof s->caches);
+    copy->ext.next = next;
+    return &copy->ext;
+}
+
 static struct attn_ext *add_extensions(struct blocks *blocks, struct input *input,
                                        struct sampled *s)
 {
@@ -35,9 +59,8 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
     struct attn_collectives *ranks = blocks_add(blocks, sizeof *ranks);
     struct attn_ext *next = NULL;
     const uint8_t more = input_byte(input);
-    const struct attn_ext *own = s->desc.next;
     *ranks = s->ranks;
-    if (own == &s->cp.ext || more & 1) {
+    if (sample_has(s, &s->cp.ext) || more & 1) {
         input_patch(input, ranks, offsetof(struct attn_collectives, rank),
                     offsetof(struct attn_collectives, all_gather));
         const uint8_t tag = input_byte(input);
@@ -52,17 +75,28 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
         copy->struct_size = says;
         next = copy;
     }
-    if (own == &s->mla.ext || more & 2) {
-        next = link_ext(blocks, input, &s->mla.ext, sizeof s->mla, next);
+    const uint32_t chosen = (more >> 1 & 15u) | (more & 32 ? input_byte(input) << 4 : 0u);
+    const struct {
+        struct attn_ext *ext;
+        size_t size;
+    } all[] = {{&s->mla.ext, sizeof s->mla},
+               {&s->gdn.ext, sizeof s->gdn},
+               {&s->mm_quant.ext, sizeof s->mm_quant},
+               {&s->lists.ext, sizeof s->lists},
+               {&s->rule.ext, sizeof s->rule},
+               {&s->norm.ext, sizeof s->norm},
+               {&s->indexer.ext, sizeof s->indexer},
+               {&s->index_write.ext, sizeof s->index_write},
+               {&s->compressor.ext, sizeof s->compressor},
+               {&s->compressed.ext, sizeof s->compressed},
+               {&s->output_rope.ext, sizeof s->output_rope}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (sample_has(s, all[i].ext) || chosen >> i & 1) {
+            next = link_ext(blocks, input, all[i].ext, all[i].size, next);
+        }
     }
-    if (own == &s->gdn.ext || more & 4) {
-        next = link_ext(blocks, input, &s->gdn.ext, sizeof s->gdn, next);
-    }
-    if (own == &s->mm_quant.ext || more & 8) {
-        next = link_ext(blocks, input, &s->mm_quant.ext, sizeof s->mm_quant, next);
-    }
-    if (own == &s->lists.ext || more & 16) {
-        next = link_ext(blocks, input, &s->lists.ext, sizeof s->lists, next);
+    if (sample_has(s, &s->caches.ext) || chosen >> 11) {
+        next = link_caches(blocks, input, s, next);
     }
     return next;
 }
@@ -118,7 +152,18 @@ static void check_cache(attn_layer *layer)
     struct attn_error error = ATTN_ERROR_INIT;
     static uint8_t somewhere[256]
         __attribute__((aligned(256))); /* an address; nothing is read there */
-    attn_status status = layer_cache_spec(layer, 0, &spec, &error);
+    void *further[ATTN_MAX_CACHES];
+    int64_t blocks[ATTN_MAX_CACHES];
+    for (int32_t i = 0; i < ATTN_MAX_CACHES; i++) {
+        further[i] = somewhere;
+        blocks[i] = 2;
+    }
+    const struct attn_cache_memory memory =
+        SIZED(attn_cache_memory, .base = somewhere, .num_blocks = 2, .further = further,
+              .further_num_blocks = blocks, .num_further = layer->num_further);
+    attn_status status = layer_bind_memory(layer, &memory, &error);
+    fuzz_check_error(status, &error);
+    status = layer_cache_spec(layer, 0, &spec, &error);
     fuzz_check_error(status, &error);
     if (status != ATTN_OK || spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
         return;
