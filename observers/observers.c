@@ -131,14 +131,14 @@ attn_status observed_plan_create(attn_model *model, int32_t group,
     return status;
 }
 
-static attn_status observe_steps(attn_plan *plan, const char *name, int64_t begin,
+static attn_status observe_steps(attn_plan *plan, const char *name, int64_t begin, bool brought,
                                  attn_status status)
 {
     const struct observers *o = plan != NULL ? plan->model->runtime->observers : NULL;
     if (status == ATTN_OK && o != NULL && o->record.folder != NULL) {
         capsule_watch(plan);
     }
-    trace_plan_end(plan, name, begin, status);
+    trace_plan_end(plan, name, begin, brought, status);
     return status;
 }
 
@@ -146,7 +146,7 @@ attn_status observed_plan_batch(attn_plan *plan, const struct attn_batch *batch,
                                 struct attn_error *error)
 {
     const int64_t begin = trace_plan_begin(plan, "plan_batch", false);
-    return observe_steps(plan, "plan_batch", begin, plan_batch(plan, batch, stream, error));
+    return observe_steps(plan, "plan_batch", begin, true, plan_batch(plan, batch, stream, error));
 }
 
 attn_status observed_plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
@@ -154,7 +154,8 @@ attn_status observed_plan_graph(attn_plan *plan, int32_t mode, const struct attn
 {
     const bool captured = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     const int64_t begin = trace_plan_begin(plan, "plan_graph", captured);
-    return observe_steps(plan, "plan_graph", begin, plan_graph(plan, mode, batch, stream, error));
+    return observe_steps(plan, "plan_graph", begin, mode != ATTN_PLAN_IN_GRAPH,
+                         plan_graph(plan, mode, batch, stream, error));
 }
 
 attn_status observed_plan_update_block_table(attn_plan *plan, const attn_plan *source,
@@ -163,7 +164,7 @@ attn_status observed_plan_update_block_table(attn_plan *plan, const attn_plan *s
 {
     static const char name[] = "plan_update_block_table";
     const int64_t begin = trace_plan_begin(plan, name, plan != NULL && plan->capturing);
-    return observe_steps(plan, name, begin,
+    return observe_steps(plan, name, begin, true,
                          plan_update_block_table(plan, source, tables, stream, error));
 }
 

@@ -38,7 +38,9 @@ void trace_model_end(attn_model *model);
 /* Around the making of a plan, `captured` as a part of a graph. 0: it is not traced, nor are its
  * runs. */
 int64_t trace_plan_begin(attn_plan *plan, const char *name, bool captured);
-void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, attn_status status);
+/* `brought`: by a batch of its own, whose host copies are still there. */
+void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, bool brought,
+                    attn_status status);
 
 /* capsule.c: runs of the layer that ATTN_RECORD names are entered there. */
 void capsule_watch(attn_plan *plan);

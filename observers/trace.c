@@ -426,14 +426,15 @@ int64_t trace_plan_begin(attn_plan *plan, const char *name, bool captured)
     return trace_begin(file, name);
 }
 
-void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, attn_status status)
+void trace_plan_end(attn_plan *plan, const char *name, int64_t begin, bool brought,
+                    attn_status status)
 {
     if (begin == 0) {
         return;
     }
     set_running(NULL);
     /* after a failure schedules may still have the batch before, whose arrays are gone */
-    for (int32_t i = 0; status == ATTN_OK && i < plan->num_schedules; i++) {
+    for (int32_t i = 0; brought && status == ATTN_OK && i < plan->num_schedules; i++) {
         count_keys(&plan->schedules[i]);
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {

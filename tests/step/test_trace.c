@@ -14,6 +14,8 @@
 #include "support/client.h"
 #include "support/test.h"
 
+enum { PAGE = 65536 }; /* bytes, whatever the size of a page */
+
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
 static char path[64];
 
@@ -83,19 +85,46 @@ TEST(captured_runs_say_so)
     unlink(path);
 }
 
-/* An engine's host arrays end with the call that brought them. */
+/* Host copies of the lengths on pages of their own. */
+static int32_t *lens_apart(struct fixture *f)
+{
+    int32_t *lens = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(lens, MAP_FAILED);
+    memcpy(lens, f->batch.seq_lens_host, (size_t)f->batch.num_reqs * sizeof *lens);
+    f->batch.seq_lens_host = lens;
+    return lens;
+}
+
+/* An engine's host arrays end with the call that brought them: before the device's part. */
+TEST(device_parts_read_no_earlier_arrays)
+{
+    struct fixture f;
+    attn_plan *plan;
+    void *workspace;
+    begin_trace();
+    fixture_mixed(&f, "cpu_ref", &decoder, false);
+    CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                          &plan, &workspace, &f.error));
+    int32_t *lens = lens_apart(&f);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error));
+    assert_int_equal(munmap(lens, PAGE), 0);
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
+    CHECK(&f, f.api->run(plan, f.bound, &f.io, &f.error));
+    f.api->plan_destroy(plan);
+    free(workspace);
+    fixture_finish(&f);
+    assert_int_equal(count("\"plan_graph\"", "\"requests\":4"), 2);
+    unlink(path);
+}
+
 TEST(failed_batches_read_no_earlier_arrays)
 {
     OWNED(fixture_finish) struct fixture f;
-    const size_t size = (size_t)sysconf(_SC_PAGESIZE);
     begin_trace();
     fixture_mixed(&f, "cpu_ref", &decoder, false);
-    int32_t *lens = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(lens, MAP_FAILED);
-    memcpy(lens, f.batch.seq_lens_host, (size_t)f.batch.num_reqs * sizeof *lens);
-    f.batch.seq_lens_host = lens;
+    int32_t *lens = lens_apart(&f);
     CHECK(&f, fixture_batch(&f));
-    assert_int_equal(munmap(lens, size), 0);
+    assert_int_equal(munmap(lens, PAGE), 0);
     f.batch.num_reqs = -1;
     assert_int_not_equal(fixture_batch(&f), ATTN_OK);
     unlink(path);
