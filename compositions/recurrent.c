@@ -238,10 +238,9 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     const struct attn_io_recurrent *gdn = ext_find(io->next, ATTN_EXT_IO_RECURRENT);
     const struct attn_recurrent_desc *g = step->layer->selected->gdn;
     const int64_t rows = plan->num_tokens;
-    (void)writes; /* the state moves with the attend */
-    if (!attends) {
-        return ATTN_OK;
-    }
+    BAD_IF((io->flags & (ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND)) != 0, "flags",
+           "%s: each run of a recurrent layer moves its state; allowed are hints (the upper half)",
+           attends ? "ATTN_RUN_NO_WRITE" : "ATTN_RUN_NO_ATTEND");
     BAD_IF(gdn == NULL || io->lse != NULL, "attn_io_recurrent",
            "a run of a recurrent layer needs attn_io_recurrent and has no lse");
     const struct attn_recurrent_rule *r = rule_of(step->layer->selected);

@@ -5,6 +5,7 @@
 
 #include "tensor.h"
 
+/* Flags of a run. A recurrent layer takes neither: each of its runs moves the state. */
 #define ATTN_RUN_NO_WRITE 1u  /* attend only: the cache has the keys already */
 #define ATTN_RUN_NO_ATTEND 2u /* write only; out may be NULL */
 

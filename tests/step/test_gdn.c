@@ -481,6 +481,8 @@ TEST(test_bad_steps)
     struct attn_tensor spread = *g->io_ext.mixed_qkv;
     spread.strides = (int64_t[]){2 * CHANNELS, 2};
     RUN_REFUSED("attn_io_recurrent", g->io.next = NULL);
+    RUN_REFUSED("flags", g->io.flags = ATTN_RUN_NO_WRITE);
+    RUN_REFUSED("flags", g->io.flags = ATTN_RUN_NO_ATTEND);
     RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = g->io_ext.a);
     RUN_REFUSED("b", g->io_ext.b = NULL);
     RUN_REFUSED("out", g->io.out = g->io_ext.mixed_qkv);
