@@ -9,6 +9,8 @@ mutants.txt has each mutant as
     @ FILE of plugins/; without it, the last one of the mutant before
     - a text that is found once in FILE; white space counts as one blank
     + the text in its place; none, or a + alone before another text: the old text is dropped
+    < a text that stays, before which the + is put; > one after which it is put
+    = SET ARGUMENT: the changes that stand after `: SET`, with ARGUMENT in the place of each $
 
 with several texts, of several files, where one is not enough. The objects of FILE, or of all sources that include it, are
 compiled with the build's own command and linked with the others to a plugin whose backend is `mutant`. A `control_*` has
@@ -31,24 +33,34 @@ PLUGINS = TREE / "plugins"
 
 
 def read_mutants():
-    """(name, cases, what it breaks, [(file, old, new)]) of each."""
-    mutants, file, after_new = [], None, True
+    """(name, cases, what it breaks, [[file, old, new]]) of each."""
+    mutants, sets, changes, file, kept, last = [], {}, None, None, None, None
     for line in (HERE / "mutants.txt").read_text().splitlines():
-        if line.startswith("@ "):
-            file, after_new = line[2:], True
-        elif line.startswith("- "):
-            changes = mutants[-1][3]
-            if after_new or changes[-1][0] != file:
+        mark, text = line[:1], line[2:] + "\n"
+        if mark == "#":
+            continue
+        if mark == "@":
+            file = line[2:]
+        elif mark == ":":
+            changes = sets[line[2:]] = []
+        elif mark == "=":
+            name, _, argument = line[2:].partition(" ")
+            changes += [[where, old, new.replace("$", argument)] for where, old, new in sets[name]]
+            file = changes[-1][0]
+        elif mark == "+":
+            _, old, new = changes[-1]
+            changes[-1][2] = new.removesuffix(old) + text + old if kept == "<" else new + text
+        elif mark in "-<>":
+            if last != mark:
                 changes.append([file, "", ""])
-            changes[-1][1] += line[2:] + "\n"
-            after_new = False
-        elif line.startswith("+"):
-            mutants[-1][3][-1][2] += line[2:] + "\n"
-            after_new = True
-        elif not line.startswith("#"):
+            changes[-1][1] += text
+            changes[-1][2] += text if mark != "-" else ""
+            kept = mark
+        else:
             name, cases, breaks = (part.strip() for part in line.split(" | "))
-            mutants.append((name, cases.split(), breaks, []))
-            after_new = True
+            changes = []
+            mutants.append((name, cases.split(), breaks, changes))
+        last = mark
     return mutants
 
 

@@ -48,7 +48,7 @@ static attn_status planned_attend(const struct attn_attend_args *args, struct at
     struct attn_batch batch = *args->batch;
     struct attn_attend_args changed = *args;
     changed.batch = &batch;
-#if defined(KEEP_TABLE)
+#if defined(KEEP_TABLE) || defined(IGNORE_UPDATES)
     batch.block_table = copy->block_table;
 #elif defined(KEEP_LENGTHS)
     if (batch.seq_lens != NULL && KEEP_LENGTHS->num_reqs == batch.num_reqs) {
