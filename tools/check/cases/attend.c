@@ -183,13 +183,6 @@ static int32_t first_part(const struct problem_copy *tested, int32_t r)
     return queries < 2 || later ? queries : r % 2 != 0 ? queries - 1 : (queries + 1) / 2;
 }
 
-/* Numbers of the copy, at `offset` of its image. */
-static bool put_numbers(struct problem_copy *tested, size_t offset, const int32_t *numbers,
-                        size_t count)
-{
-    return device_write(tested->device, tested->memory + offset, numbers, count * sizeof *numbers);
-}
-
 /* Runs request `r`, the only one of the bound batch, in two steps. In the first step the cache
  * already holds the keys of the second, which no query sees yet. */
 static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn_error *error)
@@ -197,24 +190,22 @@ static attn_status run_parts(struct problem_copy *tested, int32_t r, struct attn
     const struct check_problem *problem = tested->problem;
     struct attn_batch *one = &tested->binding.batch;
     const struct attn_batch whole = *one;
-    const size_t row = (size_t)r * sizeof(int32_t), start_at = problem->at.query_start_loc + row;
-    const int32_t *begin = (const int32_t *)(problem->image.bytes + start_at);
+    const int32_t *begin =
+        (const int32_t *)(problem->image.bytes + problem->at.query_start_loc) + r;
     const int32_t queries = problem->requests[r].query_len, keys = problem->requests[r].seq_len;
     const int32_t cut = first_part(tested, r);
     const int32_t starts[3] = {begin[0], begin[0] + cut, begin[1]};
     const int32_t lengths[2] = {keys - queries + cut, keys};
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < (cut < queries ? 2 : 1) && status == ATTN_OK; i++) {
-        bool put = put_numbers(tested, start_at, &starts[i], 2) &&
-                   put_numbers(tested, problem->at.seq_lens + row, &lengths[i], 1);
+        bool put = batch_put_lengths(tested->device, one, &starts[i], &lengths[i]);
         one->query_start_loc_host = &starts[i];
         one->seq_lens_host = whole.seq_lens_host != NULL ? &lengths[i] : NULL;
         one->num_actual_tokens = starts[i + 1];
         status = put ? run_request(tested, one, starts[i + 1] - starts[i], lengths[i], error)
                      : ATTN_ERROR_OUT_OF_MEMORY;
     }
-    put_numbers(tested, start_at, begin, 2);
-    put_numbers(tested, problem->at.seq_lens + row, &keys, 1);
+    batch_put_lengths(tested->device, one, begin, &keys);
     return status;
 }
 

@@ -45,6 +45,16 @@ static int64_t elements_of(const struct operand *o)
     return elements;
 }
 
+static size_t element_bytes(const struct operand *o)
+{
+    return o->ndim > 0 ? number_bytes(o->dtype) : 1;
+}
+
+static size_t bytes_of(const struct operand *o)
+{
+    return o->bytes > 0 || o->ndim == 0 ? o->bytes : (size_t)elements_of(o) * element_bytes(o);
+}
+
 bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
                       int32_t num_operands, uint64_t *random)
 {
@@ -53,8 +63,7 @@ bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struc
     image_init(&test->image);
     for (int32_t i = 0; i < num_operands; i++) {
         const struct operand *o = &operands[i];
-        const size_t e = o->ndim > 0 ? number_bytes(o->dtype) : 1;
-        const size_t bytes = o->ndim > 0 && o->bytes == 0 ? (size_t)elements_of(o) * e : o->bytes;
+        const size_t e = element_bytes(o), bytes = bytes_of(o);
         test->at[i] = o->slice ? test->at[o->of] + (size_t)o->first * e
                                : image_add(&test->image, o->name, bytes, 256, o->written);
         if (!test->image.failed && o->from != NULL) {
@@ -265,6 +274,20 @@ enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t opera
                       !rows[t] && memcmp(is + (size_t)t * row, was + (size_t)t * row, row) != 0,
                       "row %lld of %s is not the call's and was written", (long long)t, o->name);
     }
+    return TRIAL_PASSED;
+}
+
+enum trial_result kernel_test_rest(struct kernel_test *test, int32_t operand)
+{
+    const uint8_t *was = test_input(test, operand), *is = test_found(test, operand);
+    const size_t bytes = bytes_of(&test->operands[operand]);
+    char place[BUFFER_TEXT];
+    size_t at = 0;
+    while (at < bytes && is[at] == was[at]) {
+        at++;
+    }
+    TRIAL_FAIL_IF(test->trial, at < bytes, "%s is not the call's and was written",
+                  buffer_at_offset(&test->image, (int64_t)(test->at[operand] + at), place));
     return TRIAL_PASSED;
 }
 

@@ -136,5 +136,13 @@ enum trial_result kernel_test_compare(struct kernel_test *test, int32_t operand,
                                       const uint8_t *rows, struct bound bound);
 enum trial_result kernel_test_other_rows(struct kernel_test *test, int32_t operand,
                                          const uint8_t *rows);
+/* An output that the case compares itself: the first image takes the bytes that were right, and
+ * then all others have to be as they were. After kernel_test_parts. */
+static inline void test_take(struct kernel_test *test, int32_t operand, size_t at, size_t bytes)
+{
+    memcpy((uint8_t *)test_input(test, operand) + at, (uint8_t *)test_found(test, operand) + at,
+           bytes);
+}
+enum trial_result kernel_test_rest(struct kernel_test *test, int32_t operand);
 
 #endif

@@ -237,6 +237,31 @@ struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r)
     return one;
 }
 
+bool batch_put_lengths(const struct device *device, const struct attn_batch *one,
+                       const int32_t *starts, const int32_t *length)
+{
+    return device_write(device, (void *)(uintptr_t)one->query_start_loc, starts,
+                        2 * sizeof *starts) &&
+           device_write(device, (void *)(uintptr_t)one->seq_lens, length, sizeof *length);
+}
+
+void batch_part_init(struct batch_part *part, const struct attn_batch *whole, int32_t index,
+                     bool halves)
+{
+    const int32_t r = halves ? index / 2 : index;
+    const int32_t *starts = whole->query_start_loc_host + r;
+    const int32_t middle = starts[0] + (starts[1] - starts[0]) / 2;
+    part->request = r;
+    part->starts[0] = halves && index % 2 != 0 ? middle : starts[0];
+    part->starts[1] = halves && index % 2 == 0 ? middle : starts[1];
+    part->length = whole->seq_lens_host[r] - (starts[1] - part->starts[1]);
+    part->batch = batch_of_request(whole, r);
+    part->batch.query_start_loc_host = part->starts;
+    part->batch.seq_lens_host = &part->length;
+    part->batch.num_actual_tokens = part->starts[1];
+    part->batch.max_query_len = part->starts[1] - part->starts[0];
+}
+
 attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *error)
 {
     bool fused = !(copy->binding.attend.flags & ATTN_RUN_NO_WRITE);

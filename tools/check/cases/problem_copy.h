@@ -58,6 +58,18 @@ attn_status copy_step_plan_shorter(const struct copy_step *step, int32_t mode,
 attn_status copy_step_captured(const struct copy_step *step, bool inside, struct attn_error *error);
 /* The batch with only its request `r`, whose rows keep their places. */
 struct attn_batch batch_of_request(const struct attn_batch *whole, int32_t r);
+/* Makes the device's lengths of such a batch these. */
+bool batch_put_lengths(const struct device *device, const struct attn_batch *one,
+                       const int32_t *starts, const int32_t *length);
+/* A request of a batch, or one half of its queries, as a step of its own. */
+struct batch_part {
+    struct attn_batch batch; /* its host arrays are these: */
+    int32_t starts[2], length;
+    int32_t request;
+};
+/* Parts are counted by requests, or, of `halves`, by these. */
+void batch_part_init(struct batch_part *part, const struct attn_batch *whole, int32_t index,
+                     bool halves);
 /* Writes the step's keys with the backend's own kernel, unless its attend does. */
 attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *error);
 attn_status problem_copy_attend(struct problem_copy *copy, struct attn_error *error);

@@ -14,67 +14,39 @@
 #include "kernels/kernels.h"
 #include "harness/planned.h"
 
-/* Request r of the step alone. */
-static void narrow(struct gdn_step *s, const struct gdn_case *c, int32_t r)
-{
-    s->batch = batch_of_request(&s->batch, r);
-    s->batch.max_query_len = c->tokens[r];
-    s->batch.max_seq_len = c->lengths[r];
-    s->states.state_slots += r * s->states.state_slots_stride;
-    s->states.has_initial_state += s->states.has_initial_state != NULL ? r : 0;
-    s->states.num_accepted_tokens += s->states.num_accepted_tokens != NULL ? r : 0;
-    s->states.initial_slots +=
-        s->states.initial_slots != NULL ? r * s->states.initial_slots_stride : 0;
-    s->states.checkpoint_slots +=
-        s->states.checkpoint_slots != NULL ? r * s->states.checkpoint_slots_stride : 0;
-    s->replay.ring_tokens += r;
-}
-
-/* What a part of a request changes of what lies in the device's memory, and what was there. */
-struct gdn_cut {
-    int32_t starts[2], length;
-    uint8_t has_state;
-};
-
-static bool put_cut(const struct kernel_call *call, int32_t r, const struct gdn_cut *cut)
-{
-    int32_t *starts = call_array(call, GDN_STARTS), *lengths = call_array(call, GDN_LENGTHS);
-    uint8_t *has_state = call_array(call, GDN_HAS_STATE);
-    return device_write(call->device, starts + r, cut->starts, sizeof cut->starts) &&
-           device_write(call->device, lengths + r, &cut->length, sizeof cut->length) &&
-           device_write(call->device, has_state + r, &cut->has_state, 1);
-}
-
-/* The first or the second half of a request's tokens, as two steps have them. */
-static attn_status call_half(struct gdn_step *s, const struct gdn_case *c,
+/* One request of the step alone, or one half of its tokens. */
+static attn_status call_part(struct gdn_step *s, const struct gdn_case *c,
                              const struct kernel_call *call, const struct attn_limits *limits,
                              struct attn_error *error)
 {
-    const int32_t r = call->part / 2, half = c->tokens[r] / 2;
-    const struct gdn_cut whole = {{c->starts[r], c->starts[r + 1]}, c->lengths[r], c->has_state[r]};
-    struct gdn_cut cut = whole;
-    if (call->part % 2 != 0) {
-        cut.starts[0] += half;
-        cut.has_state = half > 0 ? 1 : cut.has_state;
-    } else {
-        cut.starts[1] = cut.starts[0] + half;
-        cut.length -= c->tokens[r] - half;
-    }
-    if (cut.starts[0] == cut.starts[1]) {
+    struct attn_batch_recurrent *states = &s->states;
+    struct batch_part part;
+    batch_part_init(&part, &s->batch, call->part, c->v.invariant >= 2);
+    const int32_t r = part.request;
+    const uint8_t has_state = part.starts[0] > c->starts[r] ? 1 : c->has_state[r];
+    uint8_t *of_request = (uint8_t *)call_array(call, GDN_HAS_STATE) + r;
+    if (part.starts[0] == part.starts[1] && c->v.invariant >= 2) {
         return ATTN_OK;
     }
-    narrow(s, c, r);
-    s->batch.query_start_loc_host = cut.starts;
-    s->batch.seq_lens_host = &cut.length;
-    s->batch.num_actual_tokens = cut.starts[1];
-    s->batch.max_query_len = cut.starts[1] - cut.starts[0];
-    s->batch.max_seq_len = cut.length;
-    if (!put_cut(call, r, &cut)) {
+    s->batch = part.batch;
+    s->batch.max_seq_len = part.length;
+    states->state_slots += r * states->state_slots_stride;
+    states->has_initial_state += states->has_initial_state != NULL ? r : 0;
+    states->num_accepted_tokens += states->num_accepted_tokens != NULL ? r : 0;
+    states->initial_slots += states->initial_slots != NULL ? r * states->initial_slots_stride : 0;
+    states->checkpoint_slots +=
+        states->checkpoint_slots != NULL ? r * states->checkpoint_slots_stride : 0;
+    s->replay.ring_tokens += r;
+    if (!batch_put_lengths(call->device, &part.batch, part.starts, &part.length) ||
+        !device_write(call->device, of_request, &has_state, 1)) {
         return ATTN_ERROR_DEVICE;
     }
     attn_status status = planned_call(call->backend, call->device, limits, &s->attend,
                                       call->backend->kernels.recurrent, error);
-    return put_cut(call, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
+    const bool restored =
+        batch_put_lengths(call->device, &part.batch, c->starts + r, c->lengths + r) &&
+        device_write(call->device, of_request, &c->has_state[r], 1);
+    return restored || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
 }
 
 /* A part is a request of the step; where prefixes do not count either, half of one. */
@@ -85,14 +57,9 @@ static attn_status call_gdn(struct kernel_call *call, const void *context, struc
     gdn_case_bind(c, &s, call);
     const struct attn_limits limits =
         client_limits(GDN_REQS, c->num_rows, s.batch.max_query_len, s.batch.max_seq_len, 0);
-    if (call->part >= 0 && c->v.invariant >= 2) {
-        return call_half(&s, c, call, &limits, error);
-    }
-    if (call->part >= 0) {
-        narrow(&s, c, call->part);
-    }
-    return planned_call(call->backend, call->device, &limits, &s.attend,
-                        call->backend->kernels.recurrent, error);
+    return call->part >= 0 ? call_part(&s, c, call, &limits, error)
+                           : planned_call(call->backend, call->device, &limits, &s.attend,
+                                          call->backend->kernels.recurrent, error);
 }
 
 /* The mean square of all requests' outputs. A row o = S q may cancel, where k and q are nearly
@@ -222,27 +189,21 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
         "state", c->v.state_dtype, c->v.num_v_heads, size, c->state_stride, size, c->num_slots,
         left};
     const size_t e = number_bytes(c->v.state_dtype);
-    size_t used = (size_t)(c->v.num_v_heads * size) * e;
-    size_t slot_bytes = (size_t)c->state_stride * e;
     int32_t owner[GDN_MAX_SLOTS];
     find_owners(c, true, owner);
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         left[slot] = owner[slot] >= 0;
     }
-    for (int32_t slot = 0; slot < c->num_slots; slot++) {
-        size_t at = test->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
-        TRIAL_FAIL_IF(
-            test->trial,
-            memcmp(test->found + at + from, test->image.bytes + at + from, slot_bytes - from) != 0,
-            left[slot] ? "bytes after the state in slot %d were written"
-                       : "the state in slot %d is not the step's and was written",
-            slot);
-    }
     forgive_states(test, c);
     const uint8_t *expected = test_expected(test, GDN_STATE);
     struct bound bound = bound_of(c);
     bound.least = c->v.shape != GDN_STEPS ? largest_unit(expected, c, left) : 0;
-    return compare_rows(test->trial, &state, expected, test_found(test, GDN_STATE), bound);
+    TRIAL_TRY(compare_rows(test->trial, &state, expected, test_found(test, GDN_STATE), bound));
+    for (int32_t slot = 0; slot < c->num_slots; slot++) {
+        test_take(test, GDN_STATE, (size_t)(slot * c->state_stride) * e,
+                  left[slot] ? (size_t)(c->v.num_v_heads * size) * e : 0);
+    }
+    return kernel_test_rest(test, GDN_STATE);
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
@@ -269,27 +230,25 @@ static bool same_entries(const uint8_t *expected, const uint8_t *found, size_t c
 
 static enum trial_result verify_windows(struct kernel_test *test, const struct gdn_case *c)
 {
-    size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
+    const size_t e = number_bytes(c->v.dtype);
+    const uint8_t *expected = test_expected(test, GDN_WINDOW),
+                  *found = test_found(test, GDN_WINDOW);
     int32_t owner[GDN_MAX_SLOTS];
     find_owners(c, false, owner);
-    for (int32_t slot = 0; slot < c->num_slots && c->window > 0; slot++) {
-        int32_t r = owner[slot];
-        size_t entries = r >= 0 ? (size_t)window_entries(c, r) : 0;
-        size_t own = r >= 0 ? (size_t)c->window * e : 0;
-        for (int64_t i = 0; i < c->channels; i++) {
-            size_t at = test->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
+    for (int64_t row = 0; row < c->num_slots * (int64_t)c->channels && c->window > 0; row++) {
+        const int32_t slot = (int32_t)(row / c->channels), r = owner[slot];
+        const size_t at = (size_t)(row * c->channel_stride) * e;
+        if (r >= 0) {
             TRIAL_FAIL_IF(
                 test->trial,
-                !same_entries(test->expected + at, test->found + at, entries, c->v.dtype) ||
-                    memcmp(test->found + at + own, test->image.bytes + at + own, row - own) != 0,
-                r >= 0 ? "the window of channel %lld in slot %d does not hold the "
-                         "step's last inputs"
-                       : "the window of channel %lld in slot %d is not the "
-                         "step's and was written",
-                (long long)i, slot);
+                !same_entries(expected + at, found + at, (size_t)window_entries(c, r), c->v.dtype),
+                "the window of channel %lld in slot %d does not hold the step's last "
+                "inputs",
+                (long long)(row % c->channels), slot);
+            test_take(test, GDN_WINDOW, at, (size_t)c->window * e);
         }
     }
-    return TRIAL_PASSED;
+    return kernel_test_rest(test, GDN_WINDOW);
 }
 
 /* Rows of the ring that the step leaves are held to the reference's; every other byte stays. */
@@ -298,33 +257,29 @@ static enum trial_result verify_ring(struct kernel_test *test, const struct gdn_
     const struct gdn_variant *v = &c->v;
     const size_t e = number_bytes(v->dtype);
     const int64_t inputs = v->head_size_k + v->num_v_heads / v->num_k_heads * v->head_size_v;
-    uint8_t *kept = test->image.bytes + test->at[GDN_RING]; /* takes what the rows may hold */
-    uint8_t left = 1;
+    const int64_t gates = c->gates / v->num_k_heads;
+    const struct {
+        struct compared numbers;
+        int64_t first;
+        struct bound bound;
+    } parts[] = {{{"ring", v->dtype, 1, inputs, .num_rows = 1}, 0, bound_of(c)},
+                 {{"gates of the ring", ATTN_DTYPE_F32, 1, gates, .num_rows = 1},
+                  c->ring_gates,
+                  bound_of_dtype(ATTN_DTYPE_F32)}};
+    const uint8_t *expected = test_expected(test, GDN_RING), *found = test_found(test, GDN_RING);
     for (int32_t r = 0; r < GDN_REQS && v->replay > 0; r++) {
         for (int32_t t = gdn_case_written(c, r); t < c->tokens[r] && gdn_case_active(c, r); t++) {
-            for (int32_t h = 0; h < v->num_k_heads; h++) {
-                const int64_t at = gdn_case_ring_row(c, c->slots[r][0], r, t, h);
-                const size_t row = (size_t)at * e, gates = row + (size_t)c->ring_gates * e;
-                const size_t num_gates = (size_t)(c->gates / v->num_k_heads);
-                uint8_t *expected = test_expected(test, GDN_RING);
-                uint8_t *found = test_found(test, GDN_RING);
-                const struct compared numbers = {"ring", v->dtype, 1, inputs,
-                                                 inputs, inputs,   1, &left};
-                const struct compared floats = {"gates of the ring", ATTN_DTYPE_F32, 1, num_gates,
-                                                num_gates,           num_gates,      1, &left};
-                TRIAL_TRY(
-                    compare_rows(test->trial, &numbers, expected + row, found + row, bound_of(c)));
-                TRIAL_TRY(compare_rows(test->trial, &floats, expected + gates, found + gates,
-                                       bound_of_dtype(ATTN_DTYPE_F32)));
-                memcpy(kept + row, found + row, (size_t)inputs * e);
-                memcpy(kept + gates, found + gates, num_gates * sizeof(float));
+            for (int32_t i = 0; i < 2 * v->num_k_heads; i++) {
+                const int64_t row = gdn_case_ring_row(c, c->slots[r][0], r, t, i / 2);
+                const size_t at = (size_t)(row + parts[i % 2].first) * e;
+                const struct compared *numbers = &parts[i % 2].numbers;
+                TRIAL_TRY(compare_rows(test->trial, numbers, expected + at, found + at,
+                                       parts[i % 2].bound));
+                test_take(test, GDN_RING, at, (size_t)numbers->dims * number_bytes(numbers->dtype));
             }
         }
     }
-    return memcmp(kept, test_found(test, GDN_RING), c->operands[GDN_RING].bytes) == 0
-               ? TRIAL_PASSED
-               : trial_say(test->trial, TRIAL_FAILED,
-                           "bytes of the ring that are not the step's were written");
+    return kernel_test_rest(test, GDN_RING);
 }
 
 static enum trial_result run_gdn(struct trial *trial, const void *variant, uint64_t seed)
@@ -342,13 +297,12 @@ static enum trial_result run_gdn(struct trial *trial, const void *variant, uint6
                                    : TRIAL_SKIPPED;
     TRIAL_TRY(c.v.state_dtype != ATTN_DTYPE_F32 ? result : trial_of_layer(trial, &s.layer, result));
     TRIAL_TRY(verify_out(&test, &c));
-    TRIAL_TRY(verify_states(&test, &c));
-    TRIAL_TRY(verify_windows(&test, &c));
     if (c.v.invariant > 0) {
         TRIAL_TRY(
             kernel_test_parts(&test, call_gdn, &c, c.v.invariant >= 2 ? 2 * GDN_REQS : GDN_REQS));
     }
-    /* after the parts, whose memory begins as the image that this changes */
+    TRIAL_TRY(verify_states(&test, &c));
+    TRIAL_TRY(verify_windows(&test, &c));
     return verify_ring(&test, &c);
 }
 

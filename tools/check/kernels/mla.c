@@ -176,58 +176,39 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct kerne
     s->step.attend.lse = &t[LSE];
 }
 
-/* Rows of a request that a step has, and its length then. */
-struct mla_cut {
-    int32_t starts[2], length;
-};
-
-static bool put_cut(const struct kernel_call *call, int32_t r, const struct mla_cut *cut)
-{
-    int32_t *starts = call_array(call, LATENT_STARTS), *lens = call_array(call, LATENT_SEQ_LENS);
-    return device_write(call->device, starts + r, cut->starts, sizeof cut->starts) &&
-           device_write(call->device, lens + r, &cut->length, sizeof cut->length);
-}
-
 /* A part of the call is a request of the step; where prefixes do not count either, half of one. */
 static attn_status call_mla(struct kernel_call *call, const void *context, struct attn_error *error)
 {
+    static const int32_t by_row[] = {LATENT_ROWS, KV_C, K_PE};
     const struct mla_case *c = context;
     const struct attn_kernels *k = &call->backend->kernels;
     planned_kernel *attend = c->v->sparse ? k->attend_mla_sparse : k->attend_mla;
     struct mla_step s;
+    struct batch_part part;
     bind_step(&s, c, call);
     if (call->part < 0) {
         return latent_call(&c->batch, call, &s.step, attend, error);
     }
-    const int32_t rows[] = {LATENT_ROWS, KV_C, K_PE};
-    const int32_t r = c->v->invariant >= 2 ? call->part / 2 : call->part;
-    const struct mla_cut whole = {{c->batch.starts[r], c->batch.starts[r + 1]}, c->batch.lens[r]};
-    struct mla_cut cut = whole;
-    if (c->v->invariant >= 2) {
-        const bool second = call->part % 2 != 0;
-        cut.starts[second ? 0 : 1] = cut.starts[0] + c->v->query_len / 2;
-        cut.length -= whole.starts[1] - cut.starts[1];
-    }
-    const int32_t first = cut.starts[0], count = cut.starts[1] - first;
+    batch_part_init(&part, &s.step.batch, call->part, c->v->invariant >= 2);
+    const int32_t r = part.request, first = part.starts[0], count = part.batch.max_query_len;
     if (count == 0) {
         return ATTN_OK;
     }
-    s.step.batch = batch_of_request(&s.step.batch, r);
+    s.step.batch = part.batch;
     s.step.batch.block_table_rows = 1;
-    s.step.batch.query_start_loc_host = cut.starts;
-    s.step.batch.seq_lens_host = &cut.length;
-    s.step.batch.num_actual_tokens = cut.starts[1];
-    s.step.batch.max_query_len = count;
     s.step.write.slot_mapping += first;
     s.step.write.num_slots = count;
     for (int32_t i = 0; i < 3; i++) {
-        call_narrow(call, rows[i], 0, first, count);
+        call_narrow(call, by_row[i], 0, first, count);
     }
-    if (!put_cut(call, r, &cut)) {
+    if (!batch_put_lengths(call->device, &part.batch, part.starts, &part.length)) {
         return ATTN_ERROR_DEVICE;
     }
     attn_status status = latent_call(&c->batch, call, &s.step, attend, error);
-    return put_cut(call, r, &whole) || status != ATTN_OK ? status : ATTN_ERROR_DEVICE;
+    return batch_put_lengths(call->device, &part.batch, c->batch.starts + r, c->batch.lens + r) ||
+                   status != ATTN_OK
+               ? status
+               : ATTN_ERROR_DEVICE;
 }
 
 /* Each query sees itself; whether the second sees the first is drawn. */
