@@ -15,7 +15,7 @@
 #include "support/oracle.h"
 #include "support/random.h"
 
-enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2, MOST_HEADS = 64 };
+enum { REQS = 5, FIRST_ROW = 2, PADDING = 3, POISON_BLOCKS = 2, MOST_HEADS = 64, MOST_SIZE = 128 };
 #define SCALE 0.25f
 /* Columns of the block table. */
 enum { COLUMNS = 5, LONG_COLUMNS = 160, LONGEST_COLUMNS = 640 };
@@ -54,68 +54,30 @@ struct form {
 /* After four of the highest scores each key's is above all before it. */
 static const struct form rising_form = {
     "rising", MOST_HEADS, 16, {.topk = 10, .activation = ATTN_INDEXER_RELU, .has_weights = 1}};
+/* clang-format off */
 static const struct form forms[] = {
     {"dsa", 8, 64, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     {"identity", 3, 40, {.topk = 7}},
     {"msa", 4, 32, {.topk = 4, .num_groups = 4, .rows_per_entry = 32, .last_entries = 1}},
-    {"msa_ends",
-     4,
-     32,
-     {.topk = 5, .num_groups = 2, .rows_per_entry = 16, .first_entries = 1, .last_entries = 2}},
+    {"msa_ends", 4, 32, {.topk = 5, .num_groups = 2, .rows_per_entry = 16, .first_entries = 1, .last_entries = 2}},
     {"ends_on_top", 2, 32, {.topk = 6, .first_entries = 3, .last_entries = 9, .forced_on_top = 1}},
-    {"qsa",
-     4,
-     64,
-     {.topk = 16,
-      .activation = ATTN_INDEXER_RELU,
-      .tokens_per_row = 4,
-      .tail = 1,
-      .forced_on_top = 1}},
-    {"tail_inside",
-     4,
-     32,
-     {.topk = 5,
-      .activation = ATTN_INDEXER_RELU,
-      .has_weights = 1,
-      .tokens_per_row = 16,
-      .tail = 1}},
-    {"csa",
-     6,
-     32,
-     {.topk = 32, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
+    {"qsa", 4, 64, {.topk = 16, .activation = ATTN_INDEXER_RELU, .tokens_per_row = 4, .tail = 1, .forced_on_top = 1}},
+    {"tail_inside", 4, 32, {.topk = 5, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 16, .tail = 1}},
+    {"csa", 6, 32, {.topk = 32, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
     {"dsa_128", 16, 128, {.topk = 40, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     {"msa_128", 4, 128, {.topk = 4, .num_groups = 4, .rows_per_entry = 32, .last_entries = 1}},
-    {"pairs",
-     4,
-     64,
-     {.topk = 33, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
-    {"blocks_of_4",
-     4,
-     128,
-     {.topk = 10, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 16}},
-    {"blocks_of_16",
-     16,
-     128,
-     {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 32}},
-    {"lists_of_32",
-     64,
-     64,
-     {.topk = 20, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
-    {"pools_of_32",
-     32,
-     32,
-     {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 5}},
-    {"csa_32",
-     32,
-     32,
-     {.topk = 12, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
+    {"pairs", 4, 64, {.topk = 33, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"blocks_of_4", 4, 128, {.topk = 10, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 16}},
+    {"blocks_of_16", 16, 128, {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 32}},
+    {"lists_of_32", 64, 64, {.topk = 20, .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
+    {"pools_of_32", 32, 32, {.topk = 6, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .rows_per_entry = 5}},
+    {"csa_32", 32, 32, {.topk = 12, .activation = ATTN_INDEXER_RELU, .has_weights = 1, .tokens_per_row = 4}},
     {"dsa_64", 64, 128, {.topk = 40, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
     /* where a token has a negative weight or 0, the best are thousands of zeros */
     {"zeros", 1, 32, {.topk = 48, .activation = ATTN_INDEXER_RELU, .has_weights = 1}},
-    {"pooled",
-     4,
-     16,
-     {.topk = 3, .num_groups = 2, .has_weights = 1, .tokens_per_row = 4, .rows_per_entry = 5}}};
+    {"pooled", 4, 16, {.topk = 3, .num_groups = 2, .has_weights = 1, .tokens_per_row = 4, .rows_per_entry = 5}}
+};
+/* clang-format on */
 
 struct index_variant {
     const struct form *form;
@@ -147,21 +109,6 @@ static int32_t q_dtype(const struct index_variant *v)
     return v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : v->dtype;
 }
 
-static bool has_scales(const struct index_variant *v)
-{
-    return v->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD || v->kv_dtype == ATTN_KV_MXFP4;
-}
-
-static int64_t row_bytes(const struct index_variant *v)
-{
-    return kv_row_bytes(v->kv_dtype, false, v->form->head_size);
-}
-
-static int64_t scale_bytes(const struct index_variant *v)
-{
-    return kv_scale_bytes(v->kv_dtype, false, v->form->head_size);
-}
-
 static double scale_of_rows(const struct index_variant *v)
 {
     return v->kv_dtype == ATTN_KV_FP8_E4M3 ? 0.5 : 1;
@@ -170,15 +117,11 @@ static double scale_of_rows(const struct index_variant *v)
 static struct attn_layer_desc layer_of(const struct index_variant *v,
                                        struct attn_indexer_desc *desc)
 {
-    struct attn_layer_desc layer = SIZED(
-        attn_layer_desc, .name = "indexer", .dtype = v->dtype, .kv_dtype = v->kv_dtype,
-        .num_q_heads = v->form->heads, .head_size = v->form->head_size, .window_left = -1,
-        .window_right = -1, .block_size = LATENT_BLOCK,
-        .q_scale_form = v->e4m3_q ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-        .q_dtype = v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : 0,
-        .k_scale_form = v->kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE);
     *desc = v->form->desc;
-    layer_set_indexer(&layer, desc);
+    struct attn_layer_desc layer =
+        index_layer(v->dtype, v->kv_dtype, v->form->heads, v->form->head_size, desc);
+    layer.q_scale_form = v->e4m3_q ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    layer.q_dtype = v->e4m3_q ? ATTN_DTYPE_FP8_E4M3 : 0;
     layer.scale = SCALE;
     return layer;
 }
@@ -192,11 +135,9 @@ static void bind_step(struct index_step *s, const struct index_case *c, struct k
                            .k_scale_host = (float)scale_of_rows(v));
     latent_bind(&c->batch, call, &s->step);
     s->step.batch.max_query_len = c->batch.longest;
-    if (has_scales(v)) {
-        s->step.view.scale = call_array(call, SCALES);
-        s->step.view.scale_stride_block = s->step.view.block_size * scale_bytes(v);
-        s->step.view.scale_stride_slot = s->step.view.scale_stride_head = scale_bytes(v);
-    }
+    s->step.view =
+        index_view(&s->step.layer, s->step.view.num_blocks, latent_rows_in_block(&c->batch),
+                   call_array(call, LATENT_CACHE), call_array(call, SCALES));
     s->io = EXTENSION(attn_io_indexer, ATTN_EXT_IO_INDEXER, NULL,
                       .weights = s->desc.has_weights ? &call->tensors[WEIGHTS] : NULL,
                       .lengths = call_array(call, LENGTHS));
@@ -263,23 +204,6 @@ static void fill(const struct index_case *c, struct kernel_test *test, uint64_t 
     }
 }
 
-/* Element i of row `at` of the cache. */
-static double load_element(struct kernel_test *test, const struct index_variant *v, int64_t at,
-                           int32_t i)
-{
-    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    const uint8_t *rows = test_found(test, LATENT_CACHE), *scales = test_found(test, SCALES);
-    const int64_t e = at * v->form->head_size + i;
-    if (v->kv_dtype == ATTN_KV_MXFP4) {
-        const int32_t code = rows[e / 2] >> (i % 2 * 4) & 15, scale = scales[e / 32];
-        const double value = code < 8 ? e2m1[code] : -e2m1[code - 8];
-        return scale == 255 ? NAN : ldexp(value, scale - 127);
-    }
-    const bool scaled = has_scales(v);
-    return number_load(rows, e, scaled ? ATTN_DTYPE_FP8_E4M3 : v->kv_dtype) *
-           (scaled ? (double)((const float *)scales)[at] : scale_of_rows(v));
-}
-
 /* Rounding that a row's elements may have: half a step of e4m3; of mxfp4, whose scale may be twice
  * the least, a sixth of the largest; small integers are exact in mxfp4. */
 static double bound_of(const struct index_variant *v, double largest)
@@ -290,46 +214,36 @@ static double bound_of(const struct index_variant *v, double largest)
                                           : 0;
 }
 
-/* Loads a row of the cache as numbers; false if they are not what was written. */
-static bool load_row(struct kernel_test *test, const struct index_case *c, int32_t r, int64_t row,
-                     double *values)
-{
-    const struct index_variant *v = c->v;
-    const int32_t d = v->form->head_size, tokens = c->batch.tokens_per_row;
-    const int64_t at = latent_slot(&c->batch, test_input(test, LATENT_TABLE), r, row);
-    const double *key = &c->keys[((int64_t)r * c->batch.longest + (row + 1) * tokens - 1) * d];
-    double largest = 0;
-    bool right = true;
-    for (int32_t i = 0; i < d; i++) {
-        values[i] = load_element(test, v, at, i);
-        largest = fmax(largest, fabs(key[i]));
-    }
-    for (int32_t i = 0; i < d; i++) {
-        right &=
-            isnan(key[i]) ? isnan(values[i]) : fabs(values[i] - key[i]) <= bound_of(v, largest);
-    }
-    return right;
-}
-
-/* Every finished row of a request, and that no other was written. */
+/* Every finished row of a request as numbers, which have to be those of its last token. */
 static enum trial_result verify_rows(struct kernel_test *test, const struct index_case *c,
                                      int32_t r, double *values)
 {
     const struct latent_batch *b = &c->batch;
-    const int32_t d = c->v->form->head_size, rows = b->lens[r] / b->tokens_per_row;
-    for (int32_t j = 0; j < rows; j++) {
-        TRIAL_FAIL_IF(test->trial, !load_row(test, c, r, j, values + (int64_t)j * d),
+    const struct index_variant *v = c->v;
+    const int32_t d = v->form->head_size, tokens = b->tokens_per_row;
+    const size_t row = (size_t)kv_row_bytes(v->kv_dtype, false, d);
+    const size_t scale = (size_t)kv_scale_bytes(v->kv_dtype, false, d);
+    struct attn_indexer_desc desc;
+    const struct attn_layer_desc layer = layer_of(v, &desc);
+    double scales[MOST_SIZE];
+    for (int32_t j = 0; j < b->lens[r] / tokens; j++, values += d) {
+        const int64_t at = latent_slot(b, test_input(test, LATENT_TABLE), r, j);
+        const double *key = &c->keys[((int64_t)r * b->longest + (j + 1) * tokens - 1) * d];
+        double largest = 0;
+        bool right = true;
+        index_load(&layer, test_found(test, LATENT_CACHE), test_found(test, SCALES), at,
+                   scale_of_rows(v), values, scales);
+        for (int32_t i = 0; i < d; i++) {
+            largest = fmax(largest, fabs(key[i]));
+        }
+        for (int32_t i = 0; i < d; i++) {
+            right &=
+                isnan(key[i]) ? isnan(values[i]) : fabs(values[i] - key[i]) <= bound_of(v, largest);
+        }
+        TRIAL_FAIL_IF(test->trial, !right,
                       "request %d: row %d of the cache is not that of its last token", r, j);
-    }
-    if (rows < b->columns * latent_rows_in_block(b)) {
-        const size_t bytes = (size_t)row_bytes(c->v);
-        const size_t at = bytes * (size_t)latent_slot(b, test_input(test, LATENT_TABLE), r, rows);
-        TRIAL_FAIL_IF(test->trial,
-                      memcmp((uint8_t *)test_found(test, LATENT_CACHE) + at,
-                             (uint8_t *)test_input(test, LATENT_CACHE) + at, bytes) != 0,
-                      "request %d: row %d of the cache was written and its last token has "
-                      "not come",
-                      r, rows);
+        test_take(test, LATENT_CACHE, (size_t)at * row, row);
+        test_take(test, SCALES, (size_t)at * scale, scale);
     }
     return TRIAL_PASSED;
 }
@@ -390,6 +304,8 @@ static enum trial_result verify_index(struct kernel_test *test, const struct ind
             TRIAL_TRY(verify_query(test, c, r, t, keys, q, scores));
         }
     }
+    TRIAL_TRY(kernel_test_rest(test, LATENT_CACHE)); /* rows whose last token has not come */
+    TRIAL_TRY(kernel_test_rest(test, SCALES));
     return kernel_test_other_rows(test, LATENT_OUT, own);
 }
 
@@ -400,7 +316,9 @@ static void describe_operands(struct index_case *c, struct operand *o)
     const int64_t heads = v->form->heads, d = v->form->head_size;
     const int64_t rows = (REQS * b->columns + POISON_BLOCKS) * latent_rows_in_block(b);
     const int64_t lists = c->desc.num_groups;
-    latent_operands(b, v->dtype, heads, d, (size_t)row_bytes(v), 0, o);
+    const int32_t scale = kv_scale_bytes(v->kv_dtype, false, v->form->head_size);
+    latent_operands(b, v->dtype, heads, d,
+                    (size_t)kv_row_bytes(v->kv_dtype, false, v->form->head_size), 0, o);
     o[LATENT_Q].dtype = q_dtype(v);
     o[LATENT_OUT] = (struct operand){"out",
                                      ATTN_DTYPE_F32,
@@ -409,9 +327,8 @@ static void describe_operands(struct index_case *c, struct operand *o)
                                      .as = {ATTN_CODE_INT, 32, 1},
                                      .written = true};
     o[WEIGHTS] = (struct operand){"weights", ATTN_DTYPE_F32, 2, {b->num_rows, heads}};
-    o[SCALES] = (struct operand){"scales of k_cache",
-                                 .bytes = (size_t)(rows * (has_scales(v) ? scale_bytes(v) : 4)),
-                                 .written = true};
+    o[SCALES] = (struct operand){
+        "scales of k_cache", .bytes = (size_t)(rows * (scale > 0 ? scale : 4)), .written = true};
     o[LENGTHS] =
         (struct operand){"lengths", .bytes = (size_t)(b->num_rows * lists) * 4, .written = true};
 }

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/latent.h"
 
+#include <math.h>
+
 #include "support/client.h"
+#include "support/kv_format.h"
+#include "support/layer.h"
+#include "support/number.h"
 #include "support/random.h"
 
 void latent_init(struct latent_batch *b)
@@ -124,4 +129,49 @@ enum trial_result latent_run(const struct latent_batch *b, struct kernel_test *t
                           trial_supports(trial, trial->tested, &s->layer, s->attend.phase)
                               ? kernel_test_run(test, run, context)
                               : TRIAL_SKIPPED);
+}
+
+struct attn_layer_desc index_layer(int32_t dtype, int32_t kv_dtype, int32_t heads,
+                                   int32_t head_size, struct attn_indexer_desc *desc)
+{
+    struct attn_layer_desc layer = SIZED(
+        attn_layer_desc, .name = "indexer", .dtype = dtype, .kv_dtype = kv_dtype,
+        .num_q_heads = heads, .head_size = head_size, .window_left = -1, .window_right = -1,
+        .block_size = LATENT_BLOCK,
+        .k_scale_form = kv_dtype == ATTN_KV_FP8_E4M3 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE);
+    layer_set_indexer(&layer, desc);
+    return layer;
+}
+
+struct attn_kv_view index_view(const struct attn_layer_desc *layer, int64_t num_blocks,
+                               int32_t rows_in_block, void *rows, void *scales)
+{
+    const int64_t row = kv_row_bytes(layer->kv_dtype, false, layer->head_size);
+    const int64_t scale = kv_scale_bytes(layer->kv_dtype, false, layer->head_size);
+    return SIZED(attn_kv_view, .data = rows, .num_blocks = num_blocks, .block_size = rows_in_block,
+                 .num_heads = 1, .head_size = layer->head_size, .stride_block = rows_in_block * row,
+                 .stride_slot = row, .stride_head = row, .scale = scale > 0 ? scales : NULL,
+                 .scale_stride_block = rows_in_block * scale, .scale_stride_slot = scale,
+                 .scale_stride_head = scale);
+}
+
+int32_t index_load(const struct attn_layer_desc *layer, const void *rows, const void *row_scales,
+                   int64_t at, double scale, double *values, double *scales)
+{
+    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const int32_t size = layer->head_size, kv_dtype = layer->kv_dtype;
+    const bool mxfp4 = kv_dtype == ATTN_KV_MXFP4, scaled = kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD;
+    for (int32_t d = 0; d < size; d++) {
+        const int64_t e = at * size + d;
+        if (mxfp4) {
+            const int32_t code = ((const uint8_t *)rows)[e / 2] >> (e % 2 * 4) & 15;
+            const int32_t exponent = ((const uint8_t *)row_scales)[e / 32];
+            scales[d] = exponent == 255 ? NAN : ldexp(1, exponent - 127);
+            values[d] = scales[d] * (code < 8 ? e2m1[code] : -e2m1[code - 8]);
+        } else {
+            scales[d] = scaled ? (double)((const float *)row_scales)[at] : scale;
+            values[d] = scales[d] * number_load(rows, e, scaled ? ATTN_DTYPE_FP8_E4M3 : kv_dtype);
+        }
+    }
+    return mxfp4 ? 32 : scaled ? size : 1;
 }

@@ -4,6 +4,8 @@
 #ifndef CHECK_LATENT_H
 #define CHECK_LATENT_H
 
+#include <attn/indexer.h>
+
 #include "cases/kernel_test.h"
 #include "harness/planned.h"
 
@@ -67,5 +69,16 @@ attn_status latent_call(const struct latent_batch *batch, struct kernel_call *ca
 enum trial_result latent_run(const struct latent_batch *batch, struct kernel_test *test,
                              struct kernel_call *call, struct latent_step *step,
                              kernel_call_run *run, const void *context);
+
+/* A layer whose keys are written into a cache of index rows, and the view of such a cache, with
+ * scales where the format has some. */
+struct attn_layer_desc index_layer(int32_t dtype, int32_t kv_dtype, int32_t heads,
+                                   int32_t head_size, struct attn_indexer_desc *desc);
+struct attn_kv_view index_view(const struct attn_layer_desc *layer, int64_t num_blocks,
+                               int32_t rows_in_block, void *rows, void *scales);
+/* Row `at` of such a cache as numbers, `scale` being that of its tensor, if it has one; `scales`
+ * gets the scale of each. Returns how many numbers share one. */
+int32_t index_load(const struct attn_layer_desc *layer, const void *rows, const void *row_scales,
+                   int64_t at, double scale, double *values, double *scales);
 
 #endif
