@@ -5,7 +5,6 @@
 #include "support/client.h"
 #include "support/number.h"
 #include "cases/problem.h"
-#include "cases/views.h"
 
 #define LOOSENESS 7 /* what inexact bounds exceed the lengths by */
 

@@ -8,6 +8,8 @@
 #include <attn/layer.h>
 #include <stdbool.h>
 
+#include "support/kv_format.h"
+
 /* How the requests of a batch look. */
 enum case_shape {
     SHAPE_DECODE,      /* one query each, ragged keys, perhaps a padding request without keys */
@@ -106,7 +108,7 @@ struct case_space {
     /* What no list can say: whether the backend and the reference serve the case's layer. */
     bool (*serves)(void *user, const struct factor_value *v);
     void *user;
-    int32_t num_unserved; /* pairs of values that stand in no case */
+    bool failed;          /* there was no memory for a value */
     int32_t num_covering; /* cases of the array, before the random ones */
 };
 
@@ -132,12 +134,11 @@ struct attend_case {
     int32_t prompts; /* 1: SHAPE_LONG_EXTEND with prompts, whose keys backends may divide */
 };
 
-/* layer.c. The layer of a case. */
+/* factors.c. The layer of a case. */
 void case_layer(const struct factor_value *v, struct attn_layer_desc *layer);
 int32_t case_phase(const struct factor_value *v);
-
-/* factors.c. Lists the declared values of each factor. False when a factor has none, or when there
- * is no memory. */
+/* Lists the declared values of each factor. False when a factor has none, or when there is no
+ * memory. */
 bool case_space_init(struct case_space *space, const struct attn_backend_caps *caps);
 void case_space_finish(struct case_space *space);
 /* ATTN_TERM_* and ATTN_FEATURE_* of a case's values. */
@@ -223,6 +224,15 @@ static inline int32_t case_kv(const struct factor_value *v, bool value)
 {
     return value && v[FACTOR_KV_DTYPE].b != 0 ? v[FACTOR_KV_DTYPE].b : v[FACTOR_KV_DTYPE].a;
 }
+
+/* views.c. Bytes of both caches, and of the scales that stand apart. */
+int64_t views_cache_bytes(const struct factor_value *v, int64_t num_blocks);
+int64_t views_scales_bytes(const struct factor_value *v, int64_t num_blocks);
+/* K's view or V's over `cache`, scales inline or in `scales`. */
+void views_make(const struct factor_value *v, bool value, int64_t num_blocks, uint8_t *cache,
+                uint8_t *scales, struct attn_kv_view *view);
+/* Whether every stride is a multiple of `alignment`. */
+bool views_aligned(const struct factor_value *v, int32_t alignment);
 
 /* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */
 void case_name(const struct case_space *space, const struct attend_case *c, char *name,

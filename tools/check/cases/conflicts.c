@@ -2,7 +2,6 @@
 /* Which values of a case may stand together. */
 #include "cases/cases.h"
 #include "support/number.h"
-#include "cases/views.h"
 
 static void off(struct attend_case *c, int32_t factor)
 {

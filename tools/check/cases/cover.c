@@ -56,7 +56,7 @@ static bool take(struct attend_case **cases, int32_t *count, const struct attend
 
 /* For every pair of values: where it is not covered yet, the best of some random rows that hold it.
  * Pairs that case_drop_conflicts() takes apart or that the backend refuses stay uncovered. */
-static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64_t *random,
+static bool cover_pairs(const struct case_space *space, struct coverage *cover, uint64_t *random,
                         struct attend_case **cases, int32_t *num_cases)
 {
     int32_t total = cover->first[FACTOR_COUNT];
@@ -84,7 +84,6 @@ static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64
                         best = c;
                     }
                 }
-                space->num_unserved += most == 0;
                 if (most > 0) {
                     count_new(cover, &best, true);
                     if (!take(cases, num_cases, &best)) {

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cases/kernel_test.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "harness/buffers.h"
+#include "kernels/kernels.h"
 #include "support/number.h"
 
 struct operand operand_rows(const char *name, int32_t dtype, int64_t rows, int64_t stride_row,
@@ -302,4 +305,15 @@ enum trial_result kernel_test_compare(struct kernel_test *test, int32_t operand,
     }
     return compare_rows(test->trial, &compared, test_expected(test, operand),
                         test_found(test, operand), bound);
+}
+
+void kernel_try(const struct kernel_sink *sink, kernel_run *run, const void *variant,
+                const char *format, ...)
+{
+    char name[192];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(name, sizeof name, format, arguments);
+    va_end(arguments);
+    sink->try(sink->user, name, run, variant);
 }

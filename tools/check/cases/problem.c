@@ -7,7 +7,6 @@
 #include "cases/output.h"
 #include "support/number.h"
 #include "support/random.h"
-#include "cases/views.h"
 
 #define MAX_SEQ_LEN 160
 #define MAX_LONG_SEQ_LEN 1700

@@ -7,7 +7,6 @@
 #include "harness/buffers.h"
 #include "support/number.h"
 #include "cases/verify.h"
-#include "cases/views.h"
 
 #define SCALE_TOLERANCE 1e-6 /* relative: a reciprocal instead of a division */
 #define ZERO_POINT_MASK 15u

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cases/views.h"
+/* Where the rows and scales of a cache lie. */
+#include "cases/cases.h"
 
 #define PACK_BYTES 16 /* size of the inner pack: [N, Hk, D/x, B, x] */
 

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "harness/resolve.h"
+#include "harness/backend.h"
 
 struct core {
     const struct attn_api *api;

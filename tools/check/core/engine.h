@@ -7,6 +7,7 @@
 #include "core/core.h"
 #include "cases/problem_copy.h"
 #include "harness/trial.h"
+#include "kernels/kernels.h"
 
 /* Ways of a step; all have to give what the reference gives. */
 enum engine_way {
@@ -65,5 +66,15 @@ struct engine_service {
  */
 bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,
                        struct engine_service *service);
+
+/* Cases next to the attends: steps without work and blocks that move, which give what cpu_ref gives
+ * in the same core; composed steps; and what has to be refused, where the core checks for every
+ * backend alike and a refusal names the field. */
+void idle_cases(const struct kernel_sink *sink);          /* engine_idle.c */
+void blocks_cases(const struct kernel_sink *sink);        /* engine_blocks.c */
+void compressed_cases(const struct kernel_sink *sink);    /* engine_compressed.c */
+void compressor_cases(const struct kernel_sink *sink);    /* engine_compressor.c */
+void engine_output_cases(const struct kernel_sink *sink); /* engine_trial.c */
+void undeclared_cases(const struct kernel_sink *sink);    /* undeclared.c */
 
 #endif

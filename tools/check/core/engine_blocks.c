@@ -8,10 +8,10 @@
 #include "support/client.h"
 #include "support/owned.h"
 #include "support/random.h"
-#include "core/core_cases.h"
+#include "cases/cases.h"
+#include "core/engine.h"
 #include "harness/image.h"
 #include "harness/trial.h"
-#include "cases/views.h"
 
 enum { LAYERS = 3, BLOCKS = 9, SWAP_BLOCKS = 4, SWAP_GAP = 512, ALIGNMENT = 256 };
 

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "common/names.h"
-#include "core/core_cases.h"
 #include "core/engine.h"
 #include "core/steps.h"
 #include "support/layer.h"

@@ -5,7 +5,6 @@
 #include <attn/draft/compressor.h>
 
 #include "common/names.h"
-#include "core/core_cases.h"
 #include "core/engine.h"
 #include "core/steps.h"
 #include "support/client.h"

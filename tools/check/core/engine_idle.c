@@ -7,7 +7,6 @@
 #include "common/names.h"
 #include "support/client.h"
 #include "support/number.h"
-#include "core/core_cases.h"
 #include "core/engine.h"
 #include "cases/verify.h"
 

@@ -4,7 +4,6 @@
 
 #include "cases/attend.h"
 #include "common/names.h"
-#include "core/core_cases.h"
 #include "core/engine.h"
 #include "cases/verify.h"
 #include "cases/output.h"

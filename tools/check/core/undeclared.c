@@ -7,7 +7,7 @@
 #include <attn/draft/index_lists.h>
 
 #include "common/names.h"
-#include "core/core_cases.h"
+#include "core/engine.h"
 #include "cases/cases.h"
 #include "support/client.h"
 

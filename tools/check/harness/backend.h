@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plugin file, loaded as the core would load it but without the core: entry, probe, create. */
+/* From what was named on the command line to a plugin's file, loaded as the core would load it but
+ * without the core: entry, probe, create. */
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
@@ -40,6 +41,16 @@ struct backend {
     struct stopwatch *stopwatch; /* NULL: its kernels are not timed */
 };
 
+struct resolved {
+    char file[4096];      /* the plugin under test */
+    char reference[4096]; /* cpu_ref's */
+    const char *name;     /* the backend wanted of it; NULL: the first */
+};
+
+/* `target` is borrowed by `resolved`. A path (with a '/' or ending in .so) is taken as it is; a
+ * name is looked up among the backends that the core finds. */
+attn_status resolve(struct resolved *resolved, const char *target, struct attn_error *error);
+
 /* `name` NULL or "name[@variant]": the first backend that fits. `before` is what a
  * plugin may not change of the process, read before this; NULL: changes are not judged. On failure
  * there is nothing to close. */
@@ -50,5 +61,10 @@ void backend_close(struct backend *backend);
 void backend_stack_used(struct check_host *services, size_t bytes);
 /* The extension of that id and at least that size, or NULL. */
 const void *backend_extension(const struct attn_backend_caps *caps, uint32_t id, size_t size);
+
+/* declared_expect.c. Whether a declaration holds a committed list, which it may exceed but not fall
+ * short of. Writes the first thing of the list in `file` that is not declared (any more), or why
+ * the file cannot be read, into `why`; false then. */
+bool declared_holds(const struct attn_backend_caps *caps, const char *file, char *why, size_t size);
 
 #endif

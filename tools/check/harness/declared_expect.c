@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attn-check's --expect: a backend's declaration against a committed list. The one part of
  * attn-check that reads JSON. */
-#include "harness/declared.h"
+#include "common/declared.h"
+#include "harness/backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>

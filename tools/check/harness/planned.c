@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "harness/buffers.h"
-#include "harness/stack.h"
 #include "harness/stopwatch.h"
 #include "harness/watch.h"
 #include "support/client.h"

@@ -18,7 +18,7 @@ struct kernel_sink {
     bool full;         /* cases that fill a GPU, too */
 };
 
-/* kernels.c. A case, by its name as printf makes it. */
+/* kernel_test.c. A case, by its name as printf makes it. */
 __attribute__((format(printf, 4, 5))) void kernel_try(const struct kernel_sink *sink,
                                                       kernel_run *run, const void *variant,
                                                       const char *format, ...);
