@@ -6,14 +6,14 @@ usage: mutants.py BUILD LIST [--part I/N] [--only GLOB] [--jobs N]
 mutants.txt has each mutant as
 
     name | CASES of attn-check that have to find it [OPTION ...], or attn-run MODEL | what it breaks
-    @ FILE of plugins/; without it, the last one of the mutant before
-    - a text that is found once in FILE; white space counts as one blank
+    @ FILE of plugins/ of the texts that follow, where others than this one have a text, too
+    - a text that one file has, once; white space counts as one blank
     + the text in its place; none, or a + alone before another text: the old text is dropped
     < a text that stays, before which the + is put; > one after which it is put
     = SET ARGUMENT: the changes that stand after `: SET`, with ARGUMENT in the place of each $
 
-with several texts, of several files, where one is not enough. The objects of FILE, or of all sources that include it, are
-compiled with the build's own command and linked with the others to a plugin whose backend is `mutant`. A `control_*` has
+with several texts, of several files, where one is not enough. The objects of a file, or of all sources that include it,
+are compiled with the build's own command and linked with the others to a plugin whose backend is `mutant`. A `control_*` has
 to pass, by a sixteenth of the cases if they are many. LIST is a committed list of capabilities, for `--expect`."""
 import argparse
 import concurrent.futures
@@ -33,7 +33,7 @@ PLUGINS = TREE / "plugins"
 
 
 def read_mutants():
-    """(name, cases, what it breaks, [[file, old, new]]) of each."""
+    """(name, cases, what it breaks, [[file or None, old, new]]) of each."""
     mutants, sets, changes, file, kept, last = [], {}, None, None, None, None
     for line in (HERE / "mutants.txt").read_text().splitlines():
         mark, text = line[:1], line[2:] + "\n"
@@ -41,12 +41,9 @@ def read_mutants():
             continue
         if mark == "@":
             file = line[2:]
-        elif mark == ":":
-            changes = sets[line[2:]] = []
         elif mark == "=":
             name, _, argument = line[2:].partition(" ")
             changes += [[where, old, new.replace("$", argument)] for where, old, new in sets[name]]
-            file = changes[-1][0]
         elif mark == "+":
             _, old, new = changes[-1]
             changes[-1][2] = new.removesuffix(old) + text + old if kept == "<" else new + text
@@ -57,15 +54,22 @@ def read_mutants():
             changes[-1][2] += text if mark != "-" else ""
             kept = mark
         else:
-            name, cases, breaks = (part.strip() for part in line.split(" | "))
-            changes = []
-            mutants.append((name, cases.split(), breaks, changes))
+            changes, file = [], None
+            if mark == ":":
+                sets[line[2:]] = changes
+            else:
+                name, cases, breaks = (part.strip() for part in line.split(" | "))
+                mutants.append((name, cases.split(), breaks, changes))
         last = mark
     return mutants
 
 
+def found_in(text, old):
+    return list(re.finditer(r"\s+".join(map(re.escape, old.split())), text))
+
+
 def changed(text, old, new, file):
-    found = list(re.finditer(r"\s+".join(map(re.escape, old.split())), text))
+    found = found_in(text, old)
     if len(found) != 1:
         raise ValueError(f"'{' '.join(old.split())}' is found {len(found)} times in {file}; once is needed")
     return text[: found[0].start()] + new + text[found[0].end():]
@@ -79,7 +83,8 @@ class Build:
             if entry["output"].startswith("plugins/cpu_ref/attn_cpu_ref.so.p/"):
                 source = (folder / entry["file"]).resolve()
                 self.commands[str(source.relative_to(PLUGINS))] = (entry["output"], shlex.split(entry["command"]))
-        self.texts = {name: (PLUGINS / name).read_text() for name in self.commands}
+        sources = [path for folder in ("cpu_ref", "common") for path in (PLUGINS / folder).rglob("*.[ch]")]
+        self.texts = {str(path.relative_to(PLUGINS)): path.read_text() for path in sources}
         self.texts["cpu_ref/plugin.c"] = changed(self.texts["cpu_ref/plugin.c"], '.name = "cpu_ref",', '.name = "mutant",', "plugin.c")
         self.place = tempfile.TemporaryDirectory(prefix="mutants-")
         self.plugin = self.compile("cpu_ref/plugin.c", self.texts["cpu_ref/plugin.c"], pathlib.Path(self.place.name))
@@ -110,8 +115,10 @@ class Build:
     def link(self, mutant, place):
         texts = {}
         for file, old, new in mutant[3]:
-            text = texts.get(file) or self.texts.get(file) or (PLUGINS / file).read_text()
-            texts[file] = changed(text, old, new, file)
+            files = [file] if file else [name for name, text in self.texts.items() if found_in(text, old)]
+            if len(files) != 1:
+                raise ValueError(f"'{' '.join(old.split())}' is found in {len(files)} files; an @ has to say which")
+            texts[files[0]] = changed(texts.get(files[0]) or self.texts[files[0]], old, new, files[0])
         for file, text in list(texts.items()):
             if file not in self.commands:
                 (place / file).parent.mkdir(parents=True, exist_ok=True)
