@@ -100,9 +100,10 @@ void call_cases(const struct kernel_sink *sink)
     for (int32_t i = 0; i < NUM_CALLS; i++) {
         const struct call_target *target = &call_targets[i];
         bool attends = target->kernel & (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV);
-        for (int32_t j = 0; j < target->num_structs && (sink->caps->kernels & target->kernel);
-             j++) {
-            (attends ? try_attend : try_kernel)(sink, target, target->structs[j]);
+        for (int32_t which = 0; which < CALL_STRUCT_COUNT; which++) {
+            if (sink->caps->kernels & target->kernel && call_brings(target, which)) {
+                (attends ? try_attend : try_kernel)(sink, target, which);
+            }
         }
     }
     call_plugin_cases(sink);

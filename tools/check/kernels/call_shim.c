@@ -10,8 +10,8 @@
 
 const char *const call_change_names[CALL_CHANGE_COUNT] = {"with an unknown tail",
                                                           "with an unknown extension"};
-const char *const call_struct_names[CALL_STRUCT_COUNT] = {"args",    "layer",   "params", "batch",
-                                                          "k_cache", "v_cache", "cache",  "limits"};
+const char *const call_struct_names[CALL_STRUCT_COUNT] = {"args",  "layer",   "params",  "cache",
+                                                          "batch", "k_cache", "v_cache", "limits"};
 static const size_t struct_sizes[CALL_STRUCT_COUNT] = {
     [CALL_LAYER] = sizeof(struct attn_layer_desc), [CALL_PARAMS] = sizeof(struct attn_layer_params),
     [CALL_BATCH] = sizeof(struct attn_batch),      [CALL_K_CACHE] = sizeof(struct attn_kv_view),
@@ -21,14 +21,17 @@ static const size_t struct_sizes[CALL_STRUCT_COUNT] = {
 /* A type of arguments, and where its pointers to structs are; 0: it has none. */
 struct call_args {
     size_t size, offsets[CALL_STRUCT_COUNT];
+    bool limits; /* plans of its calls take them */
 };
 #define AT(which, type, member) [CALL_##which] = offsetof(struct type, member)
 #define LAYER_AT(type) AT(LAYER, type, layer), AT(PARAMS, type, params)
 #define CACHES_AT(type) AT(K_CACHE, type, k_cache), AT(V_CACHE, type, v_cache)
+#define LATENT_AT(type) LAYER_AT(type), AT(K_CACHE, type, k_cache), AT(BATCH, type, batch)
 static const struct call_args
     attend_args = {sizeof(struct attn_attend_args),
-                   {LAYER_AT(attn_attend_args), CACHES_AT(attn_attend_args),
-                    AT(BATCH, attn_attend_args, batch)}},
+                   {LATENT_AT(attn_attend_args), AT(V_CACHE, attn_attend_args, v_cache)},
+                   true},
+    latent_args = {sizeof(struct attn_attend_args), {LATENT_AT(attn_attend_args)}},
     write_args = {sizeof(struct attn_write_kv_args),
                   {LAYER_AT(attn_write_kv_args), CACHES_AT(attn_write_kv_args)}},
     gather_args = {sizeof(struct attn_gather_kv_args),
@@ -39,27 +42,30 @@ static const struct call_args
     size_args = {sizeof(struct attn_schedule_size_args),
                  {AT(LIMITS, attn_schedule_size_args, limits)}};
 
-static const int32_t attend_structs[] = {CALL_ARGS,    CALL_LAYER,   CALL_PARAMS, CALL_BATCH,
-                                         CALL_K_CACHE, CALL_V_CACHE, CALL_LIMITS};
-static const int32_t write_structs[] = {CALL_ARGS, CALL_LAYER, CALL_PARAMS, CALL_K_CACHE,
-                                        CALL_V_CACHE};
-static const int32_t gather_structs[] = {CALL_ARGS, CALL_LAYER, CALL_PARAMS, CALL_CACHE,
-                                         CALL_BATCH};
+bool call_brings(const struct call_target *target, int32_t which)
+{
+    return which == CALL_ARGS || target->args->offsets[which] > 0 ||
+           (which == CALL_LIMITS && target->args->limits);
+}
 
-#define ATTEND(structs) &attend_args, attend_structs, structs
-#define LATENT ATTEND(5) /* without values and limits */
-#define WRITE &write_args, write_structs, 5
-#define ONLY(type) &(const struct call_args){sizeof(struct type), {0}}, attend_structs, 1
+#define ONLY(type)                                                                                 \
+    &(const struct call_args)                                                                      \
+    {                                                                                              \
+        sizeof(struct type),                                                                       \
+        {                                                                                          \
+            0                                                                                      \
+        }                                                                                          \
+    }
 /* Slot, its bit, its arguments and their structs. */
 #define KERNELS(X)                                                                                 \
-    X(attend, ATTEND, attn_attend_args, ATTEND(7))                                                 \
-    X(write_kv, WRITE_KV, attn_write_kv_args, WRITE)                                               \
+    X(attend, ATTEND, attn_attend_args, &attend_args)                                              \
+    X(write_kv, WRITE_KV, attn_write_kv_args, &write_args)                                         \
     X(merge_states, MERGE_STATES, attn_merge_states_args, ONLY(attn_merge_states_args))            \
-    X(rope_write_kv, ROPE_WRITE_KV, attn_write_kv_args, WRITE)                                     \
-    X(attend_mla, ATTEND_MLA, attn_attend_args, LATENT)                                            \
-    X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, LATENT)                              \
-    X(gather_kv, GATHER_KV, attn_gather_kv_args, &gather_args, gather_structs, 5)                  \
-    X(recurrent, RECURRENT, attn_attend_args, LATENT)                                              \
+    X(rope_write_kv, ROPE_WRITE_KV, attn_write_kv_args, &write_args)                               \
+    X(attend_mla, ATTEND_MLA, attn_attend_args, &latent_args)                                      \
+    X(attend_mla_sparse, ATTEND_MLA_SPARSE, attn_attend_args, &latent_args)                        \
+    X(gather_kv, GATHER_KV, attn_gather_kv_args, &gather_args)                                     \
+    X(recurrent, RECURRENT, attn_attend_args, &latent_args)                                        \
     X(batched_gemm, BATCHED_GEMM, attn_batched_gemm_args, ONLY(attn_batched_gemm_args))            \
     X(quantize, QUANTIZE, attn_quantize_args, ONLY(attn_quantize_args))                            \
     X(amax, AMAX, attn_amax_args, ONLY(attn_amax_args))                                            \
@@ -185,7 +191,7 @@ KERNELS(SHIM)
 /* prepare, schedule_size and schedule are the target's too, if it is one that they serve. */
 static bool is_planned(void)
 {
-    return shim.target->args == &attend_args;
+    return shim.target->args->size == sizeof(struct attn_attend_args);
 }
 
 static attn_status shim_schedule(const struct attn_attend_args *args, int32_t mode,

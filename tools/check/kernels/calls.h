@@ -13,10 +13,10 @@ enum call_struct {
     CALL_ARGS,
     CALL_LAYER,
     CALL_PARAMS,
+    CALL_CACHE, /* a gather's */
     CALL_BATCH,
     CALL_K_CACHE,
     CALL_V_CACHE,
-    CALL_CACHE, /* a gather's */
     CALL_LIMITS,
     CALL_STRUCT_COUNT
 };
@@ -37,13 +37,13 @@ struct call_target {
     uint64_t kernel;  /* ATTN_KERNEL_* */
     size_t slot;      /* offset in attn_kernels */
     const struct call_args *args;
-    const int32_t *structs; /* that its calls bring: enum call_struct */
-    int32_t num_structs;
 };
 
 /* A target for every kernel that capabilities can declare; call_shim.c. */
 enum { NUM_CALLS = 15 };
 extern const struct call_target call_targets[NUM_CALLS];
+/* Whether calls of the target, or of its plan, bring such a struct. */
+bool call_brings(const struct call_target *target, int32_t which);
 
 /* call_shim.c. A case run with one struct of the target's calls changed. */
 enum trial_result call_run(struct trial *trial, const struct call_target *target, int32_t which,
@@ -52,12 +52,6 @@ enum trial_result call_run(struct trial *trial, const struct call_target *target
 #define CALL_TAIL 32
 void call_change_struct(int32_t change, const void *from, size_t size, void *to,
                         struct attn_ext *ext);
-
-/* An attend of a plain cache. */
-struct attend_variant {
-    const struct case_space *space;
-    struct attend_case attend_case;
-};
 
 /* call_cases.c */
 void call_cases(const struct kernel_sink *sink);

@@ -6,11 +6,6 @@
 #include "kernels/kernels.h"
 #include "support/client.h"
 
-struct gather_variant {
-    struct attend_case attend_case;
-    const struct case_space *space;
-};
-
 enum { FIRST_KEY, OUT_START_LOC, OUT, NUM_OPERANDS };
 
 static attn_status call_gather(struct kernel_call *call, const void *context,
@@ -41,9 +36,12 @@ static attn_status fill_caches(struct trial *trial, struct problem_copies *copie
 }
 
 /* Gathers some keys of each request, from the middle on. */
-static enum trial_result gather(struct trial *trial, struct problem_copies *copies)
+static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
 {
-    const struct check_problem *p = &copies->problem;
+    const struct attend_variant *v = variant;
+    OWNED(problem_copies_finish) struct problem_copies copies;
+    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
+    const struct check_problem *p = &copies.problem;
     const int32_t dtype = p->dtype;
     int32_t first_key[PROBLEM_MAX_REQS], starts[PROBLEM_MAX_REQS + 1] = {0};
     struct attn_error error = ATTN_ERROR_INIT;
@@ -57,19 +55,11 @@ static enum trial_result gather(struct trial *trial, struct problem_copies *copi
         [OUT_START_LOC] = {"out_start_loc", .bytes = (size_t)(p->num_reqs + 1) * 4, .from = starts},
         [OUT] = {"out", dtype, 3, {starts[p->num_reqs], p->hk, p->d}, .written = true},
     };
-    TRIAL_CALL(trial, "reference write_kv", fill_caches(trial, copies, &error), &error);
+    TRIAL_CALL(trial, "reference write_kv", fill_caches(trial, &copies, &error), &error);
     OWNED(kernel_test_finish) struct kernel_test test;
     kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL);
-    TRIAL_TRY(kernel_test_run(&test, call_gather, copies));
+    TRIAL_TRY(kernel_test_run(&test, call_gather, &copies));
     return kernel_test_compare(&test, OUT, NULL, bound_of_dtype(dtype));
-}
-
-static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
-{
-    const struct gather_variant *v = variant;
-    OWNED(problem_copies_finish) struct problem_copies copies;
-    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
-    return gather(trial, &copies);
 }
 
 void gather_cases(const struct kernel_sink *sink)
@@ -79,7 +69,7 @@ void gather_cases(const struct kernel_sink *sink)
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t kv = ATTN_KV_F16; kv <= ATTN_KV_Q4_0; kv++) {
-            struct gather_variant v = {.space = sink->space};
+            struct attend_variant v = {.space = sink->space};
             if (!case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
                 continue;
             }

@@ -4,6 +4,7 @@
 #ifndef CHECK_KERNELS_H
 #define CHECK_KERNELS_H
 
+#include "cases/cases.h"
 #include "harness/trial.h"
 
 /* `variant` is what the file gave the sink; `seed` draws the inputs. */
@@ -22,6 +23,12 @@ struct kernel_sink {
 __attribute__((format(printf, 4, 5))) void kernel_try(const struct kernel_sink *sink,
                                                       kernel_run *run, const void *variant,
                                                       const char *format, ...);
+
+/* An attend of a plain cache. */
+struct attend_variant {
+    const struct case_space *space;
+    struct attend_case attend_case;
+};
 
 /* Each in the file of its name. */
 void merge_cases(const struct kernel_sink *sink);

@@ -155,11 +155,13 @@ static enum trial_result verify_rope(struct trial *trial, const struct check_pro
     return result;
 }
 
-static enum trial_result rope(struct trial *trial, struct problem_copies *copies,
-                              const struct rope_variant *v, uint64_t seed)
+static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
 {
-    const struct rope_case c = {v, copies};
-    const struct check_problem *p = &copies->problem;
+    const struct rope_variant *v = variant;
+    OWNED(problem_copies_finish) struct problem_copies copies;
+    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
+    const struct rope_case c = {v, &copies};
+    const struct check_problem *p = &copies.problem;
     const int32_t d = p->d, dtype = p->dtype;
     const int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
     const struct operand o[NUM_OPERANDS] = {
@@ -174,16 +176,8 @@ static enum trial_result rope(struct trial *trial, struct problem_copies *copies
     }
     test.outputs_outside = true;
     TRIAL_TRY(kernel_test_run(&test, call_rope, &c));
-    TRIAL_TRY(verify_rope(trial, p, &copies->reference, &copies->tested));
+    TRIAL_TRY(verify_rope(trial, p, &copies.reference, &copies.tested));
     return kernel_test_time(&test, call_rope, &c);
-}
-
-static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
-{
-    const struct rope_variant *v = variant;
-    OWNED(problem_copies_finish) struct problem_copies copies;
-    TRIAL_TRY(problem_copies_init(&copies, trial, v->space, &v->attend_case, seed));
-    return rope(trial, &copies, v, seed);
 }
 
 void rope_cases(const struct kernel_sink *sink)
