@@ -148,7 +148,6 @@ struct run {
     const struct options *options;
     const struct outlet *outlet;
     struct trial trial;
-    struct core *core;
     const char *file;      /* the plugin's */
     struct conduct before; /* what no kernel may change */
     struct case_space space;
@@ -358,8 +357,7 @@ static void try_engine(struct run *run, const struct case_space *space, const st
 {
     char name[FULL_NAME_SIZE];
     if (wanted(run, full_name(space, c, "engine", engine_way_names[way], name))) {
-        record(run, name,
-               engine_trial(&run->trial, run->core, space, c, seed_of(run->options, name), way));
+        record(run, name, engine_trial(&run->trial, space, c, seed_of(run->options, name), way));
     }
 }
 
@@ -473,15 +471,17 @@ static void try_case(void *user, const char *name, kernel_run *kernel, const voi
 
 static struct kernel_sink sink_of(struct run *run, const struct case_space *space)
 {
-    return (struct kernel_sink){run,       &run->trial.tested->caps, space, try_case,
-                                run->core, run->options->full};
+    return (struct kernel_sink){run,      &run->trial.tested->caps, space,
+                                try_case, run->trial.core,          run->options->full};
 }
 
 static void run_kernels(struct run *run)
 {
     const struct kernel_sink sink = sink_of(run, &run->space);
     for (int32_t i = 0; i < NUM_KERNEL_FILES; i++) {
-        kernel_files[i].cases(&sink);
+        if (kernel_files[i].kernels == 0 || sink.caps->kernels & kernel_files[i].kernels) {
+            kernel_files[i].cases(&sink);
+        }
     }
     const struct attend_cases cases = {&run->space, run->cases, run->num_cases};
     try_case(run, "two_threads", trial_two_threads, &cases);
@@ -567,12 +567,11 @@ static enum trial_result run_conduct(struct trial *trial, const void *variant, u
 /* Cases through the core, each in one way in turn. */
 static bool run_engines(struct run *run)
 {
-    struct engine_service service = {&run->trial, run->core};
     int32_t wanted_cases = run->options->full ? FULL_ENGINE_CASES : QUICK_ENGINE_CASES;
     struct case_space space;
     struct attend_case *cases = NULL;
     int32_t num_cases = 0;
-    bool ok = engine_space_init(&space, &run->trial.tested->caps, &service) &&
+    bool ok = engine_space_init(&space, &run->trial) &&
               case_space_draw(&space, run->options->seed, wanted_cases, &cases, &num_cases);
     for (int32_t i = 0; i < num_cases && ok; i++) {
         try_engine(run, &space, &cases[i], i % ENGINE_WAY_COUNT);
@@ -680,11 +679,8 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
     if (backend_open(&reference, job->resolved.reference, "cpu_ref", NULL, &error) != ATTN_OK) {
         return fail_with("cpu_ref", &error);
     }
-    struct run run = {.options = options,
-                      .outlet = outlet,
-                      .core = &core,
-                      .file = job->resolved.file,
-                      .skip = skip};
+    struct run run = {
+        .options = options, .outlet = outlet, .file = job->resolved.file, .skip = skip};
     const int kept = options->list ? -1 : dup(STDOUT_FILENO);
     const int output = options->list ? -1 : conduct_catch_output();
     crash_watch(options->target, options->seed);
@@ -702,7 +698,8 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
             status = device_init(&device, core.api, core.runtime, tested.caps.device, &error);
         }
         if (status == ATTN_OK) {
-            run.trial = (struct trial){&reference, &tested, &device, .bench = options->bench};
+            run.trial =
+                (struct trial){&reference, &tested, &device, &core, .bench = options->bench};
             conduct_read(&run.before, -1, output, false);
             code = run_suite(&run);
             outlet_put(outlet, OUTLET_STAGE, 0, "destroy", "");

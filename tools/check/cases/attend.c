@@ -9,8 +9,8 @@
 #include "cases/verify.h"
 #include "cases/output.h"
 #include "cases/problem_copy.h"
-#include "harness/buffers.h"
-#include "harness/stopwatch.h"
+#include "harness/image.h"
+#include "harness/trial.h"
 #include "harness/watch.h"
 #include "support/number.h"
 

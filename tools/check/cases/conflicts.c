@@ -3,9 +3,15 @@
 #include "cases/cases.h"
 #include "support/number.h"
 
-static void off(struct attend_case *c, int32_t factor)
+/* Factors that fall back to their first values where something holds. */
+#define OFF_IF(holds, c, ...)                                                                      \
+    off(holds, c, (const int32_t[]){__VA_ARGS__},                                                  \
+        sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+static void off(bool holds, struct attend_case *c, const int32_t *factors, size_t count)
 {
-    c->index[factor] = 0;
+    for (size_t i = 0; i < count && holds; i++) {
+        c->index[factors[i]] = 0;
+    }
 }
 
 bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
@@ -25,16 +31,9 @@ static void drop_cache_conflicts(const struct case_space *space, struct attend_c
 {
     int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
     bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
-    if (paged) {
-        off(c, FACTOR_ENCODER);
-    }
-    if (!paged) {
-        off(c, FACTOR_TABLE_ROW);
-        off(c, FACTOR_BLOCK_SIZE);
-        off(c, FACTOR_LAYOUT);
-        off(c, FACTOR_WRITE);
-        off(c, FACTOR_FAST_PREFILL);
-    }
+    OFF_IF(paged, c, FACTOR_ENCODER);
+    OFF_IF(!paged, c, FACTOR_TABLE_ROW, FACTOR_BLOCK_SIZE, FACTOR_LAYOUT, FACTOR_WRITE,
+           FACTOR_FAST_PREFILL);
     if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
         case_set(space, c, FACTOR_KV_DTYPE, dtype);
     }
@@ -42,33 +41,21 @@ static void drop_cache_conflicts(const struct case_space *space, struct attend_c
     int32_t kv_v = case_value(space, c, FACTOR_KV_DTYPE).b;
     kv_v = kv_v != 0 ? kv_v : kv;
     const bool fp8 = kv_is_fp8(kv) || kv_is_fp8(kv_v);
-    if (!fp8) {
-        off(c, FACTOR_SCALES);
-    }
-    if (!kv_is_fp8(kv_v)) {
-        off(c, FACTOR_P_SCALE);
-    }
+    OFF_IF(!fp8, c, FACTOR_SCALES);
+    OFF_IF(!kv_is_fp8(kv_v), c, FACTOR_P_SCALE);
     if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
-    if ((kv_is_turboquant(kv) || kv_is_blocks(kv) || kv_is_blocks(kv_v)) &&
-        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
-        off(c, FACTOR_LAYOUT); /* a row is in one piece */
-    }
+    OFF_IF((kv_is_turboquant(kv) || kv_is_blocks(kv) || kv_is_blocks(kv_v)) &&
+               case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K,
+           c, FACTOR_LAYOUT); /* a row is in one piece */
     bool scaled = fp8 || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
-    if (!kv_has_row_scales(kv)) {
-        off(c, FACTOR_SCALE_PLACE);
-    }
-    if (!scaled) {
-        off(c, FACTOR_SCALE_SOURCE);
-    }
-    if (dtype == ATTN_DTYPE_F16 || kv > ATTN_KV_F32 || case_value(space, c, FACTOR_QUERY).a != 0) {
-        off(c, FACTOR_HUGE); /* formats that do not have such numbers, or nothing next to them */
-    }
-    if (case_value(space, c, FACTOR_HUGE).a != HUGE_NONE) {
-        off(c, FACTOR_NAN);
-    }
+    OFF_IF(!kv_has_row_scales(kv), c, FACTOR_SCALE_PLACE);
+    OFF_IF(!scaled, c, FACTOR_SCALE_SOURCE);
+    OFF_IF(dtype == ATTN_DTYPE_F16 || kv > ATTN_KV_F32 || case_value(space, c, FACTOR_QUERY).a != 0,
+           c, FACTOR_HUGE); /* formats that do not have such numbers, or nothing next to them */
+    OFF_IF(case_value(space, c, FACTOR_HUGE).a != HUGE_NONE, c, FACTOR_NAN);
 }
 
 static void drop_terms_conflicts(const struct case_space *space, struct attend_case *c)
@@ -79,37 +66,22 @@ static void drop_terms_conflicts(const struct case_space *space, struct attend_c
         if (!case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
             case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
         }
-        off(c, FACTOR_WINDOW);
-        off(c, FACTOR_ALIBI);
-        off(c, FACTOR_STATIC_SINK);
-        off(c, FACTOR_WRITE);
-        off(c, FACTOR_FAST_PREFILL);
+        OFF_IF(true, c, FACTOR_WINDOW, FACTOR_ALIBI, FACTOR_STATIC_SINK, FACTOR_WRITE,
+               FACTOR_FAST_PREFILL);
         shape = case_value(space, c, FACTOR_SHAPE).a;
         causal = case_value(space, c, FACTOR_CAUSAL).a;
     }
-    if (case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO) {
-        off(c, FACTOR_WINDOW);
-    }
-    if (causal != CAUSAL_YES || shape == SHAPE_CROSS_KEYS) {
-        off(c, FACTOR_SPANS);
-        off(c, FACTOR_TREE);
-        off(c, FACTOR_CHUNK);
-    }
-    if (case_value(space, c, FACTOR_WINDOW).a != 0) {
-        off(c, FACTOR_CHUNK);
-    }
-    if (shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS) {
-        off(c, FACTOR_FAST_PREFILL);
-    }
-    if (shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a >= LENGTHS_DEVICE) {
-        off(c, FACTOR_LENGTHS);
-    }
-    if (case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a) {
-        off(c, FACTOR_FIRST_ROW); /* a view of a batch comes without them */
-    }
-    if (case_value(space, c, FACTOR_FAST_PREFILL).a) { /* in layers that write no cache */
-        off(c, FACTOR_WRITE);
-    }
+    OFF_IF(case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO, c, FACTOR_WINDOW);
+    OFF_IF(causal != CAUSAL_YES || shape == SHAPE_CROSS_KEYS, c, FACTOR_SPANS, FACTOR_TREE,
+           FACTOR_CHUNK);
+    OFF_IF(case_value(space, c, FACTOR_WINDOW).a != 0, c, FACTOR_CHUNK);
+    OFF_IF(shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS, c, FACTOR_FAST_PREFILL);
+    OFF_IF(shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a >= LENGTHS_DEVICE, c,
+           FACTOR_LENGTHS);
+    OFF_IF(case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a, c,
+           FACTOR_FIRST_ROW); /* a view of a batch comes without them */
+    OFF_IF(case_value(space, c, FACTOR_FAST_PREFILL).a, c,
+           FACTOR_WRITE); /* in layers that write no cache */
 }
 
 /* An attend writes in every step, or in decodes of some caches only. */
@@ -117,13 +89,10 @@ static void drop_write_conflicts(const struct case_space *space, struct attend_c
 {
     bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
-    int32_t kv_v = case_value(space, c, FACTOR_KV_DTYPE).b;
-    kv_v = kv_v != 0 ? kv_v : kv;
-    if (!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
-        !(decode && space->caps.decode_write_kv_dtypes >> kv & 1 &&
-          case_value(space, c, FACTOR_KV_DTYPE).b == 0)) {
-        off(c, FACTOR_WRITE);
-    }
+    OFF_IF(!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
+               !(decode && space->caps.decode_write_kv_dtypes >> kv & 1 &&
+                 case_value(space, c, FACTOR_KV_DTYPE).b == 0),
+           c, FACTOR_WRITE);
 }
 
 void case_drop_conflicts(const struct case_space *space, struct attend_case *c)

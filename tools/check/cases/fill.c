@@ -19,20 +19,19 @@ static const double scales[] = {0.031, 0.047, 0.022, 0.039, 0.027, 0.052, 0.035,
 
 static void fill_lengths(struct check_problem *p, uint64_t *random)
 {
-    uint8_t *base = p->image.bytes;
-    int32_t *query_start_loc = (int32_t *)(base + p->at.query_start_loc);
-    int32_t *key_start_loc = (int32_t *)(base + p->at.key_start_loc);
-    int32_t *seq_lens = (int32_t *)(base + p->at.seq_lens);
+    int32_t *query_start_loc = PROBLEM_AT(p, int32_t, query_start_loc);
+    int32_t *key_start_loc = PROBLEM_AT(p, int32_t, key_start_loc);
+    int32_t *seq_lens = PROBLEM_AT(p, int32_t, seq_lens);
     query_start_loc[0] = p->first_row;
     key_start_loc[0] = p->first_row;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         query_start_loc[r + 1] = query_start_loc[r] + p->requests[r].query_len;
         key_start_loc[r + 1] = key_start_loc[r] + p->requests[r].seq_len;
         seq_lens[r] = p->requests[r].seq_len;
-        (base + p->at.causal)[r] = (uint8_t)random_below(random, 2);
+        PROBLEM_AT(p, uint8_t, causal)[r] = (uint8_t)random_below(random, 2);
     }
     /* Rows that fast prefill computes: ascending, padded with repetitions of the last. */
-    int32_t *rows = (int32_t *)(base + p->at.logits_indices);
+    int32_t *rows = PROBLEM_AT(p, int32_t, logits_indices);
     for (int32_t i = 0; i < p->num_logits; i++) {
         int32_t row = 3 * i + 1;
         rows[i] = row < p->num_actual_tokens ? row : p->num_actual_tokens - 1;
@@ -47,9 +46,8 @@ static void fill_table(struct check_problem *p, int32_t r, int32_t *entries, con
     const struct request *request = &p->requests[r];
     int32_t window = p->v[FACTOR_WINDOW].a;
     int32_t context = problem_context(p, r);
-    const int32_t *row = (const int32_t *)(p->image.bytes + p->at.block_table_row);
-    const int32_t *first =
-        (const int32_t *)(p->image.bytes + p->at.block_table) + row[0] * p->table_stride;
+    const int32_t *row = PROBLEM_AT(p, int32_t, block_table_row);
+    const int32_t *first = PROBLEM_AT(p, int32_t, block_table) + row[0] * p->table_stride;
     for (int32_t j = 0; j < request->seq_len; j++) {
         bool shared = r > 0 && j < p->shared;
         if (j % p->block_size == 0) {
@@ -72,11 +70,10 @@ static void fill_table(struct check_problem *p, int32_t r, int32_t *entries, con
 
 static bool fill_tables(struct check_problem *p, uint64_t *random)
 {
-    uint8_t *base = p->image.bytes;
-    int32_t *table = (int32_t *)(base + p->at.block_table);
-    int32_t *row = (int32_t *)(base + p->at.block_table_row);
-    int64_t *slots = (int64_t *)(base + p->at.slot_mapping) + p->first_row;
-    int64_t *context_slots = (int64_t *)(base + p->at.context_slots);
+    int32_t *table = PROBLEM_AT(p, int32_t, block_table);
+    int32_t *row = PROBLEM_AT(p, int32_t, block_table_row);
+    int64_t *slots = PROBLEM_AT(p, int64_t, slot_mapping) + p->first_row;
+    int64_t *context_slots = PROBLEM_AT(p, int64_t, context_slots);
     int32_t *order = malloc((size_t)p->num_blocks * sizeof *order), *next = order;
     if (order == NULL) {
         return false;
@@ -84,11 +81,11 @@ static bool fill_tables(struct check_problem *p, uint64_t *random)
     random_order(random, order, (int32_t)p->num_blocks, 0);
     for (int64_t i = 0; i < 2 * p->num_reqs * p->table_stride; i++) {
         table[i] = GARBAGE_BLOCK;
-        ((int32_t *)(base + p->at.other_table))[i] = random_below(random, (int32_t)p->num_blocks);
+        (PROBLEM_AT(p, int32_t, other_table))[i] = random_below(random, (int32_t)p->num_blocks);
     }
     for (int32_t t = 0; t < p->num_tokens; t++) {
-        ((int64_t *)(base + p->at.slot_mapping))[t] = -1;
-        ((int64_t *)(base + p->at.other_slots))[t] = -1;
+        (PROBLEM_AT(p, int64_t, slot_mapping))[t] = -1;
+        (PROBLEM_AT(p, int64_t, other_slots))[t] = -1;
     }
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
@@ -104,23 +101,22 @@ static bool fill_tables(struct check_problem *p, uint64_t *random)
 
 static void fill_scales(struct check_problem *p)
 {
-    uint8_t *base = p->image.bytes;
     double wide = p->q_dtype == ATTN_DTYPE_INT8 ? 4 : 1; /* 127 steps have to hold a query */
-    *(float *)(base + p->at.p_scale) = (float)P_SCALE;
+    *PROBLEM_AT(p, float, p_scale) = (float)P_SCALE;
     for (int32_t h = 0; h < p->hk; h++) {
-        ((float *)(base + p->at.q_scale))[h] = (float)(wide * SCALE_OF(h + 2));
-        ((float *)(base + p->at.k_scale))[h] = (float)SCALE_OF(h);
-        ((float *)(base + p->at.v_scale))[h] = (float)SCALE_OF(h + 4);
+        (PROBLEM_AT(p, float, q_scale))[h] = (float)(wide * SCALE_OF(h + 2));
+        (PROBLEM_AT(p, float, k_scale))[h] = (float)SCALE_OF(h);
+        (PROBLEM_AT(p, float, v_scale))[h] = (float)SCALE_OF(h + 4);
     }
     for (int32_t i = 0; i < p->hk * p->dv; i++) {
-        ((float *)(base + p->at.channel_scale))[i] = (float)SCALE_OF(5 * i + i / p->dv);
+        (PROBLEM_AT(p, float, channel_scale))[i] = (float)SCALE_OF(5 * i + i / p->dv);
     }
 }
 
 static void fill_signs(struct check_problem *p, uint64_t *random)
 {
-    float *k = (float *)(p->image.bytes + p->at.signs_k);
-    float *v = (float *)(p->image.bytes + p->at.signs_v);
+    float *k = PROBLEM_AT(p, float, signs_k);
+    float *v = PROBLEM_AT(p, float, signs_v);
     for (int32_t d = 0; d < p->d; d++) {
         k[d] = random_below(random, 2) ? 1 : -1;
     }
@@ -131,8 +127,8 @@ static void fill_signs(struct check_problem *p, uint64_t *random)
 
 static void fill_spans(struct check_problem *p, uint64_t *random)
 {
-    int32_t *spans = (int32_t *)(p->image.bytes + p->at.spans);
-    int32_t *span_start_loc = (int32_t *)(p->image.bytes + p->at.span_start_loc);
+    int32_t *spans = PROBLEM_AT(p, int32_t, spans);
+    int32_t *span_start_loc = PROBLEM_AT(p, int32_t, span_start_loc);
     span_start_loc[0] = 0;
     for (int32_t r = 0; r < p->num_reqs; r++) { /* two, inclusive, where there is room */
         int32_t length = p->requests[r].seq_len;
@@ -151,20 +147,19 @@ static void fill_spans(struct check_problem *p, uint64_t *random)
 
 static void fill_terms(struct check_problem *p, uint64_t *random)
 {
-    uint8_t *base = p->image.bytes;
     for (int32_t h = 0; h < p->hq; h++) {
-        ((float *)(base + p->at.sinks))[h] = (float)(3 + 4 * random_normal(random));
-        ((float *)(base + p->at.alibi_slopes))[h] = (float)(0.9 * random_unit(random));
+        (PROBLEM_AT(p, float, sinks))[h] = (float)(3 + 4 * random_normal(random));
+        (PROBLEM_AT(p, float, alibi_slopes))[h] = (float)(0.9 * random_unit(random));
     }
     fill_spans(p, random);
     size_t rows = (size_t)p->num_reqs * PROBLEM_TREE_WIDTH;
     if (p->v[FACTOR_TREE].a == ATTN_TREE_BITS) {
-        uint32_t *words = (uint32_t *)(base + p->at.tree);
+        uint32_t *words = PROBLEM_AT(p, uint32_t, tree);
         for (size_t i = 0; i < rows * (PROBLEM_TREE_WIDTH / 32); i++) {
             words[i] = (uint32_t)random_bits(random);
         }
     } else if (p->v[FACTOR_TREE].a == ATTN_TREE_BIAS) {
-        float *bias = (float *)(base + p->at.tree);
+        float *bias = PROBLEM_AT(p, float, tree);
         for (size_t i = 0; i < rows * PROBLEM_TREE_WIDTH; i++) {
             bias[i] = random_below(random, 3) ? (float)(2 * random_normal(random)) : -INFINITY;
         }
@@ -331,17 +326,15 @@ static void fill_keys(struct check_problem *p, uint64_t *random)
 /* Every token's lists, of its own request. */
 static void fill_lists(struct check_problem *p, uint64_t *random)
 {
-    uint8_t *base = p->image.bytes;
-    const int32_t *row = (const int32_t *)(base + p->at.block_table_row);
+    const int32_t *row = PROBLEM_AT(p, int32_t, block_table_row);
     int64_t first = p->first_row;
     for (int32_t r = 0; r < p->num_reqs && p->lists.granularity > 0; r++) {
         const struct listed_request request = {p->requests[r].seq_len, p->block_size,
-                                               (const int32_t *)(base + p->at.block_table) +
+                                               PROBLEM_AT(p, int32_t, block_table) +
                                                    row[r] * p->table_stride,
                                                p->num_blocks * p->block_size};
         lists_fill(&p->lists, &p->lists_shape, &request, first, first + p->requests[r].query_len,
-                   (int32_t *)(base + p->at.indices), (int32_t *)(base + p->at.list_lengths),
-                   random);
+                   PROBLEM_AT(p, int32_t, indices), PROBLEM_AT(p, int32_t, list_lengths), random);
         first += p->requests[r].query_len;
     }
 }

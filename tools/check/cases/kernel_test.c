@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/buffers.h"
+#include "harness/image.h"
 #include "kernels/kernels.h"
 #include "support/number.h"
 

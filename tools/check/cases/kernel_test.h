@@ -8,7 +8,6 @@
 
 #include "cases/compare.h"
 #include "harness/image.h"
-#include "harness/stopwatch.h"
 #include "harness/trial.h"
 #include "harness/watch.h"
 #include "support/owned.h"

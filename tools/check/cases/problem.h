@@ -61,6 +61,9 @@ struct check_problem {
     bool paged;
 };
 
+/* A buffer in the initial image. */
+#define PROBLEM_AT(p, type, buffer) ((type *)(void *)((p)->image.bytes + (p)->at.buffer))
+
 /* An output that is codes. */
 struct output_binding {
     struct attn_tensor codes, scales;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "harness/buffers.h"
+#include "harness/image.h"
 #include "support/client.h"
 
 void problem_copy_finish(struct problem_copy *copy)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/buffers.h"
+#include "harness/image.h"
 #include "support/number.h"
 #include "cases/verify.h"
 

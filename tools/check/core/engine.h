@@ -55,17 +55,11 @@ struct attn_step_io engine_io(const struct problem_copy *copy);
 bool engine_guards_whole(const struct check_engine *engine);
 
 /* engine_trial.c. `way` falls back to ENGINE_PLAIN where the layer does not promise it. */
-enum trial_result engine_trial(struct trial *trial, struct core *core,
-                               const struct case_space *space,
+enum trial_result engine_trial(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way);
-struct engine_service {
-    struct trial *trial;
-    struct core *core;
-};
 /* The cases that an engine may bring: what the backend declares and what the core composes of it.
  */
-bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,
-                       struct engine_service *service);
+bool engine_space_init(struct case_space *space, struct trial *trial);
 
 /* Cases next to the attends: steps without work and blocks that move, which give what cpu_ref gives
  * in the same core; composed steps; and what has to be refused, where the core checks for every

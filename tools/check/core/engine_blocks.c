@@ -20,11 +20,6 @@ static const int64_t pairs_out[] = {3, 1, 0, 2}, pairs_within[] = {1, 4, 2, 5},
 /* What the moves make of the cache: (the block now, the block it was before). */
 static const int64_t moved[] = {4, 1, 5, 2, 6, 3, 7, 0};
 
-struct blocks_case {
-    struct core *core;
-    struct factor_value v[FACTOR_COUNT];
-};
-
 /* The caches of one backend's model, one layer after the other, and its swap space. */
 struct caches {
     struct core *core;
@@ -203,13 +198,13 @@ static enum trial_result verify_moved(struct trial *trial, const struct factor_v
 
 static enum trial_result run_blocks(struct trial *trial, const void *variant, uint64_t seed)
 {
-    const struct blocks_case *b = variant;
-    struct core as_reference = core_of_reference(b->core);
-    size_t scales = aligned(views_cache_bytes(b->v, BLOCKS));
-    size_t bytes = scales + aligned(views_scales_bytes(b->v, BLOCKS));
+    const struct factor_value *v = variant;
+    struct core as_reference = core_of_reference(trial->core);
+    size_t scales = aligned(views_cache_bytes(v, BLOCKS));
+    size_t bytes = scales + aligned(views_scales_bytes(v, BLOCKS));
     OWNED(caches_finish)
     struct caches reference = {&as_reference, &device_host, NULL, bytes, scales},
-                  tested = {b->core, trial->device, NULL, bytes, scales};
+                  tested = {trial->core, trial->device, NULL, bytes, scales};
     struct caches *const caches[] = {&reference, &tested};
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(memory_end) uint8_t *initial = malloc(LAYERS * bytes);
@@ -218,10 +213,10 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
         initial[i] = (uint8_t)random_bits(&seed);
     }
     for (int32_t i = 0; i < 2; i++) {
-        TRIAL_CALL(trial, "caches", caches_init(caches[i], b->v, initial, &error), &error);
+        TRIAL_CALL(trial, "caches", caches_init(caches[i], v, initial, &error), &error);
         TRIAL_CALL(trial, "copy_blocks", move(caches[i], &error), &error);
     }
-    return verify_moved(trial, b->v, initial, &reference, &tested);
+    return verify_moved(trial, v, initial, &reference, &tested);
 }
 
 /* A case for each cache dtype and declared layout. */
@@ -238,7 +233,7 @@ void blocks_cases(const struct kernel_sink *sink)
             continue; /* moved as the caches of each dtype are */
         }
         for (int32_t layout = 0; layout < space->factors[FACTOR_LAYOUT].count; layout++) {
-            struct blocks_case b = {.core = sink->core};
+            struct factor_value v[FACTOR_COUNT];
             struct attend_case c;
             bool found = false;
             for (int32_t dtype = ATTN_DTYPE_F32; dtype >= ATTN_DTYPE_F16 && !found; dtype--) {
@@ -253,9 +248,9 @@ void blocks_cases(const struct kernel_sink *sink)
                 case_refused(space, &c)) {
                 continue;
             }
-            case_values(space, &c, b.v);
-            kernel_try(sink, run_blocks, &b, "blocks.%s.%s", kv_dtype_name(kv),
-                       layout_name(b.v[FACTOR_LAYOUT].a));
+            case_values(space, &c, v);
+            kernel_try(sink, run_blocks, v, "blocks.%s.%s", kv_dtype_name(kv),
+                       layout_name(v[FACTOR_LAYOUT].a));
         }
     }
 }

@@ -22,7 +22,6 @@ enum { WINDOW = 24, TOPK_FEW = 16, MAX_SIZE = 512, V4_CODES = 448, V4_ROW = 576,
 enum { WIDE_WINDOW = 70, WIDE_TOPK = 512 }; /* several tiles of a kernel for both caches */
 
 struct compressed_variant {
-    struct core *core;
     int32_t ratio, topk, size, heads, dtype, kv_dtype, window; /* window 0: all own rows are seen */
     float soft_cap;
     bool rotates;  /* the output's last ROTARY dims */
@@ -241,8 +240,8 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     const struct attn_cache_memory memory =
         SIZED(attn_cache_memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS,
               .further = &rows, .further_num_blocks = &row_blocks, .num_further = 1);
-    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer,      &params,
-                                      &memory,    run_step,  c->v->captured};
+    const struct steps_layer layer = {&c->steps, &x.layer, &params,
+                                      &memory,   run_step, c->v->captured};
     return steps_call(&layer, call, context, error);
 }
 
@@ -447,8 +446,7 @@ static void try_whole(const struct kernel_sink *sink, const struct attn_compress
         if (!(caps->kv_dtypes >> kv_dtype & 1)) {
             continue;
         }
-        const struct compressed_variant v = {.core = sink->core,
-                                             .ratio = forms[form].ratio,
+        const struct compressed_variant v = {.ratio = forms[form].ratio,
                                              .topk = forms[form].topk,
                                              .size = size,
                                              .heads = heads[of_heads],
@@ -473,8 +471,7 @@ void compressed_cases(const struct kernel_sink *sink)
     for (int32_t i = 0; i < 3 * 4; i++) { /* each form in each dtype; the third has a soft cap */
         const int32_t form = i / 4, dtype = ATTN_DTYPE_F16 + (i + form) % 3;
         const bool codes = i % 4 == 3;
-        const struct compressed_variant v = {.core = sink->core,
-                                             .ratio = forms[form].ratio,
+        const struct compressed_variant v = {.ratio = forms[form].ratio,
                                              .topk = forms[form].topk,
                                              .size = codes ? MAX_SIZE : 128,
                                              .heads = (4 + multiple - 1) / multiple * multiple,

@@ -14,7 +14,6 @@
 enum { MAX_SIZE = 512, ROTARY = 64 };
 
 struct compressor_variant {
-    struct core *core;
     int32_t ratio, overlaps, size, dtype, rope; /* without rope, nor a norm nor a bias */
 };
 
@@ -79,7 +78,7 @@ static attn_status run_steps(struct kernel_call *call, const void *context,
     describe(c->v, &x);
     const struct attn_cache_memory memory =
         SIZED(attn_cache_memory, .base = call_array(call, CACHE), .num_blocks = STEPS_BLOCKS);
-    const struct steps_layer layer = {c->v->core, &c->steps, &x.layer, NULL, &memory, run_step};
+    const struct steps_layer layer = {&c->steps, &x.layer, NULL, &memory, run_step};
     return steps_call(&layer, call, context, error);
 }
 
@@ -153,8 +152,7 @@ void compressor_cases(const struct kernel_sink *sink)
                  {128, 0, 128, ATTN_ROPE_NEOX, "128"},
                  {3, 1, 72, ATTN_ROPE_NONE, "3_overlapping"}};
     for (int32_t i = 0; i < 3 * 3; i++) {
-        const struct compressor_variant v = {.core = sink->core,
-                                             .ratio = forms[i / 3].ratio,
+        const struct compressor_variant v = {.ratio = forms[i / 3].ratio,
                                              .overlaps = forms[i / 3].overlaps,
                                              .size = forms[i / 3].size,
                                              .rope = forms[i / 3].rope,

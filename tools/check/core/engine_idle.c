@@ -25,7 +25,6 @@ static const struct idle_way {
 };
 
 struct idle_case {
-    struct core *core;
     const struct case_space *space;
     struct attend_case attend_case;
     const struct idle_way *way;
@@ -178,11 +177,11 @@ static enum trial_result run_usual(struct trial *trial, struct problem_copy *ref
 static enum trial_result run_case(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct idle_case *c = variant;
-    struct core as_reference = core_of_reference(c->core);
+    struct core as_reference = core_of_reference(trial->core);
     OWNED(problem_copies_finish) struct problem_copies copies;
     OWNED(engine_finish) struct check_engine of_reference = {.core = NULL}, tested = of_reference;
     const struct idle_run runs[2] = {{&as_reference, &copies.reference, &of_reference},
-                                     {c->core, &copies.tested, &tested}};
+                                     {trial->core, &copies.tested, &tested}};
     struct attn_error error = ATTN_ERROR_INIT;
     TRIAL_TRY(problem_copies_init(&copies, trial, c->space, &c->attend_case, seed));
     for (int32_t i = 0; i < 2; i++) {
@@ -226,7 +225,7 @@ void idle_cases(const struct kernel_sink *sink)
         return; /* where memory is not the host's the core zeroes with it */
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
-        struct idle_case c = {.core = sink->core, .space = sink->space};
+        struct idle_case c = {.space = sink->space};
         if (case_of_cache(sink->space, dtype, dtype, &c.attend_case)) {
             case_set(sink->space, &c.attend_case, FACTOR_STRIDES, 1); /* slices of wider rows */
             try_ways(sink, &c, "cache", dtype);

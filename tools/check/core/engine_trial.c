@@ -221,14 +221,14 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
     return way != ENGINE_THREADS ? count_step(run) : TRIAL_PASSED;
 }
 
-enum trial_result engine_trial(struct trial *trial, struct core *core,
-                               const struct case_space *space,
+enum trial_result engine_trial(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     OWNED(problem_copies_finish) struct problem_copies copies;
     OWNED(problem_copy_finish) struct problem_copy other = {.device = trial->device};
-    OWNED(engine_finish) struct check_engine engine = {.core = core, .device = trial->device};
+    OWNED(engine_finish)
+    struct check_engine engine = {.core = trial->core, .device = trial->device};
     struct run run = {{&copies.tested, plan_first, run_first}, trial, &engine, &other, 0};
     TRIAL_TRY(problem_copies_init(&copies, trial, space, attend_case, seed));
     TRIAL_FAIL_IF(trial, !problem_copy_init(&other, trial->tested, trial->device, &copies.problem),
@@ -243,42 +243,34 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
                              : trial_call_failed(trial, "reference", status, &error);
 }
 
-/* Whether the core serves the case's layer with the backend ordered; `user` is an engine_service.
- */
+/* Whether the core serves the case's layer with the backend ordered; `user` is the trial. */
 static bool engine_serves(void *user, const struct factor_value *v)
 {
-    struct engine_service *service = user;
+    struct trial *trial = user;
     struct attn_layer_desc layer;
     case_layer(v, &layer);
-    return trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) &&
-           core_serves(service->core, &layer);
+    return trial_supports(trial, trial->reference, &layer, case_phase(v)) &&
+           core_serves(trial->core, &layer);
 }
 
-bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,
-                       struct engine_service *service)
+bool engine_space_init(struct case_space *space, struct trial *trial)
 {
-    struct attn_backend_caps composed = *caps;
+    struct attn_backend_caps composed = trial->tested->caps;
     composed.terms |= ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK;
     composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER;
     composed.num_refused = 0; /* the core knows them */
     bool ok = case_space_init(space, &composed);
     space->serves = engine_serves;
-    space->user = service;
+    space->user = trial;
     return ok;
 }
 
 /* Steps with a common prefix and quantized outputs. Here it always pays to attend the prefix apart,
  * so the core merges both attends and quantizes the result. */
-struct output_case {
-    struct core *core;
-    const struct case_space *space;
-    struct attend_case attend_case;
-};
-
 static enum trial_result run_output(struct trial *trial, const void *variant, uint64_t seed)
 {
-    const struct output_case *c = variant;
-    return engine_trial(trial, c->core, c->space, &c->attend_case, seed, ENGINE_PLAIN);
+    const struct attend_variant *v = variant;
+    return engine_trial(trial, v->space, &v->attend_case, seed, ENGINE_PLAIN);
 }
 
 void engine_output_cases(const struct kernel_sink *sink)
@@ -289,7 +281,7 @@ void engine_output_cases(const struct kernel_sink *sink)
         return; /* the core composes neither of the backend */
     }
     for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
-        struct output_case c = {sink->core, sink->space, {{0}}};
+        struct attend_variant c = {.space = sink->space};
         const int32_t dtype = ATTN_DTYPE_F16 + i % 3;
         char form[64];
         if (!case_of_cache(sink->space, dtype, dtype, &c.attend_case) ||

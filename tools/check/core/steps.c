@@ -85,13 +85,14 @@ attn_status steps_run(struct check_engine *e, struct kernel_call *call, int32_t 
 attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call,
                        const void *context, struct attn_error *error)
 {
-    const struct attn_api *api = layer->core->api;
+    struct core *core = call->test->trial->core;
+    const struct attn_api *api = core->api;
     const struct attn_limits limits = client_limits(STEPS_REQS, layer->steps->first[1],
                                                     STEPS_PROMPT, STEPS_LONGEST, STEPS_COLUMNS);
     const struct attn_plan_options plan =
         SIZED(attn_plan_options, .limits = &limits, .graph = layer->graph);
     struct check_engine e;
-    attn_status status = engine_open(&e, layer->core, call->device, layer->layer, error);
+    attn_status status = engine_open(&e, core, call->device, layer->layer, error);
     status = status ? status : api->layer_bind_memory(e.layer, layer->memory, error);
     if (status == ATTN_OK && layer->params != NULL) {
         status = api->layer_bind_params(e.layer, layer->params, error);

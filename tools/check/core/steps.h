@@ -32,7 +32,6 @@ int32_t steps_token(const struct steps *steps, int32_t r, int32_t position);
 struct attn_batch steps_batch(const struct steps *steps, const struct kernel_call *call, int32_t s);
 /* A layer's steps over the operands of a call, each by `run`, which calls steps_run. */
 struct steps_layer {
-    struct core *core;
     const struct steps *steps;
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params; /* NULL: it has none */

@@ -12,7 +12,6 @@
 #include "support/client.h"
 
 struct undeclared {
-    struct core *core;
     struct attn_layer_desc layer;
     const char *field;
     bool composable; /* the core may do it with what is declared */
@@ -74,13 +73,14 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
 static enum trial_result run_undeclared(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct undeclared *u = variant;
-    const struct attn_api *api = u->core->api;
+    const struct attn_api *api = trial->core->api;
     const struct attn_layer_desc *layers[] = {&u->layer};
-    struct attn_select_options options = core_options(u->core);
+    struct attn_select_options options = core_options(trial->core);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment = NULL;
     ask_plugin(trial, &u->layer);
-    attn_status status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
+    attn_status status =
+        api->select(trial->core->runtime, &options, layers, 1, &assignment, &error);
     if (status == ATTN_OK) {
         api->assignment_destroy(assignment);
         return u->composable ? TRIAL_PASSED
@@ -91,11 +91,11 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
         return trial_call_failed(trial, "the refusal", status, &error);
     }
     options.flags = ATTN_SELECT_KEEP_UNSERVED;
-    status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
+    status = api->select(trial->core->runtime, &options, layers, 1, &assignment, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "selection with KEEP_UNSERVED", status, &error);
     }
-    bool named = names_field(u->core, assignment, u->field);
+    bool named = names_field(trial->core, assignment, u->field);
     api->assignment_destroy(assignment);
     return named ? TRIAL_PASSED
                  : trial_say(trial, TRIAL_FAILED, "no reason names %s with what is supported",
@@ -129,22 +129,21 @@ static void try_numbers(const struct kernel_sink *sink, const struct attn_layer_
     static const int32_t blocks[] = {1, 3, 16, 24, 48, 96, 256, 4096, 1 << 16};
     const struct attn_backend_caps *caps = sink->caps;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        struct undeclared u = {.core = sink->core, .layer = *base, .field = "head_size"};
+        struct undeclared u = {.layer = *base, .field = "head_size"};
         u.layer.head_size = u.layer.head_size_v = sizes[i];
         if (!head_declared(caps, sizes[i])) {
             kernel_try(sink, run_undeclared, &u, "undeclared.head_size.%d", sizes[i]);
         }
     }
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
-        struct undeclared u = {.core = sink->core, .layer = *base, .field = "block_size"};
+        struct undeclared u = {.layer = *base, .field = "block_size"};
         u.layer.block_size = blocks[i];
         if (!parts_declared(caps, blocks[i])) {
             kernel_try(sink, run_undeclared, &u, "undeclared.block_size.%d", blocks[i]);
         }
     }
     if (caps->max_group > 0) {
-        struct undeclared u = {
-            .core = sink->core, .layer = *base, .field = "group (num_q_heads / num_kv_heads)"};
+        struct undeclared u = {.layer = *base, .field = "group (num_q_heads / num_kv_heads)"};
         u.layer.num_kv_heads = 1;
         u.layer.num_q_heads = caps->max_group + 1;
         kernel_try(sink, run_undeclared, &u, "undeclared.max_group");
@@ -202,8 +201,7 @@ static void try_row(const struct kernel_sink *sink, const struct attn_layer_desc
                     const struct row *row)
 {
     const struct attn_backend_caps *caps = sink->caps;
-    struct undeclared u = {
-        .core = sink->core, .layer = *base, .field = row->field, .composable = row->composable};
+    struct undeclared u = {.layer = *base, .field = row->field, .composable = row->composable};
     uint64_t declared;
     memcpy(&declared, (const char *)caps + row->mask, sizeof declared);
     memcpy((char *)&u.layer + row->member, &row->value, sizeof row->value);
@@ -239,7 +237,7 @@ static void try_lists(const struct kernel_sink *sink, const struct attn_layer_de
 {
     const struct attn_index_lists lists =
         EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 64);
-    struct undeclared u = {.core = sink->core, .layer = *base, .field = "attn_index_lists"};
+    struct undeclared u = {.layer = *base, .field = "attn_index_lists"};
     u.layer.next = &lists.ext;
     if (backend_extension(sink->caps, ATTN_EXT_DRAFT_INDEX_LISTS_CAPS,
                           sizeof(struct attn_index_lists_caps)) == NULL) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/crash.h"
-#include "harness/buffers.h"
+#include "harness/image.h"
 
 #include <signal.h>
 #include <stdbool.h>

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/buffers.h"
-#include "harness/stopwatch.h"
+#include "harness/image.h"
+#include "harness/trial.h"
 #include "harness/watch.h"
 #include "support/client.h"
 
@@ -33,9 +33,7 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
                              const struct attn_schedule_size *size)
 {
     attn_status status = ATTN_OK;
-    memory->host_bytes = size->host_bytes;
-    memory->device_bytes = size->device_bytes;
-    memory->scratch_bytes = size->scratch_bytes;
+    memory->size = *size;
     memory->host = aligned_alloc(256, (size->host_bytes + 2 * PLAN_GUARD) / 256 * 256);
     memory->device = guarded_alloc(device, size->device_bytes, "workspace", &status);
     memory->scratch = guarded_alloc(device, size->scratch_bytes, "scratch", &status);
@@ -58,11 +56,11 @@ void plan_memory_finish(struct plan_memory *memory, const struct device *device)
 void plan_memory_bind(const struct plan_memory *memory, struct attn_attend_args *args)
 {
     args->schedule_host = memory->host;
-    args->schedule_host_bytes = memory->host_bytes;
+    args->schedule_host_bytes = memory->size.host_bytes;
     args->workspace = memory->device;
-    args->workspace_bytes = memory->device_bytes;
+    args->workspace_bytes = memory->size.device_bytes;
     args->scratch = memory->scratch;
-    args->scratch_bytes = memory->scratch_bytes;
+    args->scratch_bytes = memory->size.scratch_bytes;
 }
 
 void guarded_free(const struct device *device, uint8_t *memory)
@@ -86,17 +84,9 @@ bool plan_memory_guards_whole(const struct plan_memory *memory, const struct dev
     if (memory->host == NULL) {
         return true; /* it has no plan of its own */
     }
-    return guarded_whole(&device_host, memory->host, memory->host_bytes) &&
-           guarded_whole(device, memory->device, memory->device_bytes) &&
-           guarded_whole(device, memory->scratch, memory->scratch_bytes);
-}
-
-static attn_status broken(struct attn_error *error, const char *field, const char *message)
-{
-    error->status = ATTN_ERROR_PLUGIN;
-    snprintf(error->field, sizeof error->field, "%s", field);
-    snprintf(error->message, sizeof error->message, "%s", message);
-    return ATTN_ERROR_PLUGIN;
+    return guarded_whole(&device_host, memory->host, memory->size.host_bytes) &&
+           guarded_whole(device, memory->device, memory->size.device_bytes) &&
+           guarded_whole(device, memory->scratch, memory->size.scratch_bytes);
 }
 
 /* plan and the kernel: what the core calls in a step. */
@@ -144,8 +134,10 @@ attn_status planned_call(struct backend *backend, const struct device *device,
     status = status == ATTN_OK ? run_step(backend, device, args, kernel, error) : status;
     device_wait(device);
     if (status == ATTN_OK && !plan_memory_guards_whole(&memory, device)) {
-        status =
-            broken(error, "schedule_size", "the plan's memory was written past what was asked for");
+        snprintf(error->field, sizeof error->field, "schedule_size");
+        snprintf(error->message, sizeof error->message,
+                 "the plan's memory was written past what was asked for");
+        status = error->status = ATTN_ERROR_PLUGIN;
     }
     planned_release(k, args);
     plan_memory_finish(&memory, device);

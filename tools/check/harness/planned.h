@@ -9,10 +9,8 @@
 #include "support/planned.h"
 
 struct plan_memory {
-    size_t host_bytes, device_bytes, scratch_bytes;
-    uint8_t *host;
-    uint8_t *device;
-    uint8_t *scratch; /* device memory, too */
+    struct attn_schedule_size size;
+    uint8_t *host, *device, *scratch; /* scratch is device memory, too */
 };
 
 /* `bytes` of the device's memory, poisoned, with a guard past its end that has to stay whole; named

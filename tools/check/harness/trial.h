@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two backends of a case, how it ended and why. */
+/* The two backends of a case, how it ended and why, and how long its kernels take. */
 #ifndef CHECK_TRIAL_H
 #define CHECK_TRIAL_H
 
@@ -14,6 +14,7 @@ struct trial {
     struct backend *reference;
     struct backend *tested;
     const struct device *device;
+    struct core *core;                          /* has the tested backend, too */
     char message[ATTN_ERROR_MESSAGE_SIZE + 80]; /* why it failed or was skipped */
     bool concurrent; /* another thread runs at the same time: its allocations cannot be
                         distinguished */
@@ -72,5 +73,28 @@ bool trial_supports(struct trial *trial, const struct backend *backend,
  */
 enum trial_result trial_of_layer(struct trial *trial, const struct attn_layer_desc *layer,
                                  enum trial_result result);
+
+/* How long a case's kernel takes: `attn-check --bench`. */
+#define STOPWATCH_MAX_RUNS 31
+
+/* While a backend has one, it times the kernels that are called between begin and end. */
+struct stopwatch {
+    const struct device *device;
+    double begun_at;
+    double run_seconds; /* the kernels of this run */
+    double runs[STOPWATCH_MAX_RUNS];
+    int32_t num_runs;
+    bool capturing; /* the call is recorded as a graph, which is timed in its place */
+    bool no_graphs; /* the device has none, or the kernel cannot be captured */
+};
+
+/* Around one call of a kernel; without a stopwatch they do nothing. */
+void stopwatch_begin(struct backend *backend, void *stream);
+void stopwatch_end(struct backend *backend, void *stream);
+
+/* With --bench: runs the case's call, with its kernels in it, again and again. The trial gets the
+ * median of a run's kernels; no time where a run calls none. A run that fails fails the case. */
+typedef attn_status stopwatch_run(void *user, struct attn_error *error);
+enum trial_result stopwatch_trial(struct trial *trial, stopwatch_run *run, void *user);
 
 #endif

@@ -24,25 +24,29 @@ struct frame {
     uint32_t sizes[2];
 };
 
-static void put_bytes(int pipe, const void *bytes, size_t size)
+/* Writes, or reads, all of these bytes; false at the pipe's end. */
+static bool move_bytes(int pipe, void *bytes, size_t size, bool writes)
 {
-    const char *at = bytes;
+    char *at = bytes;
     while (size > 0) {
-        ssize_t done = write(pipe, at, size);
+        ssize_t done = writes ? write(pipe, at, size) : read(pipe, at, size);
         if (done <= 0 && !(done < 0 && errno == EINTR)) {
-            _exit(EXIT_FAILURE); /* the reader has ended */
+            return false;
         }
         at += done > 0 ? done : 0;
         size -= done > 0 ? (size_t)done : 0;
     }
+    return true;
 }
 
 static void put_frame(int pipe, int32_t kind, int32_t value, const char *first, const char *second)
 {
-    const struct frame frame = {kind, value, {(uint32_t)strlen(first), (uint32_t)strlen(second)}};
-    put_bytes(pipe, &frame, sizeof frame);
-    put_bytes(pipe, first, frame.sizes[0]);
-    put_bytes(pipe, second, frame.sizes[1]);
+    struct frame frame = {kind, value, {(uint32_t)strlen(first), (uint32_t)strlen(second)}};
+    if (!move_bytes(pipe, &frame, sizeof frame, true) ||
+        !move_bytes(pipe, (void *)(uintptr_t)first, frame.sizes[0], true) ||
+        !move_bytes(pipe, (void *)(uintptr_t)second, frame.sizes[1], true)) {
+        _exit(EXIT_FAILURE); /* the reader has ended */
+    }
 }
 
 static void take(struct report *report, int32_t kind, int32_t value, const char *first,
@@ -69,20 +73,6 @@ void outlet_put(const struct outlet *outlet, enum outlet_kind kind, int32_t valu
     if (outlet->pipe >= 0) {
         put_frame(outlet->pipe, kind, value, first, second);
     }
-}
-
-static bool get_bytes(int pipe, void *bytes, size_t size)
-{
-    char *at = bytes;
-    while (size > 0) {
-        ssize_t done = read(pipe, at, size);
-        if (done <= 0 && !(done < 0 && errno == EINTR)) {
-            return false;
-        }
-        at += done > 0 ? done : 0;
-        size -= done > 0 ? (size_t)done : 0;
-    }
-    return true;
 }
 
 /* What is known of a worker while it runs and after. */
@@ -119,10 +109,10 @@ static bool take_frame(struct worker *worker, int pipe)
 {
     struct frame frame;
     char *texts[2] = {NULL, NULL};
-    bool ok = get_bytes(pipe, &frame, sizeof frame);
+    bool ok = move_bytes(pipe, &frame, sizeof frame, false);
     for (int32_t i = 0; i < 2 && ok; i++) {
         texts[i] = calloc(1, (size_t)frame.sizes[i] + 1);
-        ok = texts[i] != NULL && get_bytes(pipe, texts[i], frame.sizes[i]);
+        ok = texts[i] != NULL && move_bytes(pipe, texts[i], frame.sizes[i], false);
     }
     if (!ok) {
         frame.kind = OUTLET_KIND_COUNT;

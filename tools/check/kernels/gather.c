@@ -64,9 +64,6 @@ static enum trial_result run_gather(struct trial *trial, const void *variant, ui
 
 void gather_cases(const struct kernel_sink *sink)
 {
-    if (!(sink->caps->kernels & ATTN_KERNEL_GATHER_KV)) {
-        return;
-    }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t kv = ATTN_KV_F16; kv <= ATTN_KV_Q4_0; kv++) {
             struct attend_variant v = {.space = sink->space};

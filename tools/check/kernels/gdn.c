@@ -521,9 +521,6 @@ void gdn_cases(const struct kernel_sink *sink)
 {
     const struct attn_recurrent_caps *caps =
         backend_extension(sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
-    if (!(sink->caps->kernels & ATTN_KERNEL_RECURRENT)) {
-        return;
-    }
     if (caps == NULL) {
         kernel_try(sink, limits_missing, NULL, "gated_delta.limits");
         return;

@@ -128,8 +128,7 @@ void gemm_cases(const struct kernel_sink *sink)
 {
     static const int32_t scales[] = {0, 1, BATCH}, many[] = {5, 17, 64, 70, 130, 130};
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
-        bool there =
-            (sink->caps->dtypes >> dtype & 1) && (sink->caps->kernels & ATTN_KERNEL_BATCHED_GEMM);
+        bool there = sink->caps->dtypes >> dtype & 1;
         for (int32_t i = 0; i < 8 && there; i++) {
             bool fp8 = i >= 4;
             struct gemm_variant v = {dtype, fp8 ? ATTN_DTYPE_FP8_E4M3 : dtype,

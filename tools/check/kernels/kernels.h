@@ -44,7 +44,8 @@ void gdn_cases(const struct kernel_sink *sink);
 void index_cases(const struct kernel_sink *sink);
 void index_write_cases(const struct kernel_sink *sink);
 
-/* call_cases.c. All of them, with the ATTN_KERNEL_* whose cases they name. */
+/* call_cases.c. All of them, with the ATTN_KERNEL_* one of which a backend declares that has such
+ * cases; 0: a file asks itself. */
 enum { NUM_KERNEL_FILES = 12 };
 struct kernel_file {
     uint64_t kernels;

@@ -121,9 +121,6 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
 void merge_cases(const struct kernel_sink *sink)
 {
     static const int32_t dims[] = {72, 256};
-    if (!(sink->caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
-        return;
-    }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t i = 0; i < 10 && sink->caps->dtypes >> dtype & 1; i++) {
             struct merge_variant v = {dtype, i / 2, dims[i % 2], (i + dtype) % 2 != 0};

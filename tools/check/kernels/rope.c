@@ -183,9 +183,6 @@ static enum trial_result run_rope(struct trial *trial, const void *variant, uint
 void rope_cases(const struct kernel_sink *sink)
 {
     bool norm = sink->caps->features & ATTN_FEATURE_FUSED_ROPE_NORM;
-    if (!(sink->caps->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
-        return;
-    }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t i = 0; i < 16; i++) {
             int32_t kv = i & 8 ? ATTN_KV_FP8_E4M3 : dtype;

@@ -95,8 +95,6 @@ static enum trial_result run(struct trial *trial, const void *variant, uint64_t 
 void table_cases(const struct kernel_sink *sink)
 {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        if (sink->caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE) {
-            kernel_try(sink, run, &forms[i], "make_block_table.%s", forms[i].name);
-        }
+        kernel_try(sink, run, &forms[i], "make_block_table.%s", forms[i].name);
     }
 }
