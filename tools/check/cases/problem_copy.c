@@ -10,10 +10,7 @@
 void problem_copy_finish(struct problem_copy *copy)
 {
     if (copy->backend != NULL) {
-        const struct attn_attend_args made = {.instance = copy->backend->instance,
-                                              .prepared = copy->prepared,
-                                              .plan_state = copy->plan_state};
-        planned_release(&copy->backend->kernels, &made);
+        planned_release(&copy->backend->kernels, &copy->binding.attend);
     }
     buffers_forget(copy->memory);
     device_free(copy->device, copy->memory);
@@ -100,8 +97,6 @@ attn_status problem_copy_prepare(struct problem_copy *copy, int32_t factor,
     struct attn_schedule_size size = {.struct_size = sizeof size};
     attn_status status = planned_prepare(&copy->backend->kernels, &copy->binding.attend,
                                          &copy->limits, &size, error);
-    copy->prepared = copy->binding.attend.prepared;
-    copy->plan_state = copy->binding.attend.plan_state;
     return status == ATTN_OK ? take_plan_memory(copy, &size, error) : status;
 }
 

@@ -22,8 +22,6 @@ struct problem_copy {
     const struct device *device;
     struct binding binding;
     uint8_t *memory; /* in the device's memory */
-    attn_prepared *prepared;
-    attn_plan_state *plan_state;
     struct attn_limits limits;
     struct plan_memory plan;
     void *stream;

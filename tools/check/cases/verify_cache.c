@@ -64,21 +64,15 @@ static int32_t ordinal(const struct rows *rows, const uint8_t *memory, int32_t d
                                                            : code;
 }
 
-static void patch(const struct rows *rows, struct place at, int32_t d)
+/* Elements d .. end-1 of a row may differ: the patched copy has them as they were expected. */
+static void patch(const struct rows *rows, struct place at, int32_t d, int32_t end)
 {
-    uint8_t *to = element(&rows->patched, at, d, rows->bits);
-    const uint8_t *from = element(&rows->expected, at, d, rows->bits);
-    if (rows->bits == 3) {
-        int32_t shift = d * 3 % 8;
-        for (int32_t i = 0; i < (shift > 5 ? 2 : 1); i++) {
-            uint8_t mask = (uint8_t)(7 << shift >> 8 * i);
-            to[i] = (uint8_t)((to[i] & ~mask) | (from[i] & mask));
-        }
-    } else if (rows->bits == 4) {
-        uint8_t mask = d % 2 ? 0xf0 : 0x0f;
-        *to = (uint8_t)((*to & ~mask) | (*from & mask));
-    } else {
-        memcpy(to, from, (size_t)rows->bits / 8);
+    const struct attn_kv_view *view = &rows->expected;
+    const int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    for (; d < end; d += pack) {
+        const int32_t count = end - d < pack ? end - d : pack;
+        memcpy(element(&rows->patched, at, d, rows->bits), element(view, at, d, rows->bits),
+               (size_t)(count * rows->bits + 7) / 8);
     }
 }
 
@@ -94,7 +88,6 @@ static bool verify_codes(struct rows *rows, struct place at, int32_t d, int32_t 
             return false;
         }
         rows->num_off += want != have;
-        patch(rows, at, d);
     }
     return true;
 }
@@ -106,6 +99,7 @@ static bool verify_scaled_codes(struct rows *rows, struct place at, int32_t d, i
     const int64_t num_off = rows->num_off;
     const bool held = verify_codes(rows, at, d, end, nan ? ANY : most);
     rows->num_off = nan ? num_off : rows->num_off;
+    patch(rows, at, d, end);
     return held;
 }
 
@@ -238,15 +232,16 @@ static bool verify_number_row(struct rows *rows, struct place at)
     for (int32_t d = 0; d < rows->expected.head_size; d++) {
         const uint8_t *want = element(&rows->expected, at, d, rows->bits);
         const uint8_t *have = element(&rows->found, at, d, rows->bits);
-        bool poison = true;
-        for (int32_t i = 0; i < rows->bits / 8; i++) {
-            poison = poison && want[i] == IMAGE_POISON;
+        bool nan =
+            isnan(number_load(want, 0, rows->number)) && isnan(number_load(have, 0, rows->number));
+        if (is_poison(want, rows->bits / 8)) {
+            continue;
         }
-        if (!poison && isnan(number_load(want, 0, rows->number)) &&
-            isnan(number_load(have, 0, rows->number))) {
-            patch(rows, at, d);
-        } else if (divided && !poison && !verify_codes(rows, at, d, d + 1, 1)) {
+        if (divided && !nan && !verify_codes(rows, at, d, d + 1, 1)) {
             return false;
+        }
+        if (divided || nan) {
+            patch(rows, at, d, d + 1);
         }
     }
     return true;

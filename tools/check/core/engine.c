@@ -18,12 +18,12 @@ attn_status engine_open(struct check_engine *engine, struct core *core, const st
     return status;
 }
 
-attn_status engine_bind(struct check_engine *engine, struct core *core,
-                        const struct problem_copy *copy, struct attn_error *error)
+attn_status engine_bind(struct check_engine *engine, const struct problem_copy *copy,
+                        struct attn_error *error)
 {
     const struct binding *binding = &copy->binding;
-    const struct attn_api *api = core->api;
-    attn_status status = engine_open(engine, core, copy->device, &binding->layer, error);
+    const struct attn_api *api = engine->core->api;
+    attn_status status = engine_open(engine, engine->core, copy->device, &binding->layer, error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -41,9 +41,9 @@ struct check_engine {
 /* engine.c. A model of one layer, with nothing bound; engine_finish is due even after a failure. */
 attn_status engine_open(struct check_engine *engine, struct core *core, const struct device *device,
                         const struct attn_layer_desc *layer, struct attn_error *error);
-/* Selects, binds the copy's caches and parameters; no plan yet. */
-attn_status engine_bind(struct check_engine *engine, struct core *core,
-                        const struct problem_copy *copy, struct attn_error *error);
+/* Selects in the engine's core, binds the copy's caches and parameters; no plan yet. */
+attn_status engine_bind(struct check_engine *engine, const struct problem_copy *copy,
+                        struct attn_error *error);
 attn_status engine_add_plan(struct check_engine *engine, int32_t index,
                             const struct problem_copy *copy, bool graph, struct attn_error *error);
 /* A plan of these options and its workspace. */

@@ -32,7 +32,6 @@ struct idle_case {
 
 /* A problem in a core, served by one backend. */
 struct idle_run {
-    struct core *core;
     struct problem_copy *copy;
     struct check_engine *engine;
 };
@@ -58,7 +57,8 @@ static attn_status plan_idle(const struct idle_run *run, const struct idle_way *
         batch.block_table = whole->block_table;
         batch.block_table_stride = whole->block_table_stride;
     }
-    return run->core->api->plan_batch(run->engine->plans[0].plan, &batch, run->copy->stream, error);
+    return run->engine->core->api->plan_batch(run->engine->plans[0].plan, &batch, run->copy->stream,
+                                              error);
 }
 
 static attn_status run_idle(const struct idle_run *run, const struct idle_way *way,
@@ -73,7 +73,8 @@ static attn_status run_idle(const struct idle_run *run, const struct idle_way *w
                              : ATTN_ERROR_OUT_OF_MEMORY;
     status = status == ATTN_OK ? plan_idle(run, way, none, starts, error) : status;
     if (status == ATTN_OK) {
-        status = run->core->api->run(run->engine->plans[0].plan, run->engine->layer, &io, error);
+        status =
+            run->engine->core->api->run(run->engine->plans[0].plan, run->engine->layer, &io, error);
     }
     device_wait(device);
     device_free(device, starts);
@@ -82,7 +83,7 @@ static attn_status run_idle(const struct idle_run *run, const struct idle_way *w
 
 static attn_status open_engine(const struct idle_run *run, struct attn_error *error)
 {
-    attn_status status = engine_bind(run->engine, run->core, run->copy, error);
+    attn_status status = engine_bind(run->engine, run->copy, error);
     return status == ATTN_OK ? engine_add_plan(run->engine, 0, run->copy, false, error) : status;
 }
 
@@ -112,11 +113,8 @@ static bool workspace_touched(struct trial *trial, const struct check_engine *en
     uint8_t *found = trial_read(trial, engine->device, plan->workspace, plan->bytes);
     bool touched = found != NULL;
     for (size_t at = 0; touched && at < plan->bytes; at += PAGE) {
-        size_t end = at + PAGE < plan->bytes ? at + PAGE : plan->bytes, i = at;
-        while (i < end && found[i] == IMAGE_POISON) {
-            i++;
-        }
-        touched = i < end;
+        const size_t size = at + PAGE < plan->bytes ? PAGE : plan->bytes - at;
+        touched = !is_poison(found + at, (int64_t)size);
     }
     free(found);
     return touched;
@@ -157,7 +155,7 @@ static enum trial_result run_usual(struct trial *trial, struct problem_copy *ref
 {
     const struct check_problem *problem = tested->copy->problem;
     struct attn_error error = ATTN_ERROR_INIT;
-    const struct attn_api *api = tested->core->api;
+    const struct attn_api *api = tested->engine->core->api;
     const struct attn_step_io io = engine_io(tested->copy);
     attn_plan *plan = tested->engine->plans[0].plan;
     memcpy(reference->memory, problem->image.bytes, problem->image.size);
@@ -179,9 +177,9 @@ static enum trial_result run_case(struct trial *trial, const void *variant, uint
     const struct idle_case *c = variant;
     struct core as_reference = core_of_reference(trial->core);
     OWNED(problem_copies_finish) struct problem_copies copies;
-    OWNED(engine_finish) struct check_engine of_reference = {.core = NULL}, tested = of_reference;
-    const struct idle_run runs[2] = {{&as_reference, &copies.reference, &of_reference},
-                                     {trial->core, &copies.tested, &tested}};
+    OWNED(engine_finish)
+    struct check_engine of_reference = {.core = &as_reference}, tested = {.core = trial->core};
+    const struct idle_run runs[2] = {{&copies.reference, &of_reference}, {&copies.tested, &tested}};
     struct attn_error error = ATTN_ERROR_INIT;
     TRIAL_TRY(problem_copies_init(&copies, trial, c->space, &c->attend_case, seed));
     for (int32_t i = 0; i < 2; i++) {

@@ -204,7 +204,7 @@ static enum trial_result run_engine(struct run *run, const struct problem_copy *
     struct check_engine *engine = run->engine;
     const struct problem_copy *copy = run->step.copy;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    TRIAL_CALL(run->trial, "bind", engine_bind(engine, engine->core, copy, &error), &error);
+    TRIAL_CALL(run->trial, "bind", engine_bind(engine, copy, &error), &error);
     attn_status status = engine_add_plan(engine, 0, copy, graph, &error);
     if (graph && status == ATTN_ERROR_UNSUPPORTED) { /* its level is never */
         way = ENGINE_PLAIN;

@@ -38,6 +38,15 @@ void image_finish(struct image *image);
  * constant. */
 size_t image_add(struct image *image, const char *name, size_t size, size_t alignment,
                  bool writable);
+/* Whether these bytes are still those of memory that is never written. */
+static inline bool is_poison(const uint8_t *memory, int64_t bytes)
+{
+    int64_t i = 0;
+    while (i < bytes && memory[i] == IMAGE_POISON) {
+        i++;
+    }
+    return i == bytes;
+}
 /* First byte outside the writable regions where `after` differs from the initial contents, or -1.
  */
 int64_t image_stray_write(const struct image *image, const uint8_t *after);

@@ -73,16 +73,6 @@ static attn_status call_rope(struct kernel_call *call, const void *context,
     return KERNEL_CALL(call, rope_write_kv, &args, error);
 }
 
-/* Whether the bytes still hold the poison of memory that is never written. */
-static bool is_poison(const uint8_t *memory, int64_t bytes)
-{
-    bool poison = true;
-    for (int64_t i = 0; i < bytes; i++) {
-        poison = poison && memory[i] == IMAGE_POISON;
-    }
-    return poison;
-}
-
 /* Half a unit of the activations' format next to float32's error; what agrees becomes equal in
  * `found`, so that everything else can be compared bit for bit. */
 static bool verify_rows(const struct check_problem *p, const struct attn_tensor *tensor, size_t at,
