@@ -7,13 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/calls.h"
 #include "common/cache_lines.h"
 #include "common/find.h"
 #include "common/command.h"
 #include "common/conduct.h"
 #include "common/declared.h"
-#include "harness/crash.h"
 #include "core/engine.h"
 #include "kernels/kernels.h"
 #include "harness/report.h"
@@ -151,8 +149,7 @@ struct run {
     const char *file;      /* the plugin's */
     struct conduct before; /* what no kernel may change */
     struct case_space space;
-    struct attend_case *cases;
-    int32_t num_cases;
+    struct attend_cases cases;
     int32_t num_matching; /* cases so far whose names match */
     int32_t num_mine;     /* those of them in this part */
     int32_t skip;         /* that earlier workers have begun */
@@ -314,13 +311,13 @@ static void run_long_prompts(struct run *run)
  * turns. */
 static void run_attends(struct run *run)
 {
-    for (int32_t i = 0; i < run->num_cases; i++) {
+    for (int32_t i = 0; i < run->cases.num_cases; i++) {
         const bool every = run->options->full && i < run->space.num_covering;
-        const int32_t shape = case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a;
+        const int32_t shape = case_value(&run->space, &run->cases.cases[i], FACTOR_SHAPE).a;
         for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
             if (every ? trial_way_declared(&run->trial.tested->caps, shape, way)
                       : way == i % TRIAL_WAY_COUNT) {
-                try_attend(run, &run->cases[i], way);
+                try_attend(run, &run->cases.cases[i], way);
             }
         }
     }
@@ -333,21 +330,20 @@ static bool run_outputs(struct run *run)
     const struct options *options = run->options;
     const int32_t wanted_cases = options->full ? FULL_OUTPUT_CASES : QUICK_OUTPUT_CASES;
     bool ok = true;
-    for (int32_t i = 0; i < CASE_OUTPUTS && ok; i++) {
-        struct attend_case *cases = NULL;
-        int32_t num_cases = 0;
+    for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
         if (!(run->space.caps.output_forms >> case_outputs[i].form & 1)) {
             continue;
         }
-        ok = case_space_draw(&run->space, options->seed + (uint64_t)i, wanted_cases, &cases,
-                             &num_cases);
-        for (int32_t c = 0; c < num_cases; c++) {
-            cases[c].output = case_outputs[i];
-            if (case_output_fits(&run->space, &cases[c], &case_outputs[i])) {
-                try_attend(run, &cases[c], c % TRIAL_WAY_COUNT);
+        const struct attend_cases drawn =
+            case_space_draw(&run->space, options->seed + (uint64_t)i, wanted_cases);
+        for (int32_t c = 0; c < drawn.num_cases; c++) {
+            drawn.cases[c].output = case_outputs[i];
+            if (case_output_fits(&run->space, &drawn.cases[c], &case_outputs[i])) {
+                try_attend(run, &drawn.cases[c], c % TRIAL_WAY_COUNT);
             }
         }
-        free(cases);
+        ok = ok && !drawn.failed;
+        free(drawn.cases);
     }
     return ok;
 }
@@ -429,27 +425,27 @@ static bool run_lists(struct run *run)
     const int32_t wanted_cases = options->full ? FULL_LIST_CASES : QUICK_LIST_CASES;
     int32_t way = 0;
     bool ok = true;
-    for (int32_t i = 0; i < CASE_LISTS && ok; i++) {
+    for (int32_t i = 0; i < CASE_LISTS; i++) {
         const struct case_lists lists = case_lists_at(i);
-        struct attend_case *cases = NULL;
-        int32_t num_cases = 0;
         if (!case_lists_declared(&run->space.caps, &lists, false)) {
             continue;
         }
-        ok = case_space_draw(&run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i),
-                             16 * wanted_cases, &cases, &num_cases);
-        for (int32_t c = 0, taken = 0; c < num_cases && taken < wanted_cases; c++) {
-            cases[c].lists = lists;
-            if (!serves_lists(run, &cases[c])) {
+        const struct attend_cases drawn = case_space_draw(
+            &run->space, options->seed + (uint64_t)(CASE_OUTPUTS + i), 16 * wanted_cases);
+        for (int32_t c = 0, taken = 0; c < drawn.num_cases && taken < wanted_cases; c++) {
+            struct attend_case *one = &drawn.cases[c];
+            one->lists = lists;
+            if (!serves_lists(run, one)) {
                 continue;
             }
             if (++taken % QUICK_LIST_CASES == 0) {
-                try_engine(run, &run->space, &cases[c], i % ENGINE_WAY_COUNT);
+                try_engine(run, &run->space, one, i % ENGINE_WAY_COUNT);
             } else {
-                try_attend(run, &cases[c], ++way % TRIAL_WAY_COUNT);
+                try_attend(run, one, ++way % TRIAL_WAY_COUNT);
             }
         }
-        free(cases);
+        ok = ok && !drawn.failed;
+        free(drawn.cases);
         if (options->full && lists.granularity >= 64) {
             try_prompts(run, &lists, ATTN_DTYPE_BF16);
             try_prompts(run, &lists, ATTN_DTYPE_F16);
@@ -483,8 +479,7 @@ static void run_kernels(struct run *run)
             kernel_files[i].cases(&sink);
         }
     }
-    const struct attend_cases cases = {&run->space, run->cases, run->num_cases};
-    try_case(run, "two_threads", trial_two_threads, &cases);
+    try_case(run, "two_threads", trial_two_threads, &run->cases);
 }
 
 /* Refusals come last: a wrong result tells more. */
@@ -569,12 +564,13 @@ static bool run_engines(struct run *run)
 {
     int32_t wanted_cases = run->options->full ? FULL_ENGINE_CASES : QUICK_ENGINE_CASES;
     struct case_space space;
-    struct attend_case *cases = NULL;
-    int32_t num_cases = 0;
-    bool ok = engine_space_init(&space, &run->trial) &&
-              case_space_draw(&space, run->options->seed, wanted_cases, &cases, &num_cases);
-    for (int32_t i = 0; i < num_cases && ok; i++) {
-        try_engine(run, &space, &cases[i], i % ENGINE_WAY_COUNT);
+    struct attend_cases drawn = {NULL};
+    bool ok = engine_space_init(&space, &run->trial);
+    if (ok) {
+        drawn = case_space_draw(&space, run->options->seed, wanted_cases);
+    }
+    for (int32_t i = 0; i < drawn.num_cases; i++) {
+        try_engine(run, &space, &drawn.cases[i], i % ENGINE_WAY_COUNT);
     }
     if (ok) {
         const struct kernel_sink sink = sink_of(run, &space);
@@ -584,9 +580,9 @@ static bool run_engines(struct run *run)
         compressor_cases(&sink);
         engine_output_cases(&sink);
     }
-    free(cases);
+    free(drawn.cases);
     case_space_finish(&space);
-    return ok;
+    return ok && !drawn.failed;
 }
 
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
@@ -627,8 +623,8 @@ static int run_suite(struct run *run)
     }
     run->space.serves = trial_serves;
     run->space.user = &run->trial;
-    if (!case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0,
-                          &run->cases, &run->num_cases)) {
+    run->cases = case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0);
+    if (run->cases.failed) {
         return fail_saying(options->target, "no memory for the cases");
     }
     if (options->expect != NULL && !options->list && run->skip == 0) {
@@ -704,7 +700,7 @@ static int run_cases(void *user, const struct outlet *outlet, int32_t skip)
             code = run_suite(&run);
             outlet_put(outlet, OUTLET_STAGE, 0, "destroy", "");
             case_space_finish(&run.space);
-            free(run.cases);
+            free(run.cases.cases);
             device_finish(&device);
         }
         core_close(&core);

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/verify.h"
 #include "cases/output.h"
 #include "cases/problem_copy.h"
 #include "harness/image.h"

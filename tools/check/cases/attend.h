@@ -32,11 +32,6 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
                                const struct attend_case *attend_case, uint64_t seed, int32_t way);
 
 /* Two threads attend at once, each with cases of its own; `variant` is an attend_cases. */
-struct attend_cases {
-    const struct case_space *space;
-    const struct attend_case *cases; /* borrowed */
-    int32_t num_cases;
-};
 enum trial_result trial_two_threads(struct trial *trial, const void *variant, uint64_t seed);
 
 #endif

@@ -157,14 +157,17 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
 /* The same of the first cache of activations that there is. */
 bool case_of_any_cache(const struct case_space *space, struct attend_case *c);
 
-/* cover.c. A covering array; *cases is the caller's to free. `extra` random cases are added after
- * it. */
-bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
-                      struct attend_case **cases, int32_t *num_cases);
-
-/* cover.c. `count` random cases that are served; fewer if most draws are not. */
-bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t count,
-                     struct attend_case **cases, int32_t *num_cases);
+/* cover.c. */
+struct attend_cases {
+    const struct case_space *space;
+    struct attend_case *cases; /* for free() */
+    int32_t num_cases;
+    bool failed; /* there was no memory */
+};
+/* A covering array, and `extra` random cases after it. */
+struct attend_cases case_space_cover(struct case_space *space, uint64_t seed, int32_t extra);
+/* `count` random cases that are served; fewer if most draws are not. */
+struct attend_cases case_space_draw(const struct case_space *space, uint64_t seed, int32_t count);
 
 static inline struct factor_value case_value(const struct case_space *space,
                                              const struct attend_case *c, int32_t factor)

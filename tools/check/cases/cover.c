@@ -43,22 +43,33 @@ static void draw(const struct case_space *space, uint64_t *random, struct attend
     }
 }
 
-static bool take(struct attend_case **cases, int32_t *count, const struct attend_case *c)
+static void take(struct attend_cases *list, const struct attend_case *c)
 {
-    struct attend_case *larger = realloc(*cases, sizeof *larger * (size_t)(*count + 1));
-    if (larger == NULL) {
-        return false;
+    struct attend_case *larger =
+        realloc(list->cases, sizeof *larger * (size_t)(list->num_cases + 1));
+    list->failed = list->failed || larger == NULL;
+    if (larger != NULL) {
+        list->cases = larger;
+        larger[list->num_cases++] = *c;
     }
-    *cases = larger;
-    larger[(*count)++] = *c;
-    return true;
+}
+
+/* A random case without conflicts is taken, if the backend does not refuse it. */
+static void take_random(struct attend_cases *list, uint64_t *random)
+{
+    struct attend_case c;
+    draw(list->space, random, &c);
+    case_drop_conflicts(list->space, &c);
+    if (!case_refused(list->space, &c)) {
+        take(list, &c);
+    }
 }
 
 /* For every pair of values: where it is not covered yet, the best of some random rows that hold it.
  * Pairs that case_drop_conflicts() takes apart or that the backend refuses stay uncovered. */
-static bool cover_pairs(const struct case_space *space, struct coverage *cover, uint64_t *random,
-                        struct attend_case **cases, int32_t *num_cases)
+static void cover_pairs(struct attend_cases *list, struct coverage *cover, uint64_t *random)
 {
+    const struct case_space *space = list->space;
     int32_t total = cover->first[FACTOR_COUNT];
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         for (int32_t j = i + 1; j < FACTOR_COUNT; j++) {
@@ -86,62 +97,39 @@ static bool cover_pairs(const struct case_space *space, struct coverage *cover, 
                 }
                 if (most > 0) {
                     count_new(cover, &best, true);
-                    if (!take(cases, num_cases, &best)) {
-                        return false;
-                    }
+                    take(list, &best);
                 }
             }
         }
     }
-    return true;
 }
 
-bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
-                      struct attend_case **cases, int32_t *num_cases)
+struct attend_cases case_space_cover(struct case_space *space, uint64_t seed, int32_t extra)
 {
     struct coverage cover = {{0}, NULL};
-    uint64_t random = seed;
-    bool ok;
-    *cases = NULL;
-    *num_cases = 0;
+    struct attend_cases list = {.space = space};
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         cover.first[i + 1] = cover.first[i] + space->factors[i].count;
     }
     size_t total = (size_t)cover.first[FACTOR_COUNT];
     cover.seen = calloc(total, total);
-    ok = cover.seen != NULL && cover_pairs(space, &cover, &random, cases, num_cases);
-    space->num_covering = *num_cases;
-    for (int32_t i = 0; i < extra && ok; i++) {
-        struct attend_case c;
-        draw(space, &random, &c);
-        case_drop_conflicts(space, &c);
-        ok = case_refused(space, &c) || take(cases, num_cases, &c);
+    list.failed = cover.seen == NULL;
+    if (!list.failed) {
+        cover_pairs(&list, &cover, &seed);
+    }
+    space->num_covering = list.num_cases;
+    for (int32_t i = 0; i < extra; i++) {
+        take_random(&list, &seed);
     }
     free(cover.seen);
-    if (!ok) {
-        free(*cases);
-        *cases = NULL;
-        *num_cases = 0;
-    }
-    return ok;
+    return list;
 }
 
-bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t count,
-                     struct attend_case **cases, int32_t *num_cases)
+struct attend_cases case_space_draw(const struct case_space *space, uint64_t seed, int32_t count)
 {
-    uint64_t random = seed;
-    *cases = NULL;
-    *num_cases = 0;
-    for (int32_t i = 0; i < 8 * count && *num_cases < count; i++) {
-        struct attend_case c;
-        draw(space, &random, &c);
-        case_drop_conflicts(space, &c);
-        if (!case_refused(space, &c) && !take(cases, num_cases, &c)) {
-            free(*cases);
-            *cases = NULL;
-            *num_cases = 0;
-            return false;
-        }
+    struct attend_cases list = {.space = space};
+    for (int32_t i = 0; i < 8 * count && list.num_cases < count; i++) {
+        take_random(&list, &seed);
     }
-    return true;
+    return list;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cases/verify.h"
+#include "cases/problem_copy.h"
 
 #include <stdlib.h>
 #include <string.h>

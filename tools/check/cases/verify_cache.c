@@ -6,7 +6,7 @@
 
 #include "harness/image.h"
 #include "support/number.h"
-#include "cases/verify.h"
+#include "cases/problem_copy.h"
 
 #define SCALE_TOLERANCE 1e-6 /* relative: a reciprocal instead of a division */
 #define ZERO_POINT_MASK 15u

@@ -8,7 +8,7 @@
 #include "support/client.h"
 #include "support/number.h"
 #include "core/engine.h"
-#include "cases/verify.h"
+#include "cases/problem_copy.h"
 
 #define PAGE 4096
 

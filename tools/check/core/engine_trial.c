@@ -5,7 +5,7 @@
 #include "cases/attend.h"
 #include "common/names.h"
 #include "core/engine.h"
-#include "cases/verify.h"
+#include "cases/problem_copy.h"
 #include "cases/output.h"
 #include "harness/watch.h"
 

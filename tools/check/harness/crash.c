@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "harness/crash.h"
+/* What is said of a fatal signal. */
+#include "harness/worker.h"
 #include "harness/image.h"
 
 #include <signal.h>

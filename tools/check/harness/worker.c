@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "common/seconds.h"
-#include "harness/crash.h"
 
 #define MAX_CRASHES 100 /* after so many nothing new is learned */
 #define MAX_HANGS 5     /* the same, after many times the seconds of a case */

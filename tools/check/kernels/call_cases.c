@@ -2,7 +2,7 @@
 /* Every kernel's first case with each struct of its calls changed in every way. */
 #include <string.h>
 
-#include "kernels/calls.h"
+#include "kernels/kernels.h"
 #include "cases/attend.h"
 
 const struct kernel_file kernel_files[NUM_KERNEL_FILES] = {

@@ -2,7 +2,7 @@
 /* The plugin's own functions: versions that it does not speak, hosts of other sizes, hosts without
  * memory, and what accepts NULL. */
 
-#include "kernels/calls.h"
+#include "kernels/kernels.h"
 #include "cases/problem_copy.h"
 #include "support/client.h"
 #include "support/services.h"

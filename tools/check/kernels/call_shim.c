@@ -2,7 +2,7 @@
 /* A backend's table with one struct of its calls changed on the way in. */
 #include <string.h>
 
-#include "kernels/calls.h"
+#include "kernels/kernels.h"
 
 #define MAX_STRUCT 256     /* no struct of a call is larger */
 #define UNKNOWN_EXT 0xfffu /* the last id of the project's own, given to nothing */

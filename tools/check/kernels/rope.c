@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "cases/kernel_test.h"
-#include "cases/verify.h"
+#include "cases/problem_copy.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
 #include "support/client.h"
