@@ -103,7 +103,7 @@ static bool take_memory(struct kernel_test *test)
     }
     buffers_add_image(test->memory, &test->image);
     memcpy(test->expected, test->image.bytes, bytes);
-    return device_write(device, test->memory, test->image.bytes, bytes);
+    return true;
 }
 
 enum trial_result verify_image(struct trial *trial, const struct image *image, const uint8_t *after)
@@ -159,7 +159,28 @@ attn_status kernel_call_end(struct kernel_call *call, attn_status status, struct
     return watch_end(&call->watch, call->backend, status, error);
 }
 
-/* The tested backend's call over the first image again, to be timed. */
+/* The tested backend's call, or its parts one after the other (0: the whole), over the first image.
+ */
+static attn_status call_tested(struct kernel_test *test, kernel_call_run *run, const void *context,
+                               int32_t num_parts, struct attn_error *error)
+{
+    const struct device *device = test->trial->device;
+    void *stream = device_stream_create(device);
+    attn_status status = device_write(device, test->memory, test->image.bytes, test->image.size)
+                             ? ATTN_OK
+                             : ATTN_ERROR_DEVICE;
+    for (int32_t part = num_parts > 0 ? 0 : -1; part < num_parts && status == ATTN_OK; part++) {
+        struct kernel_call call;
+        call_bind(&call, test, test->trial->tested, device, test->memory);
+        call.stream = stream;
+        call.part = part;
+        status = run(&call, context, error);
+    }
+    device_wait(device);
+    device_stream_destroy(device, stream);
+    return status;
+}
+
 struct timed_call {
     struct kernel_test *test;
     kernel_call_run *run;
@@ -169,17 +190,7 @@ struct timed_call {
 static attn_status run_timed(void *user, struct attn_error *error)
 {
     const struct timed_call *timed = user;
-    const struct trial *trial = timed->test->trial;
-    const struct image *image = &timed->test->image;
-    struct kernel_call call;
-    call_bind(&call, timed->test, trial->tested, trial->device, timed->test->memory);
-    call.stream = device_stream_create(trial->device);
-    attn_status status = device_write(trial->device, call.base, image->bytes, image->size)
-                             ? timed->run(&call, timed->context, error)
-                             : ATTN_ERROR_DEVICE;
-    device_wait(trial->device);
-    device_stream_destroy(trial->device, call.stream);
-    return status;
+    return call_tested(timed->test, timed->run, timed->context, 0, error);
 }
 
 enum trial_result kernel_test_time(struct kernel_test *test, kernel_call_run *run,
@@ -193,12 +204,8 @@ static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *r
 {
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
-    struct kernel_call call;
-    call_bind(&call, test, trial->tested, trial->device, test->memory);
-    call.stream = device_stream_create(trial->device);
-    attn_status status = run(&call, context, &error);
+    attn_status status = call_tested(test, run, context, 0, &error);
     bool read = device_read(trial->device, test->found, test->memory, test->image.size);
-    device_stream_destroy(trial->device, call.stream);
     if (status == ATTN_ERROR_UNSUPPORTED || (test->optional && status != ATTN_OK)) {
         return trial_call_refused(trial, &error);
     }
@@ -236,24 +243,12 @@ enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *r
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
     const struct image *image = &test->image;
-    attn_status status = ATTN_OK;
     char place[BUFFER_TEXT];
     size_t at = 0;
-    TRIAL_FAIL_IF(trial, !device_write(trial->device, test->memory, image->bytes, image->size),
-                  "no memory for the case");
-    void *stream = device_stream_create(trial->device);
-    for (int32_t part = 0; part < num_parts && status == ATTN_OK; part++) {
-        struct kernel_call call;
-        call_bind(&call, test, trial->tested, trial->device, test->memory);
-        call.stream = stream;
-        call.part = part;
-        status = run(&call, context, &error);
-    }
+    TRIAL_CALL(trial, "a part of the call", call_tested(test, run, context, num_parts, &error),
+               &error);
     OWNED(memory_end)
-    uint8_t *found =
-        status == ATTN_OK ? trial_read(trial, trial->device, test->memory, image->size) : NULL;
-    device_stream_destroy(trial->device, stream);
-    TRIAL_CALL(trial, "a part of the call", status, &error);
+    uint8_t *found = trial_read(trial, trial->device, test->memory, image->size);
     if (found == NULL) {
         return TRIAL_FAILED;
     }

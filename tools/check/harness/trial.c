@@ -40,20 +40,18 @@ static const char *text_of(attn_status status)
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error)
 {
-    return error->message[0] == '\0'
-               ? trial_say(trial, TRIAL_FAILED, "%s: status %d (%s), without a text", what, status,
-                           text_of(status))
-               : trial_say(trial, TRIAL_FAILED, "%s: status %d (%s): %s: %s", what, status,
-                           text_of(status), error->field, error->message);
+    const bool text = error->message[0] != '\0';
+    return trial_say(trial, TRIAL_FAILED, "%s: status %d (%s)%s%s%s%s", what, status,
+                     text_of(status), text ? ": " : ", without a text", text ? error->field : "",
+                     text ? ": " : "", error->message);
 }
 
 enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error)
 {
-    return error->message[0] == '\0'
-               ? trial_say(trial, TRIAL_SKIPPED,
-                           "the kernel refused it as unsupported, without a text")
-               : trial_say(trial, TRIAL_SKIPPED, "the kernel refused it: %s: %s", error->field,
-                           error->message);
+    const bool text = error->message[0] != '\0';
+    return trial_say(trial, TRIAL_SKIPPED, "the kernel refused it%s%s%s%s",
+                     text ? ": " : " as unsupported, without a text", text ? error->field : "",
+                     text ? ": " : "", error->message);
 }
 
 uint8_t *trial_read(struct trial *trial, const struct device *device, const void *memory,

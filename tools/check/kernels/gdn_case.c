@@ -11,41 +11,22 @@
 
 const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed", "drafts", "long"};
 
+/* clang-format off */
 const struct gdn_rule gdn_rules[GDN_RULE_COUNT] = {
     [GDN_GATED_DELTA] = {"gated_delta", {.rule = ATTN_RULE_GATED_DELTA}},
     [GDN_KDA] = {"recurrent.kda", {.gate_per_channel = 1}},
     [GDN_BOUNDED] = {"recurrent.bounded", {.gate = ATTN_GATE_BOUNDED, .gate_bound = -2}},
-    [GDN_KDA_BOUNDED] = {"recurrent.kda_bounded",
-                         {.gate_per_channel = 1, .gate = ATTN_GATE_BOUNDED, .gate_bound = -5}},
+    [GDN_KDA_BOUNDED] = {"recurrent.kda_bounded", {.gate_per_channel = 1, .gate = ATTN_GATE_BOUNDED, .gate_bound = -5}},
     [GDN_KDA_GIVEN] = {"recurrent.kda_given", {.gate_per_channel = 1, .gate = ATTN_GATE_GIVEN}},
-    [GDN_MAMBA2] = {"recurrent.mamba2",
-                    {.rule = ATTN_RULE_ADDITIVE,
-                     .write_gate = ATTN_WRITE_GATE_STEP,
-                     .values_first = 1,
-                     .has_skip = 1}},
-    [GDN_MAMBA2_LIMITS] = {"recurrent.mamba2_limits",
-                           {.rule = ATTN_RULE_ADDITIVE,
-                            .write_gate = ATTN_WRITE_GATE_STEP,
-                            .values_first = 1,
-                            .dt_min = 0.5f,
-                            .dt_max = 1.5f}},
-    [GDN_LIGHTNING] = {"recurrent.lightning",
-                       {.rule = ATTN_RULE_ADDITIVE,
-                        .gate = ATTN_GATE_CONSTANT,
-                        .write_gate = ATTN_WRITE_GATE_NONE}},
+    [GDN_MAMBA2] = {"recurrent.mamba2", {.rule = ATTN_RULE_ADDITIVE, .write_gate = ATTN_WRITE_GATE_STEP, .values_first = 1, .has_skip = 1}},
+    [GDN_MAMBA2_LIMITS] = {"recurrent.mamba2_limits", {.rule = ATTN_RULE_ADDITIVE, .write_gate = ATTN_WRITE_GATE_STEP, .values_first = 1, .dt_min = 0.5f, .dt_max = 1.5f}},
+    [GDN_LIGHTNING] = {"recurrent.lightning", {.rule = ATTN_RULE_ADDITIVE, .gate = ATTN_GATE_CONSTANT, .write_gate = ATTN_WRITE_GATE_NONE}},
     /* parts of the rules above in other pairs: each is declared by itself */
-    [GDN_DELTA_SKIP] = {"recurrent.delta_skip",
-                        {.gate = ATTN_GATE_GIVEN,
-                         .write_gate = ATTN_WRITE_GATE_NONE,
-                         .values_first = 1,
-                         .has_skip = 1}},
-    [GDN_DELTA_STEP] = {"recurrent.delta_step",
-                        {.write_gate = ATTN_WRITE_GATE_STEP, .dt_min = 0.5f, .dt_max = 1.5f}},
-    [GDN_ADDITIVE_CHANNELS] = {"recurrent.additive_channels",
-                               {.rule = ATTN_RULE_ADDITIVE,
-                                .gate_per_channel = 1,
-                                .gate = ATTN_GATE_BOUNDED,
-                                .gate_bound = -2}}};
+    [GDN_DELTA_SKIP] = {"recurrent.delta_skip", {.gate = ATTN_GATE_GIVEN, .write_gate = ATTN_WRITE_GATE_NONE, .values_first = 1, .has_skip = 1}},
+    [GDN_DELTA_STEP] = {"recurrent.delta_step", {.write_gate = ATTN_WRITE_GATE_STEP, .dt_min = 0.5f, .dt_max = 1.5f}},
+    [GDN_ADDITIVE_CHANNELS] = {"recurrent.additive_channels", {.rule = ATTN_RULE_ADDITIVE, .gate_per_channel = 1, .gate = ATTN_GATE_BOUNDED, .gate_bound = -2}},
+};
+/* clang-format on */
 
 /* Epsilons are large, or a norm would show how outputs that cancel are rounded. */
 static const struct attn_recurrent_norm gdn_norms[GDN_NUM_NORMS] = {
