@@ -189,6 +189,15 @@ static inline bool range_has(const struct attn_range *range, int32_t value)
     return value >= range->min && value <= range->max && (value - range->min) % multiple == 0;
 }
 
+static inline bool ranges_have(const struct attn_range *ranges, int32_t count, int32_t value)
+{
+    bool have = false;
+    for (int32_t i = 0; i < count; i++) {
+        have = have || range_has(&ranges[i], value);
+    }
+    return have;
+}
+
 static inline bool shape_is_paged(int32_t shape)
 {
     return shape < SHAPE_CONTIGUOUS;

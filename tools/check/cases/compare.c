@@ -32,12 +32,6 @@ struct bound bound_of_lse(const struct factor_value *v)
     return bound;
 }
 
-double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
-                     struct bound bound)
-{
-    return bound_allows(bound, bound_rms(expected, at, dtype, dims), dtype, want);
-}
-
 enum trial_result compare_rows(struct trial *trial, const struct compared *rows,
                                const void *expected, const void *found, struct bound bound)
 {

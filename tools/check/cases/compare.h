@@ -11,10 +11,6 @@
 struct bound bound_of_case(const struct factor_value *v);
 struct bound bound_of_lse(const struct factor_value *v);
 
-/* The bound of one number `want`; the reference's row has `dims` elements from `at` on. */
-double allowed_error(const void *expected, int64_t at, int32_t dtype, int64_t dims, double want,
-                     struct bound bound);
-
 /* Rows [heads, dims] of one dtype and equal strides, and which of them count: the first num_rows,
  * of these, unless `wanted` is NULL, those that it sets. */
 struct compared {

@@ -14,6 +14,8 @@ static void off(bool holds, struct attend_case *c, const int32_t *factors, size_
     }
 }
 
+#define VALUE(factor) case_value(space, c, factor)
+
 bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
 {
     for (int32_t i = 0; i < space->factors[factor].count; i++) {
@@ -29,69 +31,68 @@ bool case_set(const struct case_space *space, struct attend_case *c, int32_t fac
  * quantized ones combine freely. */
 static void drop_cache_conflicts(const struct case_space *space, struct attend_case *c)
 {
-    int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
-    bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
+    int32_t dtype = VALUE(FACTOR_DTYPE).a;
+    bool paged = shape_is_paged(VALUE(FACTOR_SHAPE).a);
     OFF_IF(paged, c, FACTOR_ENCODER);
     OFF_IF(!paged, c, FACTOR_TABLE_ROW, FACTOR_BLOCK_SIZE, FACTOR_LAYOUT, FACTOR_WRITE,
            FACTOR_FAST_PREFILL);
-    if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
+    if (!paged || VALUE(FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
         case_set(space, c, FACTOR_KV_DTYPE, dtype);
     }
-    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
-    int32_t kv_v = case_value(space, c, FACTOR_KV_DTYPE).b;
+    int32_t kv = VALUE(FACTOR_KV_DTYPE).a;
+    int32_t kv_v = VALUE(FACTOR_KV_DTYPE).b;
     kv_v = kv_v != 0 ? kv_v : kv;
     const bool fp8 = kv_is_fp8(kv) || kv_is_fp8(kv_v);
     OFF_IF(!fp8, c, FACTOR_SCALES);
     OFF_IF(!kv_is_fp8(kv_v), c, FACTOR_P_SCALE);
     if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
-        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
+        VALUE(FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
     OFF_IF((kv_is_turboquant(kv) || kv_is_blocks(kv) || kv_is_blocks(kv_v)) &&
-               case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K,
+               VALUE(FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K,
            c, FACTOR_LAYOUT); /* a row is in one piece */
-    bool scaled = fp8 || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
+    bool scaled = fp8 || kv == ATTN_KV_NVFP4 || VALUE(FACTOR_QUERY).a != 0;
     OFF_IF(!kv_has_row_scales(kv), c, FACTOR_SCALE_PLACE);
     OFF_IF(!scaled, c, FACTOR_SCALE_SOURCE);
-    OFF_IF(dtype == ATTN_DTYPE_F16 || kv > ATTN_KV_F32 || case_value(space, c, FACTOR_QUERY).a != 0,
-           c, FACTOR_HUGE); /* formats that do not have such numbers, or nothing next to them */
-    OFF_IF(case_value(space, c, FACTOR_HUGE).a != HUGE_NONE, c, FACTOR_NAN);
+    OFF_IF(dtype == ATTN_DTYPE_F16 || kv > ATTN_KV_F32 || VALUE(FACTOR_QUERY).a != 0, c,
+           FACTOR_HUGE); /* formats that do not have such numbers, or nothing next to them */
+    OFF_IF(VALUE(FACTOR_HUGE).a != HUGE_NONE, c, FACTOR_NAN);
 }
 
 static void drop_terms_conflicts(const struct case_space *space, struct attend_case *c)
 {
-    int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
-    int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
+    int32_t shape = VALUE(FACTOR_SHAPE).a;
+    int32_t causal = VALUE(FACTOR_CAUSAL).a;
     if (shape == SHAPE_CROSS) { /* positions of the keys have nothing to do with the queries' */
         if (!case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
             case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
         }
         OFF_IF(true, c, FACTOR_WINDOW, FACTOR_ALIBI, FACTOR_STATIC_SINK, FACTOR_WRITE,
                FACTOR_FAST_PREFILL);
-        shape = case_value(space, c, FACTOR_SHAPE).a;
-        causal = case_value(space, c, FACTOR_CAUSAL).a;
+        shape = VALUE(FACTOR_SHAPE).a;
+        causal = VALUE(FACTOR_CAUSAL).a;
     }
-    OFF_IF(case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO, c, FACTOR_WINDOW);
+    OFF_IF(VALUE(FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO, c, FACTOR_WINDOW);
     OFF_IF(causal != CAUSAL_YES || shape == SHAPE_CROSS_KEYS, c, FACTOR_SPANS, FACTOR_TREE,
            FACTOR_CHUNK);
-    OFF_IF(case_value(space, c, FACTOR_WINDOW).a != 0, c, FACTOR_CHUNK);
+    OFF_IF(VALUE(FACTOR_WINDOW).a != 0, c, FACTOR_CHUNK);
     OFF_IF(shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS, c, FACTOR_FAST_PREFILL);
-    OFF_IF(shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a >= LENGTHS_DEVICE, c,
+    OFF_IF(shape >= SHAPE_CONTIGUOUS && VALUE(FACTOR_LENGTHS).a >= LENGTHS_DEVICE, c,
            FACTOR_LENGTHS);
-    OFF_IF(case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a, c,
+    OFF_IF(VALUE(FACTOR_WRITE).a || VALUE(FACTOR_FAST_PREFILL).a, c,
            FACTOR_FIRST_ROW); /* a view of a batch comes without them */
-    OFF_IF(case_value(space, c, FACTOR_FAST_PREFILL).a, c,
-           FACTOR_WRITE); /* in layers that write no cache */
+    OFF_IF(VALUE(FACTOR_FAST_PREFILL).a, c, FACTOR_WRITE); /* in layers that write no cache */
 }
 
 /* An attend writes in every step, or in decodes of some caches only. */
 static void drop_write_conflicts(const struct case_space *space, struct attend_case *c)
 {
-    bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
-    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    bool decode = shape_is_decode(VALUE(FACTOR_SHAPE).a);
+    int32_t kv = VALUE(FACTOR_KV_DTYPE).a;
     OFF_IF(!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
                !(decode && space->caps.decode_write_kv_dtypes >> kv & 1 &&
-                 case_value(space, c, FACTOR_KV_DTYPE).b == 0),
+                 VALUE(FACTOR_KV_DTYPE).b == 0),
            c, FACTOR_WRITE);
 }
 
@@ -161,9 +162,8 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
             c->index[FACTOR_HEAD_SIZE] = size;
             c->index[FACTOR_BLOCK_SIZE] = block;
             case_drop_conflicts(space, c);
-            bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype &&
-                        case_value(space, c, FACTOR_KV_DTYPE).b == 0;
-            if (same && case_value(space, c, FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {
+            bool same = VALUE(FACTOR_KV_DTYPE).a == kv_dtype && VALUE(FACTOR_KV_DTYPE).b == 0;
+            if (same && VALUE(FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {
                 return true;
             }
         }

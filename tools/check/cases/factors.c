@@ -168,11 +168,7 @@ static void add_cache_factors(struct case_space *space)
         }
     }
     for (size_t i = 0; i < sizeof usual_block_sizes / sizeof *usual_block_sizes; i++) {
-        bool declared = false;
-        for (int32_t j = 0; j < caps->num_block_sizes; j++) {
-            declared = declared || range_has(&caps->block_sizes[j], usual_block_sizes[i]);
-        }
-        if (declared) {
+        if (ranges_have(caps->block_sizes, caps->num_block_sizes, usual_block_sizes[i])) {
             add(space, FACTOR_BLOCK_SIZE, usual_block_sizes[i], 0);
         }
     }

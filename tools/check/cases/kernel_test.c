@@ -101,7 +101,7 @@ static bool take_memory(struct kernel_test *test)
     if (test->expected == NULL || test->found == NULL || test->memory == NULL) {
         return false;
     }
-    buffers_add_image(test->memory, &test->image);
+    buffers_add(test->memory, &test->image, 0, NULL);
     memcpy(test->expected, test->image.bytes, bytes);
     return true;
 }

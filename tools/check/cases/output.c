@@ -111,7 +111,7 @@ void output_bind(const struct check_problem *p, struct output_binding *b,
 struct coded_group {
     const struct check_problem *problem;
     const uint8_t *found;
-    int64_t token, head, first; /* column: of the whole row */
+    int64_t token, first; /* column: of the whole row */
     int32_t size;
     double want[128], allowed[128];
     double scale;     /* what codes are multiplied by */
@@ -239,8 +239,8 @@ enum trial_result verify_codes(struct trial *trial, const struct check_problem *
                 int64_t head = (g.first + i) / dims, at = g.token * out->strides[0];
                 at += head * out->strides[1];
                 g.want[i] = number_load(expected + p->at.out, at + (g.first + i) % dims, dtype);
-                g.allowed[i] =
-                    allowed_error(expected + p->at.out, at, dtype, dims, g.want[i], bound);
+                g.allowed[i] = bound_allows(bound, bound_rms(expected + p->at.out, at, dtype, dims),
+                                            dtype, g.want[i]);
             }
             result = verify_group(trial, &g);
         }

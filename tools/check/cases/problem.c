@@ -227,8 +227,3 @@ bool problem_init(struct check_problem *p, const struct case_space *space,
     }
     return true;
 }
-
-void problem_finish(struct check_problem *p)
-{
-    image_finish(&p->image);
-}

@@ -30,7 +30,7 @@ bool problem_copy_init(struct problem_copy *copy, struct backend *backend,
         !device_write(device, copy->memory, problem->image.bytes, problem->image.size)) {
         return false;
     }
-    buffers_add_image(copy->memory, &problem->image);
+    buffers_add(copy->memory, &problem->image, 0, NULL);
     copy->stream = device_stream_create(device);
     problem_bind(problem, &copy->binding, copy->memory, problem->image.bytes, device->device);
     copy->binding.attend.instance = backend->instance;
@@ -300,11 +300,6 @@ attn_status problem_copy_run_reference(struct problem_copy *reference, struct at
     return status == ATTN_OK ? problem_copy_attend(reference, error) : status;
 }
 
-bool problem_copy_guards_whole(struct problem_copy *copy)
-{
-    return plan_memory_guards_whole(&copy->plan, copy->device);
-}
-
 enum trial_result problem_copies_init(struct problem_copies *copies, struct trial *trial,
                                       const struct case_space *space, const struct attend_case *c,
                                       uint64_t seed)
@@ -327,5 +322,5 @@ void problem_copies_finish(struct problem_copies *copies)
 {
     problem_copy_finish(&copies->tested);
     problem_copy_finish(&copies->reference);
-    problem_finish(&copies->problem);
+    image_finish(&copies->problem.image);
 }

@@ -73,7 +73,6 @@ attn_status problem_copy_write(struct problem_copy *copy, struct attn_error *err
 attn_status problem_copy_attend(struct problem_copy *copy, struct attn_error *error);
 /* prepare, write, plan and attend of the reference's copy. */
 attn_status problem_copy_run_reference(struct problem_copy *reference, struct attn_error *error);
-bool problem_copy_guards_whole(struct problem_copy *copy);
 
 /* A case's problem with the copies of both backends, the reference's on the host. */
 struct problem_copies {

@@ -69,7 +69,7 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
                   ? verify_out(trial, tested, rows, expected, found)
                   : verify_codes(trial, problem, &reference->binding.out, rows, expected, found));
     TRIAL_TRY(verify_image(trial, &problem->image, found));
-    TRIAL_FAIL_IF(trial, !problem_copy_guards_whole(tested),
+    TRIAL_FAIL_IF(trial, !plan_memory_guards_whole(&tested->plan, tested->device),
                   "the plan's memory was written past its size");
     const bool codes = problem->output.form != ATTN_OUTPUT_PLAIN;
     const size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->dtype);

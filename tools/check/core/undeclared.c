@@ -106,10 +106,9 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
 static bool parts_declared(const struct attn_backend_caps *caps, int32_t block_size)
 {
     bool declared = false;
-    for (int32_t part = 1; part <= block_size; part++) {
-        for (int32_t i = 0; i < caps->num_block_sizes && block_size % part == 0; i++) {
-            declared = declared || range_has(&caps->block_sizes[i], part);
-        }
+    for (int32_t part = 1; part <= block_size && !declared; part++) {
+        declared =
+            block_size % part == 0 && ranges_have(caps->block_sizes, caps->num_block_sizes, part);
     }
     return declared;
 }

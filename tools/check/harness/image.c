@@ -89,7 +89,7 @@ static struct known_buffer {
     size_t size;
 } known[MAX_BUFFERS];
 
-static void enter(const void *memory, const struct image *image, size_t size, const char *what)
+void buffers_add(const void *memory, const struct image *image, size_t size, const char *what)
 {
     for (int32_t i = 0; i < MAX_BUFFERS && memory != NULL; i++) {
         const void *none = NULL;
@@ -102,16 +102,6 @@ static void enter(const void *memory, const struct image *image, size_t size, co
             }
         }
     }
-}
-
-void buffers_add_image(const void *memory, const struct image *image)
-{
-    enter(memory, image, 0, NULL);
-}
-
-void buffers_add(const void *memory, size_t size, const char *what)
-{
-    enter(memory, NULL, size, what);
 }
 
 void buffers_forget(const void *memory)

@@ -56,8 +56,7 @@ int64_t image_stray_write(const struct image *image, const uint8_t *after);
 /* Buffers that kernels are handed while a case runs, so that a bad address can be named by the
  * argument next to it: known from now until buffers_forget of the same address: all regions of an
  * image, or one buffer. What does not fit into the table is left out. Any thread. */
-void buffers_add_image(const void *memory, const struct image *image);
-void buffers_add(const void *memory, size_t size, const char *what);
+void buffers_add(const void *memory, const struct image *image, size_t size, const char *what);
 void buffers_forget(const void *memory);
 
 /* "12 bytes past the end of out", into `text` of BUFFER_TEXT bytes, which is returned. Safe in a

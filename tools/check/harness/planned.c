@@ -20,7 +20,7 @@ uint8_t *guarded_alloc(const struct device *device, size_t bytes, const char *na
     if (memory == NULL || poison == NULL) {
         *status = ATTN_ERROR_OUT_OF_MEMORY;
     } else {
-        buffers_add(memory, bytes, name);
+        buffers_add(memory, NULL, bytes, name);
         memset(poison, IMAGE_POISON, bytes + PLAN_GUARD);
         *status =
             device_write(device, memory, poison, bytes + PLAN_GUARD) ? *status : ATTN_ERROR_DEVICE;
@@ -40,7 +40,7 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
     if (memory->host == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    buffers_add(memory->host, size->host_bytes, "schedule_host");
+    buffers_add(memory->host, NULL, size->host_bytes, "schedule_host");
     memset(memory->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
     return status;
 }

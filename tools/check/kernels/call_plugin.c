@@ -161,7 +161,7 @@ static enum trial_result run_prepare_no_memory(struct trial *trial, const void *
         result = prepare_no_memory(trial, &tested.binding);
     }
     problem_copy_finish(&tested);
-    problem_finish(&problem);
+    image_finish(&problem.image);
     return result;
 }
 
