@@ -73,76 +73,60 @@ static attn_status call_rope(struct kernel_call *call, const void *context,
     return KERNEL_CALL(call, rope_write_kv, &args, error);
 }
 
-/* Half a unit of the activations' format next to float32's error; what agrees becomes equal in
- * `found`, so that everything else can be compared bit for bit. */
-static bool verify_rows(const struct check_problem *p, const struct attn_tensor *tensor, size_t at,
-                        const uint8_t *expected, uint8_t *found)
+/* Compares numbers of both images. What agrees becomes equal in `found`, so that everything else
+ * can be compared bit for bit; *off counts what did. */
+static enum trial_result take_rows(struct trial *trial, const struct compared *rows,
+                                   const uint8_t *expected, uint8_t *found, struct bound bound,
+                                   int64_t *off)
 {
-    static const double relative[] = {
-        [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 1e-5};
-    int32_t dtype = p->dtype;
-    int64_t count = tensor->shape[1] * tensor->shape[2], bytes = (int64_t)number_bytes(dtype);
-    for (int64_t t = 0; t < tensor->shape[0]; t++) {
-        for (int64_t i = 0; i < count; i++) {
-            int64_t e = t * tensor->strides[0] + i;
-            double want = number_load(expected + at, e, dtype);
-            double have = number_load(found + at, e, dtype);
-            bool nan = isnan(want) && isnan(have);
-            if (!nan && !(fabs(want - have) <= relative[dtype] * fabs(want) + 3e-5)) {
-                return false;
-            }
-            if (!is_poison(expected + at + e * bytes, bytes)) {
-                memcpy(found + at + e * bytes, expected + at + e * bytes, (size_t)bytes);
-            }
+    const int64_t bytes = (int64_t)number_bytes(rows->dtype), row = rows->heads * rows->dims;
+    *off = 0;
+    TRIAL_TRY(compare_rows(trial, rows, expected, found, bound));
+    for (int64_t i = 0; i < rows->num_rows * row; i++) {
+        const int64_t at = (i / row * rows->stride_row + i % row) * bytes;
+        if (!is_poison(expected + at, bytes)) {
+            *off += memcmp(found + at, expected + at, (size_t)bytes) != 0;
+            memcpy(found + at, expected + at, (size_t)bytes);
         }
     }
-    return true;
+    return TRIAL_PASSED;
 }
 
-/* Rotated keys may differ by the rounding before them: a unit of what the cache holds. */
-static bool verify_keys(const struct check_problem *p, const uint8_t *expected, uint8_t *found)
-{
-    bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
-    int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->dtype;
-    int64_t bytes = (int64_t)number_bytes(dtype), off = 0;
-    int64_t count = (int64_t)(p->at.cache_scales - p->at.cache) / bytes;
-    for (int64_t i = 0; i < count; i++) {
-        double want = number_load(expected + p->at.cache, i, dtype);
-        double have = number_load(found + p->at.cache, i, dtype);
-        double unit = fp8 ? 0.13 : dtype == ATTN_DTYPE_BF16 ? 0x1p-7 : 0x1p-10;
-        if (is_poison(expected + p->at.cache + i * bytes, bytes)) {
-            continue;
-        }
-        bool nan = isnan(want) && isnan(have);
-        if (!nan && !(fabs(want - have) <= unit * fabs(want) + (fp8 ? 0x1p-9 : 3e-5))) {
-            return false;
-        }
-        off += !nan && want != have;
-        memcpy(found + p->at.cache + i * bytes, expected + p->at.cache + i * bytes, (size_t)bytes);
-    }
-    return !fp8 || off <= 2 + count / 20;
-}
-
+/* Rows of q and k: half a unit of the activations' format next to float32's error. Rotated keys may
+ * differ by the rounding before them: a unit of what the cache holds. */
 static enum trial_result verify_rope(struct trial *trial, const struct check_problem *p,
                                      const struct problem_copy *reference,
                                      const struct problem_copy *tested)
 {
-    enum trial_result result = TRIAL_PASSED;
+    static const double relative[] = {
+        [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 1e-5};
+    const bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
+    const int32_t kv = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->dtype;
+    const int64_t keys = (int64_t)((p->at.cache_scales - p->at.cache) / number_bytes(kv));
+    const struct bound of_rows = {.relative = relative[p->dtype], .least = 3e-5};
+    const struct bound of_keys = {.relative = fp8                     ? 0.13
+                                              : kv == ATTN_DTYPE_BF16 ? 0x1p-7
+                                                                      : 0x1p-10,
+                                  .least = fp8 ? 0x1p-9 : 3e-5};
+    const struct attn_tensor *q = &tested->binding.q, *k = &tested->binding.k;
+    const struct compared q_rows = {"q", p->dtype, p->hq, p->d, q->strides[0], p->d, q->shape[0]},
+                          k_rows = {"k", p->dtype, p->hk, p->d, k->strides[0], p->d, k->shape[0]},
+                          cache = {"the cache", kv, 1, keys, keys, keys, 1};
     const uint8_t *expected = reference->memory;
+    int64_t off;
+    OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, p->image.size);
     if (found == NULL) {
-        result = TRIAL_FAILED;
-    } else if (!verify_rows(p, &tested->binding.q, p->at.q, expected, found)) {
-        result = trial_say(trial, TRIAL_FAILED, "rows of q differ from the reference's");
-    } else if (!verify_rows(p, &tested->binding.k, p->at.k, expected, found)) {
-        result = trial_say(trial, TRIAL_FAILED, "rows of k differ from the reference's");
-    } else if (!verify_keys(p, expected, found)) {
-        result = trial_say(trial, TRIAL_FAILED, "the cache differs from the reference's");
-    } else if (memcmp(expected, found, p->image.used) != 0) {
-        result = trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
+        return TRIAL_FAILED;
     }
-    free(found);
-    return result;
+    TRIAL_TRY(take_rows(trial, &q_rows, expected + p->at.q, found + p->at.q, of_rows, &off));
+    TRIAL_TRY(take_rows(trial, &k_rows, expected + p->at.k, found + p->at.k, of_rows, &off));
+    TRIAL_TRY(take_rows(trial, &cache, expected + p->at.cache, found + p->at.cache, of_keys, &off));
+    TRIAL_FAIL_IF(trial, fp8 && off > 2 + keys / 20, "%lld of %lld codes of the cache are off",
+                  (long long)off, (long long)keys);
+    TRIAL_FAIL_IF(trial, memcmp(expected, found, p->image.used) != 0,
+                  "bytes outside of the outputs were written");
+    return TRIAL_PASSED;
 }
 
 static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
