@@ -20,7 +20,7 @@
 #include "harness/worker.h"
 #include "cases/attend.h"
 #include "cases/lists.h"
-#include "cases/output.h"
+#include "cases/problem.h"
 #include "host/conformance.h"
 #include "util/hash.h"
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/output.h"
+#include "cases/problem.h"
 #include "cases/problem_copy.h"
 #include "harness/image.h"
 #include "harness/trial.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cases/compare.h"
+/* Comparison of tensors, and the bounds of cases. */
+#include "cases/kernel_test.h"
 
 #include <math.h>
 

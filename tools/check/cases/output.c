@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attends that write codes: which are tried, their buffers, and what is held of them. Decoded, they
  * are the reference's numbers within the attend's bound and half a step of their format. */
-#include "cases/output.h"
+#include "cases/problem.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "cases/compare.h"
+#include "cases/kernel_test.h"
 #include "common/names.h"
 #include "support/client.h"
 #include "support/number.h"

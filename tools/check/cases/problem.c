@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "cases/output.h"
 #include "support/number.h"
 #include "support/random.h"
 

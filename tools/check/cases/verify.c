@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "support/number.h"
-#include "cases/compare.h"
-#include "cases/output.h"
+#include "cases/problem.h"
 #include "cases/kernel_test.h"
 
 uint8_t *wanted_rows(const struct check_problem *problem)

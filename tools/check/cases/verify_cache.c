@@ -77,7 +77,7 @@ static void patch(const struct rows *rows, struct place at, int32_t d, int32_t e
 }
 
 /* Codes d .. end-1 of a row may lie `most` steps off. */
-static bool verify_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
+static bool codes_agree(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
 {
     for (; d < end; d++) {
         int32_t want =
@@ -93,11 +93,11 @@ static bool verify_codes(struct rows *rows, struct place at, int32_t d, int32_t 
 }
 
 /* The same of codes with a scale; after a NaN they mean nothing. */
-static bool verify_scaled_codes(struct rows *rows, struct place at, int32_t d, int32_t end,
-                                bool nan, int32_t most)
+static bool scaled_codes_agree(struct rows *rows, struct place at, int32_t d, int32_t end, bool nan,
+                               int32_t most)
 {
     const int64_t num_off = rows->num_off;
-    const bool held = verify_codes(rows, at, d, end, nan ? ANY : most);
+    const bool held = codes_agree(rows, at, d, end, nan ? ANY : most);
     rows->num_off = nan ? num_off : rows->num_off;
     patch(rows, at, d, end);
     return held;
@@ -134,7 +134,7 @@ static bool verify_scaled_row(struct rows *rows, struct place at)
         most = power_of_two(want) ? 0 : 1; /* the quotients are exact */
     }
     memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
-    return same && verify_scaled_codes(rows, at, 0, rows->expected.head_size, isnan(want), most);
+    return same && scaled_codes_agree(rows, at, 0, rows->expected.head_size, isnan(want), most);
 }
 
 /* A norm, or a step and a zero, in float16: the neighbour at most, NaN both, or never written. */
@@ -155,7 +155,7 @@ static bool verify_turboquant_row(struct rows *rows, struct place at)
         }
     }
     memcpy(scale_of(&rows->patched, at), want, bytes);
-    return verify_scaled_codes(rows, at, 0, rows->expected.head_size, nan, 1);
+    return scaled_codes_agree(rows, at, 0, rows->expected.head_size, nan, 1);
 }
 
 /* Element i of a block, whose codes stand after its step. */
@@ -217,7 +217,7 @@ static bool verify_nvfp4_row(struct rows *rows, struct place at)
         }
         scale_of(&rows->patched, there)[index] = want;
         if ((!nan && abs(want - have) > 1) ||
-            !verify_scaled_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan, 1)) {
+            !scaled_codes_agree(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan, 1)) {
             return false;
         }
     }
@@ -237,7 +237,7 @@ static bool verify_number_row(struct rows *rows, struct place at)
         if (is_poison(want, rows->bits / 8)) {
             continue;
         }
-        if (divided && !nan && !verify_codes(rows, at, d, d + 1, 1)) {
+        if (divided && !nan && !codes_agree(rows, at, d, d + 1, 1)) {
             return false;
         }
         if (divided || nan) {

@@ -6,7 +6,7 @@
 #include "common/names.h"
 #include "core/engine.h"
 #include "cases/problem_copy.h"
-#include "cases/output.h"
+#include "cases/problem.h"
 #include "harness/watch.h"
 
 const char *const engine_way_names[ENGINE_WAY_COUNT] = {

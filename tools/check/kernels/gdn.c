@@ -8,7 +8,7 @@
 #include "common/names.h"
 #include "support/client.h"
 #include "support/number.h"
-#include "cases/compare.h"
+#include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
 #include "kernels/gdn_case.h"
 #include "kernels/kernels.h"

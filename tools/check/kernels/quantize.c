@@ -11,7 +11,7 @@
 #include "support/random.h"
 
 enum { TOKENS = 13, HEADS = 5, DIMS = 128, ELEMENTS = TOKENS * HEADS * DIMS };
-#define SCALE_TOLERANCE 1e-6f
+#define SCALE_TOLERANCE 1e-6
 
 struct quantize_variant {
     int32_t form;
@@ -88,11 +88,10 @@ static enum trial_result verify_quantize(struct kernel_test *test, const struct 
     }
     const int32_t num_scales =
         nvfp4 || v->form == ATTN_OUTPUT_FP8_STATIC ? 0 : ELEMENTS / group_of(v->form);
-    const float *want = test_expected(test, BLOCK_SCALES), *have = test_found(test, BLOCK_SCALES);
-    for (int32_t i = 0; i < num_scales; i++) {
-        TRIAL_FAIL_IF(test->trial, !(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i]),
-                      "scale %d is %g, not %g", i, have[i], want[i]);
-    }
+    const struct compared scales = {"block_scales", ATTN_DTYPE_F32, 1, 1, 1, 1, num_scales};
+    TRIAL_TRY(compare_rows(test->trial, &scales, test_expected(test, BLOCK_SCALES),
+                           test_found(test, BLOCK_SCALES),
+                           (struct bound){.relative = SCALE_TOLERANCE}));
     return verify_codes(test, OUT, ELEMENTS, nvfp4);
 }
 
