@@ -28,8 +28,8 @@ struct parameters {
 static const float *upload_floats(struct measured *measured, int64_t count, float first,
                                   float factor)
 {
-    float *host = malloc((size_t)count * sizeof *host);
-    for (int64_t i = 0; host != NULL && i < count; i++) {
+    float *host = command_calloc((size_t)count, sizeof *host);
+    for (int64_t i = 0; i < count; i++) {
         host[i] = first;
         first *= factor;
     }
@@ -114,7 +114,7 @@ static void make_parameters(struct measured *measured, struct parameters *p)
 static bool explicit_views(const struct measured *measured, void *base, struct attn_kv_view *k,
                            struct attn_kv_view *v)
 {
-    const struct attn_cache_spec *spec = &measured->layer.spec;
+    const struct attn_cache_spec *spec = &measured->spec;
     const struct attn_layer_desc *desc = &measured->layer.desc;
     const int32_t layout = shape_int(&measured->shape, PARAMETER_LAYOUT);
     const int32_t size_v = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
@@ -135,7 +135,7 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
 {
     const struct attn_api *api = measured->session->api;
     struct attn_kv_view *k = &io->k_view, *v = &io->v_view;
-    size_t bytes = (size_t)measured->num_blocks * (size_t)measured->layer.spec.padded_page_bytes;
+    size_t bytes = (size_t)measured->num_blocks * (size_t)measured->spec.padded_page_bytes;
     bool latent = measured->layer.mla.kv_lora_rank > 0 || measured->layer.indexer.topk > 0;
     void *base = memory_take(&measured->memory, bytes);
     if (base == NULL) {
@@ -143,7 +143,7 @@ static attn_status bind_cache(struct measured *measured, attn_layer *layer, stru
     }
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
-    if (measured->layer.compressed.cache.tokens_per_row > 0) {
+    if (measured->layer.cache.tokens_per_row > 0) {
         const struct attn_cache_memory memory =
             SIZED(attn_cache_memory, .base = base, .num_blocks = measured->num_blocks,
                   .further = &base, .further_num_blocks = &measured->num_blocks, .num_further = 1);
@@ -163,7 +163,7 @@ static attn_status bind_state(struct measured *measured, attn_layer *layer,
                               struct attn_error *error)
 {
     const struct attn_recurrent_desc *gdn = &measured->layer.gdn;
-    const struct attn_cache_desc *ring = &measured->layer.ring;
+    const struct attn_cache_desc *ring = &measured->layer.cache;
     const int32_t dtype = measured->layer.desc.dtype;
     const int32_t slots = measured->requests.count * measured_states(measured);
     const int64_t ring_bytes = layer_ring_view(ring, slots).stride_block; /* 0: no ring */
@@ -264,8 +264,8 @@ attn_status measured_plan(struct measured *measured, struct memory *memory,
     const struct attn_limits limits = client_limits(batch->num_reqs, batch->num_tokens,
                                                     batch->max_query_len, batch->max_seq_len, 0);
     const struct attn_plan_options options = SIZED(attn_plan_options, .limits = &limits);
-    attn_status status = memory_plan(memory, api, measured->model, 0, &options, plan, error);
-    return status ? status : api->plan_batch(*plan, batch, measured->session->stream, error);
+    TRY(memory_plan(memory, api, measured->model, 0, &options, plan, error));
+    return api->plan_batch(*plan, batch, measured->session->stream, error);
 }
 
 /* Chunk after chunk of the same rows into all slots of all layers. */
@@ -313,30 +313,24 @@ static attn_status fill_caches(struct measured *measured, struct attn_error *err
 attn_status measured_bind(struct measured *measured, struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    struct parameters *parameters = calloc(1, sizeof *parameters);
-    attn_status status = ATTN_OK;
-    if (parameters == NULL) {
-        return memory_refused(error);
-    }
+    struct parameters *parameters = command_calloc(1, sizeof *parameters);
     measured->params = &parameters->params; /* the first member: measured_finish frees it */
     make_parameters(measured, parameters);
-    measured->layer.spec = (struct attn_cache_spec){.struct_size = sizeof measured->layer.spec};
-    if (measured->layer.has_cache) {
-        status =
-            client_spec(api, api->model_layer(measured->model, 0), &measured->layer.spec, error);
-        if (status == ATTN_OK && !make_table(measured)) {
-            status = memory_refused(error);
+    measured->spec = (struct attn_cache_spec){.struct_size = sizeof measured->spec};
+    if (measured->has_cache) {
+        TRY(client_spec(api, api->model_layer(measured->model, 0), &measured->spec, error));
+        if (!make_table(measured)) {
+            return memory_refused(error);
         }
     }
-    for (int32_t i = 0; i < measured->num_layers && status == ATTN_OK; i++) {
+    if (measured->memory.failed) {
+        return memory_refused(error);
+    }
+    for (int32_t i = 0; i < measured->num_layers; i++) {
         attn_layer *layer = measured->io[i].layer = api->model_layer(measured->model, i);
-        status = measured->memory.failed ? memory_refused(error)
-                                         : api->layer_bind_params(layer, measured->params, error);
-        if (status == ATTN_OK) {
-            status = measured->layer.has_cache
-                         ? bind_cache(measured, layer, &measured->io[i], error)
-                         : bind_state(measured, layer, error);
-        }
+        TRY(api->layer_bind_params(layer, measured->params, error));
+        TRY(measured->has_cache ? bind_cache(measured, layer, &measured->io[i], error)
+                                : bind_state(measured, layer, error));
     }
-    return status == ATTN_OK && measured->layer.has_cache ? fill_caches(measured, error) : status;
+    return measured->has_cache ? fill_caches(measured, error) : ATTN_OK;
 }

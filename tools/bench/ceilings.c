@@ -47,11 +47,11 @@ attn_status ceilings_create(struct ceilings **ceilings, const struct device *dev
                             struct attn_error *error)
 {
     const struct meter_type *type = type_of(device->device.type, error);
-    struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
     *ceilings = NULL;
-    if (made == NULL) {
-        return type != NULL ? ATTN_ERROR_OUT_OF_MEMORY : error->status;
+    if (type == NULL) {
+        return error->status;
     }
+    struct ceilings *made = command_calloc(1, sizeof *made);
     made->type = type;
     attn_status status =
         type->create(&made->meter, made->kernels, &made->num_kernels, device, num_units, error);

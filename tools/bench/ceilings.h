@@ -34,7 +34,7 @@ struct meter_type {
     /* Fills `kernels` with what this machine can run; num_units as for ceilings_create. */
     attn_status (*create)(void **meter, struct meter_kernel *kernels, int32_t *num_kernels,
                           const struct device *device, int32_t num_units, struct attn_error *error);
-    void (*destroy)(void *meter); /* accepts NULL */
+    void (*destroy)(void *meter);
     /* Passes are timed by what their threads take of the processor; NULL: cannot be. */
     void (*count_cpu_time)(void *meter);
     /* One pass: bytes or operations per second; 0 if it failed. */

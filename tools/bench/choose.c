@@ -2,12 +2,10 @@
 /* Which backend serves a shape, or everything that stands against it. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "common/command.h"
 #include "common/find.h"
 #include "measured.h"
-
-static const char *const phase_names[] = {"prefill", "decode"};
 
 /* The measured phase is an order, the other one a wish: a backend may serve one phase alone. */
 static void order_text(const struct measured *measured, const char *backend, char *text,
@@ -45,14 +43,13 @@ static attn_status tell_reasons(const struct measured *measured, const char *bac
     const attn_runtime *runtime = measured->session->runtime;
     size_t used = 0, size = sizeof error->message;
     for (int32_t b = 0; b < api->backend_count(runtime); b++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
+        const struct attn_backend_caps *caps = backend_caps(api, runtime, b);
         int32_t verdict, count = 0;
-        char name[160];
-        api->backend_info(runtime, b, &info);
-        if (backend != NULL && !backend_is_named(info.caps, backend)) {
+        char name[BACKEND_SIZE];
+        if (backend != NULL && !backend_is_named(caps, backend)) {
             continue;
         }
-        backend_text(info.caps, name, sizeof name);
+        backend_text(caps, name, sizeof name);
         api->assignment_verdict(measured->assignment, 0, phase, b, &verdict, &count);
         for (int32_t i = 0; i < count; i++) {
             struct attn_reason reason = {.struct_size = sizeof reason};
@@ -77,21 +74,18 @@ static attn_status take_choice(struct measured *measured, const char *backend, s
                                struct attn_error *error)
 {
     const struct attn_api *api = measured->session->api;
-    struct attn_choice choices[ATTN_PHASE_DECODE + 1];
     for (int32_t i = 0; i <= ATTN_PHASE_DECODE; i++) { /* the measured phase's reasons first */
-        int32_t phase = i == 0 ? measured->phase : 1 - measured->phase;
-        choices[phase] = (struct attn_choice){.struct_size = sizeof choices[phase]};
-        api->assignment_choice(measured->assignment, 0, phase, &choices[phase]);
-        if (choices[phase].status != ATTN_OK) {
+        const int32_t phase = i == 0 ? measured->phase : 1 - measured->phase;
+        const struct attn_choice choice = choice_of(api, measured->assignment, 0, phase);
+        if (choice.status != ATTN_OK) {
             return tell_reasons(measured, backend, phase, reasons, error);
         }
+        measured->choice = i == 0 ? choice : measured->choice;
     }
-    const char *prefill = choices[ATTN_PHASE_PREFILL].name;
-    const char *decode = choices[ATTN_PHASE_DECODE].name;
-    measured->choice = choices[measured->phase];
-    bool both = measured->shape.kind == SHAPE_MIXED && strcmp(prefill, decode) != 0;
-    snprintf(measured->backend, sizeof measured->backend, "%.70s%s%.70s",
-             both ? prefill : measured->choice.name, both ? "/" : "", both ? decode : "");
+    snprintf(measured->backend, sizeof measured->backend, "%s", measured->choice.name);
+    if (measured->shape.kind == SHAPE_MIXED) {
+        choice_text(api, measured->assignment, 0, measured->backend);
+    }
     return ATTN_OK;
 }
 
@@ -99,30 +93,24 @@ attn_status measured_choose(struct measured *measured, const char *backend, stru
                             struct attn_error *error)
 {
     const struct session *session = measured->session;
-    struct attn_layer_desc *layers = calloc((size_t)measured->num_layers, sizeof *layers);
-    const struct attn_layer_desc **pointers =
-        calloc((size_t)measured->num_layers, sizeof *pointers);
+    const size_t count = (size_t)measured->num_layers;
+    struct attn_layer_desc *layers = command_calloc(count, sizeof *layers);
+    const struct attn_layer_desc **pointers = command_calloc(count, sizeof *pointers);
     struct attn_select_options options = SIZED(
         attn_select_options, .device = session->device.device, .flags = ATTN_SELECT_KEEP_UNSERVED);
     char order[512];
-    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
     if (backend != NULL) {
         order_text(measured, backend, order, sizeof order);
         options.backend = order;
     }
-    if (layers != NULL && pointers != NULL) {
-        for (int32_t i = 0; i < measured->num_layers; i++) {
-            layers[i] = measured->layer.desc;
-            layers[i].name = measured->names[i];
-            pointers[i] = &layers[i];
-        }
-        status = session->api->select(session->runtime, &options, pointers, measured->num_layers,
-                                      &measured->assignment, error);
-        status = status ? status : take_choice(measured, backend, reasons, error);
-    } else {
-        memory_refused(error);
+    for (int32_t i = 0; i < measured->num_layers; i++) {
+        layers[i] = measured->layer.desc;
+        layers[i].name = measured->names[i];
+        pointers[i] = &layers[i];
     }
+    attn_status status = session->api->select(session->runtime, &options, pointers,
+                                              measured->num_layers, &measured->assignment, error);
     free(pointers);
     free(layers);
-    return status;
+    return status ? status : take_choice(measured, backend, reasons, error);
 }

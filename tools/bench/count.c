@@ -26,7 +26,7 @@ static double element_bytes(const struct measured *measured)
 /* K and V of one token, scales included, as the cache holds them. */
 static double slot_bytes(const struct measured *measured)
 {
-    const struct attn_cache_spec *spec = &measured->layer.spec;
+    const struct attn_cache_spec *spec = &measured->spec;
     return (double)spec->page_bytes / (double)spec->block_size;
 }
 
@@ -65,7 +65,7 @@ static struct visible compressed_keys(const struct measured *measured)
         int32_t rows = 0;
         for (int32_t i = 1; i <= requests->query_lens[r]; i++) {
             rows = (requests->seq_lens[r] - requests->query_lens[r] + i) /
-                   measured->layer.compressed.cache.tokens_per_row;
+                   measured->layer.cache.tokens_per_row;
             rows = mla->topk > 0 && mla->topk < rows ? mla->topk : rows;
             seen.pairs += rows;
         }
@@ -120,7 +120,7 @@ static void count_decoder(const struct measured *measured, struct work *work)
 static void count_mla(const struct measured *measured, struct work *work)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
-    const struct visible listed = measured->layer.compressed.cache.tokens_per_row > 0
+    const struct visible listed = measured->layer.cache.tokens_per_row > 0
                                       ? compressed_keys(measured)
                                       : listed_keys(measured, mla->topk);
     double heads = measured->layer.desc.num_q_heads, tokens = (double)measured->requests.num_tokens;
@@ -156,7 +156,7 @@ static void count_gdn(const struct measured *measured, struct work *work)
     work->bytes_written = states + windows + tokens * values * element_bytes(measured);
     const double of_request = states / measured->requests.count;
     for (int32_t r = 0; r < measured->requests.count; r++) {
-        const double row = (double)layer_ring_view(&measured->layer.ring, 1).stride_slot;
+        const double row = (double)layer_ring_view(&measured->layer.cache, 1).stride_slot;
         const int32_t query = measured->requests.query_lens[r];
         const int32_t in_ring = measured_ring_tokens(measured, r);
         const bool keeps = query <= 1 + gdn->num_speculative_tokens;

@@ -51,7 +51,7 @@ static void set_arguments(struct direct_calls *calls, const struct measured *mea
     *layer = measured->layer.desc;
     layer->name = measured->names[0];
     layer->kv_dtype = measured->choice.kv_dtype;
-    layer->block_size = measured->layer.spec.block_size;
+    layer->block_size = measured->spec.block_size;
     layer->head_size_v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
     calls->attend =
         SIZED(attn_attend_args, .instance = calls->plugin.instance, .layer = layer,
@@ -77,18 +77,15 @@ static attn_status plan_calls(struct direct_calls *calls, struct memory *memory,
     const struct attn_kernels *kernels = calls->plugin.kernels;
     struct attn_attend_args *attend = &calls->attend;
     struct attn_schedule_size size = {.struct_size = sizeof size};
-    attn_status status = planned_prepare(kernels, attend, &calls->limits, &size, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(planned_prepare(kernels, attend, &calls->limits, &size, error));
     attend->limits = &calls->limits;
-    attend->schedule_host = calls->schedule_host = malloc(size.host_bytes + 1);
+    attend->schedule_host = calls->schedule_host = command_calloc(size.host_bytes + 1, 1);
     attend->schedule_host_bytes = size.host_bytes;
     attend->workspace = memory_take(memory, size.device_bytes + 1);
     attend->workspace_bytes = size.device_bytes;
     attend->scratch = memory_take(memory, size.scratch_bytes + 1);
     attend->scratch_bytes = size.scratch_bytes;
-    if (attend->schedule_host == NULL || memory->failed) {
+    if (memory->failed) {
         return memory_refused(error);
     }
     struct attn_attend_args args = *attend;
@@ -96,11 +93,9 @@ static attn_status plan_calls(struct direct_calls *calls, struct memory *memory,
     return kernels->schedule != NULL ? kernels->schedule(&args, ATTN_PLAN_EAGER, error) : ATTN_OK;
 }
 
-void direct_calls_destroy(struct direct_calls *calls)
+static void destroy(void *user)
 {
-    if (calls == NULL) {
-        return;
-    }
+    struct direct_calls *calls = user;
     if (calls->plugin.kernels != NULL) {
         planned_release(calls->plugin.kernels, &calls->attend);
     }
@@ -109,24 +104,24 @@ void direct_calls_destroy(struct direct_calls *calls)
     free(calls);
 }
 
-const struct work *direct_calls_create(struct direct_calls **made, struct measured *measured,
-                                       struct attn_error *error)
+attn_status direct_calls_create(const struct work **work, struct measured *measured,
+                                struct attn_error *error)
 {
-    struct direct_calls *calls = *made = calloc(1, sizeof *calls);
-    if (calls == NULL) {
-        memory_refused(error);
-        return NULL;
-    }
-    calls->work =
-        (struct work){.host_only = true, .num_copies = 1, .run = call_kernels, .user = calls};
+    struct direct_calls *calls = command_calloc(1, sizeof *calls);
+    calls->work = (struct work){
+        .host_only = true, .num_copies = 1, .run = call_kernels, .destroy = destroy, .user = calls};
     attn_status status =
         plugin_kernels_open(&calls->plugin, measured->session, measured->choice.backend, error);
     if (status == ATTN_OK) {
         set_arguments(calls, measured);
         status = plan_calls(calls, &measured->memory, error);
     }
-    error->status = status;
-    return status == ATTN_OK ? &calls->work : NULL;
+    *work = &calls->work;
+    if (status != ATTN_OK) {
+        destroy(calls);
+        *work = NULL;
+    }
+    return status;
 }
 
 /* COUNTED_CALLS calls. Not inlined: callgrind counts inside it by its name. */
@@ -241,27 +236,31 @@ void dispatch_compare(struct result *result, const struct session *session,
     add_instructions(result, session, (const struct work *const[]){run->work, direct->work});
 }
 
+static attn_status count_calls(struct session *session, const struct options *options,
+                               struct attn_error *error)
+{
+    struct measured measured;
+    TRY(session_init(session, options, false, error));
+    TRY(measured_init(&measured, session, &options->shapes.shapes[0], options->backends[0], NULL,
+                      error));
+    const struct work *work = &measured.work;
+    attn_status status = strcmp(options->child, way_names[WAY_DIRECT]) == 0
+                             ? direct_calls_create(&work, &measured, error)
+                             : ATTN_OK;
+    status = status ? status : work->run(work->user, 0, error);
+    status = status ? status : instructions_run(work);
+    if (work != NULL && work->destroy != NULL) {
+        work->destroy(work->user);
+    }
+    measured_finish(&measured);
+    return status;
+}
+
 int dispatch_child(const struct options *options)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct session session;
-    struct measured measured;
-    attn_status status = session_init(&session, options, false, &error);
-    if (status == ATTN_OK) {
-        status = measured_init(&measured, &session, &options->shapes.shapes[0],
-                               options->backends[0], NULL, &error);
-        if (status == ATTN_OK) {
-            struct direct_calls *calls = NULL;
-            const struct work *work = &measured.work;
-            if (strcmp(options->child, way_names[WAY_DIRECT]) == 0) {
-                work = direct_calls_create(&calls, &measured, &error);
-            }
-            status = work != NULL ? work->run(work->user, 0, &error) : error.status;
-            status = status ? status : instructions_run(work);
-            direct_calls_destroy(calls);
-            measured_finish(&measured);
-        }
-        session_finish(&session);
-    }
+    const attn_status status = count_calls(&session, options, &error);
+    session_finish(&session);
     return status == ATTN_OK ? EXIT_SUCCESS : command_failed("attn-bench", "--child", &error);
 }

@@ -24,7 +24,7 @@ static void describe_mla(struct measured *measured)
     };
     layer_set_mla(desc, mla);
     desc->v_scale_form = ATTN_SCALE_NONE; /* a value is a part of its key */
-    measured->layer.has_cache = true;
+    measured->has_cache = true;
 }
 
 /* Compressed rows are read from the same memory as the layer's own rows (measured_rows_table). */
@@ -33,13 +33,12 @@ static void describe_compressed(struct measured *measured)
     const struct bench_shape *shape = &measured->shape;
     struct attn_layer_desc *desc = &measured->layer.desc;
     const int32_t rank = shape_int(shape, PARAMETER_LORA), all = shape_int(shape, PARAMETER_ALL);
-    layer_set_compressed(desc, &measured->layer.mla, &measured->layer.compressed, rank,
-                         all ? 0 : shape_int(shape, PARAMETER_TOPK),
+    model_layer_compress(&measured->layer, rank, all ? 0 : shape_int(shape, PARAMETER_TOPK),
                          shape_int(shape, PARAMETER_RATIO), desc->block_size);
     desc->scale = 1 / sqrtf((float)rank);
     layer_set_window(desc, shape_int(shape, PARAMETER_WINDOW));
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
-    measured->layer.has_cache = true;
+    measured->has_cache = true;
 }
 
 static void describe_gdn(struct measured *measured)
@@ -72,14 +71,12 @@ static void describe_gdn(struct measured *measured)
     layer_set_recurrent(desc, gdn);
     desc->num_speculative_tokens = gdn->num_speculative_tokens;
     measured->layer.rule = rules[rule];
-    measured->layer.rule.ext =
-        (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof rules[rule], NULL};
-    gdn->ext.next = rule != BENCH_GATED_DELTA ? &measured->layer.rule.ext : NULL;
+    if (rule != BENCH_GATED_DELTA) {
+        measured->layer.rule.ext =
+            (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof measured->layer.rule, NULL};
+    }
     if (shape_int(shape, PARAMETER_REPLAY) > 0) {
-        measured->layer.ring =
-            layer_ring(gdn, desc->dtype, layer_gates(desc), shape_int(shape, PARAMETER_REPLAY));
-        measured->layer.caches = layer_caches(&measured->layer.ring, 1, gdn->ext.next);
-        gdn->ext.next = &measured->layer.caches.ext;
+        model_layer_replay(&measured->layer, shape_int(shape, PARAMETER_REPLAY));
     }
     desc->block_size = 0; /* states are in slots */
     desc->kv_dtype = ATTN_KV_AUTO;
@@ -105,19 +102,18 @@ static void describe_decoder(struct measured *measured)
     desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
-    measured->layer.has_cache = true;
+    measured->has_cache = true;
 }
 
 static void describe_sparse(struct measured *measured)
 {
     const struct bench_shape *shape = &measured->shape;
-    struct attn_index_lists *lists = &measured->layer.lists;
-    *lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL,
-                       .max_entries = shape_int(shape, PARAMETER_TOPK),
-                       .granularity = shape_int(shape, PARAMETER_GRAIN),
-                       .groups = shape_int(shape, PARAMETER_LISTS) > 1 ? ATTN_LISTS_PER_KV_HEAD
-                                                                       : ATTN_LISTS_SHARED);
-    measured->layer.desc.next = &lists->ext;
+    measured->layer.lists =
+        EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL,
+                  .max_entries = shape_int(shape, PARAMETER_TOPK),
+                  .granularity = shape_int(shape, PARAMETER_GRAIN),
+                  .groups = shape_int(shape, PARAMETER_LISTS) > 1 ? ATTN_LISTS_PER_KV_HEAD
+                                                                  : ATTN_LISTS_SHARED);
 }
 
 static void describe_index(struct measured *measured)
@@ -143,7 +139,7 @@ static void describe_index(struct measured *measured)
                                    .forced_on_top = ratio > 1};
     layer_set_indexer(desc, &measured->layer.indexer);
     desc->window_left = desc->window_right = -1;
-    measured->layer.has_cache = true;
+    measured->has_cache = true;
 }
 
 /* Forms that the formats need; both scales of fp8 are host floats of 1. */
@@ -195,4 +191,5 @@ void measured_describe(struct measured *measured)
         describe_decoder(measured);
         break;
     }
+    model_layer_link(&measured->layer, false, false);
 }

@@ -8,10 +8,9 @@
 #include <unistd.h>
 
 #include "common/command.h"
+#include "common/find.h"
 #include "common/names.h"
-#include "baseline.h"
 #include "without_core.h"
-#include "peer_file.h"
 #include "report.h"
 #include "measured.h"
 #include "tune.h"
@@ -75,7 +74,6 @@ struct bench {
     struct report report;
     struct session session, against;
     struct peer_file peer;
-    struct baseline baseline;
     struct tuning tuning;
 };
 
@@ -83,10 +81,8 @@ struct bench {
 struct entry {
     struct result result;
     struct measured measured;
-    struct merge *merge;
-    struct direct_calls *calls;
-    struct peer peer;
-    bool has_measured, has_peer;
+    bool has_measured;
+    const struct work *work; /* what the entry runs without the core; or NULL */
 };
 
 static struct result result_for(const struct session *session, const struct bench_shape *shape,
@@ -106,9 +102,8 @@ static void entry_init(struct entry *entry, struct contender *contender, struct 
     contender->error = (struct attn_error)ATTN_ERROR_INIT;
     contender->work = NULL;
     if (shape->kind == SHAPE_MERGE) {
-        entry->merge = merge_create(result, session, backend, &contender->error);
-        contender->status = contender->error.status;
-        contender->work = entry->merge != NULL ? merge_work(entry->merge) : NULL;
+        contender->status = merge_create(&entry->work, result, session, backend, &contender->error);
+        contender->work = entry->work;
     } else {
         struct measured *measured = &entry->measured;
         result->reasons = json_array();
@@ -144,28 +139,22 @@ static void entry_init_peer(struct entry *entry, struct contender *contender, st
     *contender = (struct contender){.error = ATTN_ERROR_INIT, .status = ATTN_ERROR_UNSUPPORTED};
     if (first->has_measured) {
         contender->status =
-            peer_init(&entry->peer, &bench->peer, &first->measured, &contender->error);
+            peer_create(&entry->work, &bench->peer, &first->measured, &contender->error);
     } else {
         strcpy(contender->error.message, "shares the tensors of the first backend's layers");
     }
-    entry->has_peer = contender->status == ATTN_OK;
-    if (entry->has_peer) {
-        contender->work = &entry->peer.work;
-    } else {
-        keep_error(&entry->result, contender->status, &bench->session, &contender->error);
-    }
+    contender->work = entry->work;
+    keep_error(&entry->result, contender->status, &bench->session, &contender->error);
 }
 
 static void entry_finish(struct entry *entry)
 {
-    if (entry->has_peer) {
-        peer_finish(&entry->peer);
+    if (entry->work != NULL) {
+        entry->work->destroy(entry->work->user);
     }
     if (entry->has_measured) {
         measured_finish(&entry->measured);
     }
-    direct_calls_destroy(entry->calls);
-    merge_destroy(entry->merge);
 }
 
 /* A dispatch shape's kernels without the core, over what the backend was measured with. */
@@ -173,9 +162,9 @@ static void entry_init_direct(struct entry *entry, struct contender *contender, 
 {
     *contender = (struct contender){.error = ATTN_ERROR_INIT};
     if (first->has_measured) {
-        contender->work = direct_calls_create(&entry->calls, &first->measured, &contender->error);
-        keep_error(&first->result, contender->error.status, first->measured.session,
-                   &contender->error);
+        contender->status = direct_calls_create(&entry->work, &first->measured, &contender->error);
+        contender->work = entry->work;
+        keep_error(&first->result, contender->status, first->measured.session, &contender->error);
     }
 }
 
@@ -185,10 +174,11 @@ static void entry_init_direct(struct entry *entry, struct contender *contender, 
 static void compare_outputs(struct entry *entry, const struct contender *contender,
                             const struct entry *first, const struct contender *first_contender)
 {
-    const struct measured *measured = entry->has_peer ? &first->measured : &entry->measured;
+    const bool peer = !entry->has_measured;
+    const struct measured *measured = peer ? &first->measured : &entry->measured;
     bool recurrent = first->measured.layer.desc.kind == ATTN_LAYER_RECURRENT;
-    if (contender->work == NULL || !first->has_measured || (entry->has_peer && recurrent) ||
-        measured->layer.spec.block_size != first->measured.layer.spec.block_size) {
+    if (contender->work == NULL || !first->has_measured || (peer && recurrent) ||
+        measured->spec.block_size != first->measured.spec.block_size) {
         return;
     }
     int64_t count = 0;
@@ -218,14 +208,10 @@ static void measure_together(void *user, const struct bench_shape *shape,
 {
     struct bench *bench = user;
     struct contender contenders[MAX_CONTENDERS];
-    struct entry *entries = calloc(MAX_CONTENDERS, sizeof *entries);
+    struct entry *entries = command_calloc(MAX_CONTENDERS, sizeof *entries);
     const bool dispatches = shape->kind == SHAPE_DISPATCH;
     const bool against = bench->against.against && !dispatches;
     int32_t count = num_backends * (against ? 2 : 1), reported;
-    if (entries == NULL) {
-        bench->report.failed = true;
-        return;
-    }
     for (int32_t i = 0; i < count; i++) {
         entry_init(&entries[i], &contenders[i],
                    i < num_backends ? &bench->session : &bench->against, shape,
@@ -256,9 +242,8 @@ static void measure_together(void *user, const struct bench_shape *shape,
         if (dispatches && result->error[0] == '\0') {
             dispatch_compare(result, &bench->session, &contenders[0], &contenders[1]);
         }
-        if (bench->baseline.text != NULL && i < num_backends && result->error[0] == '\0') {
-            baseline_compare(&bench->baseline, bench->session.options->baseline, result,
-                             &bench->session);
+        if (bench->report.baseline != NULL && i < num_backends && result->error[0] == '\0') {
+            baseline_compare(&bench->report, result, &bench->session);
         }
         report_add(&bench->report, result);
     }
@@ -282,7 +267,7 @@ static void measure(struct bench *bench, const struct bench_shape *shape,
 static void tune_shape(struct bench *bench, const struct bench_shape *shape)
 {
     struct report *report = &bench->report;
-    char names[MAX_TUNED_BACKENDS][160];
+    char names[MAX_TUNED_BACKENDS][BACKEND_SIZE];
     int32_t indices[MAX_TUNED_BACKENDS];
     const int32_t first = report->count;
     const int32_t count = tune_backends(&bench->session, NULL, MAX_TUNED_BACKENDS, names, indices);
@@ -392,7 +377,7 @@ static int bench_open(struct bench *bench, const struct options *options)
         return fail_with(options->against, &error);
     }
     if (options->baseline != NULL &&
-        baseline_open(&bench->baseline, options->baseline, &error) != ATTN_OK) {
+        baseline_read(&bench->report, options->baseline, &error) != ATTN_OK) {
         return fail_with(options->baseline, &error);
     }
     if (options->peer != NULL && peer_file_open(&bench->peer, options->peer, &error) != ATTN_OK) {
@@ -424,12 +409,11 @@ static int run_tool(int argc, char **argv)
             code = show(&bench.report, &bench.session);
         }
         report_finish(&bench.report);
-        baseline_finish(&bench.baseline);
         session_finish(&bench.against);
         session_finish(&bench.session);
     }
     tuning_finish(&bench.tuning);
-    options_finish(&options);
+    shapes_finish(&options.shapes);
     return code;
 }
 

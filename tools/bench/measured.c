@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "common/command.h"
 #include "support/number.h"
 
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
@@ -53,44 +54,44 @@ static bool stays_near(const struct measured *measured)
            measured->shape.value[PARAMETER_ROTATE] == 0;
 }
 
-static bool make_layers(struct measured *measured)
+static void make_layers(struct measured *measured)
 {
     bool one = measured->shape.kind == SHAPE_DISPATCH || stays_near(measured);
     measured->num_layers = one ? 1 : work_copies(guess_bytes(measured));
-    measured->names = calloc((size_t)measured->num_layers, sizeof *measured->names);
-    measured->io = calloc((size_t)measured->num_layers, sizeof *measured->io);
-    for (int32_t i = 0; measured->names != NULL && i < measured->num_layers; i++) {
+    measured->names = command_calloc((size_t)measured->num_layers, sizeof *measured->names);
+    measured->io = command_calloc((size_t)measured->num_layers, sizeof *measured->io);
+    for (int32_t i = 0; i < measured->num_layers; i++) {
         snprintf(measured->names[i], sizeof measured->names[i], "layer.%d", i);
     }
-    return measured->names != NULL && measured->io != NULL;
+}
+
+static attn_status make(struct measured *measured, const char *backend, struct json *reasons,
+                        struct attn_error *error)
+{
+    const struct session *session = measured->session;
+    memory_init(&measured->memory, &session->device);
+    if (!requests_init(&measured->requests, &measured->shape, &measured->random)) {
+        return memory_refused(error);
+    }
+    measured_describe(measured);
+    make_layers(measured);
+    TRY(measured_choose(measured, backend, reasons, error));
+    TRY(session->api->model_create(session->runtime, measured->assignment, NULL, &measured->model,
+                                   error));
+    TRY(measured_bind(measured, error));
+    TRY(measured_tensors(measured, error));
+    return measured_plan(measured, &measured->memory, &measured->batch, &measured->plan, error);
 }
 
 attn_status measured_init(struct measured *measured, struct session *session,
                           const struct bench_shape *shape, const char *backend,
                           struct json *reasons, struct attn_error *error)
 {
-    const struct attn_api *api = session->api;
-    attn_status status = ATTN_OK;
-    *measured = (struct measured){.session = session, .shape = *shape, .phase = phase_of(shape)};
-    measured->random = (uint64_t)shape->value[PARAMETER_SEED];
-    memory_init(&measured->memory, &session->device);
-    if (!requests_init(&measured->requests, shape, &measured->random)) {
-        status = memory_refused(error);
-    }
-    if (status == ATTN_OK) {
-        measured_describe(measured);
-        status = make_layers(measured) ? ATTN_OK : memory_refused(error);
-    }
-    status = status ? status : measured_choose(measured, backend, reasons, error);
-    if (status == ATTN_OK) {
-        status = api->model_create(session->runtime, measured->assignment, NULL, &measured->model,
-                                   error);
-    }
-    status = status ? status : measured_bind(measured, error);
-    status = status ? status : measured_tensors(measured, error);
-    status = status ? status
-                    : measured_plan(measured, &measured->memory, &measured->batch, &measured->plan,
-                                    error);
+    *measured = (struct measured){.session = session,
+                                  .shape = *shape,
+                                  .phase = phase_of(shape),
+                                  .random = (uint64_t)shape->value[PARAMETER_SEED]};
+    attn_status status = make(measured, backend, reasons, error);
     if (status != ATTN_OK) {
         measured_finish(measured);
         return status;

@@ -5,15 +5,12 @@
 #ifndef BENCH_MEASURED_H
 #define BENCH_MEASURED_H
 
-#include <attn/draft/index_lists.h>
-#include <attn/indexer.h>
-#include <attn/draft/recurrent.h>
-
+#include "common/find.h"
 #include "common/json.h"
+#include "common/memory.h"
+#include "common/model_config.h"
 #include "support/layer.h"
 #include "support/layer_io.h"
-
-#include "common/memory.h"
 #include "session.h"
 #include "timing.h"
 
@@ -30,7 +27,7 @@ struct requests {
     int32_t max_seq_len;
 };
 
-/* False without memory, or where there are more rows than an int32 counts. */
+/* False where there are more rows than an int32 counts. */
 bool requests_init(struct requests *requests, const struct bench_shape *shape, uint64_t *random);
 void requests_finish(struct requests *requests);
 
@@ -48,33 +45,21 @@ struct measured_io {
     struct attn_kv_view k_view, v_view;
 };
 
-/* What describes the layers; shared by all. */
-struct measured_layer {
-    struct attn_layer_desc desc;
-    struct attn_mla_desc mla;
-    struct attn_index_lists lists;    /* max_entries 0: none */
-    struct attn_indexer_desc indexer; /* topk 0: another layer */
-    struct attn_recurrent_desc gdn;
-    struct attn_recurrent_rule rule;
-    struct attn_cache_desc ring;        /* block_size 0: none */
-    struct layer_compressed compressed; /* its cache's tokens_per_row 0: none */
-    struct attn_layer_caches caches;
-    struct attn_cache_spec spec; /* after bind */
-    bool has_cache;
-};
-
 struct measured {
     struct session *session;
     struct bench_shape shape;
     struct requests requests;
     uint64_t random;
     struct memory memory;
-    struct measured_layer layer;
+    struct model_layer
+        layer; /* shared by all; lists.max_entries 0: no lists, indexer.topk 0: none */
+    bool has_cache;
+    struct attn_cache_spec spec;            /* after bind */
     const struct attn_layer_params *params; /* all layers' */
     int32_t num_layers;
     char (*names)[MEASURED_NAME_SIZE];
     struct attn_choice choice; /* the measured phase's; text is copied to `backend` */
-    char backend[160];
+    char backend[BACKEND_SIZE];
     int32_t phase;
     attn_assignment *assignment;
     attn_model *model;
@@ -93,7 +78,9 @@ struct measured {
 /* States that a request keeps, one for each draft unless it has a ring. */
 static inline int32_t measured_states(const struct measured *measured)
 {
-    return measured->layer.ring.block_size > 0 ? 1 : 1 + measured->layer.gdn.num_speculative_tokens;
+    return measured->layer.cache.role == ATTN_CACHE_REPLAY
+               ? 1
+               : 1 + measured->layer.gdn.num_speculative_tokens;
 }
 
 /* Tokens in the ring of a request. */
@@ -108,8 +95,7 @@ static inline int32_t measured_ring_tokens(const struct measured *measured, int3
 /* Tokens in a block of the table. */
 static inline int32_t measured_block(const struct measured *measured)
 {
-    const struct attn_cache_spec *spec = &measured->layer.spec;
-    return spec->block_size * spec->tokens_per_row;
+    return measured->spec.block_size * measured->spec.tokens_per_row;
 }
 
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to

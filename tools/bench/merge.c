@@ -38,6 +38,15 @@ static attn_status run(void *user, int32_t copy, struct attn_error *error)
     return merge->plugin.kernels->merge_states(&args, error);
 }
 
+static void destroy(void *user)
+{
+    struct merge *merge = user;
+    plugin_kernels_close(&merge->plugin);
+    memory_finish(&merge->memory);
+    free(merge->tensors);
+    free(merge);
+}
+
 /* The variant of the named backend, or of any, that would prefill best. */
 static int32_t find_backend(const struct session *session, const char *backend,
                             struct result *result, struct attn_error *error)
@@ -48,9 +57,7 @@ static int32_t find_backend(const struct session *session, const char *backend,
         return -1;
     }
     for (int32_t i = 0; i < api->backend_count(session->runtime); i++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
-        api->backend_info(session->runtime, i, &info);
-        const struct attn_backend_caps *caps = info.caps;
+        const struct attn_backend_caps *caps = backend_caps(api, session->runtime, i);
         if (memcmp(&caps->device, &session->device.device, sizeof caps->device) == 0 &&
             (backend == NULL || backend_is_named(caps, backend)) &&
             (caps->kernels & ATTN_KERNEL_MERGE_STATES) != 0 &&
@@ -87,10 +94,11 @@ static attn_status make_tensors(struct merge *merge, const struct bench_shape *s
                                 .arithmetic = CEILING_F32,
                                 .num_copies = work_copies(3 * out_bytes),
                                 .run = run,
+                                .destroy = destroy,
                                 .user = merge};
     const int64_t shapes[2][3] = {{rows, heads, dims}, {heads, rows}};
-    merge->tensors = calloc((size_t)merge->work.num_copies, sizeof *merge->tensors);
-    for (int32_t c = 0; c < merge->work.num_copies && merge->tensors != NULL; c++) {
+    merge->tensors = command_calloc((size_t)merge->work.num_copies, sizeof *merge->tensors);
+    for (int32_t c = 0; c < merge->work.num_copies; c++) {
         for (int32_t i = 0; i < NUM_TENSORS; i++) {
             const bool lse = i == PREFIX_LSE || i == SUFFIX_LSE || i == LSE;
             const int32_t kind = lse ? ATTN_DTYPE_F32 : dtype;
@@ -100,46 +108,23 @@ static attn_status make_tensors(struct merge *merge, const struct bench_shape *s
                 merge->session->device.device;
         }
     }
-    if (merge->tensors == NULL || merge->memory.failed) {
-        return memory_refused(error);
-    }
-    return ATTN_OK;
+    return merge->memory.failed ? memory_refused(error) : ATTN_OK;
 }
 
-struct merge *merge_create(struct result *result, struct session *session, const char *backend,
-                           struct attn_error *error)
+attn_status merge_create(const struct work **work, struct result *result, struct session *session,
+                         const char *backend, struct attn_error *error)
 {
-    struct merge *merge = calloc(1, sizeof *merge);
-    if (merge == NULL) {
-        error->status = ATTN_ERROR_OUT_OF_MEMORY;
-        return NULL;
-    }
+    struct merge *merge = command_calloc(1, sizeof *merge);
     merge->session = session;
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, result, error);
     attn_status status =
         index < 0 ? error->status : plugin_kernels_open(&merge->plugin, session, index, error);
     status = status ? status : make_tensors(merge, &result->shape, error);
+    *work = &merge->work;
     if (status != ATTN_OK) {
-        error->status = status;
-        merge_destroy(merge);
-        return NULL;
+        destroy(merge);
+        *work = NULL;
     }
-    return merge;
-}
-
-const struct work *merge_work(const struct merge *merge)
-{
-    return &merge->work;
-}
-
-void merge_destroy(struct merge *merge)
-{
-    if (merge == NULL) {
-        return;
-    }
-    plugin_kernels_close(&merge->plugin);
-    memory_finish(&merge->memory);
-    free(merge->tensors);
-    free(merge);
+    return status;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "meter_cuda_ptx.h"
 #include "meter_gpu.h"
 
@@ -36,11 +37,11 @@ static bool load_kernels(struct gpu_meter *gpu)
     for (size_t i = 0; i < count; i++) {
         size += strlen(meter_ptx[i]);
     }
-    char *text = calloc(size, 1);
-    for (size_t i = 0; text != NULL && i < count; i++) {
+    char *text = command_calloc(size, 1);
+    for (size_t i = 0; i < count; i++) {
         strcat(text, meter_ptx[i]);
     }
-    const bool ok = text != NULL && gpu->calls.module_load(&gpu->module, text) == 0;
+    const bool ok = gpu->calls.module_load(&gpu->module, text) == 0;
     free(text);
     return ok;
 }
@@ -129,6 +130,7 @@ static const struct gpu_driver driver = {
               "cuLaunchKernel", "cuEventDestroy_v2", "cuEventRecord", "cuEventSynchronize",
               "cuEventElapsedTime"},
     .entries = {"read_all", "copy_all", "fma_all", "mma_all"},
+    .matrix = "mma.sync in registers",
     .size = sizeof(struct cuda_meter),
     .open = cuda_open,
     .launch = cuda_launch,
@@ -139,20 +141,15 @@ static attn_status cuda_create(void **state, struct meter_kernel *kernels, int32
                                const struct device *device, int32_t num_units,
                                struct attn_error *error)
 {
-    static const struct meter_kernel all[] = {
-        {"eight words a thread", CEILING_READ, KERNEL_READ},
-        {"four words a thread", CEILING_COPY, KERNEL_COPY},
-        {"fma in registers", CEILING_F32, KERNEL_FMA},
-        {"mma.sync in registers", CEILING_BF16, KERNEL_MATRIX},
-        {"cuBLAS, 8192^3", CEILING_BF16, KERNEL_GEMM}};
     attn_status status =
-        gpu_meter_create(&driver, all, state, kernels, num_kernels, device, num_units, error);
+        gpu_meter_create(&driver, state, kernels, num_kernels, device, num_units, error);
     struct cuda_meter *m = *state;
     if (status == ATTN_OK && m->gpu.bytes >= 3 * GEMM_BYTES) {
         find_gemm(m);
     }
     if (status == ATTN_OK && m->handle != NULL) {
-        kernels[(*num_kernels)++] = all[KERNEL_GEMM];
+        kernels[(*num_kernels)++] =
+            (struct meter_kernel){"cuBLAS, 8192^3", CEILING_BF16, KERNEL_GEMM};
     }
     return status;
 }

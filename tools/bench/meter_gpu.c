@@ -82,9 +82,6 @@ double gpu_meter_run(void *state, const struct meter_kernel *kernel)
 void gpu_meter_destroy(void *state)
 {
     struct gpu_meter *m = state;
-    if (m == NULL) {
-        return;
-    }
     if (m->begin != NULL) {
         m->calls.event_destroy(m->begin);
     }
@@ -99,16 +96,17 @@ void gpu_meter_destroy(void *state)
     free(m);
 }
 
-attn_status gpu_meter_create(const struct gpu_driver *driver, const struct meter_kernel *all,
-                             void **state, struct meter_kernel *kernels, int32_t *num_kernels,
+attn_status gpu_meter_create(const struct gpu_driver *driver, void **state,
+                             struct meter_kernel *kernels, int32_t *num_kernels,
                              const struct device *device, int32_t num_units,
                              struct attn_error *error)
 {
-    struct gpu_meter *m = calloc(1, driver->size);
-    *state = NULL;
-    if (m == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
+    const struct meter_kernel all[GPU_KERNELS] = {
+        {"eight words a thread", CEILING_READ, KERNEL_READ},
+        {"four words a thread", CEILING_COPY, KERNEL_COPY},
+        {"fma in registers", CEILING_F32, KERNEL_FMA},
+        {driver->matrix, CEILING_BF16, KERNEL_MATRIX}};
+    struct gpu_meter *m = *state = command_calloc(1, driver->size);
     m->driver = driver;
     m->device = device;
     m->num_units = num_units > 0 ? num_units : 1;
@@ -124,6 +122,5 @@ attn_status gpu_meter_create(const struct gpu_driver *driver, const struct meter
             kernels[(*num_kernels)++] = all[i];
         }
     }
-    *state = m;
     return ATTN_OK;
 }

@@ -40,7 +40,8 @@ struct gpu_meter {
 struct gpu_driver {
     const char *libraries[4]; /* the newest first; ends with NULL */
     const char *calls[GPU_CALLS], *entries[GPU_KERNELS];
-    size_t size; /* its meter's bytes, which begin with a struct gpu_meter */
+    const char *matrix; /* how KERNEL_MATRIX is reported */
+    size_t size;        /* its meter's bytes, which begin with a struct gpu_meter */
     /* With library and calls found: makes the device current, module, begin and end. */
     bool (*open)(struct gpu_meter *meter);
     /* Queues one pass; `amount` are its bytes or operations. */
@@ -50,9 +51,9 @@ struct gpu_driver {
 
 /* Fills a function pointer; false if the library has no such symbol. */
 bool gpu_find(void *library, const char *symbol, void *function);
-/* As meter_type.create, with those of `all` whose kernel the module has. */
-attn_status gpu_meter_create(const struct gpu_driver *driver, const struct meter_kernel *all,
-                             void **state, struct meter_kernel *kernels, int32_t *num_kernels,
+/* As meter_type.create, with the kernels that the module has. */
+attn_status gpu_meter_create(const struct gpu_driver *driver, void **state,
+                             struct meter_kernel *kernels, int32_t *num_kernels,
                              const struct device *device, int32_t num_units,
                              struct attn_error *error);
 /* meter_type.destroy and meter_type.run. */

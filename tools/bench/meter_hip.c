@@ -3,8 +3,7 @@
  * as the plugin does. Without clang at build time there are none. */
 #include "meter_hip.h"
 
-#include <stdio.h>
-
+#include "common/command.h"
 #include "meter_gpu.h"
 
 #define GROUPS_OF_UNIT 8
@@ -51,6 +50,7 @@ static const struct gpu_driver driver = {
               "hipModuleLaunchKernel", "hipEventDestroy", "hipEventRecord", "hipEventSynchronize",
               "hipEventElapsedTime"},
     .entries = {"read_all", "copy_all", "fma_all", "matrix_all"},
+    .matrix = "matrix products in registers",
     .size = sizeof(struct gpu_meter),
     .open = hip_open,
     .launch = hip_launch,
@@ -61,18 +61,10 @@ static attn_status hip_create(void **state, struct meter_kernel *kernels, int32_
                               const struct device *device, int32_t num_units,
                               struct attn_error *error)
 {
-    static const struct meter_kernel all[] = {
-        {"eight words a thread", CEILING_READ, KERNEL_READ},
-        {"four words a thread", CEILING_COPY, KERNEL_COPY},
-        {"fma in registers", CEILING_F32, KERNEL_FMA},
-        {"matrix products in registers", CEILING_BF16, KERNEL_MATRIX}};
-    if (__start_hip_bundles == NULL) {
-        snprintf(error->message, sizeof error->message,
-                 "attn-bench was built without clang's compiler for AMD GPUs");
-        *state = NULL;
-        return error->status = ATTN_ERROR_DEVICE;
-    }
-    return gpu_meter_create(&driver, all, state, kernels, num_kernels, device, num_units, error);
+    return __start_hip_bundles != NULL
+               ? gpu_meter_create(&driver, state, kernels, num_kernels, device, num_units, error)
+               : command_error(error, ATTN_ERROR_DEVICE, "",
+                               "attn-bench was built without clang's compiler for AMD GPUs");
 }
 
 const struct meter_type meter_hip = {

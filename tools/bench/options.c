@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "options.h"
+/* The options of attn-bench, and which of them exclude each other. */
+#include "session.h"
 
 #include <attn/kv_cache.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "tune.h"
 
 #define MAX_THREADS 4096
-#define MAX_BUDGET 3600
+#define MAX_SECONDS 3600
 
 static const char usage[] =
     "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
@@ -87,25 +88,6 @@ static const char *parse_kv_dtype(void *user, const char *text)
     return options->kv_dtype < 0 ? known : NULL;
 }
 
-static const char *read_seconds(double *seconds, const char *text)
-{
-    char *end = NULL;
-    *seconds = strtod(text, &end);
-    return end == text || *end != '\0' || !(*seconds > 0 && *seconds <= MAX_BUDGET)
-               ? "is not seconds above 0, up to 3600"
-               : NULL;
-}
-
-static const char *parse_budget(void *user, const char *text)
-{
-    return read_seconds(&((struct options *)user)->budget, text);
-}
-
-static const char *parse_seconds(void *user, const char *text)
-{
-    return read_seconds(&((struct options *)user)->seconds, text);
-}
-
 static const char *parse_plot(void *user, const char *text)
 {
     struct options *options = user;
@@ -143,7 +125,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"dtype", .parse = parse_dtype},
         {"kv-dtype", .parse = parse_kv_dtype},
         {"threads", .count = &options->threads, .least = 1, .most = MAX_THREADS},
-        {"budget", .parse = parse_budget},
+        {"budget", .number = &options->budget, .most = MAX_SECONDS, .numbers = "seconds"},
         {"plot", .parse = parse_plot},
         {"cpu-time", &options->cpu_time},
         {"csv", &options->csv},
@@ -152,7 +134,7 @@ int options_parse(int argc, char **argv, struct options *options)
         {"baseline", .text = &options->baseline},
         {"tune", &options->tune},
         {"model", .text = &options->model},
-        {"seconds", .parse = parse_seconds},
+        {"seconds", .number = &options->seconds, .most = MAX_SECONDS, .numbers = "seconds"},
         {"max-spread", .count = &options->max_spread, .least = 1, .most = 10000},
         {"json", &options->json},
         {"child", .text = &options->child}};
@@ -203,9 +185,4 @@ int options_parse(int argc, char **argv, struct options *options)
         code = EXIT_FAILURE;
     }
     return code;
-}
-
-void options_finish(struct options *options)
-{
-    shapes_finish(&options->shapes);
 }

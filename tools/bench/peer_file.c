@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "peer_file.h"
+/* --peer: a file of peer.h's functions, timed over the tensors that a backend was measured with. */
+#include "without_core.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/command.h"
@@ -29,44 +30,63 @@ attn_status peer_file_open(struct peer_file *file, const char *path, struct attn
     return ATTN_OK;
 }
 
+struct peer {
+    const struct peer_file *file;
+    void *state;
+    struct work work; /* as much of it as of the backend's */
+};
+
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
     struct peer *peer = user;
-    int code = peer->file->run(peer->state, copy);
-    if (code != 0 && error != NULL) {
-        snprintf(error->message, sizeof error->message, "peer_run gave %d", code);
-        error->status = ATTN_ERROR_INTERNAL;
-    }
-    return code == 0 ? ATTN_OK : ATTN_ERROR_INTERNAL;
+    struct attn_error unread;
+    const int code = peer->file->run(peer->state, copy);
+    return code == 0 ? ATTN_OK
+                     : command_error(error != NULL ? error : &unread, ATTN_ERROR_INTERNAL, "",
+                                     "peer_run gave %d", code);
 }
 
-attn_status peer_init(struct peer *peer, const struct peer_file *file,
-                      const struct measured *measured, struct attn_error *error)
+static void destroy(void *user)
 {
-    const struct measured_layer *layer = &measured->layer;
+    struct peer *peer = user;
+    if (peer->state != NULL) {
+        peer->file->destroy(peer->state);
+    }
+    free(peer);
+}
+
+static attn_status bind(struct peer *peer, const struct measured *measured,
+                        struct attn_error *error)
+{
     char why[256] = "";
-    *peer = (struct peer){.file = file, .work = measured->work};
-    peer->work.run = run;
-    peer->work.user = peer;
-    peer->state = file->create(&layer->desc, measured->params, &measured->batch, why);
+    peer->state =
+        peer->file->create(&measured->layer.desc, measured->params, &measured->batch, why);
     if (peer->state == NULL) {
         return command_error(error, ATTN_ERROR_UNSUPPORTED, "", "%.*s", (int)sizeof why - 1, why);
     }
     for (int32_t i = 0; i < measured->num_layers; i++) {
         const struct measured_io *io = &measured->io[i];
-        int code = file->bind(peer->state, &io->k_view, &io->v_view, &io->step.io);
+        const int code = peer->file->bind(peer->state, &io->k_view, &io->v_view, &io->step.io);
         if (code != 0) {
-            peer_finish(peer);
             return command_error(error, ATTN_ERROR_UNSUPPORTED, "", "peer_bind gave %d", code);
         }
     }
     return ATTN_OK;
 }
 
-void peer_finish(struct peer *peer)
+attn_status peer_create(const struct work **work, const struct peer_file *file,
+                        const struct measured *measured, struct attn_error *error)
 {
-    if (peer->state != NULL) {
-        peer->file->destroy(peer->state);
+    struct peer *peer = command_calloc(1, sizeof *peer);
+    *peer = (struct peer){.file = file, .work = measured->work};
+    peer->work.run = run;
+    peer->work.destroy = destroy;
+    peer->work.user = peer;
+    attn_status status = bind(peer, measured, error);
+    *work = &peer->work;
+    if (status != ATTN_OK) {
+        destroy(peer);
+        *work = NULL;
     }
-    peer->state = NULL;
+    return status;
 }

@@ -5,7 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/names.h"
+
+#define MOST_BYTES ((size_t)64 << 20)
+#define TOLERANCE 0.05 /* a result may take so much longer, whatever the spreads */
 
 static const struct {
     const char *name;
@@ -24,19 +28,14 @@ void report_finish(struct report *report)
     }
     json_destroy(report->choices);
     free(report->results);
+    free(report->baseline);
     *report = (struct report){.results = NULL};
 }
 
 void report_add(struct report *report, const struct result *result)
 {
-    struct result *larger = realloc(report->results, sizeof *larger * (size_t)(report->count + 1));
-    if (larger == NULL) {
-        report->failed = true;
-        json_destroy(result->reasons);
-        json_destroy(result->dispatch);
-        return;
-    }
-    report->results = larger;
+    report->results =
+        command_realloc(report->results, (size_t)report->count + 1, sizeof *report->results);
     report->results[report->count++] = *result;
 }
 
@@ -117,11 +116,7 @@ static struct json *result_json(struct result *result, const struct session *ses
     json_add(item, "parameters", parameters_json(&result->shape));
     json_add(item, "dtype", json_string(dtype_name(session->options->dtype)));
     json_add(item, "kv_dtype", json_string(kv_dtype_name(result->kv_dtype)));
-    if (result->backend[0] != '\0') {
-        json_add(item, "backend", json_string(result->backend));
-    } else {
-        json_add(item, "backend", json_null());
-    }
+    json_add(item, "backend", json_string(result->backend[0] != '\0' ? result->backend : NULL));
     json_add(item, "device", json_string(device));
     json_add(item, "threads", json_number(session->num_threads));
     if (result->difference >= 0) {
@@ -263,7 +258,9 @@ void report_text(const struct report *report, const struct session *session)
     }
 }
 
-void result_key(const struct result *result, const struct session *session, char *text, size_t size)
+/* The columns of a CSV line that say what is measured, up to the time. */
+static void result_key(const struct result *result, const struct session *session, char *text,
+                       size_t size)
 {
     char device[DEVICE_NAME_SIZE];
     size_t used = (size_t)snprintf(text, size, "%s", shape_name(&result->shape));
@@ -302,5 +299,56 @@ void report_csv(const struct report *report, const struct session *session)
         } else {
             puts(",,,,,,,,1,");
         }
+    }
+}
+
+attn_status baseline_read(struct report *report, const char *path, struct attn_error *error)
+{
+    const char *why = NULL;
+    size_t size = 0;
+    report->baseline = read_whole_file(path, MOST_BYTES, &size, &why);
+    if (report->baseline != NULL && strncmp(report->baseline, "shape,", 6) != 0) {
+        why = "is not what --csv writes: its first line does not begin with shape,";
+    }
+    return why == NULL ? ATTN_OK : command_error(error, ATTN_ERROR_INVALID_ARGUMENT, "", "%s", why);
+}
+
+/* The row of the same shape, types, backend, device and threads, after these; or NULL. */
+static const char *find_row(const char *baseline, const char *key)
+{
+    const size_t length = strlen(key);
+    for (const char *line = baseline; line != NULL;
+         line = strchr(line, '\n') != NULL ? strchr(line, '\n') + 1 : NULL) {
+        if (strncmp(line, key, length) == 0 && line[length] == ',') {
+            return line + length;
+        }
+    }
+    return NULL;
+}
+
+void baseline_compare(const struct report *report, struct result *result,
+                      const struct session *session)
+{
+    const char *path = session->options->baseline;
+    const struct timing *now = &result->timing;
+    struct timing then;
+    char key[1024];
+    result_key(result, session, key, sizeof key);
+    const char *row = find_row(report->baseline, key);
+    if (row == NULL || sscanf(row, ",%lf,%lf,%*f,%*f,%*f,%lf", &then.time_us, &then.spread,
+                              &then.ratio_to_floor) != 3) {
+        snprintf(result->regression, sizeof result->regression, "%s has no time of it", path);
+        return;
+    }
+    const bool has_floor = now->ratio_to_floor > 0 && then.ratio_to_floor > 0;
+    const double spreads = now->spread + then.spread;
+    result->ratio_to_baseline =
+        has_floor ? now->ratio_to_floor / then.ratio_to_floor : now->time_us / then.time_us;
+    if (result->ratio_to_baseline > 1 + (spreads > TOLERANCE ? spreads : TOLERANCE)) {
+        snprintf(result->regression, sizeof result->regression,
+                 "takes %.3g times as long as in %s: %.4g us, %.3g of the floor; there %.4g us, "
+                 "%.3g",
+                 result->ratio_to_baseline, path, now->time_us, now->ratio_to_floor, then.time_us,
+                 then.ratio_to_floor);
     }
 }

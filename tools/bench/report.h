@@ -3,6 +3,7 @@
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 
+#include "common/find.h"
 #include "common/json.h"
 
 #include "session.h"
@@ -11,7 +12,7 @@
 /* One measured or refused shape. */
 struct result {
     struct bench_shape shape;
-    char backend[160];
+    char backend[BACKEND_SIZE];
     struct timing timing;
     char error[1024];         /* empty: measured */
     struct json *reasons;     /* a refusal's: backend, phase, field, asked, supported; or NULL */
@@ -27,9 +28,10 @@ struct result {
 struct report {
     struct result *results;
     int32_t count;
-    bool failed;           /* a result could not be kept */
+    bool failed;           /* not all was measured, or ranks could not be kept */
     char ranks_file[4096]; /* that --tune wrote; empty: none */
     struct json *choices;  /* before and after --tune --model, see tune.h; or NULL */
+    char *baseline;        /* the text of --baseline's file; or NULL */
 };
 
 void report_finish(struct report *report);
@@ -40,10 +42,15 @@ bool report_all_good(const struct report *report);
 /* Parts of the results become parts of the document: once. */
 bool report_json(struct report *report, const struct session *session);
 void report_text(const struct report *report, const struct session *session);
-/* The columns of a CSV line that say what is measured, up to the time. */
-void result_key(const struct result *result, const struct session *session, char *text,
-                size_t size);
 void report_csv(const struct report *report, const struct session *session);
+
+/* --baseline, what an earlier run recorded by --csv: times over the floors of their own runs are
+ * compared, so that a ceiling that has changed is no slower kernel. */
+attn_status baseline_read(struct report *report, const char *path, struct attn_error *error);
+/* Sets ratio_to_baseline of a result that was measured, and `regression` where it takes longer by
+ * more than both spreads and a twentieth, or where the file lacks it. */
+void baseline_compare(const struct report *report, struct result *result,
+                      const struct session *session);
 
 /* plot.c: a roofline and a curve over the length, drawn by gnuplot. Whether it is there and the
  * file can be written; asked before anything is measured. */

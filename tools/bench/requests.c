@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/command.h"
 #include "support/random.h"
 #include "measured.h"
 
@@ -48,11 +49,8 @@ bool requests_init(struct requests *requests, const struct bench_shape *shape, u
 {
     int32_t count = count_of(shape);
     *requests = (struct requests){.count = count,
-                                  .query_lens = calloc((size_t)count, sizeof(int32_t)),
-                                  .seq_lens = calloc((size_t)count, sizeof(int32_t))};
-    if (requests->query_lens == NULL || requests->seq_lens == NULL) {
-        return false;
-    }
+                                  .query_lens = command_calloc((size_t)count, sizeof(int32_t)),
+                                  .seq_lens = command_calloc((size_t)count, sizeof(int32_t))};
     for (int32_t r = 0; r < count; r++) {
         set_lengths(requests, shape, r, random);
         int32_t query = requests->query_lens[r], keys = requests->seq_lens[r];

@@ -12,7 +12,6 @@
 #include "common/command.h"
 #include "common/device.h"
 #include "common/find.h"
-#include "common/library.h"
 #include "support/client.h"
 
 /* As the core counts them: --threads, else ATTN_NUM_THREADS (which the core checks), else the CPUs.
@@ -32,7 +31,6 @@ static int32_t count_threads(const struct options *options)
 static attn_status choose_device(const struct session *session, struct attn_device *device,
                                  struct attn_error *error)
 {
-    struct attn_backend_info info = {.struct_size = sizeof info};
     const char *name = session->options->backends[0];
     if (name == NULL) {
         return session->api->best_device(session->runtime, NULL, device, error);
@@ -41,18 +39,16 @@ static attn_status choose_device(const struct session *session, struct attn_devi
     if (index < 0) {
         return error->status;
     }
-    session->api->backend_info(session->runtime, index, &info);
-    *device = info.caps->device;
+    *device = backend_caps(session->api, session->runtime, index)->device;
     return ATTN_OK;
 }
 
 static void name_device(struct session *session)
 {
     struct attn_device_info info;
-    session->device_name = session->device_arch = "";
+    session->device_name = "";
     if (device_describe(session->api, session->runtime, session->device.device, &info)) {
         session->device_name = info.name;
-        session->device_arch = info.arch;
         session->num_units = info.num_multiprocessors;
     }
 }
@@ -65,19 +61,11 @@ attn_status session_init(struct session *session, const struct options *options,
     const struct attn_runtime_options settings =
         SIZED(attn_runtime_options, .cache_dir = cached ? NULL : "", .isolation = cached ? 0 : -1,
               .num_threads = options->threads);
-    attn_status status = library_open(&session->api, error);
-    if (status == ATTN_OK) {
-        status = session->api->runtime_create(&settings, &session->runtime, error);
-    }
-    status = status ? status : choose_device(session, &device, error);
-    status = status ? status
-                    : device_init(&session->device, session->api, session->runtime, device, error);
-    if (status != ATTN_OK) {
-        session_finish(session);
-        return status;
-    }
+    TRY(library_open(&session->api, error));
+    TRY(session->api->runtime_create(&settings, &session->runtime, error));
+    TRY(choose_device(session, &device, error));
+    TRY(device_init(&session->device, session->api, session->runtime, device, error));
     if (options->cpu_time && device.type != ATTN_DEVICE_CPU) {
-        session_finish(session);
         return command_error(error, ATTN_ERROR_UNSUPPORTED, "--cpu-time", "is of CPU backends");
     }
     session->num_threads = device.type == ATTN_DEVICE_CPU ? session->num_threads : 0;
@@ -102,10 +90,7 @@ attn_status session_init_against(struct session *session, const struct session *
     }
     if (S_ISDIR(found.st_mode)) {
         snprintf(core, sizeof core, "%s/core/libattn.so.1", path);
-        attn_status status = client_load(core, &session->api, error);
-        if (status != ATTN_OK) {
-            return error->status = status;
-        }
+        TRY(client_load(core, &session->api, error));
     } else {
         settings.plugin_path = path;
         settings.no_default_plugins = 1;
@@ -120,9 +105,7 @@ void session_finish(struct session *session)
     }
     if (!session->against) {
         ceilings_destroy(session->ceilings);
-        if (session->stream != NULL) {
-            device_stream_destroy(&session->device, session->stream);
-        }
+        device_stream_destroy(&session->device, session->stream);
         device_finish(&session->device);
     }
     session->api->runtime_destroy(session->runtime);

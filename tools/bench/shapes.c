@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/names.h"
 
 #define LAYOUT_OWN (-1)
@@ -319,7 +320,6 @@ static bool fits_together(const struct bench_shape *shape, char *message, size_t
 static bool append(struct shape_list *list, const struct bench_shape *shape, char *message,
                    size_t size)
 {
-    struct bench_shape *larger;
     if (!fits_together(shape, message, size)) {
         return false;
     }
@@ -327,12 +327,7 @@ static bool append(struct shape_list *list, const struct bench_shape *shape, cha
         snprintf(message, size, "more than %d shapes", MAX_SHAPES);
         return false;
     }
-    larger = realloc(list->shapes, sizeof *larger * (size_t)(list->count + 1));
-    if (larger == NULL) {
-        snprintf(message, size, "no memory for the shapes");
-        return false;
-    }
-    list->shapes = larger;
+    list->shapes = command_realloc(list->shapes, (size_t)list->count + 1, sizeof *list->shapes);
     list->shapes[list->count++] = *shape;
     return true;
 }
@@ -382,11 +377,8 @@ bool shapes_parse(struct shape_list *list, const char *text, char *message, size
     for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
         all[p] = (struct values){{initial_value(kind, p)}, 1};
     }
-    char *copy = strdup(text[length] == ':' ? text + length + 1 : "");
-    if (copy == NULL) {
-        snprintf(message, size, "no memory for the shapes");
-        return false;
-    }
+    char *copy = command_calloc(strlen(text) + 1, 1);
+    strcpy(copy, text[length] == ':' ? text + length + 1 : "");
     bool ok = true;
     for (char *pair = copy; ok && text[length] == ':' && pair != NULL;) {
         char *next = strchr(pair, ',');

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "support/client.h"
 #include "support/number.h"
 #include "support/random.h"
@@ -105,7 +106,7 @@ static void shuffle_slots(struct measured *measured, int64_t *slots)
 
 void measured_rows_table(struct measured *measured, struct attn_batch *batch)
 {
-    if (measured->layer.compressed.cache.tokens_per_row > 0) {
+    if (measured->layer.cache.tokens_per_row > 0) {
         measured->rows = (struct attn_batch_table){.block_table = batch->block_table,
                                                    .block_table_stride = batch->block_table_stride,
                                                    .seq_lens = batch->seq_lens,
@@ -144,11 +145,7 @@ static void paged_batch(struct measured *measured, bool writes)
 static void gdn_batch(struct measured *measured)
 {
     const int32_t count = measured->requests.count, states = measured_states(measured);
-    int32_t *numbers = malloc((size_t)count * (size_t)states * sizeof *numbers);
-    if (numbers == NULL) {
-        measured->memory.failed = true;
-        return;
-    }
+    int32_t *numbers = command_calloc((size_t)count * (size_t)states, sizeof *numbers);
     const size_t bytes = (size_t)count * sizeof *numbers;
     for (int32_t i = 0; i < count * states; i++) {
         numbers[i] = i;
@@ -167,7 +164,7 @@ static void gdn_batch(struct measured *measured)
     for (int32_t r = 0; r < count; r++) {
         numbers[r] = measured_ring_tokens(measured, r);
     }
-    if (measured->layer.ring.block_size > 0) {
+    if (measured->layer.cache.role == ATTN_CACHE_REPLAY) {
         measured->batch_replay =
             EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
                       .ring_tokens = memory_upload(&measured->memory, numbers, bytes));
@@ -176,14 +173,11 @@ static void gdn_batch(struct measured *measured)
     free(numbers);
 }
 
-static bool make_batch(struct measured *measured, bool writes)
+static void make_batch(struct measured *measured, bool writes)
 {
     const struct requests *requests = &measured->requests;
     size_t count = (size_t)requests->count;
-    int32_t *starts = calloc(count + 1, sizeof *starts);
-    if (starts == NULL) {
-        return false;
-    }
+    int32_t *starts = command_calloc(count + 1, sizeof *starts);
     for (size_t r = 0; r < count; r++) {
         starts[r + 1] = starts[r] + requests->query_lens[r];
     }
@@ -193,12 +187,11 @@ static bool make_batch(struct measured *measured, bool writes)
     batch->max_seq_len = requests->max_seq_len;
     batch->query_start_loc = memory_upload(&measured->memory, starts, (count + 1) * sizeof *starts);
     batch->seq_lens = memory_upload(&measured->memory, requests->seq_lens, count * sizeof(int32_t));
-    if (measured->layer.has_cache) {
+    if (measured->has_cache) {
         paged_batch(measured, writes);
     } else {
         gdn_batch(measured);
     }
-    return true;
 }
 
 attn_status measured_tensors(struct measured *measured, struct attn_error *error)
@@ -209,14 +202,12 @@ attn_status measured_tensors(struct measured *measured, struct attn_error *error
     const int32_t entries = lists ? measured->layer.lists.max_entries : measured->layer.mla.topk;
     const int32_t per_token = lists ? shape_int(&measured->shape, PARAMETER_LISTS) : 1;
     const int32_t *indices = NULL;
-    if (!make_batch(measured, writes)) {
-        return memory_refused(error);
-    }
+    make_batch(measured, writes);
     if (entries > 0) {
         int32_t *host = draw_lists(measured, entries,
                                    lists ? measured->layer.lists.granularity
-                                   : measured->layer.compressed.cache.tokens_per_row > 0
-                                       ? measured->layer.compressed.cache.tokens_per_row
+                                   : measured->layer.cache.tokens_per_row > 0
+                                       ? measured->layer.cache.tokens_per_row
                                        : 1,
                                    per_token);
         indices = memory_upload(&measured->memory, host,

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "common/command.h"
 #include "common/seconds.h"
 #include "support/random.h"
 
@@ -254,16 +255,13 @@ static int32_t sample_rounds(struct sampler *samplers, int32_t count, double bud
 
 void timing_measure(struct contender *contenders, int32_t count, struct session *session)
 {
-    struct sampler *samplers = calloc((size_t)count, sizeof *samplers);
+    struct sampler *samplers = command_calloc((size_t)count, sizeof *samplers);
     struct attn_error error = ATTN_ERROR_INIT;
     int32_t running = 0, bound = 0;
     for (int32_t i = 0; i < count; i++) {
         bound += contenders[i].work != NULL && has_floor(session, contenders[i].work);
     }
-    attn_status status = samplers != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
-    if (status == ATTN_OK && bound > 0) {
-        status = session_ceilings(session, &error);
-    }
+    const attn_status status = bound > 0 ? session_ceilings(session, &error) : ATTN_OK;
     for (int32_t i = 0; i < count; i++) {
         contenders[i].timing = (struct timing){.bound = ""};
         contenders[i].status = status;

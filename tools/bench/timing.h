@@ -19,6 +19,7 @@ struct work {
     bool near;          /* one copy, which the caches may hold: its bytes make no floor */
     bool host_only; /* one copy; what the host takes for a call is timed, not the device's work */
     attn_status (*run)(void *user, int32_t copy, struct attn_error *error);
+    void (*destroy)(void *user); /* NULL: what runs is another's */
     void *user;
 };
 

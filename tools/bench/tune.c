@@ -14,8 +14,6 @@
 #include "host/measurement.h"
 #include "util/hash.h"
 
-static const char *const phase_names[] = {"prefill", "decode"};
-
 bool tune_takes(enum shape_kind_code kind)
 {
     return kind != SHAPE_MIXED && kind != SHAPE_WRITE && kind != SHAPE_MERGE &&
@@ -66,24 +64,23 @@ static bool write_line(const struct origin *origin, const struct session *sessio
                             .drivers = origin->drivers};
     char line[1024];
     struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_backend_info info = {.struct_size = sizeof info};
-    struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
     const int32_t index = backend_find(session->api, session->runtime, result->backend, &error);
-    session->api->backend_info(session->runtime, index, &info);
-    session->api->plugin_info(session->runtime, info.plugin, &plugin);
+    if (index < 0) {
+        return false;
+    }
+    const char *version = backend_caps(session->api, session->runtime, index)->version;
     m.nanoseconds += m.nanoseconds == 0;
     snprintf(m.device, sizeof m.device, "%s", origin->device);
     snprintf(m.shape, sizeof m.shape, "%s", result->rank_shape);
     snprintf(m.phase, sizeof m.phase, "%s", phase_names[result->phase]);
     snprintf(m.backend, sizeof m.backend, "%s", result->backend);
-    snprintf(m.version, sizeof m.version, "%.31s",
-             index < 0 || info.caps->version[0] == '\0' ? "-" : info.caps->version);
+    snprintf(m.version, sizeof m.version, "%.31s", version[0] != '\0' ? version : "-");
     for (char *at = m.version; *at != '\0'; at++) {
         *at = *at == ' ' ? '_' : *at;
     }
     snprintf(m.date, sizeof m.date, "%s", origin->date);
     name_bucket(result, m.bucket, sizeof m.bucket);
-    return index >= 0 && file_hash(plugin.file, &m.file) &&
+    return file_hash(backend_file(session->api, session->runtime, index), &m.file) &&
            measurement_text(&m, line, sizeof line) && fputs(line, file) >= 0;
 }
 

@@ -44,6 +44,6 @@ attn_status tuning_compare(const struct tuning *tuning, const struct session *se
 /* Names and indices of the first `most` backends of the device that fit --backend and are not left
  * out (NULL: none is). */
 int32_t tune_backends(const struct session *session, const bool *left_out, int32_t most,
-                      char names[][160], int32_t *indices);
+                      char names[][BACKEND_SIZE], int32_t *indices);
 
 #endif

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
 #include "common/seconds.h"
@@ -16,8 +17,6 @@
 
 #define TOO_SLOW 4.0 /* times the fastest: not measured in larger buckets */
 #define BUCKETS 3
-
-static const char *const phase_names[] = {"prefill", "decode"};
 
 /* Requests, and keys or, in prefill, queries of each; small ones first. */
 static const int32_t cpu_buckets[2][BUCKETS][2] = {{{1, 64}, {1, 512}, {1, 2048}},
@@ -88,7 +87,7 @@ static const char *shape_of(const struct model_layer *layer, int32_t phase, cons
     return d->kind != ATTN_LAYER_DECODER ? "no shape is of its kind" : NULL;
 }
 
-static bool add_sort(struct tuning *tuning, int32_t index)
+static void add_sort(struct tuning *tuning, int32_t index)
 {
     static const int32_t any[2] = {1, 8};
     const struct model_layer *layer = &tuning->config.layers[index];
@@ -99,35 +98,25 @@ static bool add_sort(struct tuning *tuning, int32_t index)
         if (strcmp(key, other) == 0) {
             tuning->items[i].num_layers++;
             tuning->items[i + 1].num_layers++; /* the other phase stands next to it */
-            return true;
+            return;
         }
     }
-    struct tuned *larger = realloc(tuning->items, sizeof *larger * (size_t)(tuning->count + 2));
-    if (larger == NULL) {
-        return false;
-    }
-    tuning->items = larger;
+    tuning->items =
+        command_realloc(tuning->items, (size_t)tuning->count + 2, sizeof *tuning->items);
     for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
-        struct tuned *item = &larger[tuning->count++];
+        struct tuned *item = &tuning->items[tuning->count++];
         *item = (struct tuned){.layer = layer, .index = index, .num_layers = 1, .phase = phase};
         const char *why = shape_of(layer, phase, any, text, sizeof text);
         snprintf(item->note, sizeof item->note, "%s", why != NULL ? why : "");
     }
-    return true;
 }
 
 attn_status tuning_init(struct tuning *tuning, struct options *options, struct attn_error *error)
 {
-    attn_status status = model_config_read(&tuning->config, options->model, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(model_config_read(&tuning->config, options->model, error));
     model_config_warn(&tuning->config, "attn-bench", options->model);
     for (int32_t i = 0; i < tuning->config.num_layers; i++) {
-        if (!add_sort(tuning, i)) {
-            snprintf(error->message, sizeof error->message, "no memory");
-            return error->status = ATTN_ERROR_OUT_OF_MEMORY;
-        }
+        add_sort(tuning, i);
     }
     options->dtype = tuning->config.layers[0].desc.dtype;
     options->budget = options->seconds / (8.0 * tuning->count * BUCKETS);
@@ -171,20 +160,19 @@ static bool judge(struct tuned *item, struct report *report, int32_t first, cons
 }
 
 int32_t tune_backends(const struct session *session, const bool *left_out, int32_t most,
-                      char names[][160], int32_t *indices)
+                      char names[][BACKEND_SIZE], int32_t *indices)
 {
     int32_t count = 0;
     const char *wanted = session->options->backends[0];
     const int32_t all = session->api->backend_count(session->runtime);
     const int32_t known = left_out == NULL || all < MAX_TUNED_BACKENDS ? all : MAX_TUNED_BACKENDS;
     for (int32_t b = 0; b < known && count < most; b++) {
-        struct attn_backend_info info = {.struct_size = sizeof info};
-        session->api->backend_info(session->runtime, b, &info);
+        const struct attn_backend_caps *caps = backend_caps(session->api, session->runtime, b);
         const struct attn_device *device = &session->device.device;
         if ((left_out == NULL || !left_out[b]) &&
-            memcmp(&info.caps->device, device, sizeof *device) == 0 &&
-            (wanted == NULL || backend_is_named(info.caps, wanted))) {
-            backend_text(info.caps, names[count], sizeof names[count]);
+            memcmp(&caps->device, device, sizeof *device) == 0 &&
+            (wanted == NULL || backend_is_named(caps, wanted))) {
+            backend_text(caps, names[count], sizeof names[count]);
             indices[count++] = b;
         }
     }
@@ -195,7 +183,7 @@ static void measure_bucket(struct tuned *item, int32_t bucket, const int32_t siz
                            const struct session *session, struct report *report,
                            tune_measure *measure, void *user)
 {
-    char text[256], message[512], names[MAX_BACKENDS][160];
+    char text[256], message[512], names[MAX_BACKENDS][BACKEND_SIZE];
     const char *backends[MAX_BACKENDS];
     int32_t indices[MAX_BACKENDS];
     struct shape_list shapes = {.count = 0};
@@ -284,9 +272,9 @@ static int32_t mean_times(const struct tuned *item, const struct report *report,
     return count;
 }
 
-/* The names that a selection takes for each item; [count][160], the caller's to free. */
-static char (*choose(const struct tuning *tuning, const struct session *session, bool measured,
-                     struct attn_error *error))[160]
+/* The name that a selection takes for each item, by declared ranks or by measured times. */
+static attn_status choose(const struct tuning *tuning, const struct session *session, bool measured,
+                          char (*names)[BACKEND_SIZE], struct attn_error *error)
 {
     const struct attn_api *api = session->api;
     const struct attn_runtime_options settings =
@@ -295,42 +283,31 @@ static char (*choose(const struct tuning *tuning, const struct session *session,
     const struct attn_select_options options =
         SIZED(attn_select_options, .device = session->device.device, .backend = "",
               .flags = ATTN_SELECT_KEEP_UNSERVED);
-    const int32_t num_layers = tuning->config.num_layers;
-    const struct attn_layer_desc **layers = calloc((size_t)num_layers, sizeof *layers);
-    char(*names)[160] = calloc((size_t)tuning->count, sizeof *names);
     attn_runtime *runtime = NULL;
     attn_assignment *assignment = NULL;
-    attn_status status =
-        layers != NULL && names != NULL ? ATTN_OK : (error->status = ATTN_ERROR_OUT_OF_MEMORY);
-    for (int32_t i = 0; i < num_layers && status == ATTN_OK; i++) {
-        layers[i] = &tuning->config.layers[i].desc;
-    }
-    status = status == ATTN_OK ? api->runtime_create(&settings, &runtime, error) : status;
-    status = status == ATTN_OK
-                 ? api->select(runtime, &options, layers, num_layers, &assignment, error)
-                 : status;
+    attn_status status = api->runtime_create(&settings, &runtime, error);
+    status = status
+                 ? status
+                 : model_config_select(&tuning->config, api, runtime, &options, &assignment, error);
     for (int32_t i = 0; i < tuning->count && status == ATTN_OK; i++) {
-        struct attn_choice choice = {.struct_size = sizeof choice};
-        api->assignment_choice(assignment, tuning->items[i].index, tuning->items[i].phase, &choice);
-        snprintf(names[i], sizeof names[i], "%s", choice.name);
+        const struct tuned *item = &tuning->items[i];
+        snprintf(names[i], sizeof names[i], "%s",
+                 choice_of(api, assignment, item->index, item->phase).name);
     }
     api->assignment_destroy(assignment);
     api->runtime_destroy(runtime);
-    free(layers);
-    if (status != ATTN_OK) {
-        free(names);
-        names = NULL;
-    }
-    return names;
+    return status;
 }
 
 attn_status tuning_compare(const struct tuning *tuning, const struct session *session,
                            struct report *report, struct attn_error *error)
 {
-    char(*declared)[160] = choose(tuning, session, false, error);
-    char(*measured)[160] = declared != NULL ? choose(tuning, session, true, error) : NULL;
-    report->choices = measured != NULL ? json_array() : NULL;
-    for (int32_t i = 0; i < tuning->count && measured != NULL; i++) {
+    char(*declared)[BACKEND_SIZE] = command_calloc((size_t)tuning->count, sizeof *declared);
+    char(*measured)[BACKEND_SIZE] = command_calloc((size_t)tuning->count, sizeof *measured);
+    attn_status status = choose(tuning, session, false, declared, error);
+    status = status ? status : choose(tuning, session, true, measured, error);
+    report->choices = status == ATTN_OK ? json_array() : NULL;
+    for (int32_t i = 0; i < tuning->count && status == ATTN_OK; i++) {
         const struct tuned *item = &tuning->items[i];
         struct json *row = json_object();
         char shape[MEASUREMENT_SHAPE_SIZE];
@@ -351,5 +328,5 @@ attn_status tuning_compare(const struct tuning *tuning, const struct session *se
     }
     free(declared);
     free(measured);
-    return report->choices != NULL ? ATTN_OK : error->status;
+    return status;
 }

@@ -2,7 +2,7 @@
 #include "without_core.h"
 
 #include "common/command.h"
-#include "host/host.h"
+#include "common/find.h"
 #include "support/client.h"
 
 static attn_status start_services(struct plugin_kernels *opened, int32_t num_threads,
@@ -22,21 +22,15 @@ static attn_status start_services(struct plugin_kernels *opened, int32_t num_thr
 attn_status plugin_kernels_open(struct plugin_kernels *opened, const struct session *session,
                                 int32_t index, struct attn_error *error)
 {
-    struct attn_backend_info backend = {.struct_size = sizeof backend};
-    struct attn_plugin_info file = {.struct_size = sizeof file};
+    const struct attn_backend_caps *caps = backend_caps(session->api, session->runtime, index);
+    const char *file = backend_file(session->api, session->runtime, index);
     *opened = (struct plugin_kernels){.plugin = NULL};
-    session->api->backend_info(session->runtime, index, &backend);
-    session->api->plugin_info(session->runtime, backend.plugin, &file);
-    attn_status status =
-        client_plugin(file.file, ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &opened->plugin, error);
-    status = status ? status : start_services(opened, session->num_threads, error);
-    if (status == ATTN_OK) {
-        status = opened->plugin->create(
-            &SIZED(attn_create_args, .host = &opened->host, .backend = backend.caps->name,
-                   .variant = backend.caps->variant, .device = backend.caps->device),
-            &opened->instance, &opened->kernels, error);
-    }
-    return status;
+    TRY(client_plugin(file, ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &opened->plugin, error));
+    TRY(start_services(opened, session->num_threads, error));
+    return opened->plugin->create(&SIZED(attn_create_args, .host = &opened->host,
+                                         .backend = caps->name, .variant = caps->variant,
+                                         .device = caps->device),
+                                  &opened->instance, &opened->kernels, error);
 }
 
 void plugin_kernels_close(struct plugin_kernels *opened)

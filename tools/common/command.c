@@ -6,6 +6,9 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#define FIRST_ROOM ((size_t)1 << 16) /* first buffer for a pipe, doubled as it goes on */
 
 static int show_usage(const struct command *command, FILE *file, int code)
 {
@@ -37,6 +40,13 @@ static const char *take(const struct command *command, const struct command_opti
         snprintf(text, size, "is not a whole number from %d to %d", option->least, option->most);
         return end == value || *end != '\0' || count < option->least || count > option->most ? text
                                                                                              : NULL;
+    } else if (option->number != NULL) {
+        *option->number = strtod(value, &end);
+        snprintf(text, size, "is not %s above 0, up to %d", option->numbers, option->most);
+        return end == value || *end != '\0' ||
+                       !(*option->number > 0 && *option->number <= option->most)
+                   ? text
+                   : NULL;
     } else {
         return option->parse(command->user, value);
     }
@@ -114,6 +124,60 @@ int command_failed(const char *tool, const char *what, const struct attn_error *
     fprintf(stderr, "%s: %s: %s%s%s\n", tool, what, error->field,
             error->field[0] != '\0' ? ": " : "", error->message);
     return error->status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE;
+}
+
+char *read_whole_file(const char *name, size_t most, size_t *size, const char **why)
+{
+    struct stat info;
+    FILE *in = fopen(name, "rbe");
+    char *bytes = NULL;
+    size_t room = 0;
+    *why = in == NULL || fstat(fileno(in), &info) != 0            ? strerror(errno)
+           : !S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode)    ? "not a regular file"
+           : S_ISREG(info.st_mode) && (size_t)info.st_size > most ? "is too large"
+                                                                  : NULL;
+    *size = 0;
+    while (*why == NULL && *size == room) {
+        room = room > 0 ? 2 * room : S_ISREG(info.st_mode) ? (size_t)info.st_size + 1 : FIRST_ROOM;
+        char *larger = realloc(bytes, room + 1);
+        if (larger == NULL) {
+            *why = "no memory";
+            break;
+        }
+        bytes = larger;
+        *size += fread(bytes + *size, 1, room - *size, in);
+        *why = ferror(in) ? "cannot be read" : *size > most ? "is too large" : NULL;
+    }
+    if (in != NULL) {
+        fclose(in);
+    }
+    if (*why != NULL) {
+        free(bytes);
+        return NULL;
+    }
+    bytes[*size] = '\0';
+    return bytes;
+}
+
+/* The memory, unless it is NULL: then the process ends. */
+static void *found(void *memory, size_t count, size_t size)
+{
+    if (memory == NULL) {
+        fprintf(stderr, "%s: no memory for %zu times %zu bytes; a smaller task may have it\n",
+                program_invocation_short_name, count, size);
+        exit(EXIT_FAILURE);
+    }
+    return memory;
+}
+
+void *command_calloc(size_t count, size_t size)
+{
+    return found(calloc(count + (count == 0), size), count, size);
+}
+
+void *command_realloc(void *memory, size_t count, size_t size)
+{
+    return found(reallocarray(memory, count + (count == 0), size), count, size);
 }
 
 int command_end(const char *tool, int code)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the main functions of all tools share: options by a table, errors, exit status. */
+/* What the main functions of all tools share: options by a table, errors, exit status, files that a
+ * user names, memory. */
 #ifndef TOOLS_COMMON_COMMAND_H
 #define TOOLS_COMMON_COMMAND_H
 
@@ -11,6 +12,15 @@
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77 /* hardware */
 
+/* Ends the function with the status of a call that fails; as core/util/error.h has it. */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const attn_status tried = (call);                                                          \
+        if (tried != ATTN_OK) {                                                                    \
+            return tried;                                                                          \
+        }                                                                                          \
+    } while (0)
+
 /* An option "--name": what it sets is the first member that is not NULL; `parse` keeps any other
  * value. */
 struct command_option {
@@ -21,6 +31,8 @@ struct command_option {
     uint64_t *seed; /* a whole number from 0 */
     int32_t *count; /* a whole number from `least` to `most` */
     int32_t least, most;
+    double *number;      /* above 0, up to `most` */
+    const char *numbers; /* what these are: "seconds" */
     /* Takes `command.user` and the value; NULL, or what is wrong, as in "'x' is not one of …". */
     const char *(*parse)(void *user, const char *value);
 };
@@ -46,6 +58,15 @@ attn_status command_error(struct attn_error *error, attn_status status, const ch
 /* `tool: what: field: message` on stderr. Returns EXIT_ABSENT where hardware is missing, else
  * EXIT_FAILURE. */
 int command_failed(const char *tool, const char *what, const struct attn_error *error);
+
+/* All of a file or pipe of at most `most` bytes, and a NUL after them; the caller frees it. NULL:
+ * *why says why not. */
+char *read_whole_file(const char *name, size_t most, size_t *size, const char **why);
+
+/* calloc and realloc of what a tool cannot go on without: where there is no memory it ends here,
+ * with a message and status 1. */
+void *command_calloc(size_t count, size_t size);
+void *command_realloc(void *memory, size_t count, size_t size);
 
 /* The exit status of a tool whose own is `code`: 1 in place of 0 where its output could not be
  * written, as on a full disk, with the reason on stderr. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "file.h"
+#include "command.h"
 #include "model_reading.h"
 
 #include <cjson/cJSON.h>
@@ -162,28 +162,13 @@ static void add_compressor(struct reading *r, const cJSON *text, int32_t i, bool
 static void make_v4(struct reading *r, const cJSON *text, int32_t ratio, struct model_layer *layer)
 {
     struct attn_layer_desc *desc = &layer->desc;
-    const int32_t size = read_int(r, text, "head_dim", 512, 8, 512);
-    layer->mla =
-        (struct attn_mla_desc){.kv_lora_rank = size, .qk_nope_head_dim = size, .v_head_dim = size};
-    layer_set_mla(desc, &layer->mla);
-    desc->has_window = desc->has_sinks = 1;
-    desc->window_left = read_int(r, text, "sliding_window", 128, 1, INT32_MAX) - 1;
-    desc->window_right = 0;
+    model_layer_compress(layer, read_int(r, text, "head_dim", 512, 8, 512), 0,
+                         ratio > 1 ? ratio : 0, 0);
+    layer_set_window(desc, read_int(r, text, "sliding_window", 128, 1, INT32_MAX));
+    desc->has_sinks = 1;
     layer->output_rope =
         EXTENSION(attn_output_rope, ATTN_EXT_DRAFT_OUTPUT_ROPE, NULL, ATTN_ROPE_GPTJ,
                   read_int(r, text, "qk_rope_head_dim", 64, 2, 512));
-    if (ratio <= 1) {
-        return;
-    }
-    layer->cache = (struct attn_cache_desc){.role = ATTN_CACHE_COMPRESSED,
-                                            .table = 1,
-                                            .kv_dtype = desc->dtype,
-                                            .num_heads = 1,
-                                            .head_size = size,
-                                            .tokens_per_row = ratio};
-    layer->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL, .num_caches = 1,
-                              .cache_stride = sizeof layer->cache);
-    layer->compressed = EXTENSION(attn_compressed_rows, ATTN_EXT_DRAFT_COMPRESSED_ROWS, NULL, );
 }
 
 static bool is_v4(const char *model_type)
@@ -334,17 +319,13 @@ static void attend_by_lists(struct model_layer *layer, const struct attn_indexer
         .groups = x->num_groups > 1 ? ATTN_LISTS_PER_KV_HEAD : ATTN_LISTS_SHARED);
 }
 
-/* Links the layer's sizes, that are set, and what follows from them. */
+/* What follows from the sizes of the recurrent layer, which are set. */
 static void make_recurrent(struct model_layer *layer, double scale)
 {
-    struct attn_recurrent_desc *gdn = &layer->gdn;
-    gdn->conv_silu = 1;
-    layer_set_recurrent(&layer->desc, gdn);
+    layer->gdn.conv_silu = 1;
+    layer_set_recurrent(&layer->desc, &layer->gdn);
     layer->desc.scale = (float)scale;
     layer->desc.soft_cap = 0;
-    if (layer->rule.ext.id != 0) {
-        gdn->ext.next = &layer->rule.ext;
-    }
 }
 
 static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
@@ -437,9 +418,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
     bool all_slide = strcmp(model_type, "mistral") == 0 || strcmp(model_type, "mixtral") == 0;
     if (window > 0 && !cJSON_IsFalse(use_window) &&
         (all_slide || strcmp(type, "sliding_attention") == 0)) {
-        desc->has_window = 1;
-        desc->window_left = window - 1;
-        desc->window_right = 0;
+        layer_set_window(desc, window);
     }
     if (strcmp(type, "chunked_attention") == 0) {
         desc->chunk_size = read_int(r, text, "attention_chunk_size", 8192, 1, INT32_MAX);
@@ -530,7 +509,7 @@ attn_status model_config_read(struct model_config *config, const char *file,
                               struct attn_error *error)
 {
     struct reading r = {config, error, ATTN_OK};
-    *config = (struct model_config){.max_layers = MAX_LAYERS};
+    *config = (struct model_config){.guessed = false};
     const char *why;
     size_t size;
     char *text = read_whole_file(file, MAX_FILE, &size, &why);
@@ -538,13 +517,11 @@ attn_status model_config_read(struct model_config *config, const char *file,
         reading_fail(&r, "file", "cannot be opened: %s", why);
     }
     cJSON *root = text != NULL ? cJSON_Parse(text) : NULL;
-    config->layers = calloc(MAX_LAYERS, sizeof *config->layers);
+    config->layers = command_calloc(MAX_LAYERS, sizeof *config->layers);
     if (text != NULL && !cJSON_IsObject(root)) {
         const char *at = cJSON_GetErrorPtr();
         reading_fail(&r, "file", "is not a JSON object (byte %lld)",
                      root == NULL && at >= text ? (long long)(at - text) : 0);
-    } else if (config->layers == NULL) {
-        reading_fail(&r, "file", "no memory for its layers");
     } else if (r.status == ATTN_OK) {
         read_root(&r, root);
     }
@@ -556,20 +533,4 @@ attn_status model_config_read(struct model_config *config, const char *file,
     }
     model_config_link(config);
     return ATTN_OK;
-}
-
-void model_config_finish(struct model_config *config)
-{
-    free(config->layers);
-    *config = (struct model_config){.layers = NULL};
-}
-
-void model_config_warn(const struct model_config *config, const char *tool, const char *file)
-{
-    if (config->guessed) {
-        fprintf(
-            stderr,
-            "%s: %s: model_type '%s' is not known; its layers are read as plain causal decoders\n",
-            tool, file, config->model_type);
-    }
 }

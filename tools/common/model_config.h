@@ -45,7 +45,6 @@ struct model_config {
     char model_type[64];
     struct model_layer *layers;
     int32_t num_layers;
-    int32_t max_layers;
     bool guessed;           /* model_type is unknown: read as a plain causal decoder */
     bool rotates;           /* the core rotates outputs, where the model does; set before linking */
     bool fuses_index_write; /* write_kv norms, rotates and transforms index keys, where the model
@@ -61,8 +60,18 @@ attn_status model_config_read(struct model_config *config, const char *file,
                               struct attn_error *error);
 void model_config_finish(struct model_config *config);
 
-/* Sets what layers point to, in themselves, where they are now. */
+/* Sets what a layer points to, in itself, where it is now: its extensions by its kind, with the
+ * rotation of its output and the change of index keys where these are done. */
+void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_write);
 void model_config_link(struct model_config *config);
+
+/* Makes an attention layer MLA over own rows of `size` elements, which are key and value, and where
+ * `ratio` is above 0 over compressed rows of so many tokens each, of which lists of `topk` choose
+ * (0: all are seen), in blocks of `block_size`. */
+void model_layer_compress(struct model_layer *layer, int32_t size, int32_t topk, int32_t ratio,
+                          int32_t block_size);
+/* Gives a recurrent layer a ring of so many tokens' inputs. */
+void model_layer_replay(struct model_layer *layer, int32_t tokens);
 
 /* Gives each recurrent layer a ring of so many tokens' inputs; how many there are. */
 int32_t model_config_replay(struct model_config *config, int32_t tokens);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What tools ask of layers that were read. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "command.h"
 #include "model_config.h"
 #include "support/layer.h"
 #include "support/layer_io.h"
@@ -16,58 +18,63 @@ static bool same_sort(const struct model_layer *a, const struct model_layer *b)
            a->cache.tokens_per_row == b->cache.tokens_per_row;
 }
 
+void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_write)
+{
+    const bool recurrent = layer->desc.kind == ATTN_LAYER_RECURRENT;
+    struct attn_ext *lists = layer->lists.max_entries > 0 ? &layer->lists.ext : NULL;
+    struct attn_ext *rope =
+        rotates && layer->output_rope.rotary_dim > 0 ? &layer->output_rope.ext : NULL;
+    struct attn_ext *rule = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
+    struct attn_ext *caches = layer->cache.num_heads > 0 ? &layer->caches.ext : NULL;
+    const bool changes_keys = fuses_index_write && layer->index_write.ext.id != 0;
+    layer->desc.name = layer->name;
+    layer->indexer.ext.next = changes_keys ? &layer->index_write.ext : NULL;
+    layer->caches = layer_caches(&layer->cache, 1, recurrent ? rule : &layer->compressed.ext);
+    layer->compressed.ext.next = rope;
+    layer->gdn.ext.next = caches != NULL ? caches : rule;
+    layer->mla.ext.next = caches != NULL ? caches : rope != NULL ? rope : lists;
+    layer->desc.next = recurrent                                         ? &layer->gdn.ext
+                       : layer->desc.kind == ATTN_LAYER_MLA              ? &layer->mla.ext
+                       : layer->desc.kind == ATTN_LAYER_INDEXER          ? &layer->indexer.ext
+                       : layer->desc.kind == ATTN_LAYER_DRAFT_COMPRESSOR ? &layer->compressor.ext
+                                                                         : lists;
+}
+
 void model_config_link(struct model_config *config)
 {
     for (int32_t i = 0; i < config->num_layers; i++) {
-        struct model_layer *layer = &config->layers[i];
-        struct attn_ext *lists = layer->lists.max_entries > 0 ? &layer->lists.ext : NULL;
-        layer->desc.name = layer->name;
-        layer->desc.next = layer->desc.kind == ATTN_LAYER_DECODER ? lists : layer->desc.next;
-        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
-            layer->desc.next = &layer->gdn.ext;
-            layer->gdn.ext.next = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
-            if (layer->cache.role == ATTN_CACHE_REPLAY) {
-                layer->caches.caches = &layer->cache;
-                layer->caches.ext.next = layer->gdn.ext.next;
-                layer->gdn.ext.next = &layer->caches.ext;
-            }
-        } else if (layer->desc.kind == ATTN_LAYER_MLA) {
-            layer->desc.next = &layer->mla.ext;
-            struct attn_ext *rope = config->rotates && layer->output_rope.rotary_dim > 0
-                                        ? &layer->output_rope.ext
-                                        : NULL;
-            layer->mla.ext.next = layer->cache.tokens_per_row > 0 ? &layer->caches.ext
-                                  : rope != NULL                  ? rope
-                                                                  : lists;
-            layer->caches.caches = &layer->cache;
-            layer->caches.ext.next = &layer->compressed.ext;
-            layer->compressed.ext.next = rope;
-        } else if (layer->desc.kind == ATTN_LAYER_INDEXER) {
-            layer->desc.next = &layer->indexer.ext;
-            layer->indexer.ext.next = config->fuses_index_write && layer->index_write.ext.id != 0
-                                          ? &layer->index_write.ext
-                                          : NULL;
-        } else if (layer->desc.kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
-            layer->desc.next = &layer->compressor.ext;
-        }
+        model_layer_link(&config->layers[i], config->rotates, config->fuses_index_write);
     }
+}
+
+void model_layer_compress(struct model_layer *layer, int32_t size, int32_t topk, int32_t ratio,
+                          int32_t block_size)
+{
+    struct layer_compressed made;
+    layer_set_compressed(&layer->desc, &layer->mla, &made, size, topk, ratio, block_size);
+    if (ratio > 0) {
+        layer->cache = made.cache;
+        layer->compressed = made.rows;
+    }
+}
+
+void model_layer_replay(struct model_layer *layer, int32_t tokens)
+{
+    model_layer_link(layer, false, false); /* the rule says how many gates there are */
+    layer->cache = layer_ring(&layer->gdn, layer->desc.dtype, layer_gates(&layer->desc), tokens);
+    layer->cache.tokens_per_row = 0; /* reads as 1 */
+    model_layer_link(layer, false, false);
 }
 
 int32_t model_config_replay(struct model_config *config, int32_t tokens)
 {
     int32_t rings = 0;
     for (int32_t i = 0; i < config->num_layers; i++) {
-        struct model_layer *layer = &config->layers[i];
-        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
-            layer->cache =
-                layer_ring(&layer->gdn, layer->desc.dtype, layer_gates(&layer->desc), tokens);
-            layer->cache.tokens_per_row = 0; /* reads as 1 */
-            layer->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL,
-                                      .num_caches = 1, .cache_stride = sizeof layer->cache);
+        if (config->layers[i].desc.kind == ATTN_LAYER_RECURRENT) {
+            model_layer_replay(&config->layers[i], tokens);
             rings++;
         }
     }
-    model_config_link(config);
     return rings;
 }
 
@@ -114,10 +121,8 @@ attn_status model_config_select(const struct model_config *config, const struct 
                                 attn_runtime *runtime, const struct attn_select_options *options,
                                 attn_assignment **assignment, struct attn_error *error)
 {
-    const struct attn_layer_desc **layers = calloc((size_t)config->num_layers + 1, sizeof *layers);
-    if (layers == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
+    const struct attn_layer_desc **layers =
+        command_calloc((size_t)config->num_layers, sizeof *layers);
     for (int32_t i = 0; i < config->num_layers; i++) {
         layers[i] = &config->layers[i].desc;
     }
@@ -138,3 +143,29 @@ void model_alibi_slopes(float *slopes, int32_t num_heads)
         slopes[h] = (float)exp2(exponent);
     }
 }
+
+void model_config_finish(struct model_config *config)
+{
+    free(config->layers);
+    *config = (struct model_config){.layers = NULL};
+}
+
+void model_config_warn(const struct model_config *config, const char *tool, const char *file)
+{
+    if (config->guessed) {
+        fprintf(
+            stderr,
+            "%s: %s: model_type '%s' is not known; its layers are read as plain causal decoders\n",
+            tool, file, config->model_type);
+    }
+}
+
+#if !ATTN_HAS_CJSON
+attn_status model_config_read(struct model_config *config, const char *file,
+                              struct attn_error *error)
+{
+    *config = (struct model_config){.layers = NULL};
+    return command_error(error, ATTN_ERROR_UNSUPPORTED, "configuration",
+                         "built without libcjson, which reads configurations");
+}
+#endif

@@ -75,8 +75,8 @@ struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t ind
 {
     static struct model_layer spill; /* where a failed reading writes what is not read */
     struct model_config *config = r->config;
-    if (r->status != ATTN_OK || config->num_layers >= config->max_layers) {
-        reading_fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);
+    if (r->status != ATTN_OK || config->num_layers >= MAX_LAYERS) {
+        reading_fail(r, "num_hidden_layers", "more than %d layers", MAX_LAYERS);
         return &spill;
     }
     struct model_layer *layer = &config->layers[config->num_layers++];

@@ -3,10 +3,14 @@
 
 #include <attn/draft/index_lists.h>
 #include <attn/draft/recurrent.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "library.h"
+#include "find.h"
 #include "support/layer_io.h"
+
+#define LEAST_STEPS 4 /* indices with one distance that are shortened */
 
 const char *code_name(int32_t list, int32_t code)
 {
@@ -95,4 +99,34 @@ const char *layer_kind_name(const struct attn_layer_desc *layer)
            : layer->chunk_size > 0 ? "chunked"
            : layer->has_window     ? "sliding"
                                    : "full";
+}
+
+void layer_list(const int32_t *indices, int32_t count, char *text, size_t size)
+{
+    size_t used = 0;
+    bool even = count >= LEAST_STEPS && indices[1] > indices[0] + 1;
+    for (int32_t i = 2; i < count; i++) {
+        even = even && indices[i] - indices[i - 1] == indices[1] - indices[0];
+    }
+    text[0] = '\0';
+    if (even) {
+        snprintf(text, size, "%d, %d ... %d", indices[0], indices[1], indices[count - 1]);
+        return;
+    }
+    for (int32_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && indices[end] == indices[end - 1] + 1; end++) {
+        }
+        char range[32];
+        if (end - i > 1) {
+            snprintf(range, sizeof range, "%s%d-%d", i > 0 ? ", " : "", indices[i],
+                     indices[end - 1]);
+        } else {
+            snprintf(range, sizeof range, "%s%d", i > 0 ? ", " : "", indices[i]);
+        }
+        bool fits = used + sizeof range + sizeof ", ..." < size;
+        used += (size_t)snprintf(text + used, size - used, "%s", fits ? range : ", ...");
+        if (!fits) {
+            return;
+        }
+    }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text names of codes, which the core has: its api.code_name. */
+/* The text names of codes, which the core has: its api.code_name; and of layers. */
 #ifndef TOOLS_COMMON_NAMES_H
 #define TOOLS_COMMON_NAMES_H
 
@@ -19,5 +19,8 @@ int32_t dtype_of_name(const char *name);
 
 /* "full", "sliding", "chunked" for decoders, else the kind's own name: as ATTN_BACKEND has them. */
 const char *layer_kind_name(const struct attn_layer_desc *layer);
+/* Writes the increasing indices of equal layers as "0-11", "0, 2 ... 40" or "0-4, 6-10"; what does
+ * not fit is left out, and "..." stands for it. Size: at least 32. */
+void layer_list(const int32_t *indices, int32_t count, char *text, size_t size);
 
 #endif

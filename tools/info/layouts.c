@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "info/layouts.h"
+/* attn-info --layouts. */
+#include "info/info.h"
 
 #include <string.h>
 

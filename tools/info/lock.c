@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "info/lock.h"
+/* attn-info --lock and --diff. */
+#include "info/info.h"
 
 #include <errno.h>
 #include <fcntl.h>

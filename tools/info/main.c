@@ -12,14 +12,11 @@
 #include "common/command.h"
 #include "common/declared.h"
 #include "common/device.h"
-#include "common/layer_list.h"
-#include "common/library.h"
 #include "common/model_config.h"
 #include "common/names.h"
 #include "host/conformance.h"
 #include "host/measurement.h"
-#include "info/layouts.h"
-#include "info/lock.h"
+#include "info/info.h"
 #include "support/client.h"
 #include "util/hash.h"
 
@@ -44,7 +41,6 @@ static const char usage[] =
     "Exit status: 0 every layer is served, 1 a layer is not or an order was refused, 2 usage;\n"
     "of --diff: 0 the same choice, 1 another.\n";
 
-static const char *const phase_names[] = {"prefill", "decode"};
 static const char *const verdict_names[] = {"chosen", "eligible", "excluded by a rule",
                                             "unsupported", "on another device"};
 
@@ -181,26 +177,24 @@ static struct json *backends_json(const struct info *info)
         lines = cache_lines_read(path, &why);
     }
     for (int32_t i = 0; i < info->api->backend_count(info->runtime); i++) {
-        struct attn_backend_info backend = {.struct_size = sizeof backend};
-        struct json *item = json_object(), *device = json_object();
-        info->api->backend_info(info->runtime, i, &backend);
-        json_add(item, "name", json_string(backend.caps->name));
-        json_add(item, "variant", json_string(backend.caps->variant));
-        json_add(item, "version", json_string(backend.caps->version));
-        json_add(item, "vendor", json_string(backend.caps->vendor));
-        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
-        info->api->plugin_info(info->runtime, backend.plugin, &plugin);
-        json_add(item, "file", json_string(plugin.file));
-        json_add(device, "type", json_number(backend.caps->device.type));
-        json_add(device, "id", json_number(backend.caps->device.id));
-        json_add(item, "device", device);
+        const struct attn_backend_caps *caps = backend_caps(info->api, info->runtime, i);
+        const char *file = backend_file(info->api, info->runtime, i);
+        struct json *item = json_object();
+        json_add(item, "name", json_string(caps->name));
+        json_add(item, "variant", json_string(caps->variant));
+        json_add(item, "version", json_string(caps->version));
+        json_add(item, "vendor", json_string(caps->vendor));
+        json_add(item, "file", json_string(file));
+        struct json *device = json_add(item, "device", json_object());
+        json_add(device, "type", json_number(caps->device.type));
+        json_add(device, "id", json_number(caps->device.id));
         struct json *rank = json_add(item, "rank", json_object());
         for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
-            json_add(rank, phase_names[phase], json_number(backend.caps->rank[phase]));
+            json_add(rank, phase_names[phase], json_number(caps->rank[phase]));
         }
-        json_add(item, "conformance", conformance_json(lines, backend.caps, plugin.file));
+        json_add(item, "conformance", conformance_json(lines, caps, file));
         if (info->options.capabilities) {
-            json_add(item, "capabilities", declared_json(backend.caps));
+            json_add(item, "capabilities", declared_json(caps));
         }
         json_push(backends, item);
     }
@@ -254,20 +248,15 @@ static void add_times(const struct info *info, struct json *item, int32_t index,
                       int32_t backend)
 {
     const struct attn_layer_desc *desc = &info->config.layers[index].desc;
-    struct attn_choice choice = {.struct_size = sizeof choice};
-    struct attn_backend_info about = {.struct_size = sizeof about};
-    struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
-    char kv_dtype[64], shape[MEASUREMENT_SHAPE_SIZE], name[160], line[1024];
+    const struct attn_choice choice = choice_of(info->api, info->assignment, index, phase);
+    char kv_dtype[64], shape[MEASUREMENT_SHAPE_SIZE], name[BACKEND_SIZE], line[1024];
     struct measurement m;
     uint64_t file = 0;
     struct json *times = json_add(item, "times", json_array());
     if (info->times == NULL || backend < 0) {
         return;
     }
-    info->api->assignment_choice(info->assignment, index, phase, &choice);
-    info->api->backend_info(info->runtime, backend, &about);
-    info->api->plugin_info(info->runtime, about.plugin, &plugin);
-    backend_text(about.caps, name, sizeof name);
+    backend_text(backend_caps(info->api, info->runtime, backend), name, sizeof name);
     const bool two = choice.kv_dtype_v != 0 && choice.kv_dtype_v != choice.kv_dtype;
     snprintf(kv_dtype, sizeof kv_dtype, "%s%s%s", kv_dtype_name(choice.kv_dtype), two ? "/" : "",
              two ? kv_dtype_name(choice.kv_dtype_v) : "");
@@ -278,7 +267,7 @@ static void add_times(const struct info *info, struct json *item, int32_t index,
             continue;
         }
         if (file == 0) {
-            (void)file_hash(plugin.file, &file);
+            (void)file_hash(backend_file(info->api, info->runtime, backend), &file);
         }
         const char *stale = measurement_stale(&m, file, drivers_hash(HASH_INIT));
         struct json *time = json_object();
@@ -294,14 +283,9 @@ static void add_times(const struct info *info, struct json *item, int32_t index,
 
 static void add_choice(const struct info *info, struct json *layer, int32_t index, int32_t phase)
 {
-    struct attn_choice choice = {.struct_size = sizeof choice};
+    const struct attn_choice choice = choice_of(info->api, info->assignment, index, phase);
     struct json *item = json_object();
-    info->api->assignment_choice(info->assignment, index, phase, &choice);
-    if (choice.backend >= 0) {
-        json_add(item, "backend", json_string(choice.name));
-    } else {
-        json_add(item, "backend", json_null());
-    }
+    json_add(item, "backend", json_string(choice.backend >= 0 ? choice.name : NULL));
     json_add(item, "rule", json_string(choice.rule));
     json_add(item, "forced", json_bool(choice.forced));
     json_add(item, "rank", json_number(choice.rank));
@@ -335,20 +319,19 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
     struct json *rejected = json_add(layer, "rejected", json_array());
     for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
         for (int32_t b = 0; b < info->api->backend_count(info->runtime); b++) {
-            struct attn_backend_info backend = {.struct_size = sizeof backend};
+            const struct attn_backend_caps *caps = backend_caps(info->api, info->runtime, b);
             int32_t verdict, count;
-            char name[160];
+            char name[BACKEND_SIZE];
             info->api->assignment_verdict(info->assignment, index, phase, b, &verdict, &count);
             if (verdict == ATTN_VERDICT_CHOSEN) {
                 continue;
             }
             struct json *item = json_object();
-            info->api->backend_info(info->runtime, b, &backend);
-            backend_text(backend.caps, name, sizeof name);
+            backend_text(caps, name, sizeof name);
             json_add(item, "backend", json_string(name));
             json_add(item, "phase", json_string(phase_names[phase]));
             if (verdict == ATTN_VERDICT_ELIGIBLE) {
-                json_add(item, "rank", json_number(backend.caps->rank[phase]));
+                json_add(item, "rank", json_number(caps->rank[phase]));
                 add_times(info, item, index, phase, b);
                 json_add(item, "reasons", reasons_json(info, index, phase, b, count));
                 json_push(eligible, item);
@@ -364,8 +347,8 @@ static void add_others(const struct info *info, struct json *layer, int32_t inde
 /* Adds the bound by which attn-check compares a backend of this layer with cpu_ref. */
 static void add_bound(const struct info *info, struct json *layer, int32_t index)
 {
-    struct attn_choice choice = {.struct_size = sizeof choice};
-    info->api->assignment_choice(info->assignment, index, ATTN_PHASE_DECODE, &choice);
+    const struct attn_choice choice =
+        choice_of(info->api, info->assignment, index, ATTN_PHASE_DECODE);
     struct json *bound = json_add(layer, "bound", json_object());
     json_add(bound, "of_row_rms", json_number(choice.bound_of_row_rms));
     json_add(bound, "of_element", json_number(choice.bound_of_element));
@@ -573,13 +556,13 @@ static int32_t layers_like(const struct json *layers, const struct json *first, 
 static void print_layers(const struct json *layers, const struct options *options)
 {
     const struct json *layer;
-    int32_t *indices = calloc((size_t)json_count(layers) + 1, sizeof *indices);
+    int32_t *indices = command_calloc((size_t)json_count(layers), sizeof *indices);
     printf("%-6s %-12s %-22s %-22s %-16s which\n", "layers", "kind", "prefill", "decode", "rule");
     JSON_EACH(layer, layers)
     {
         const struct json *prefill = json_get(layer, "prefill");
         const struct json *decode = json_get(layer, "decode");
-        int32_t count = indices != NULL ? layers_like(layers, layer, indices) : 0;
+        const int32_t count = layers_like(layers, layer, indices);
         char which[80];
         if (count == 0) {
             continue;
@@ -643,12 +626,8 @@ static void print_text(const struct json *root, const struct options *options)
 
 static attn_status select_model(struct info *info, struct attn_error *error)
 {
-    attn_status status = info->api->best_device(info->runtime, NULL, &info->device, error);
-    status =
-        status == ATTN_OK ? model_config_read(&info->config, info->options.model, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(info->api->best_device(info->runtime, NULL, &info->device, error));
+    TRY(model_config_read(&info->config, info->options.model, error));
     const struct attn_select_options options =
         SIZED(attn_select_options, .device = info->device, .flags = ATTN_SELECT_KEEP_UNSERVED);
     model_config_warn(&info->config, "attn-info", info->options.model);
@@ -660,9 +639,7 @@ static bool all_served(const struct info *info)
 {
     for (int32_t i = 0; info->assignment != NULL && i < info->config.num_layers; i++) {
         for (int32_t phase = 0; phase <= ATTN_PHASE_DECODE; phase++) {
-            struct attn_choice choice = {.struct_size = sizeof choice};
-            info->api->assignment_choice(info->assignment, i, phase, &choice);
-            if (choice.backend < 0) {
+            if (choice_of(info->api, info->assignment, i, phase).backend < 0) {
                 return false;
             }
         }

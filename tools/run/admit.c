@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A request's arrival: what it shares with another, and the keys of its prompt written without
  * being attended. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine.h"
@@ -15,7 +14,7 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
     out->encoder_seq_lens = out->encoder_seq_lens_host = batch->encoder_lens;
     client_blocks(out, group->table, group->stride, batch->slots);
     out->block_table_rows = MAX_REQUESTS;
-    out->block_table_row = batch->rows;
+    out->block_table_row = batch->request;
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         const int32_t end = batch->query_start_loc[i + 1];
         for (int32_t t = batch->query_start_loc[i]; t < end; t++) {
@@ -31,11 +30,10 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
     const size_t blocks = reqs * (size_t)group->stride * word;
     struct latent_table rows = {.table = {.block_table = NULL}};
-    int32_t *second = group->tokens_per_row > 0 ? malloc(blocks) : NULL;
-    if (second != NULL) {
+    OWNED(memory_end) int32_t *second = NULL;
+    if (group->tokens_per_row > 0) {
+        second = command_calloc(1, blocks);
         latent_table(group, batch, second, &rows);
-    } else if (group->tokens_per_row > 0) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "tables", "no memory");
     }
     struct state_batch none = {.ext = {.state_slots = NULL}};
     const struct {
@@ -55,15 +53,10 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
         {(const void **)&(states != NULL ? states : &none)->replay.ring_tokens, reqs * word}};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
-            *arrays[i].array =
-                engine_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
-            if (*arrays[i].array == NULL) {
-                free(second);
-                return engine->error.status;
-            }
+            *arrays[i].array = memory_upload(&engine->batches, *arrays[i].array, arrays[i].bytes);
         }
     }
-    free(second);
+    TRY(engine_sent(engine, &engine->batches, "a step's tensors"));
     return engine->api->plan_batch(group->plan, batch, engine->stream, &engine->error);
 }
 
@@ -80,12 +73,9 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
                               int32_t end)
 {
     struct run_group *group = &engine->groups[g];
-    OWNED(memory_end) struct batch *batch = calloc(1, sizeof *batch);
+    OWNED(memory_end) struct batch *batch = command_calloc(1, sizeof *batch);
     struct state_batch states;
     struct attn_batch view;
-    if (batch == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
-    }
     if (!group->recurrent) {
         TRY(blocks_reserve(engine, group, r, end));
     }
@@ -93,7 +83,6 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     batch->query_start_loc[1] = end - first;
     batch->seq_lens[0] = end;
     batch->encoder_lens[0] = end;
-    batch->rows[0] = r;
     batch->request[0] = r;
     fill_batch(group, batch, &view);
     if (group->recurrent) {
@@ -135,25 +124,26 @@ static int32_t share(struct run_engine *engine, int32_t r)
     return shared;
 }
 
-static attn_status fill_history(struct run_engine *engine, struct run_layer *layer, int32_t r,
-                                int32_t shared, int32_t written)
+static void fill_history(struct run_engine *engine, struct run_layer *layer, int32_t r,
+                         int32_t shared, int32_t written)
 {
     const struct request *request = &engine->requests[r];
     const struct row_terms *t = &layer->terms;
     if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
-        return add_keys(engine, layer, r, 0, request->encoder, request->encoder);
+        add_keys(engine, layer, r, 0, request->encoder, request->encoder);
+        return;
     }
     if (layer->source->desc.causal != ATTN_CAUSAL_YES) {
-        return ATTN_OK; /* encoders get theirs with their step */
+        return; /* encoders get theirs with their step */
     }
-    TRY(add_keys(engine, layer, r, 0, 0, request->prompt + request->output));
+    add_keys(engine, layer, r, 0, 0, request->prompt + request->output);
     if (shared > 0) {
         size_t row = (size_t)shared * (size_t)t->num_kv_heads * element_bytes(layer);
         memcpy(layer->k_history[r], layer->k_history[request->shares], row * (size_t)t->head_size);
         memcpy(layer->v_history[r], layer->v_history[request->shares],
                row * (size_t)t->head_size_v);
     }
-    return add_keys(engine, layer, r, shared, written, 0);
+    add_keys(engine, layer, r, shared, written, 0);
 }
 
 /* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */
@@ -163,7 +153,7 @@ attn_status admit(struct run_engine *engine, int32_t r)
     int32_t shared = share(engine, r), written = shared;
     written = request->prompt - 2 * CHUNK > written ? request->prompt - 2 * CHUNK : written;
     for (int32_t i = 0; i < engine->num_layers; i++) {
-        TRY(fill_history(engine, &engine->layers[i], r, shared, written));
+        fill_history(engine, &engine->layers[i], r, shared, written);
     }
     request->drawn = written;
     for (int32_t g = 0; g < engine->num_groups; g++) {

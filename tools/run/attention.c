@@ -68,29 +68,24 @@ static double *widen(double **at, const void *rows, int64_t count, int32_t dtype
     return first;
 }
 
-/* The lists of a request's tokens as the oracle has them, [per_token, count, length]; NULL: no
- * memory. */
+/* The lists of a request's tokens as the oracle has them, [per_token, count, length]. */
 static uint8_t *mask_of(const struct step_lists *lists, int32_t length, int32_t first,
                         int32_t count)
 {
-    uint8_t *mask = calloc((size_t)lists->per_token * (size_t)count, (size_t)length);
-    int32_t *keys = malloc((size_t)length * sizeof *keys);
-    for (int32_t n = 0; mask != NULL && keys != NULL && n < lists->per_token * count; n++) {
+    uint8_t *mask = command_calloc((size_t)lists->per_token * (size_t)count, (size_t)length);
+    int32_t *keys = command_calloc((size_t)length, sizeof *keys);
+    for (int32_t n = 0; n < lists->per_token * count; n++) {
         const int32_t c = n % count, position = length - count + c;
         int32_t seen = list_keys(lists, first + c, n / count, position, keys);
         while (seen > 0) {
             mask[(int64_t)n * length + keys[--seen]] = 1;
         }
     }
-    if (keys == NULL) {
-        free(mask);
-        mask = NULL;
-    }
     free(keys);
     return mask;
 }
 
-static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
+static void verify(const struct run_step *step, int32_t i, struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const struct row_terms *t = &layer->terms;
@@ -99,18 +94,12 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
     const int32_t r = step->batch->request[i], first = step->batch->query_start_loc[i];
     const int32_t count = step->batch->query_start_loc[i + 1] - first, length = step_keys(step, i);
     const int64_t heads = t->num_q_heads, rows = count * heads;
-    double *memory =
-        malloc((size_t)(rows * (t->head_size + t->head_size_v + 1) +
-                        length * (t->num_kv_heads * (int64_t)t->head_size_v + 1) + 2 * heads) *
-               sizeof *memory);
+    double *memory = command_calloc(
+        (size_t)(rows * (t->head_size + t->head_size_v + 1) +
+                 length * (t->num_kv_heads * (int64_t)t->head_size_v + 1) + 2 * heads),
+        sizeof *memory);
     double *at = memory;
-    const bool listed = lists->entries != NULL;
-    uint8_t *mask = listed ? mask_of(lists, length, first, count) : NULL;
-    if (memory == NULL || (listed && mask == NULL)) {
-        free(memory);
-        free(mask);
-        return false;
-    }
+    uint8_t *mask = lists->entries != NULL ? mask_of(lists, length, first, count) : NULL;
     const uint8_t *q =
         step->rows[STEP_Q] + (size_t)(first * heads * t->head_size) * element_bytes(layer);
     const float *recorded =
@@ -149,7 +138,6 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
     }
     free(memory);
     free(mask);
-    return true;
 }
 
 attn_status attention_bind(struct run_engine *engine, struct run_layer *layer)
@@ -158,8 +146,8 @@ attn_status attention_bind(struct run_engine *engine, struct run_layer *layer)
     struct attn_layer_params params = {.struct_size = sizeof params};
     const size_t bytes = (size_t)d->num_q_heads * sizeof(float);
     const int32_t size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size;
-    TRY(params_send(engine, layer, 0, layer->sinks, bytes));
-    TRY(params_send(engine, layer, 1, layer->slopes, bytes));
+    params_send(engine, layer, 0, layer->sinks, bytes);
+    params_send(engine, layer, 1, layer->slopes, bytes);
     params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
     params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
     layer->terms = (struct row_terms){.dtype = d->dtype,
@@ -175,7 +163,7 @@ attn_status attention_bind(struct run_engine *engine, struct run_layer *layer)
         layer->terms.num_out_heads = layer->source->indexer.num_groups;
         layer->terms.out_size = layer_list_room(&layer->source->indexer);
     }
-    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+    return params_bind(engine, layer, &params);
 }
 
 const struct run_kind run_attention_kind = {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of a group: handed out of a shuffled list, given back, swapped to host memory and in
  * again. */
-#include <stdlib.h>
-
 #include "engine.h"
 #include "support/client.h"
 
@@ -12,8 +10,8 @@ attn_status blocks_reserve(struct run_engine *engine, struct run_group *group, i
     int32_t needed = (length + group->block_size - 1) / group->block_size;
     while (group->held[r] < needed) {
         if (group->num_free == 0) {
-            return engine_fail(engine, ATTN_ERROR_LIMIT, "blocks",
-                               "the cache has no free block left");
+            return command_error(&engine->error, ATTN_ERROR_LIMIT, "blocks",
+                                 "the cache has no free block left");
         }
         int32_t block = group->free_blocks[--group->num_free];
         group->references[block] = 1;
@@ -49,13 +47,9 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
 {
     struct run_group *group = &engine->groups[g];
     OWNED(memory_end)
-    struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
-    OWNED(memory_end) int64_t *pairs = calloc(2 * (size_t)group->stride, sizeof *pairs);
+    struct attn_block_memory *others = command_calloc((size_t)engine->num_layers, sizeof *others);
+    OWNED(memory_end) int64_t *pairs = command_calloc(2 * (size_t)group->stride, sizeof *pairs);
     int32_t count = group->held[r], members = 0;
-    if (others == NULL || pairs == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap",
-                           "no memory for the swap space");
-    }
     for (int32_t i = 0; i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
         if (layer->group != g) {

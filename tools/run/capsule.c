@@ -12,9 +12,9 @@
 #include "common/capsule_read.h"
 #include "common/command.h"
 #include "common/memory.h"
-#include "common/file.h"
+#include "common/command.h"
 #include "common/json.h"
-#include "common/library.h"
+#include "common/find.h"
 #include "support/client.h"
 #include "support/kv_format.h"
 #include "support/layer_io.h"
@@ -43,7 +43,7 @@ struct replay {
     attn_layer *layer;
     attn_plan *plan;
     struct memory memory;
-    char backends[BACKENDS];
+    char backends[BACKEND_SIZE];
     uint8_t *out; /* the host's */
     struct attn_error error;
 };
@@ -82,11 +82,7 @@ static bool read_contents(struct contents *from, const char *name, uint64_t seed
         return false;
     }
     /* the head may end at any address */
-    from->drawn = malloc((size_t)capsule_bytes(c));
-    if (from->drawn == NULL) {
-        fprintf(stderr, "attn-run: %s: no memory\n", name);
-        return false;
-    }
+    from->drawn = command_calloc(1, (size_t)capsule_bytes(c));
     if (c->real) {
         memcpy(from->drawn, data, (size_t)capsule_bytes(c));
     }
@@ -133,7 +129,7 @@ static attn_status select_layer(struct replay *r, attn_runtime *runtime, const c
         status = r->api->select(runtime, &options, layers, 1, &r->assignment, &r->error);
     }
     TRY(status);
-    name_backends(r->api, r->assignment, 0, r->backends);
+    choice_text(r->api, r->assignment, 0, r->backends);
     TRY(r->api->model_create(runtime, r->assignment, NULL, &r->model, &r->error));
     r->layer = r->api->model_layer(r->model, 0);
     return ATTN_OK;
@@ -144,12 +140,8 @@ static attn_status bind_params(struct replay *r)
     const struct capsule *c = &r->from->capsule;
     const int64_t bytes = 4 * (int64_t)c->num_q_heads;
     struct attn_layer_params params = {.struct_size = sizeof params};
-    if (c->has_sinks && (params.sinks = send(r, c->sinks, bytes)) == NULL) {
-        return r->error.status;
-    }
-    if (c->alibi != ATTN_ALIBI_NONE && (params.alibi_slopes = send(r, c->slopes, bytes)) == NULL) {
-        return r->error.status;
-    }
+    params.sinks = c->has_sinks ? send(r, c->sinks, bytes) : NULL;
+    params.alibi_slopes = c->alibi != ATTN_ALIBI_NONE ? send(r, c->slopes, bytes) : NULL;
     int64_t shape[] = {capsule_rows(c, 2), c->kv_lora_rank};
     struct attn_tensor kv_b_proj = {
         .device = r->device.device, .ndim = 2, .dtype = number_dtype(c->dtype), .shape = shape};
@@ -158,11 +150,9 @@ static attn_status bind_params(struct replay *r)
     if (c->kv_lora_rank > 0) {
         params.next = &weights.ext;
         kv_b_proj.data = send(r, r->from->tensors[2], tensor_bytes(c, 2));
-        if (kv_b_proj.data == NULL) {
-            return r->error.status;
-        }
     }
-    return r->api->layer_bind_params(r->layer, &params, &r->error);
+    return r->memory.failed ? r->error.status
+                            : r->api->layer_bind_params(r->layer, &params, &r->error);
 }
 
 /* An MLA layer has one, of latent rows. */
@@ -239,10 +229,10 @@ static attn_status bind_cache(struct replay *r, int32_t *block_size, int64_t *nu
         *num_blocks += blocks_of(c, i, spec.block_size);
     }
     const int64_t bytes = *num_blocks * spec.padded_page_bytes;
-    OWNED(memory_end) uint8_t *host = calloc(1, (size_t)bytes);
+    OWNED(memory_end) uint8_t *host = command_calloc(1, (size_t)bytes);
     uint8_t *memory = send(r, NULL, bytes);
-    if (memory == NULL || host == NULL) {
-        return memory == NULL ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
+    if (memory == NULL) {
+        return r->error.status;
     }
     const struct attn_kv_view *given[] = {&views[0], &views[1]};
     attn_status status = ATTN_ERROR_UNSUPPORTED;
@@ -278,11 +268,8 @@ static attn_status plan_step(struct replay *r, int32_t block_size)
     const int64_t stride = ((int64_t)longest + block_size - 1) / block_size;
     const int64_t table_at = 2 * (int64_t)c->num_reqs + 1;
     const int64_t count = table_at + c->num_reqs * stride;
-    OWNED(memory_end) int32_t *ints = calloc((size_t)count, sizeof *ints);
+    OWNED(memory_end) int32_t *ints = command_calloc((size_t)count, sizeof *ints);
     int32_t first = 0;
-    if (ints == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
     for (int32_t i = 0; i < c->num_reqs; i++) {
         const int32_t blocks = (int32_t)blocks_of(c, i, block_size);
         ints[i + 1] = ints[i] + c->query_lens[i];
@@ -314,14 +301,14 @@ static void *send_new_rows(struct replay *r)
     const struct capsule *c = &r->from->capsule;
     const int64_t row = c->head_size * (int64_t)number_bytes(c->dtype);
     const uint8_t *from = r->from->tensors[1];
-    OWNED(memory_end) uint8_t *rows = malloc((size_t)(capsule_rows(c, 0) * row));
+    OWNED(memory_end) uint8_t *rows = command_calloc((size_t)capsule_rows(c, 0), (size_t)row);
     uint8_t *to = rows;
-    for (int32_t i = 0; rows != NULL && i < c->num_reqs; i++) {
+    for (int32_t i = 0; i < c->num_reqs; i++) {
         from += c->seq_lens[i] * row;
         memcpy(to, from - c->query_lens[i] * row, (size_t)(c->query_lens[i] * row));
         to += c->query_lens[i] * row;
     }
-    return rows != NULL ? send(r, rows, to - rows) : NULL;
+    return send(r, rows, to - rows);
 }
 
 static attn_status run_layer(struct replay *r)
@@ -331,8 +318,8 @@ static attn_status run_layer(struct replay *r)
     const int32_t width = capsule_dims(c, 0);
     uint8_t *q = send(r, r->from->tensors[0], tensor_bytes(c, 0)), *out = send(r, NULL, bytes);
     uint8_t *rows = c->kv_lora_rank > 0 ? send_new_rows(r) : NULL;
-    if (q == NULL || out == NULL || (rows == NULL && c->kv_lora_rank > 0)) {
-        return r->error.status != ATTN_OK ? r->error.status : ATTN_ERROR_OUT_OF_MEMORY;
+    if (r->memory.failed) {
+        return r->error.status;
     }
     const size_t element = number_bytes(c->dtype);
     const struct {
@@ -357,9 +344,8 @@ static attn_status run_layer(struct replay *r)
     }
     TRY(device_set(&r->device, out, 0xff, (size_t)bytes, &r->error));
     TRY(r->api->run(r->plan, r->layer, &io.io, &r->error));
-    r->out = malloc((size_t)bytes);
-    return r->out != NULL ? device_copy_out(&r->device, r->out, out, (size_t)bytes, &r->error)
-                          : ATTN_ERROR_OUT_OF_MEMORY;
+    r->out = command_calloc(1, (size_t)bytes);
+    return device_copy_out(&r->device, r->out, out, (size_t)bytes, &r->error);
 }
 
 static attn_status replay_on(struct replay *r, attn_runtime *runtime, struct attn_device device,
@@ -484,8 +470,8 @@ static int tell(const struct contents *from, const struct replay *tested,
     int code = EXIT_SUCCESS;
     json_add(root, "capsule", describe(&from->capsule));
     struct json *results = json_add(root, "results", json_array());
-    struct attn_choice choice = {.struct_size = sizeof choice};
-    reference->api->assignment_choice(reference->assignment, 0, ATTN_PHASE_DECODE, &choice);
+    const struct attn_choice choice =
+        choice_of(reference->api, reference->assignment, 0, ATTN_PHASE_DECODE);
     const struct bound bound = {choice.bound_of_row_rms, choice.bound_of_element, 0};
     compare(results, &from->capsule, tested->backends, bound, tested->out, reference->out);
     if (from->capsule.real) {
@@ -508,14 +494,14 @@ static int tell(const struct contents *from, const struct replay *tested,
 
 int capsule_replay(const char *file, const char *backend, uint64_t seed, bool as_json)
 {
-    struct contents *from = calloc(1, sizeof *from);
+    struct contents *from = command_calloc(1, sizeof *from);
     struct replay tested = {.from = from}, reference = {.from = from};
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_api *api = NULL;
     attn_runtime *runtime = NULL;
     struct attn_device device;
     int code = EXIT_FAILURE;
-    if (from == NULL || !read_contents(from, file, seed)) {
+    if (!read_contents(from, file, seed)) {
         goto done;
     }
     attn_status status = library_open(&api, &error);
@@ -540,10 +526,8 @@ done:
     if (api != NULL) {
         api->runtime_destroy(runtime);
     }
-    if (from != NULL) {
-        free(from->file);
-        free(from->drawn);
-    }
+    free(from->file);
+    free(from->drawn);
     free(from);
     return code;
 }

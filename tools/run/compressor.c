@@ -29,15 +29,13 @@ const struct run_layer *compressor_of(const struct run_engine *engine,
 
 const struct attn_tensor *angles(struct run_engine *engine, int32_t rotary, struct shaped *to)
 {
-    const size_t bytes = (size_t)engine->longest * (size_t)rotary * sizeof(float);
-    float *table = engine->angles == NULL ? malloc(bytes) : NULL;
-    if (table != NULL) {
-        oracle_angles(table, engine->longest, rotary);
-    }
     if (engine->angles == NULL) {
-        engine->angles = engine_send(engine, &engine->kept, table, bytes);
+        const size_t bytes = (size_t)engine->longest * (size_t)rotary * sizeof(float);
+        float *table = command_calloc(1, bytes);
+        oracle_angles(table, engine->longest, rotary);
+        engine->angles = memory_upload(&engine->kept, table, bytes);
+        free(table);
     }
-    free(table);
     return device_tensor(engine, to, engine->angles, ATTN_DTYPE_F32, 2,
                          (int64_t[]){engine->longest, rotary});
 }
@@ -55,23 +53,18 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
                                       .head_size_v = d->head_size / d->num_kv_heads,
                                       .num_out_heads = 1,
                                       .out_size = d->head_size};
-    layer->weights = malloc((size_t)size * element_bytes(layer));
-    layer->gates = malloc((size_t)biases * sizeof *layer->gates);
-    if (layer->weights == NULL || layer->gates == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for a norm's");
-    }
+    layer->weights = command_calloc((size_t)size, element_bytes(layer));
+    layer->gates = command_calloc((size_t)biases, sizeof *layer->gates);
     number_fill_normal(layer->weights, 0, size, d->dtype, 1, &engine->random);
     number_fill_normal(layer->gates, 0, biases, ATTN_DTYPE_F32, 1, &engine->random);
-    attn_status status =
-        params_send(engine, layer, 0, layer->weights, (size_t)size * element_bytes(layer));
-    return status
-               ? status
-               : params_send(engine, layer, 1, layer->gates, (size_t)biases * sizeof *layer->gates);
+    params_send(engine, layer, 0, layer->weights, (size_t)size * element_bytes(layer));
+    params_send(engine, layer, 1, layer->gates, (size_t)biases * sizeof *layer->gates);
+    return engine_sent(engine, &engine->kept, "parameters");
 }
 
-static attn_status bring(struct run_engine *engine, const struct run_layer *layer,
-                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
-                         struct more_io *more)
+static void bring(struct run_engine *engine, const struct run_layer *layer,
+                  const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                  struct more_io *more)
 {
     const struct attn_compressor_desc *x = &layer->source->compressor;
     const int64_t size = layer->terms.head_size;
@@ -83,7 +76,6 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
                                      layer->terms.dtype, 1, &size),
         .cos_sin = angles(engine, x->rotary_dim, &more->cos_sin), .norm_eps = NORM_EPS);
     io->io.next = &more->pooling.ext;
-    return more->pooling.cos_sin->data != NULL ? ATTN_OK : engine->error.status;
 }
 
 static bool finishes(const struct run_layer *layer, int64_t position)
@@ -108,7 +100,7 @@ static void keep(const struct run_step *step)
 }
 
 /* Tokens of one request: the rows of those that finish none are as they were. */
-static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
+static void verify(const struct run_step *step, int32_t i, struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const struct attn_compressor_desc *x = &layer->source->compressor;
@@ -123,8 +115,8 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
                                              .norm_eps = NORM_EPS};
     const int32_t size = oracle.size, end = step->batch->query_start_loc[i + 1];
     const size_t bytes = (size_t)size * element_bytes(layer);
-    double *expected = malloc((size_t)size * sizeof *expected);
-    for (int32_t t = step->batch->query_start_loc[i]; t < end && expected != NULL; t++) {
+    double *expected = command_calloc((size_t)size, sizeof *expected);
+    for (int32_t t = step->batch->query_start_loc[i]; t < end; t++) {
         const int64_t position = step->batch->positions[t];
         const uint8_t *out = step->rows[STEP_OUT] + (size_t)t * bytes;
         if (finishes(layer, position)) {
@@ -139,7 +131,6 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
         tally->compared += size;
     }
     free(expected);
-    return expected != NULL;
 }
 
 const struct run_kind run_compressor_kind = {

@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "common/command.h"
+#include "common/find.h"
 #include "common/memory.h"
 #include "common/model_config.h"
 #include "support/layer_io.h"
@@ -15,18 +17,8 @@
 #include "support/random.h"
 #include "support/tensor.h"
 
-/* The function returns what the call gave, unless that is ATTN_OK. */
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        const attn_status status_ = (call);                                                        \
-        if (status_ != ATTN_OK) {                                                                  \
-            return status_;                                                                        \
-        }                                                                                          \
-    } while (0)
-
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots, or as many tokens as a row of a cache stands for */
-#define BACKENDS 160  /* bytes of their names in both phases */
 #define MAX_ROWS 4096 /* rows of a step */
 #define POISON 0xff   /* bytes of outputs before they are written */
 /* slots of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
@@ -70,7 +62,7 @@ struct request {
     int32_t drawn;  /* tokens whose inputs came with its arrival */
     int32_t produced;
     int32_t first_row; /* its first row in a recording */
-    bool arrived, running, swapped, left;
+    bool arrived, running, swapped;
 };
 
 /* A layer's cache memory, and what was written for each request, unpaged: the oracle's input. */
@@ -104,7 +96,7 @@ struct run_layer {
      * reads as 1 */
     int32_t roundings;
     struct tally tally;
-    char backend[BACKENDS];
+    char backend[BACKEND_SIZE];
 };
 
 /* A block-table group: its allocator, table and plan. */
@@ -133,7 +125,6 @@ struct batch {
     int32_t query_start_loc[MAX_REQUESTS + 1];
     int32_t seq_lens[MAX_REQUESTS];
     int32_t encoder_lens[MAX_REQUESTS];
-    int32_t rows[MAX_REQUESTS];
     int64_t slots[MAX_ROWS], positions[MAX_ROWS];
 };
 
@@ -159,7 +150,6 @@ struct run_engine {
     int64_t tokens;
     uint64_t random;
     struct attn_error error;
-    attn_status status;
 };
 
 #define CHUNK 24 /* prompt tokens that one request attends in a step */
@@ -169,9 +159,6 @@ attn_status engine_setup(struct run_engine *engine);
 /* Selects and binds the layers that are described. */
 attn_status engine_bind(struct run_engine *engine);
 void engine_finish(struct run_engine *engine);
-/* "A", or "A/B" where prefill and decode have two. */
-void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
-                   char text[BACKENDS]);
 /* requests.c */
 attn_status requests_read(struct run_engine *engine);
 /* blocks.c: space for `length` keys of request r in a group; swapping */
@@ -190,12 +177,8 @@ attn_status engine_take(struct run_engine *engine, bool host, size_t bytes, cons
 /* Takes memory of the device that is NaN in every dtype of a cache. */
 attn_status engine_take_unwritten(struct run_engine *engine, size_t bytes, const char *what,
                                   void **memory);
-/* The error of the last allocation in `memory`, or of the last copy to it. */
-attn_status engine_refused(struct run_engine *engine, const struct memory *memory,
-                           const char *what);
-/* A copy on the device; NULL with the engine's error. */
-void *engine_send(struct run_engine *engine, struct memory *memory, const void *source,
-                  size_t bytes);
+/* The error of an allocation in `memory`, or of a copy to it, if one has failed. */
+attn_status engine_sent(struct run_engine *engine, const struct memory *memory, const char *what);
 /* For everything that is on the device, so that memory may be given back. */
 attn_status engine_wait(struct run_engine *engine);
 /* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
@@ -234,7 +217,6 @@ struct run_step {
     struct step_lists lists;
     double *keys[MAX_REQUESTS]; /* the keys' history of each request of the batch */
     int32_t next_part, num_parts;
-    bool failed;
     pthread_mutex_t lock;
 };
 
@@ -262,17 +244,17 @@ struct run_kind {
     /* The query of token c of the batch's request i; NULL: there are none. */
     void (*make_query)(struct run_step *step, int32_t i, int32_t c);
     /* The part of the outputs with that index, a request of the batch or a head, against the
-     * oracle. False: no memory. */
-    bool (*verify)(const struct run_step *step, int32_t part, struct tally *tally);
+     * oracle. */
+    void (*verify)(const struct run_step *step, int32_t part, struct tally *tally);
     /* Makes keys first .. end-1 of request r, in the history, of the values that were drawn. NULL:
      * keys are drawn, too. */
     void (*make_keys)(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                       int32_t end);
     /* Links to the io of a run of `tokens` tokens what it has more; `rows` are the values of the
      * history that were sent. NULL: nothing. */
-    attn_status (*bring)(struct run_engine *engine, const struct run_layer *layer,
-                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
-                         struct more_io *more);
+    void (*bring)(struct run_engine *engine, const struct run_layer *layer,
+                  const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                  struct more_io *more);
     void (*keep)(const struct run_step *step); /* outputs, for layers after it; NULL: none are */
     bool is_run; /* a prompt's first tokens come in runs, too, not in writes alone */
     bool by_heads;
@@ -283,8 +265,8 @@ extern const struct run_kind run_attention_kind, run_mla_kind, run_latent_kind, 
 
 /* lists.c: those of a layer in a step; the keys of a token's list up to `position`, in `keys` of
  * position + 1 places, and how many */
-attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
-                          const struct batch *batch, struct step_lists *lists);
+void lists_of_step(struct run_engine *engine, const struct run_layer *layer,
+                   const struct batch *batch, struct step_lists *lists);
 int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,
                   int32_t *keys);
 /* layer.c: a step of one layer; the keys of a batch of one request, written only */
@@ -301,23 +283,24 @@ size_t element_bytes(const struct run_layer *layer);
 const float *recorded_row(const struct run_engine *engine, const struct run_layer *layer,
                           int32_t which, int32_t r, int64_t row);
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
-attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
-                     int32_t end, int32_t capacity);
+void add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+              int32_t end, int32_t capacity);
 /* `count` outputs from element `at` of `out` against what they should be, and against the
  * recording's (NULL: none). */
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
                  int32_t count, const float *recorded, struct tally *tally);
-/* compressor.c: the one whose rows a layer takes, or NULL; the table of angles as a tensor, whose
- * data are NULL with the engine's error where there is no memory */
+/* compressor.c: the one whose rows a layer takes, or NULL; the table of angles as a tensor */
 const struct run_layer *compressor_of(const struct run_engine *engine,
                                       const struct run_layer *layer);
 const struct attn_tensor *angles(struct run_engine *engine, int32_t rotary, struct shaped *to);
 /* memory.c: a dense tensor of the device's memory */
 struct attn_tensor *device_tensor(const struct run_engine *engine, struct shaped *to, void *data,
                                   int32_t dtype, int32_t ndim, const int64_t *shape);
-/* Parameter `index` of the layer, copied to device_params[index] */
-attn_status params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
-                        const void *source, size_t bytes);
+/* Parameter `index` of the layer, copied to device_params[index]; and all of them, bound */
+void params_send(struct run_engine *engine, struct run_layer *layer, int32_t index,
+                 const void *source, size_t bytes);
+attn_status params_bind(struct run_engine *engine, const struct run_layer *layer,
+                        const struct attn_layer_params *params);
 /* latent.c: the second table of a batch whose arrays are the host's; it has a row for each request
  * of the batch, in `blocks`. */
 struct latent_table {
@@ -333,8 +316,6 @@ void gdn_states(struct run_group *group, const struct batch *batch, struct state
 attn_status gdn_swap(struct run_engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct run_engine *engine);
-attn_status engine_fail(struct run_engine *engine, attn_status status, const char *field,
-                        const char *what);
 
 /* capsule.c: --capsule, one recorded step of one layer, run again on any backend and held to
  * cpu_ref. `backend` is a selection text as in ATTN_BACKEND; NULL: what would be chosen here.

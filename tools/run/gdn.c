@@ -39,14 +39,10 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     const int32_t hv = g->num_v_heads, gates = layer_gates(&layer->source->desc),
                   count = 2 * hv + gates;
     const int64_t channels = layer_channels(g);
-    layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
-    layer->gates = malloc((size_t)count * sizeof *layer->gates);
-    if (layer->weights == NULL || layer->gates == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights",
-                           "no memory for the convolution's");
-    }
     const size_t bytes[] = {(size_t)(channels * g->conv_width) * element_bytes(layer),
                             (size_t)count * sizeof *layer->gates};
+    layer->weights = command_calloc(1, bytes[0]);
+    layer->gates = command_calloc(1, bytes[1]);
     for (int64_t i = 0; i < channels * g->conv_width; i++) {
         number_store(layer->weights, i, layer->terms.dtype,
                      0.5 * random_almost_normal(&engine->random));
@@ -55,10 +51,8 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
     for (int32_t i = 0; i < count; i++) {
         layer->gates[i] = (float)(random_almost_normal(&engine->random) - (i < hv ? 2 : 0));
     }
-    const void *sources[] = {layer->weights, layer->gates};
-    for (int32_t i = 0; i < 2; i++) {
-        TRY(params_send(engine, layer, i, sources[i], bytes[i]));
-    }
+    params_send(engine, layer, 0, layer->weights, bytes[0]);
+    params_send(engine, layer, 1, layer->gates, bytes[1]);
     const float *sent = layer->device_params[1];
     const bool given = rule->gate == ATTN_GATE_GIVEN, constant = rule->gate == ATTN_GATE_CONSTANT;
     struct shaped conv;
@@ -71,7 +65,7 @@ static attn_status bind_weights(struct run_engine *engine, struct run_layer *lay
         .a_log = given ? NULL : sent, .dt_bias = given || constant ? NULL : sent + 2 * (int64_t)hv,
         .conv_weight = &conv.tensor);
     struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
-    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+    return params_bind(engine, layer, &params);
 }
 
 static attn_status bind(struct run_engine *engine, struct run_layer *layer)
@@ -124,7 +118,7 @@ void gdn_states(struct run_group *group, const struct batch *batch, struct state
 }
 
 /* Tokens of one request against the recurrence, whose state moves on with them. */
-static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
+static void verify(const struct run_step *step, int32_t i, struct tally *tally)
 {
     struct run_layer *layer = step->layer;
     const int32_t r = step->batch->request[i], first = step->batch->query_start_loc[i];
@@ -151,13 +145,9 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
         .unit_norm = g->qk_l2norm,
         .ring_dtype = written ? 0 : layer->terms.dtype};
     int32_t row = g->num_v_heads * g->head_size_v;
-    double *expected = calloc((size_t)row, sizeof *expected);
+    double *expected = command_calloc((size_t)row, sizeof *expected);
     if (layer->oracle_states[r] == NULL) {
-        layer->oracle_states[r] = calloc((size_t)state_size(g), sizeof(double));
-    }
-    if (expected == NULL || layer->oracle_states[r] == NULL) {
-        free(expected);
-        return false;
+        layer->oracle_states[r] = command_calloc((size_t)state_size(g), sizeof(double));
     }
     for (int32_t c = 0; c < count; c++) {
         oracle_recurrent(&oracle, layer->k_history[r], layer->v_history[r], own + c,
@@ -172,7 +162,6 @@ static bool verify(const struct run_step *step, int32_t i, struct tally *tally)
         layer->oracle_states[r][e] = number_round(layer->oracle_states[r][e], g->state_dtype);
     }
     free(expected);
-    return true;
 }
 
 const struct run_kind run_recurrent_kind = {.bind = bind, .verify = verify, .is_run = true};

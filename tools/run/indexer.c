@@ -27,13 +27,11 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
     const int64_t size = layer->source->desc.head_size;
     TRY(attention_bind(engine, layer));
     const size_t bytes = (size_t)size * element_bytes(layer);
-    layer->weights = malloc(2 * bytes);
-    if (layer->weights == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for a norm's");
-    }
+    layer->weights = command_calloc(2, bytes);
     number_fill_normal(layer->weights, 0, 2 * size, layer->terms.dtype, 1, &engine->random);
-    TRY(params_send(engine, layer, 0, layer->weights, bytes));
-    return params_send(engine, layer, 1, layer->weights + bytes, bytes);
+    params_send(engine, layer, 0, layer->weights, bytes);
+    params_send(engine, layer, 1, layer->weights + bytes, bytes);
+    return engine_sent(engine, &engine->kept, "parameters");
 }
 
 /* A row of several tokens has its first one's position. */
@@ -71,40 +69,36 @@ static void make_keys(struct run_engine *engine, struct run_layer *layer, int32_
 }
 
 /* What a write needs that changes keys, and the keys as they were drawn. */
-static attn_status bring(struct run_engine *engine, const struct run_layer *layer,
-                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
-                         struct more_io *more)
+static void bring(struct run_engine *engine, const struct run_layer *layer,
+                  const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                  struct more_io *more)
 {
     const struct attn_index_write *w = &layer->source->index_write;
     const int64_t size = layer->terms.head_size;
-    if (!is_fused(engine, layer)) {
-        return ATTN_OK;
-    }
-    int64_t *positions = malloc((size_t)tokens * sizeof *positions);
-    for (int64_t t = 0; positions != NULL && t < tokens; t++) {
-        positions[t] = row_position(layer, batch->positions[t]);
-    }
     const int32_t dtype = layer->terms.dtype;
+    const bool biased = w->norm == ATTN_KEY_NORM_LAYER;
+    if (!is_fused(engine, layer)) {
+        return;
+    }
     more->index_write = EXTENSION(
         attn_io_index_write, ATTN_EXT_DRAFT_IO_INDEX_WRITE, io->io.next,
         .norm_weight = device_tensor(engine, &more->norm, layer->device_params[0], dtype, 1, &size),
         .norm_bias =
-            w->norm == ATTN_KEY_NORM_LAYER
-                ? device_tensor(engine, &more->bias, layer->device_params[1], dtype, 1, &size)
-                : NULL,
+            biased ? device_tensor(engine, &more->bias, layer->device_params[1], dtype, 1, &size)
+                   : NULL,
         .norm_eps = (float)NORM_EPS);
     if (w->rope != ATTN_ROPE_NONE) {
+        int64_t *positions = command_calloc((size_t)tokens, sizeof *positions);
+        for (int64_t t = 0; t < tokens; t++) {
+            positions[t] = row_position(layer, batch->positions[t]);
+        }
         more->index_write.positions =
-            engine_send(engine, &engine->rows, positions, (size_t)tokens * sizeof *positions);
+            memory_upload(&engine->rows, positions, (size_t)tokens * sizeof *positions);
         more->index_write.cos_sin = angles(engine, w->rotary_dim, &more->cos_sin);
+        free(positions);
     }
-    free(positions);
     io->io.next = &more->index_write.ext;
     io->tensors[ROLE_K].data = rows;
-    return w->rope == ATTN_ROPE_NONE ||
-                   (more->index_write.positions != NULL && more->cos_sin.tensor.data != NULL)
-               ? ATTN_OK
-               : engine->error.status;
 }
 
 static void make_query(struct run_step *step, int32_t i, int32_t c)
@@ -123,7 +117,7 @@ static void make_query(struct run_step *step, int32_t i, int32_t c)
 }
 
 /* All lists of the tokens of one request. */
-static bool verify(const struct run_step *step, int32_t request, struct tally *tally)
+static void verify(const struct run_step *step, int32_t request, struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const int32_t r = step->batch->request[request], length = step->batch->seq_lens[request];
@@ -137,14 +131,14 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     const int32_t rows = length / x->tokens_per_row, room = layer_list_room(x);
     const struct oracle_indexer oracle = layer_index_oracle(x, t->num_q_heads, d, t->scale);
     const double slack = is_fused(step->engine, layer) ? 4 * SLACK : SLACK;
-    double *keys = malloc((size_t)(rows * (d + 1) + heads * (d + 1) + 1) * sizeof *keys);
+    double *keys = command_calloc((size_t)(rows + heads) * (size_t)(d + 1) + 1, sizeof *keys);
     double *scores = keys + (int64_t)rows * d, *q = scores + rows,
            *weights = q + (int64_t)heads * d;
-    for (int64_t i = 0; keys != NULL && i < (int64_t)rows * d; i++) {
+    for (int64_t i = 0; i < (int64_t)rows * d; i++) {
         const int64_t token = (i / d + 1) * x->tokens_per_row - 1;
         keys[i] = number_load(layer->k_history[r], token * d + i % d, t->dtype);
     }
-    for (int64_t i = 0; keys != NULL && i < (int64_t)count * x->num_groups; i++) {
+    for (int64_t i = 0; i < (int64_t)count * x->num_groups; i++) {
         const int64_t token = first + i / x->num_groups, head = i % x->num_groups * heads;
         const int64_t position = length - count + i / x->num_groups;
         double largest = 0;
@@ -166,7 +160,6 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
         tally->compared += room;
     }
     free(keys);
-    return keys != NULL;
 }
 
 const struct run_kind run_indexer_kind = {.bind = bind,

@@ -21,9 +21,9 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
     return attention_bind(engine, layer);
 }
 
-static attn_status bring(struct run_engine *engine, const struct run_layer *layer,
-                         const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
-                         struct more_io *more)
+static void bring(struct run_engine *engine, const struct run_layer *layer,
+                  const struct batch *batch, int64_t tokens, void *rows, struct layer_io *io,
+                  struct more_io *more)
 {
     const struct row_terms *t = &layer->terms;
     const int32_t rotary = layer->source->output_rope.rotary_dim;
@@ -35,16 +35,14 @@ static attn_status bring(struct run_engine *engine, const struct run_layer *laye
         io->mla.ext.next = &more->caches.ext;
     }
     if (io->io.flags & ATTN_RUN_NO_ATTEND || !rotates(engine, layer)) {
-        return ATTN_OK;
+        return;
     }
-    more->rotation = EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, io->mla.ext.next,
-                               .positions = engine_send(engine, &engine->rows, batch->positions,
-                                                        (size_t)tokens * sizeof *batch->positions),
-                               .cos_sin = angles(engine, rotary, &more->cos_sin));
+    more->rotation =
+        EXTENSION(attn_io_output_rope, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE, io->mla.ext.next,
+                  .positions = memory_upload(&engine->rows, batch->positions,
+                                             (size_t)tokens * sizeof *batch->positions),
+                  .cos_sin = angles(engine, rotary, &more->cos_sin));
     io->mla.ext.next = &more->rotation.ext;
-    return more->rotation.positions != NULL && more->rotation.cos_sin->data != NULL
-               ? ATTN_OK
-               : engine->error.status;
 }
 
 void latent_table(const struct run_group *group, struct attn_batch *batch, int32_t *blocks,
@@ -93,7 +91,7 @@ static int32_t seen_rows(const struct run_layer *layer, const struct step_lists 
     return count;
 }
 
-static bool verify(const struct run_step *step, int32_t request, struct tally *tally)
+static void verify(const struct run_step *step, int32_t request, struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const struct row_terms *t = &layer->terms;
@@ -104,17 +102,16 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     const int64_t at = (int64_t)first * t->num_q_heads;
     const int32_t d = t->head_size, tokens = layer->source->cache.tokens_per_row;
     const int32_t rows = length + (tokens > 0 ? length / tokens : 0);
-    double *keys = malloc(((size_t)rows * (size_t)(d + 1) + 2 * (size_t)d + 1) * sizeof *keys);
-    int32_t *seen = malloc((size_t)rows * sizeof *seen);
+    double *keys = command_calloc((size_t)rows * (size_t)(d + 1) + 2 * (size_t)d + 1, sizeof *keys);
+    int32_t *seen = command_calloc((size_t)rows, sizeof *seen);
     double *scores = keys + (int64_t)rows * d, *query = scores + rows, *expected = query + d;
-    const bool ready = keys != NULL && seen != NULL;
-    for (int64_t i = 0; ready && i < (int64_t)rows * d; i++) {
+    for (int64_t i = 0; i < (int64_t)rows * d; i++) {
         const int64_t row = i / d - length; /* a finished one: its last token's value */
         keys[i] = row < 0 ? number_load(layer->k_history[r], i, t->dtype)
                           : number_load(layer->v_history[r], ((row + 1) * tokens - 1) * d + i % d,
                                         t->dtype);
     }
-    for (int64_t i = 0; ready && i < (int64_t)count * t->num_q_heads; i++) {
+    for (int64_t i = 0; i < (int64_t)count * t->num_q_heads; i++) {
         const int32_t token = (int32_t)(i / t->num_q_heads);
         const double sink = (double)layer->sinks[i % t->num_q_heads];
         const struct oracle_mla head = {d, 0, d, d, t->scale, NULL, &sink};
@@ -132,7 +129,6 @@ static bool verify(const struct run_step *step, int32_t request, struct tally *t
     }
     free(keys);
     free(seen);
-    return ready;
 }
 
 const struct run_kind run_latent_kind = {

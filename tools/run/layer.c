@@ -55,18 +55,15 @@ static size_t row_bytes(const struct run_layer *layer, int32_t rows)
 }
 
 /* Sends `tokens` rows, NULL: none, and makes the tensors that lie in them. */
-static attn_status send_rows(struct run_engine *engine, struct run_layer *layer,
-                             const void *const rows[STEP_ROWS], int64_t tokens, struct layer_io *io,
-                             void *sent[STEP_ROWS])
+static void send_rows(struct run_engine *engine, struct run_layer *layer,
+                      const void *const rows[STEP_ROWS], int64_t tokens, struct layer_io *io,
+                      void *sent[STEP_ROWS])
 {
     layer_io_init(io, &layer->source->desc, engine->stream);
     for (int32_t i = 0; i < STEP_ROWS; i++) {
-        sent[i] = rows[i] != NULL ? engine_send(engine, &engine->rows, rows[i],
-                                                (size_t)tokens * row_bytes(layer, i))
-                                  : NULL;
-        if (rows[i] != NULL && sent[i] == NULL) {
-            return engine->error.status;
-        }
+        sent[i] = rows[i] != NULL
+                      ? memory_upload(&engine->rows, rows[i], (size_t)tokens * row_bytes(layer, i))
+                      : NULL;
     }
     for (enum layer_role role = 0; role < LAYER_ROLES; role++) {
         struct layer_rows sizes = layer_rows(io->layer, role);
@@ -80,12 +77,13 @@ static attn_status send_rows(struct run_engine *engine, struct run_layer *layer,
                      (uint8_t *)sent[from] + skipped * element_bytes(layer),
                      width != sizes.dims ? width : 0);
     }
-    return ATTN_OK;
 }
 
 static attn_status run_io(struct run_engine *engine, const struct run_layer *layer,
                           const struct layer_io *io)
 {
+    TRY(engine_sent(engine, &engine->kept, "parameters"));
+    TRY(engine_sent(engine, &engine->rows, "a step's tensors"));
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io->io,
                             &engine->error);
 }
@@ -101,16 +99,16 @@ attn_status layer_write(struct run_engine *engine, struct run_layer *layer,
     struct layer_io io;
     struct more_io more;
     void *sent[STEP_ROWS];
-    TRY(send_rows(engine, layer, rows, end - first, &io, sent));
+    send_rows(engine, layer, rows, end - first, &io, sent);
     io.io.flags = ATTN_RUN_NO_ATTEND;
     if (layer->kind->bring != NULL) {
-        TRY(layer->kind->bring(engine, layer, batch, end - first, sent[STEP_V], &io, &more));
+        layer->kind->bring(engine, layer, batch, end - first, sent[STEP_V], &io, &more);
     }
     return run_io(engine, layer, &io);
 }
 
 /* New rows into the histories and the step, and a query for each token. */
-static attn_status fill_step(struct run_step *step)
+static void fill_step(struct run_step *step)
 {
     struct run_engine *engine = step->engine;
     struct run_layer *layer = step->layer;
@@ -122,7 +120,7 @@ static attn_status fill_step(struct run_step *step)
         /* a recurrent layer's prompt is run as it was drawn with its arrival */
         const bool drawn = own < engine->requests[r].drawn;
         if (!step->cross && !drawn) {
-            TRY(add_keys(engine, layer, r, own, own + count, 0));
+            add_keys(engine, layer, r, own, own + count, 0);
         }
         const uint8_t *histories[] = {NULL, layer->k_history[r], layer->v_history[r]};
         for (int32_t b = STEP_K; b <= STEP_V && !step->cross; b++) {
@@ -134,7 +132,6 @@ static attn_status fill_step(struct run_step *step)
             layer->kind->make_query(step, i, c);
         }
     }
-    return ATTN_OK;
 }
 
 static attn_status run_step(struct run_step *step)
@@ -146,14 +143,13 @@ static attn_status run_step(struct run_step *step)
     void *sent[STEP_ROWS];
     const int32_t *lists = NULL;
     memcpy(rows, step->rows, sizeof rows);
-    TRY(send_rows(engine, step->layer, rows, step->tokens, &io, sent));
+    send_rows(engine, step->layer, rows, step->tokens, &io, sent);
     if (step->lists.entries != NULL) {
-        lists = engine_send(engine, &engine->rows, step->lists.entries, step->lists.bytes);
-        TRY(lists != NULL ? ATTN_OK : engine->error.status);
+        lists = memory_upload(&engine->rows, step->lists.entries, step->lists.bytes);
     }
     if (step->layer->kind->bring != NULL) {
-        TRY(step->layer->kind->bring(engine, step->layer, step->batch, step->tokens, sent[STEP_V],
-                                     &io, &more));
+        step->layer->kind->bring(engine, step->layer, step->batch, step->tokens, sent[STEP_V], &io,
+                                 &more);
     }
     if (lists != NULL && step->layer->source->mla.topk > 0) {
         io.mla.topk_indices = lists;
@@ -171,26 +167,20 @@ static void *verify_parts(void *argument)
 {
     struct run_step *step = argument;
     struct tally tally = {0, 0};
-    bool failed = false;
-    for (;;) {
-        pthread_mutex_lock(&step->lock);
-        const int32_t part = step->next_part++;
-        step->failed |= failed;
-        const bool stops = step->failed || part >= step->num_parts;
-        pthread_mutex_unlock(&step->lock);
-        if (stops) {
-            break;
-        }
-        failed = !step->layer->kind->verify(step, part, &tally);
-    }
     pthread_mutex_lock(&step->lock);
+    while (step->next_part < step->num_parts) {
+        const int32_t part = step->next_part++;
+        pthread_mutex_unlock(&step->lock);
+        step->layer->kind->verify(step, part, &tally);
+        pthread_mutex_lock(&step->lock);
+    }
     step->layer->tally.max_error = fmax(step->layer->tally.max_error, tally.max_error);
     step->layer->tally.compared += tally.compared;
     pthread_mutex_unlock(&step->lock);
     return NULL;
 }
 
-static attn_status verify_step(struct run_step *step)
+static void verify_step(struct run_step *step)
 {
     const struct row_terms *t = &step->layer->terms;
     pthread_t threads[MAX_THREADS];
@@ -198,12 +188,11 @@ static attn_status verify_step(struct run_step *step)
     int32_t started = 0;
     for (int32_t i = 0; i < step->batch->num_reqs && step->layer->kind->wants_keys; i++) {
         const int64_t count = (int64_t)step_keys(step, i) * t->num_kv_heads * t->head_size;
-        step->keys[i] = malloc((size_t)count * sizeof(double));
-        for (int64_t e = 0; step->keys[i] != NULL && e < count; e++) {
+        step->keys[i] = command_calloc((size_t)count, sizeof(double));
+        for (int64_t e = 0; e < count; e++) {
             step->keys[i][e] =
                 number_load(step->layer->k_history[step->batch->request[i]], e, t->dtype);
         }
-        step->failed |= step->keys[i] == NULL;
     }
     step->num_parts =
         step->layer->kind->by_heads ? step->layer->terms.num_q_heads : step->batch->num_reqs;
@@ -217,9 +206,6 @@ static attn_status verify_step(struct run_step *step)
         pthread_join(threads[i], NULL);
     }
     pthread_mutex_destroy(&step->lock);
-    return step->failed ? engine_fail(step->engine, ATTN_ERROR_OUT_OF_MEMORY, "verify",
-                                      "no memory; try --scale")
-                        : ATTN_OK;
 }
 
 attn_status layer_run(struct run_engine *engine, struct run_layer *layer, const struct batch *batch)
@@ -229,26 +215,23 @@ attn_status layer_run(struct run_engine *engine, struct run_layer *layer, const 
                             .batch = batch,
                             .tokens = batch->query_start_loc[batch->num_reqs],
                             .cross = layer->source->desc.kind == ATTN_LAYER_CROSS};
-    attn_status status = lists_of_step(engine, layer, batch, &step.lists);
-    for (int32_t i = 0; i < STEP_ROWS && status == ATTN_OK; i++) {
+    lists_of_step(engine, layer, batch, &step.lists);
+    for (int32_t i = 0; i < STEP_ROWS; i++) {
         const bool has = (i != STEP_WEIGHTS || is_indexer(layer)) &&
                          !(step.cross && (i == STEP_K || i == STEP_V));
         const size_t bytes = has ? (size_t)step.tokens * row_bytes(layer, i) : 0;
-        step.rows[i] = bytes > 0 ? malloc(bytes) : NULL;
-        if (bytes > 0 && step.rows[i] == NULL) {
-            status =
-                engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
-        } else if (i == STEP_OUT) {
+        step.rows[i] = bytes > 0 ? command_calloc(1, bytes) : NULL;
+        if (i == STEP_OUT) {
             memset(step.rows[i], POISON, bytes);
         }
     }
-    status = status ? status : fill_step(&step);
-    status = status ? status : run_step(&step);
+    fill_step(&step);
+    const attn_status status = run_step(&step);
     if (status == ATTN_OK && layer->kind->keep != NULL) {
         layer->kind->keep(&step);
     }
     if (status == ATTN_OK && engine->settings->verify) {
-        status = verify_step(&step);
+        verify_step(&step);
     }
     memory_finish(&engine->rows);
     if (is_indexer(layer)) { /* for the sparse layers after it */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of the keys that a step's queries may see: those that an indexer has chosen, or drawn ones.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine.h"
@@ -39,27 +38,24 @@ static void draw_list(struct run_engine *engine, const struct attn_index_lists *
     }
 }
 
-attn_status lists_of_step(struct run_engine *engine, const struct run_layer *layer,
-                          const struct batch *batch, struct step_lists *lists)
+void lists_of_step(struct run_engine *engine, const struct run_layer *layer,
+                   const struct batch *batch, struct step_lists *lists)
 {
     const struct run_layer *indexer = indexer_of(engine, layer);
     *lists = (struct step_lists){.form = &layer->source->lists, .per_token = 1};
     const int32_t entries = lists->form->max_entries;
     if (entries == 0) {
-        return ATTN_OK;
+        return;
     }
     if (lists->form->groups == ATTN_LISTS_PER_KV_HEAD) {
         lists->per_token = layer->source->desc.num_kv_heads;
     }
     lists->bytes = (size_t)batch->query_start_loc[batch->num_reqs] * (size_t)lists->per_token *
                    (size_t)entries * sizeof *lists->entries;
-    lists->entries = malloc(lists->bytes);
-    if (lists->entries == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "lists", "no memory; try --scale");
-    }
+    lists->entries = command_calloc(1, lists->bytes);
     if (indexer != NULL) {
         memcpy(lists->entries, indexer->lists, lists->bytes);
-        return ATTN_OK;
+        return;
     }
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         const int32_t first = batch->query_start_loc[i], end = batch->query_start_loc[i + 1];
@@ -68,7 +64,6 @@ attn_status lists_of_step(struct run_engine *engine, const struct run_layer *lay
             draw_list(engine, lists->form, position, lists->entries + (int64_t)n * entries);
         }
     }
-    return ATTN_OK;
 }
 
 int32_t list_keys(const struct step_lists *lists, int32_t token, int32_t group, int32_t position,

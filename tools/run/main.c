@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "common/command.h"
-#include "common/layer_list.h"
-#include "common/library.h"
+#include "common/find.h"
 #include "common/names.h"
 #include "common/seconds.h"
 #include "engine.h"
@@ -41,15 +40,6 @@ static const char usage[] =
     "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage;\n"
     "of --capsule: 0 within the bound, 1 off or not run.\n";
 
-static const char *parse_scale(void *user, const char *value)
-{
-    struct settings *s = user;
-    char *end;
-    s->scale = strtod(value, &end);
-    return *end == '\0' && s->scale > 0 && s->scale <= 16 ? NULL
-                                                          : "is not a number above 0 and up to 16";
-}
-
 static int parse(int argc, char **argv, struct settings *s)
 {
     const struct command_option names[] = {
@@ -58,7 +48,7 @@ static int parse(int argc, char **argv, struct settings *s)
         {"capsule", .text = &s->capsule},
         {"backend", .text = &s->backend},
         {"layers", .count = &s->layers, .least = 1, .most = 1024},
-        {"scale", .parse = parse_scale},
+        {"scale", .number = &s->scale, .most = 16, .numbers = "a number"},
         {"steps", .count = &s->steps, .least = 1, .most = 4096},
         {"replay", .count = &s->replay, .least = 1, .most = 1024},
         {"requests", .text = &s->requests},
@@ -66,7 +56,7 @@ static int parse(int argc, char **argv, struct settings *s)
         {"verify", &s->verify},
         {"json", &s->json}};
     const struct command command = {"attn-run", usage, .options = names,
-                                    .num_options = sizeof names / sizeof *names, .user = s};
+                                    .num_options = sizeof names / sizeof *names};
     *s = (struct settings){.steps = 4, .scale = 1, .seed = 1};
     int code = command_parse(&command, argc, argv);
     const int inputs = (s->model != NULL) + (s->qkv != NULL) + (s->capsule != NULL);
@@ -154,8 +144,8 @@ static void tell_text(const struct run_engine *engine, bool verified, int64_t co
     char device[DEVICE_TITLE_SIZE];
     printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
     printf("%-6s %-15s %-24s error / bound which\n", "layers", "kind", "backend");
-    int32_t *indices = calloc((size_t)engine->num_layers + 1, sizeof *indices);
-    for (int32_t i = 0; indices != NULL && i < engine->num_layers; i++) {
+    int32_t *indices = command_calloc((size_t)engine->num_layers, sizeof *indices);
+    for (int32_t i = 0; i < engine->num_layers; i++) {
         tell_group(engine, i, indices);
     }
     free(indices);

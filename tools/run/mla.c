@@ -26,23 +26,20 @@ static attn_status bind(struct run_engine *engine, struct run_layer *layer)
                                       .out_size = m->v_head_dim,
                                       .scale = d->scale};
     layer->roundings = 3; /* projected, attended (or merged), projected back */
-    layer->weights = malloc((size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
-    if (layer->weights == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for kv_b_proj");
-    }
+    layer->weights = command_calloc((size_t)(rows * m->kv_lora_rank), element_bytes(layer));
     for (int64_t i = 0; i < rows * m->kv_lora_rank; i++) {
         number_store(layer->weights, i, layer->terms.dtype,
                      random_almost_normal(&engine->random) / sqrt(m->kv_lora_rank));
     }
-    TRY(params_send(engine, layer, 0, layer->weights,
-                    (size_t)(rows * m->kv_lora_rank) * element_bytes(layer)));
+    params_send(engine, layer, 0, layer->weights,
+                (size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
     struct shaped kv_b;
     device_tensor(engine, &kv_b, layer->device_params[0], d->dtype, 2,
                   (int64_t[]){rows, m->kv_lora_rank});
     struct attn_mla_weights weights =
         EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, .kv_b_proj = &kv_b.tensor);
     struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
-    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+    return params_bind(engine, layer, &params);
 }
 
 /* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope
@@ -82,7 +79,7 @@ static void make_query(struct run_step *step, int32_t i, int32_t c)
 }
 
 /* One head of all requests. */
-static bool verify(const struct run_step *step, int32_t h, struct tally *tally)
+static void verify(const struct run_step *step, int32_t h, struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
@@ -95,8 +92,9 @@ static bool verify(const struct run_step *step, int32_t h, struct tally *tally)
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         most = batch->seq_lens[i] > most ? batch->seq_lens[i] : most;
     }
-    double *weights = malloc((size_t)(elements + size + most + m->v_head_dim) * sizeof *weights);
-    int32_t *seen = malloc((size_t)most * sizeof *seen);
+    double *weights =
+        command_calloc((size_t)(elements + size + most + m->v_head_dim), sizeof *weights);
+    int32_t *seen = command_calloc((size_t)most, sizeof *seen);
     double *q = weights + elements, *scores = q + size, *out = scores + most;
     const struct oracle_mla head = {m->qk_nope_head_dim,
                                     m->qk_rope_head_dim,
@@ -105,11 +103,10 @@ static bool verify(const struct run_step *step, int32_t h, struct tally *tally)
                                     layer->terms.scale,
                                     weights,
                                     NULL};
-    const bool ready = weights != NULL && seen != NULL;
-    for (int64_t i = 0; i < elements && ready; i++) {
+    for (int64_t i = 0; i < elements; i++) {
         weights[i] = number_load(layer->weights, h * elements + i, dtype);
     }
-    for (int32_t i = 0; i < batch->num_reqs && ready; i++) {
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
         const int32_t first = batch->query_start_loc[i], end = batch->query_start_loc[i + 1];
         for (int32_t t = first; t < end; t++) {
             const int32_t position = batch->seq_lens[i] - (end - t);
@@ -126,7 +123,6 @@ static bool verify(const struct run_step *step, int32_t h, struct tally *tally)
     }
     free(weights);
     free(seen);
-    return ready;
 }
 
 const struct run_kind run_mla_kind = {

@@ -25,23 +25,19 @@ struct recording {
     int64_t q_shape[3], k_shape[3];
 };
 
-static attn_status refuse(struct run_engine *engine, const char *field, const char *what)
-{
-    return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field, what);
-}
+#define REFUSE(field, ...)                                                                         \
+    command_error(&engine->error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* Rows of k and v belong to those of q; all heads are of one size. */
 static attn_status check_shapes(struct run_engine *engine, const int64_t q[3], const int64_t k[3])
 {
-    char what[160];
-    snprintf(what, sizeof what,
-             "layer.0.k is [%lld, %lld, %lld] next to q of [%lld, %lld, %lld]; as many rows, up to "
-             "%d, and the same head size are needed",
-             (long long)k[0], (long long)k[1], (long long)k[2], (long long)q[0], (long long)q[1],
-             (long long)q[2], MAX_RECORDED_ROWS);
     return q[0] <= MAX_RECORDED_ROWS && k[0] == q[0] && k[2] == q[2]
                ? ATTN_OK
-               : refuse(engine, "layer.0.k", what);
+               : REFUSE("layer.0.k",
+                        "layer.0.k is [%lld, %lld, %lld] next to q of [%lld, %lld, %lld]; as many "
+                        "rows, up to %d, and the same head size are needed",
+                        (long long)k[0], (long long)k[1], (long long)k[2], (long long)q[0],
+                        (long long)q[1], (long long)q[2], MAX_RECORDED_ROWS);
 }
 
 static attn_status read_requests(struct run_engine *engine, struct recording *recording,
@@ -56,7 +52,7 @@ static attn_status read_requests(struct run_engine *engine, struct recording *re
     recording->num_reqs = (int32_t)count - 1;
     if (count < 2 || count > MAX_REQUESTS + 1 || recording->query_start_loc[0] != 0 ||
         recording->query_start_loc[count - 1] != recording->q_shape[0]) {
-        return refuse(engine, "query_start_loc", "is not 0 to T for 1 to 64 requests");
+        return REFUSE("query_start_loc", "is not 0 to T for 1 to 64 requests");
     }
     if (decoder) {
         recording->prompt_lens =
@@ -65,14 +61,14 @@ static attn_status read_requests(struct run_engine *engine, struct recording *re
             return engine->error.status;
         }
         if (prompts != recording->num_reqs) {
-            return refuse(engine, "prompt_lens", "has not one length a request");
+            return REFUSE("prompt_lens", "has not one length a request");
         }
     }
     for (int32_t r = 0; r < recording->num_reqs; r++) {
         int64_t rows = (int64_t)recording->query_start_loc[r + 1] - recording->query_start_loc[r];
         if (rows < 1 || recording->query_start_loc[r + 1] > recording->q_shape[0] ||
             (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
-            return refuse(engine, decoder ? "prompt_lens" : "query_start_loc",
+            return REFUSE(decoder ? "prompt_lens" : "query_start_loc",
                           "a request has no row, or no prompt with a token after it");
         }
     }
@@ -88,11 +84,11 @@ static attn_status open_recording(struct run_engine *engine, struct recording *r
     recording->num_layers = layers != NULL ? atoi(layers) : 0;
     *decoder = kind != NULL && strcmp(kind, "decoder") == 0;
     if (!*decoder && (kind == NULL || strcmp(kind, "encoder_only") != 0)) {
-        return engine_fail(engine, ATTN_ERROR_UNSUPPORTED, "kind",
-                           "is neither encoder_only nor decoder");
+        return command_error(&engine->error, ATTN_ERROR_UNSUPPORTED, "kind",
+                             "is neither encoder_only nor decoder");
     }
     if (recording->num_layers < 1 || recording->num_layers > MAX_LAYERS) {
-        return refuse(engine, "num_layers", "is not 1 to 1024");
+        return REFUSE("num_layers", "is not 1 to 1024");
     }
     if (tensors_find(&recording->file, "layer.0.q", "F32", 3, recording->q_shape, &engine->error) ==
             NULL ||
@@ -119,7 +115,7 @@ static attn_status find_rows(struct run_engine *engine, struct run_layer *layer,
             return engine->error.status;
         }
         if (memcmp(shape, wanted, sizeof shape) != 0) {
-            return refuse(engine, name, "has another shape than layer.0's");
+            return REFUSE(name, "has another shape than layer.0's");
         }
     }
     return ATTN_OK;
@@ -130,11 +126,9 @@ static attn_status describe(struct run_engine *engine, const struct recording *r
 {
     const char *scale = tensors_metadata(&recording->file, "scale");
     engine->num_layers = engine->config.num_layers = recording->num_layers;
-    engine->config.layers = calloc((size_t)recording->num_layers, sizeof *engine->config.layers);
-    engine->layers = calloc((size_t)recording->num_layers + 1, sizeof *engine->layers);
-    if (engine->config.layers == NULL || engine->layers == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory");
-    }
+    engine->config.layers =
+        command_calloc((size_t)recording->num_layers, sizeof *engine->config.layers);
+    engine->layers = command_calloc((size_t)recording->num_layers, sizeof *engine->layers);
     for (int32_t i = 0; i < recording->num_layers; i++) {
         struct model_layer *layer = &engine->config.layers[i];
         snprintf(layer->name, sizeof layer->name, "layer.%d", i);
@@ -178,8 +172,8 @@ static attn_status check_coverage(struct run_engine *engine, const struct record
     int64_t elements = recording->q_shape[0] * recording->q_shape[1] * recording->q_shape[2];
     for (int32_t i = 0; i < engine->num_layers && engine->settings->verify; i++) {
         if (engine->layers[i].tally.compared != elements) {
-            return engine_fail(engine, ATTN_ERROR_INTERNAL, "compared",
-                               "not every recorded row was compared");
+            return command_error(&engine->error, ATTN_ERROR_INTERNAL, "compared",
+                                 "not every recorded row was compared");
         }
     }
     return ATTN_OK;

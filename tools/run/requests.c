@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/file.h"
+#include "common/command.h"
 #include "common/model_reading.h"
 #include "engine.h"
 
@@ -46,26 +46,22 @@ static void generate(struct run_engine *engine)
     }
 }
 
-static void check_sharing(struct run_engine *engine, int32_t index)
+static attn_status check_sharing(struct run_engine *engine, int32_t index)
 {
     const struct request *request = &engine->requests[index];
-    if (engine->status != ATTN_OK) {
-        return;
-    }
-    if (request->shares >= index ||
-        (request->shares >= 0 && (request->shared >= request->prompt ||
-                                  request->shared > engine->requests[request->shares].prompt))) {
-        char what[160];
-        snprintf(what, sizeof what,
-                 "request %d shares %d tokens with request %d; an earlier one, fewer tokens "
-                 "than its own prompt and not more than the other's",
-                 index, request->shared, request->shares);
-        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, "shares", what);
-    }
+    const bool alone = request->shares < 0;
+    return alone || (request->shares < index && request->shared < request->prompt &&
+                     request->shared <= engine->requests[request->shares].prompt)
+               ? ATTN_OK
+               : command_error(&engine->error, ATTN_ERROR_INVALID_ARGUMENT, "shares",
+                               "request %d shares %d tokens with request %d; an earlier one, fewer "
+                               "tokens than its own prompt and not more than the other's",
+                               index, request->shared, request->shares);
 }
 
-static void read_request(struct run_engine *engine, const cJSON *item, struct request *request)
+static attn_status read_request(struct run_engine *engine, const cJSON *item)
 {
+    struct request *request = &engine->requests[engine->num_requests];
     const struct {
         const char *name;
         int32_t *value, otherwise, least;
@@ -77,7 +73,7 @@ static void read_request(struct run_engine *engine, const cJSON *item, struct re
                   {"shares", &request->shares, -1, -1},
                   {"shared", &request->shared, 0, 0}};
     const size_t count = sizeof fields / sizeof *fields;
-    struct reading reading = {.error = &engine->error, .status = engine->status};
+    struct reading reading = {.error = &engine->error};
     const cJSON *member;
     if (!cJSON_IsObject(item)) {
         reading_fail(&reading, engine->settings->requests, "has an element that is no JSON object");
@@ -98,23 +94,41 @@ static void read_request(struct run_engine *engine, const cJSON *item, struct re
         *fields[i].value = read_int(&reading, item, fields[i].name, fields[i].otherwise,
                                     fields[i].least, MAX_LENGTH);
     }
-    engine->status = reading.status;
+    TRY(reading.status);
+    return check_sharing(engine, engine->num_requests++);
 }
 
-static void read_list(struct run_engine *engine, const cJSON *root)
+static attn_status read_list(struct run_engine *engine, const cJSON *root)
 {
     const cJSON *item;
+    if (!cJSON_IsArray(root) || cJSON_GetArraySize(root) == 0) {
+        return command_error(&engine->error, ATTN_ERROR_INVALID_ARGUMENT,
+                             engine->settings->requests,
+                             "is not a JSON list of one or more requests");
+    }
     cJSON_ArrayForEach(item, root)
     {
-        if (engine->num_requests == MAX_REQUESTS) {
-            engine_fail(engine, ATTN_ERROR_LIMIT, "requests", "more than 64 requests");
-        }
-        if (engine->status != ATTN_OK) {
-            return;
-        }
-        read_request(engine, item, &engine->requests[engine->num_requests++]);
-        check_sharing(engine, engine->num_requests - 1);
+        TRY(engine->num_requests < MAX_REQUESTS
+                ? read_request(engine, item)
+                : command_error(&engine->error, ATTN_ERROR_LIMIT, "requests",
+                                "more than 64 requests"));
     }
+    return ATTN_OK;
+}
+
+static attn_status read_file(struct run_engine *engine)
+{
+    const char *why;
+    size_t size;
+    char *text = read_whole_file(engine->settings->requests, MAX_FILE, &size, &why);
+    if (text == NULL) {
+        return command_error(&engine->error, ATTN_ERROR_IO, engine->settings->requests, "%s", why);
+    }
+    cJSON *root = cJSON_Parse(text);
+    free(text);
+    const attn_status status = read_list(engine, root);
+    cJSON_Delete(root);
+    return status;
 }
 
 attn_status requests_read(struct run_engine *engine)
@@ -123,26 +137,12 @@ attn_status requests_read(struct run_engine *engine)
     if (engine->settings->requests == NULL) {
         generate(engine);
     } else {
-        const char *why;
-        size_t size;
-        char *text = read_whole_file(engine->settings->requests, MAX_FILE, &size, &why);
-        if (text == NULL) {
-            engine_fail(engine, ATTN_ERROR_IO, engine->settings->requests, why);
-        }
-        cJSON *root = engine->status == ATTN_OK ? cJSON_Parse(text) : NULL;
-        if (engine->status == ATTN_OK && (!cJSON_IsArray(root) || cJSON_GetArraySize(root) == 0)) {
-            engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, engine->settings->requests,
-                        "is not a JSON list of one or more requests");
-        } else if (root != NULL) {
-            read_list(engine, root);
-        }
-        cJSON_Delete(root);
-        free(text);
+        TRY(read_file(engine));
     }
     for (int32_t r = 0; r < engine->num_requests; r++) {
         int32_t end = engine->requests[r].prompt + engine->requests[r].output;
         int32_t keys = engine->requests[r].encoder > end ? engine->requests[r].encoder : end;
         engine->longest = keys > engine->longest ? keys : engine->longest;
     }
-    return engine->status;
+    return ATTN_OK;
 }

@@ -2,7 +2,6 @@
 /* Rows of a layer: new keys and values, drawn or recorded, and outputs against what they should be.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "common/bound.h"
 #include "engine.h"
@@ -25,8 +24,8 @@ const float *recorded_row(const struct run_engine *engine, const struct run_laye
                : NULL;
 }
 
-attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
-                     int32_t end, int32_t capacity)
+void add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+              int32_t end, int32_t capacity)
 {
     const struct row_terms *t = &layer->terms;
     uint8_t **histories[2] = {&layer->k_history[r], &layer->v_history[r]};
@@ -38,11 +37,7 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
             continue;
         }
         if (*histories[i] == NULL) {
-            *histories[i] = malloc((size_t)(capacity * widths[i]) * element_bytes(layer));
-        }
-        if (*histories[i] == NULL) {
-            return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "history",
-                               "no memory; try --scale");
+            *histories[i] = command_calloc((size_t)(capacity * widths[i]), element_bytes(layer));
         }
         const float *recorded = recorded_row(engine, layer, 1 + i, r, first);
         for (int64_t at = first * widths[i]; at < end * widths[i]; at++) {
@@ -54,7 +49,6 @@ attn_status add_keys(struct run_engine *engine, struct run_layer *layer, int32_t
     if (layer->kind->make_keys != NULL) {
         layer->kind->make_keys(engine, layer, r, first, end);
     }
-    return ATTN_OK;
 }
 
 /* The recording is a float32 computation itself. */

@@ -11,12 +11,6 @@
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
-static attn_status no_memory(struct run_engine *engine)
-{
-    return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory",
-                       "not enough for this run; try --scale");
-}
-
 /* The best device, or the one of what ATTN_BACKEND orders. */
 static attn_status open_device(struct run_engine *engine)
 {
@@ -28,17 +22,6 @@ static attn_status open_device(struct run_engine *engine)
     TRY(device_init(&engine->device, engine->api, engine->runtime, device, &engine->error));
     return engine->api->device->create_stream(engine->device.opened, &engine->stream,
                                               &engine->error);
-}
-
-void name_backends(const struct attn_api *api, const attn_assignment *assignment, int32_t layer,
-                   char text[BACKENDS])
-{
-    struct attn_choice prefill = {.struct_size = sizeof prefill}, decode = prefill;
-    api->assignment_choice(assignment, layer, ATTN_PHASE_PREFILL, &prefill);
-    api->assignment_choice(assignment, layer, ATTN_PHASE_DECODE, &decode);
-    const bool same = strcmp(prefill.name, decode.name) == 0;
-    snprintf(text, BACKENDS, "%.78s%s%.78s", prefill.name, same ? "" : "/",
-             same ? "" : decode.name);
 }
 
 static attn_status try_select(struct run_engine *engine)
@@ -67,7 +50,7 @@ static attn_status try_select(struct run_engine *engine)
                                            &engine->error);
     }
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        name_backends(engine->api, assignment, i, engine->layers[i].backend);
+        choice_text(engine->api, assignment, i, engine->layers[i].backend);
     }
     engine->api->assignment_destroy(assignment);
     return status;
@@ -125,11 +108,8 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
                   : d->kind == ATTN_LAYER_DRAFT_COMPRESSOR ? &run_compressor_kind
                                                            : &run_attention_kind;
     layer->compressor = compressor_of(engine, layer);
-    layer->sinks = calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
-    layer->slopes = calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
-    if (layer->sinks == NULL || layer->slopes == NULL) {
-        return no_memory(engine);
-    }
+    layer->sinks = command_calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
+    layer->slopes = command_calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
     for (int32_t h = 0; h < d->num_q_heads; h++) {
         layer->sinks[h] = (float)(6 + 2 * random_almost_normal(&engine->random));
     }
@@ -157,8 +137,8 @@ static attn_status make_cache(struct run_engine *engine, struct run_layer *layer
     return engine->api->layer_bind_memory(layer->handle, &memory, &engine->error);
 }
 
-static attn_status make_group(struct run_engine *engine, struct run_group *group,
-                              const struct run_layer *layer)
+static void make_group(struct run_engine *engine, struct run_group *group,
+                       const struct run_layer *layer)
 {
     int64_t tokens = 0;
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
@@ -178,18 +158,14 @@ static attn_status make_group(struct run_engine *engine, struct run_group *group
         group->slot[r] = (r * 5 + 2) % NUM_STATE_SLOTS;
     }
     group->num_blocks = tokens + 8;
-    group->free_blocks = calloc((size_t)group->num_blocks, sizeof *group->free_blocks);
-    group->references = calloc((size_t)group->num_blocks, sizeof *group->references);
-    group->table = malloc((size_t)(MAX_REQUESTS * group->stride) * sizeof *group->table);
-    if (group->free_blocks == NULL || group->references == NULL || group->table == NULL) {
-        return no_memory(engine);
-    }
+    group->free_blocks = command_calloc((size_t)group->num_blocks, sizeof *group->free_blocks);
+    group->references = command_calloc((size_t)group->num_blocks, sizeof *group->references);
+    group->table = command_calloc((size_t)(MAX_REQUESTS * group->stride), sizeof *group->table);
     for (int32_t i = 0; i < MAX_REQUESTS * group->stride; i++) {
         group->table[i] = INT32_MIN; /* entries past the end are undefined, and so is this */
     }
     random_order(&engine->random, group->free_blocks, (int32_t)group->num_blocks, 0);
     group->num_free = (int32_t)group->num_blocks;
-    return ATTN_OK;
 }
 
 /* The most tokens of a step: no request brings more than its prompt, no write more than
@@ -211,16 +187,14 @@ static attn_status make_plan(struct run_engine *engine, int32_t index)
         memory_plan(&engine->kept, engine->api, engine->model, index,
                     CLIENT_LIMITS(MAX_REQUESTS, most_tokens(engine), engine->longest), &group->plan,
                     &engine->error);
-    return engine->kept.failed ? engine_refused(engine, &engine->kept, "workspace") : status;
+    TRY(engine_sent(engine, &engine->kept, "workspace"));
+    return status;
 }
 
 static attn_status bind_layers(struct run_engine *engine)
 {
     engine->num_groups = engine->api->model_num_groups(engine->model, ATTN_GROUP_BLOCK_TABLE);
-    engine->groups = calloc((size_t)engine->num_groups, sizeof *engine->groups);
-    if (engine->groups == NULL) {
-        return no_memory(engine);
-    }
+    engine->groups = command_calloc((size_t)engine->num_groups, sizeof *engine->groups);
     for (int32_t i = 0; i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
         layer->handle = engine->api->model_layer(engine->model, i);
@@ -228,7 +202,7 @@ static attn_status bind_layers(struct run_engine *engine)
         layer->group = engine->api->layer_group(layer->handle, ATTN_GROUP_BLOCK_TABLE, 0);
         TRY(client_spec(engine->api, layer->handle, &layer->spec, &engine->error));
         if (engine->groups[layer->group].table == NULL) {
-            TRY(make_group(engine, &engine->groups[layer->group], layer));
+            make_group(engine, &engine->groups[layer->group], layer);
         }
         if (layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_STATE) {
             TRY(make_cache(engine, layer));
@@ -255,10 +229,7 @@ attn_status engine_setup(struct run_engine *engine)
     }
     engine->steps = engine->settings->steps;
     engine->num_layers = engine->config.num_layers;
-    engine->layers = calloc((size_t)engine->num_layers + 1, sizeof *engine->layers);
-    if (engine->layers == NULL) {
-        return no_memory(engine);
-    }
+    engine->layers = command_calloc((size_t)engine->num_layers, sizeof *engine->layers);
     for (int32_t i = 0; i < engine->num_layers; i++) {
         engine->layers[i].source = &engine->config.layers[i];
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Continuous batching: what each request gets in a step, the batch of every group, and the layers
  * over it. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine.h"
@@ -34,7 +33,6 @@ static void compose(struct run_engine *engine, struct batch *batch)
     batch->num_reqs = count;
     for (int32_t i = 0; i < count; i++) {
         batch->request[i] = ids[order[i]];
-        batch->rows[i] = ids[order[i]];
         batch->seq_lens[i] = seq_lens[order[i]];
         batch->encoder_lens[i] = engine->requests[ids[order[i]]].encoder;
         batch->query_start_loc[i + 1] = batch->query_start_loc[i] + query_lens[order[i]];
@@ -131,7 +129,7 @@ static attn_status run_encoders(struct run_engine *engine, struct batch *batch)
         for (int32_t i = 0; i < engine->num_layers; i++) {
             struct run_layer *layer = &engine->layers[i];
             for (int32_t r = 0; layer->group == g && r < batch->num_reqs; r++) {
-                TRY(add_keys(engine, layer, r, 0, 0, lengths[r]));
+                add_keys(engine, layer, r, 0, 0, lengths[r]);
             }
             if (layer->group == g) {
                 TRY(layer_run(engine, layer, batch));
@@ -151,7 +149,6 @@ static attn_status advance(struct run_engine *engine, const struct batch *batch,
         if (request->produced >= request->output ||
             request->length >= request->prompt + request->output) {
             request->running = false;
-            request->left = true;
             for (int32_t g = 0; g < engine->num_groups; g++) {
                 blocks_free(&engine->groups[g], batch->request[i]);
             }
@@ -174,10 +171,7 @@ static attn_status advance(struct run_engine *engine, const struct batch *batch,
 
 attn_status engine_run(struct run_engine *engine)
 {
-    OWNED(memory_end) struct batch *batch = calloc(1, sizeof *batch);
-    if (batch == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
-    }
+    OWNED(memory_end) struct batch *batch = command_calloc(1, sizeof *batch);
     TRY(run_encoders(engine, batch));
     for (int32_t step = 0; step < engine->steps; step++) {
         for (int32_t r = 0; r < engine->num_requests; r++) {

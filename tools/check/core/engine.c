@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "common/find.h"
-#include "common/library.h"
 #include "harness/planned.h"
 #include "harness/watch.h"
 #include "support/client.h"

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "common/find.h"
-#include "common/library.h"
 #include "harness/watch.h"
 #include "support/client.h"
 #include "support/services.h"

@@ -11,7 +11,7 @@
 #if ATTN_HAS_CJSON
 #include <cjson/cJSON.h>
 
-#include "common/file.h"
+#include "common/command.h"
 
 #define MAX_FILE (1 << 20)
 

@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-info's --lock and --diff. The core writes locks, under ATTN_LOCK=write:FILE. */
-#ifndef TOOLS_INFO_LOCK_H
-#define TOOLS_INFO_LOCK_H
+/* attn-info's --layouts, the id of each layer's cache layout, and its --lock and --diff. The core
+ * writes locks, under ATTN_LOCK=write:FILE. */
+#ifndef TOOLS_INFO_INFO_H
+#define TOOLS_INFO_INFO_H
 
 #include <attn/api.h>
 #include <limits.h>
 #include <stdbool.h>
+
+#include "common/json.h"
+#include "common/model_config.h"
+
+/* Binds the assignment with memory of two blocks and adds `layout_id` and `layout` (the lines that
+ * the id is a hash of) to each of `layers`, empty where a layer has no cache of its own. */
+attn_status layouts_add(const struct attn_api *api, attn_runtime *runtime,
+                        const attn_assignment *assignment, struct attn_device device,
+                        const struct model_config *config, struct json *layers,
+                        struct attn_error *error);
 
 /* A lock that is written under a name of its own and then takes the place of `file`. */
 struct lock_file {
