@@ -84,13 +84,13 @@ status=0
 "$run" --qkv "$folder/cut.safetensors" --verify 2>/dev/null || status=$?
 [ $status -eq 1 ]
 
-# A recording of one encoder layer in which k has the shape that is named: q is [4, 2, 8].
+# A recording of one encoder layer in which k has the shape that is named: q is [4, 2, 8], or has $4 rows.
 record() {
-    k_bytes=$(($1 * $2 * $3 * 4))
+    rows=${4:-4} k_bytes=$(($1 * $2 * $3 * 4))
     header='{"__metadata__":{"kind":"encoder_only","num_layers":"1"},"query_start_loc":{"dtype":"I32","shape":[2],'
     header=$header'"data_offsets":[0,8]}'
     at=8
-    for part in "q 4,2,8 256" "out 4,2,8 256" "k $1,$2,$3 $k_bytes" "v $1,$2,$3 $k_bytes"; do
+    for part in "q $rows,2,8 $((rows * 64))" "out $rows,2,8 $((rows * 64))" "k $1,$2,$3 $k_bytes" "v $1,$2,$3 $k_bytes"; do
         set -- $part
         header=$header',"layer.0.'$1'":{"dtype":"F32","shape":['$2'],"data_offsets":['$at','$((at + $3))']}'
         at=$((at + $3))
@@ -100,7 +100,7 @@ record() {
     {
         printf "\\$(printf %o $((${#header} % 256)))\\$(printf %o $((${#header} / 256)))\\0\\0\\0\\0\\0\\0"
         printf %s "$header"
-        printf '\000\000\000\000\004\000\000\000'
+        printf "\\0\\0\\0\\0\\$(printf %o $((rows % 256)))\\$(printf %o $((rows / 256)))\\0\\0"
         head -c $((at - 8)) /dev/zero
     } >"$folder/cut.safetensors"
 }
@@ -113,3 +113,9 @@ for shape in "3 2 8" "1 1 8" "4 2 4" "4 1 64"; do
     [ $status -eq 1 ]
     grep -q 'layer.0.k: layer.0.k is \[' "$folder/found"
 done
+# An encoder's rows are one step.
+record 4097 1 8 4097
+status=0
+ATTN_BACKEND=cpu_ref "$run" --qkv "$folder/cut.safetensors" --verify 2>"$folder/found" || status=$?
+[ $status -eq 1 ]
+grep -q 'layer.0.q: has 4097 rows; ' "$folder/found"

@@ -97,6 +97,10 @@ static attn_status open_recording(struct run_engine *engine, struct recording *r
         return engine->error.status;
     }
     TRY(check_shapes(engine, recording->q_shape, recording->k_shape));
+    if (!*decoder && recording->q_shape[0] > MAX_ROWS) {
+        return REFUSE("layer.0.q", "has %lld rows; an encoder's are one step, of up to %d",
+                      (long long)recording->q_shape[0], MAX_ROWS);
+    }
     return read_requests(engine, recording, *decoder);
 }
 
