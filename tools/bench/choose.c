@@ -23,15 +23,13 @@ static void order_text(const struct measured *measured, const char *backend, cha
 static void add_reason(struct json *reasons, const char *backend, const char *phase,
                        const struct attn_reason *reason)
 {
-    struct json *item = reasons != NULL ? json_object() : NULL;
-    if (item != NULL) {
-        json_add(item, "backend", json_string(backend));
-        json_add(item, "phase", json_string(phase));
-        json_add(item, "field", json_string(reason->field));
-        json_add(item, "asked", json_string(reason->asked));
-        json_add(item, "supported", json_string(reason->supported));
-        json_push(reasons, item);
-    }
+    struct json *item = json_object();
+    json_add(item, "backend", json_string(backend));
+    json_add(item, "phase", json_string(phase));
+    json_add(item, "field", json_string(reason->field));
+    json_add(item, "asked", json_string(reason->asked));
+    json_add(item, "supported", json_string(reason->supported));
+    json_push(reasons, item); /* NULL: destroyed */
 }
 
 /* Every reason of every backend that was asked for goes to the array, and as many as fit to the

@@ -59,8 +59,7 @@ static struct visible compressed_keys(const struct measured *measured)
 {
     const struct attn_mla_desc *mla = &measured->layer.mla;
     const struct requests *requests = &measured->requests;
-    struct visible seen;
-    requests_visible(requests, &measured->shape, &seen);
+    struct visible seen = requests_visible(requests, &measured->shape);
     for (int32_t r = 0; r < requests->count; r++) {
         int32_t rows = 0;
         for (int32_t i = 1; i <= requests->query_lens[r]; i++) {
@@ -97,8 +96,7 @@ static void count_decoder(const struct measured *measured, struct work *work)
     const struct attn_layer_desc *desc = &measured->layer.desc;
     double tokens = (double)measured->requests.num_tokens;
     double dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    struct visible visible;
-    requests_visible(&measured->requests, &measured->shape, &visible);
+    struct visible visible = requests_visible(&measured->requests, &measured->shape);
     if (measured->layer.lists.max_entries > 0) {
         visible = listed_keys(measured, (double)measured->layer.lists.max_entries *
                                             measured->layer.lists.granularity);

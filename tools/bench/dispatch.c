@@ -15,7 +15,6 @@
 #include "common/command.h"
 #include "common/names.h"
 #include "support/client.h"
-#include "support/planned.h"
 
 #define COUNTED_CALLS 1000
 
@@ -116,12 +115,7 @@ attn_status direct_calls_create(const struct work **work, struct measured *measu
         set_arguments(calls, measured);
         status = plan_calls(calls, &measured->memory, error);
     }
-    *work = &calls->work;
-    if (status != ATTN_OK) {
-        destroy(calls);
-        *work = NULL;
-    }
-    return status;
+    return work_made(&calls->work, status, work);
 }
 
 /* COUNTED_CALLS calls. Not inlined: callgrind counts inside it by its name. */

@@ -336,7 +336,7 @@ static int show(struct report *report, const struct session *session)
         fputs("\r\033[K", stderr);
     }
     if (options->json) {
-        shown = report_json(report, session);
+        report_json(report, session);
     } else if (options->csv) {
         report_csv(report, session);
     } else {

@@ -35,8 +35,7 @@ struct visible {
     double pairs; /* queries and keys that they see, over all requests */
     double rows;  /* keys that any query sees */
 };
-void requests_visible(const struct requests *requests, const struct bench_shape *shape,
-                      struct visible *visible);
+struct visible requests_visible(const struct requests *requests, const struct bench_shape *shape);
 
 /* The cache and the tensors of one layer's run. */
 struct measured_io {

@@ -88,14 +88,11 @@ static attn_status make_tensors(struct merge *merge, const struct bench_shape *s
     double elements = (double)rows * (double)heads * (double)dims;
     double out_bytes = elements * (double)number_bytes(dtype);
     double lse_bytes = (double)rows * (double)heads * sizeof(float);
-    merge->work = (struct work){.bytes_read = 2 * (out_bytes + lse_bytes),
-                                .bytes_written = out_bytes + lse_bytes,
-                                .operations = 3 * elements,
-                                .arithmetic = CEILING_F32,
-                                .num_copies = work_copies(3 * out_bytes),
-                                .run = run,
-                                .destroy = destroy,
-                                .user = merge};
+    merge->work.bytes_read = 2 * (out_bytes + lse_bytes);
+    merge->work.bytes_written = out_bytes + lse_bytes;
+    merge->work.operations = 3 * elements;
+    merge->work.arithmetic = CEILING_F32;
+    merge->work.num_copies = work_copies(3 * out_bytes);
     const int64_t shapes[2][3] = {{rows, heads, dims}, {heads, rows}};
     merge->tensors = command_calloc((size_t)merge->work.num_copies, sizeof *merge->tensors);
     for (int32_t c = 0; c < merge->work.num_copies; c++) {
@@ -116,15 +113,11 @@ attn_status merge_create(const struct work **work, struct result *result, struct
 {
     struct merge *merge = command_calloc(1, sizeof *merge);
     merge->session = session;
+    merge->work = (struct work){.run = run, .destroy = destroy, .user = merge};
     memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, result, error);
     attn_status status =
         index < 0 ? error->status : plugin_kernels_open(&merge->plugin, session, index, error);
     status = status ? status : make_tensors(merge, &result->shape, error);
-    *work = &merge->work;
-    if (status != ATTN_OK) {
-        destroy(merge);
-        *work = NULL;
-    }
-    return status;
+    return work_made(&merge->work, status, work);
 }

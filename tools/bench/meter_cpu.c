@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "common/command.h"
-#include "common/seconds.h"
 #include "ceilings.h"
 
 #define ALIGNMENT 4096

@@ -56,9 +56,9 @@ static bool fill(struct gpu_meter *m)
     m->bytes = available / MEMORY_PART < MOST_BYTES ? available / MEMORY_PART : MOST_BYTES;
     m->bytes -= m->bytes % (2 * PART);
     void *source = memory_normal(&m->memory, ATTN_DTYPE_BF16, (int64_t)PART / 2, 1, &random);
-    void *host = source != NULL ? malloc(PART) : NULL;
+    void *host = command_calloc(1, PART);
     m->buffer = m->bytes > 0 ? memory_take(&m->memory, m->bytes) : NULL;
-    bool ok = host != NULL && m->buffer != NULL && device_read(m->device, host, source, PART);
+    bool ok = source != NULL && m->buffer != NULL && device_read(m->device, host, source, PART);
     for (size_t at = 0; ok && at < m->bytes; at += PART) {
         ok = device_write(m->device, m->buffer + at, host, PART);
     }

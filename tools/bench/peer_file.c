@@ -83,10 +83,5 @@ attn_status peer_create(const struct work **work, const struct peer_file *file,
     peer->work.destroy = destroy;
     peer->work.user = peer;
     attn_status status = bind(peer, measured, error);
-    *work = &peer->work;
-    if (status != ATTN_OK) {
-        destroy(peer);
-        *work = NULL;
-    }
-    return status;
+    return work_made(&peer->work, status, work);
 }

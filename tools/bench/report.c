@@ -144,7 +144,7 @@ static struct json *result_json(struct result *result, const struct session *ses
     return item;
 }
 
-bool report_json(struct report *report, const struct session *session)
+void report_json(struct report *report, const struct session *session)
 {
     struct json *root = json_object();
     json_add(root, "ceilings", ceilings_json(session));
@@ -159,9 +159,8 @@ bool report_json(struct report *report, const struct session *session)
     for (int32_t i = 0; i < report->count; i++) {
         json_push(results, result_json(&report->results[i], session));
     }
-    bool printed = json_print(root);
+    json_print(root);
     json_destroy(root);
-    return printed;
 }
 
 static void print_dispatch(const struct json *dispatch)

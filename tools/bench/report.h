@@ -40,7 +40,7 @@ void report_add(struct report *report, const struct result *result);
 /* Whether every shape was measured, at or above its floor. */
 bool report_all_good(const struct report *report);
 /* Parts of the results become parts of the document: once. */
-bool report_json(struct report *report, const struct session *session);
+void report_json(struct report *report, const struct session *session);
 void report_text(const struct report *report, const struct session *session);
 void report_csv(const struct report *report, const struct session *session);
 

@@ -69,12 +69,11 @@ void requests_finish(struct requests *requests)
     *requests = (struct requests){0};
 }
 
-void requests_visible(const struct requests *requests, const struct bench_shape *shape,
-                      struct visible *visible)
+struct visible requests_visible(const struct requests *requests, const struct bench_shape *shape)
 {
     int32_t window = shape_int(shape, PARAMETER_WINDOW), chunk = shape_int(shape, PARAMETER_CHUNK);
     bool causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0;
-    *visible = (struct visible){0, 0};
+    struct visible visible = {0, 0};
     for (int32_t r = 0; r < requests->count; r++) {
         int64_t keys = requests->seq_lens[r], queries = requests->query_lens[r];
         int64_t lowest = keys;
@@ -83,9 +82,10 @@ void requests_visible(const struct requests *requests, const struct bench_shape 
             int64_t in_chunk = chunk > 0 ? p / chunk * chunk : 0;
             first = first > in_chunk ? first : in_chunk;
             int64_t end = causal ? p + 1 : keys;
-            visible->pairs += (double)(end - first);
+            visible.pairs += (double)(end - first);
             lowest = first < lowest ? first : lowest;
         }
-        visible->rows += (double)(keys - lowest);
+        visible.rows += (double)(keys - lowest);
     }
+    return visible;
 }

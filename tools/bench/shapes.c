@@ -231,15 +231,10 @@ static bool parse_values(struct values *values, enum parameter p, char *text, ch
     char whole[64];
     snprintf(whole, sizeof whole, "%s", text);
     values->count = 0;
-    for (char *item = text; item != NULL;) {
-        char *next = strchr(item, '+');
-        if (next != NULL) {
-            *next++ = '\0';
-        }
+    for (char *item; (item = strsep(&text, "+")) != NULL;) {
         if (!add_item(values, p, item)) {
             return say_range(p, whole, message, size);
         }
-        item = next;
     }
     return true;
 }
@@ -378,15 +373,10 @@ bool shapes_parse(struct shape_list *list, const char *text, char *message, size
         all[p] = (struct values){{initial_value(kind, p)}, 1};
     }
     char *copy = command_calloc(strlen(text) + 1, 1);
-    strcpy(copy, text[length] == ':' ? text + length + 1 : "");
+    char *pair, *rest = text[length] == ':' ? strcpy(copy, text + length + 1) : NULL;
     bool ok = true;
-    for (char *pair = copy; ok && text[length] == ':' && pair != NULL;) {
-        char *next = strchr(pair, ',');
-        if (next != NULL) {
-            *next++ = '\0';
-        }
+    while (ok && (pair = strsep(&rest, ",")) != NULL) {
         ok = parse_pair(kind, pair, all, message, size);
-        pair = next;
     }
     free(copy);
     return ok && expand(list, kind, all, message, size);

@@ -52,9 +52,9 @@ static int32_t *draw_lists(struct measured *measured, int32_t topk, int32_t grai
     const struct requests *requests = &measured->requests;
     int32_t *indices =
         malloc((size_t)requests->num_tokens * (size_t)lists * (size_t)topk * sizeof *indices);
-    int32_t *order = malloc((size_t)requests->max_seq_len * sizeof *order);
+    int32_t *order = command_calloc((size_t)requests->max_seq_len, sizeof *order);
     int32_t *at = indices;
-    for (int32_t r = 0; indices != NULL && order != NULL && r < requests->count; r++) {
+    for (int32_t r = 0; indices != NULL && r < requests->count; r++) {
         int32_t keys = requests->seq_lens[r];
         for (int32_t i = 0; i < keys; i++) {
             order[i] = i;

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "common/command.h"
-#include "common/seconds.h"
 #include "support/random.h"
 
 #define SAMPLE_SECONDS 0.02 /* a sample has calls of so long, where they are short */

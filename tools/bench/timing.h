@@ -23,6 +23,17 @@ struct work {
     void *user;
 };
 
+/* Gives what was made, or destroys it where making it failed; the status. */
+static inline attn_status work_made(const struct work *made, attn_status status,
+                                    const struct work **work)
+{
+    *work = status == ATTN_OK ? made : NULL;
+    if (status != ATTN_OK) {
+        made->destroy(made->user);
+    }
+    return status;
+}
+
 /* Copies of `bytes` each that together are more than twice the last cache. */
 int32_t work_copies(double bytes);
 

@@ -11,7 +11,6 @@
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
-#include "common/seconds.h"
 #include "host/measurement.h"
 #include "support/client.h"
 

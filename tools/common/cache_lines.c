@@ -47,11 +47,8 @@ char *cache_lines_read(const char *path, const char **why)
     if (*why != NULL || file.descriptor < 0) {
         return NULL;
     }
-    const size_t size = (size_t)file.info.st_size;
-    char *content = calloc(1, size + 1);
-    if (content == NULL) {
-        cache_file_close(&file);
-    } else if (cache_file_read(&file, content)) {
+    char *content = command_calloc(1, (size_t)file.info.st_size + 1);
+    if (cache_file_read(&file, content)) {
         return content;
     }
     *why = "cannot be read";
@@ -76,12 +73,8 @@ attn_status cache_lines_write(const char *tool, const char *path, const char *li
     if (why != NULL) {
         fprintf(stderr, "%s: %s %s; it is written again\n", tool, path, why);
     }
-    for (char *line = content, *next; line != NULL && *line != '\0'; line = next) {
-        next = line + strcspn(line, "\n");
-        if (*next != '\0') {
-            *next++ = '\0';
-        }
-        if (!is_replaced(user, line)) {
+    for (char *rest = content, *line; (line = strsep(&rest, "\n")) != NULL;) {
+        if (*line != '\0' && !is_replaced(user, line)) {
             fprintf(out, "%s\n", line);
         }
     }

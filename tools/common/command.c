@@ -91,11 +91,7 @@ static int parse(const struct command *command, const struct option *names, int 
 
 int command_parse(const struct command *command, int argc, char **argv)
 {
-    struct option *names = calloc((size_t)command->num_options + 3, sizeof *names);
-    if (names == NULL) {
-        fprintf(stderr, "%s: no memory\n", command->tool);
-        return EXIT_FAILURE;
-    }
+    struct option *names = command_calloc((size_t)command->num_options + 3, sizeof *names);
     names[0] = (struct option){"help", no_argument, NULL, 'h'};
     names[1] = (struct option){"version", no_argument, NULL, 'v'};
     for (int32_t i = 0; i < command->num_options; i++) {

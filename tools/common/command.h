@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the main functions of all tools share: options by a table, errors, exit status, files that a
- * user names, memory. */
+ * user names, memory, clocks. */
 #ifndef TOOLS_COMMON_COMMAND_H
 #define TOOLS_COMMON_COMMAND_H
 
@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <time.h>
 
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77 /* hardware */
@@ -67,6 +68,13 @@ char *read_whole_file(const char *name, size_t most, size_t *size, const char **
  * with a message and status 1. */
 void *command_calloc(size_t count, size_t size);
 void *command_realloc(void *memory, size_t count, size_t size);
+
+/* A clock as a number; 0 where there is no such clock: that of a process which has ended. */
+static inline double seconds_of(clockid_t clock)
+{
+    struct timespec now;
+    return clock_gettime(clock, &now) == 0 ? (double)now.tv_sec + 1e-9 * (double)now.tv_nsec : 0;
+}
 
 /* The exit status of a tool whose own is `code`: 1 in place of 0 where its output could not be
  * written, as on a full disk, with the reason on stderr. */

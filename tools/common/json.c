@@ -6,16 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command.h"
 #include "util/safe_text.h"
 
 static struct json *make(enum json_type type, double number)
 {
-    struct json *value = calloc(1, sizeof *value);
-    if (value != NULL) {
-        value->type = type;
-        value->number = number;
-    }
+    struct json *value = command_calloc(1, sizeof *value);
+    value->type = type;
+    value->number = number;
     return value;
+}
+
+static char *copy(const char *text)
+{
+    return strcpy(command_calloc(strlen(text) + 1, 1), text);
 }
 
 struct json *json_object(void)
@@ -45,20 +49,15 @@ struct json *json_number(double number)
 
 struct json *json_raw(const char *text)
 {
-    struct json *value = json_string(text);
-    if (value != NULL && text != NULL) {
-        value->type = JSON_RAW;
-    }
+    struct json *value = make(JSON_RAW, 0);
+    value->text = copy(text);
     return value;
 }
 
 struct json *json_string(const char *text)
 {
     struct json *value = make(text != NULL ? JSON_STRING : JSON_NULL, 0);
-    if (value != NULL && text != NULL && (value->text = strdup(text)) == NULL) {
-        json_destroy(value);
-        return NULL;
-    }
+    value->text = text != NULL ? copy(text) : NULL;
     return value;
 }
 
@@ -78,10 +77,7 @@ void json_destroy(struct json *value)
 
 struct json *json_push(struct json *array, struct json *value)
 {
-    if (array == NULL || value == NULL) {
-        if (array != NULL) {
-            array->incomplete = true;
-        }
+    if (array == NULL) {
         json_destroy(value);
         return NULL;
     }
@@ -95,10 +91,7 @@ struct json *json_push(struct json *array, struct json *value)
 
 struct json *json_add(struct json *object, const char *name, struct json *value)
 {
-    if (value != NULL && (value->name = strdup(name)) == NULL) {
-        json_destroy(value);
-        value = NULL;
-    }
+    value->name = copy(name);
     return json_push(object, value);
 }
 
@@ -205,16 +198,6 @@ static void print_value(FILE *out, const struct json *value, int32_t depth)
     putc(value->type == JSON_OBJECT ? '}' : ']', out);
 }
 
-static bool complete(const struct json *value)
-{
-    bool whole = value != NULL && !value->incomplete;
-    for (const struct json *item = value != NULL ? value->first : NULL; item != NULL && whole;
-         item = item->next) {
-        whole = complete(item);
-    }
-    return whole;
-}
-
 bool json_equal(const struct json *a, const struct json *b)
 {
     if (a == NULL || b == NULL) {
@@ -236,18 +219,13 @@ bool json_equal(const struct json *a, const struct json *b)
 
 bool json_write(FILE *out, const struct json *value, int32_t depth)
 {
-    if (!complete(value)) {
-        return false;
-    }
     print_value(out, value, depth);
-    return true;
+    return ferror(out) == 0;
 }
 
 bool json_print(const struct json *root)
 {
-    bool printed = json_write(stdout, root, 0);
-    if (printed) {
-        putchar('\n');
-    }
+    const bool printed = json_write(stdout, root, 0);
+    putchar('\n');
     return printed;
 }

@@ -22,16 +22,14 @@ enum json_type {
  * added. Read only for whoever did not make it. */
 struct json {
     enum json_type type;
-    bool incomplete; /* memory ran out for one of its values: json_print refuses it */
-    char *name;      /* name of a member of an object; else NULL */
-    char *text;      /* text of a string, in its printed form */
-    double number;   /* value of a number; a boolean has 0 or 1 */
+    char *name;    /* name of a member of an object; else NULL */
+    char *text;    /* text of a string, in its printed form */
+    double number; /* value of a number; a boolean has 0 or 1 */
     struct json *first, *last, *next;
 };
 
-/* New values, owned by the caller until they are added; NULL if memory ran out, which json_add and
- * json_push take. A number that JSON cannot hold (not finite) becomes null; json_string(NULL) too.
- */
+/* New values, owned by the caller until they are added. A number that JSON cannot hold (not finite)
+ * becomes null; json_string(NULL) too. */
 struct json *json_object(void);
 struct json *json_array(void);
 struct json *json_string(const char *text);
@@ -61,8 +59,8 @@ int32_t json_count(const struct json *value);
 /* Whether two values print alike; their own names in what holds them do not count. */
 bool json_equal(const struct json *a, const struct json *b);
 
-/* Prints the document to stdout with a newline after it; false, and nothing printed, if memory ran
- * out while it was made. Bytes that are not valid UTF-8 are printed as U+FFFD. */
+/* Prints the document to stdout with a newline after it; false if it could not be written. Bytes
+ * that are not valid UTF-8 are printed as U+FFFD. */
 bool json_print(const struct json *root);
 
 /* The same of any value, without the newline, as it stands `depth` values deep in a document. */

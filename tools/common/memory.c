@@ -35,22 +35,19 @@ void memory_finish(struct memory *memory)
 void *memory_get(struct memory *memory, bool host, size_t bytes)
 {
     void *taken = NULL;
-    struct memory_item *items =
-        memory->failed ? NULL : realloc(memory->items, sizeof *items * (size_t)(memory->count + 1));
-    memory->asked = memory->failed ? memory->asked : bytes;
-    if (items != NULL) {
-        memory->items = items;
-        memory->error.status =
-            device_take(memory->device, host, bytes > 0 ? bytes : 1, &taken, &memory->error);
-    } else if (!memory->failed) {
-        memory->error.status = ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    memory->failed |= memory->error.status != ATTN_OK;
     if (memory->failed) {
         return NULL;
     }
-    items[memory->count++] = (struct memory_item){taken, host};
-    return taken;
+    memory->asked = bytes;
+    memory->error.status =
+        device_take(memory->device, host, bytes > 0 ? bytes : 1, &taken, &memory->error);
+    memory->failed = memory->error.status != ATTN_OK;
+    if (!memory->failed) {
+        memory->items =
+            command_realloc(memory->items, (size_t)memory->count + 1, sizeof *memory->items);
+        memory->items[memory->count++] = (struct memory_item){taken, host};
+    }
+    return memory->failed ? NULL : taken;
 }
 
 void *memory_take(struct memory *memory, size_t bytes)

@@ -248,23 +248,15 @@ static struct attn_indexer_desc read_qsa(struct reading *r, const cJSON *text,
 static struct attn_indexer_desc read_dsa(struct reading *r, const cJSON *text,
                                          const char *model_type, struct attn_layer_desc *desc)
 {
-    const bool pools = is_model(model_type, "glm5_next");
-    if (is_v4(model_type)) {
-        desc->num_q_heads = read_int(r, text, "index_n_heads", 64, 1, 1024);
-        desc->head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
-        return (struct attn_indexer_desc){.topk = read_int(r, text, "index_topk", 512, 1, 1 << 20),
-                                          .activation = ATTN_INDEXER_RELU,
-                                          .has_weights = 1,
-                                          .tokens_per_row = V4_LISTED};
-    }
+    const bool v4 = is_v4(model_type), pools = is_model(model_type, "glm5_next");
     const int32_t tokens = pools ? read_int(r, text, "index_kpool", 16, 1, 128) : 1;
     desc->num_q_heads = read_int(r, text, "index_n_heads", pools ? 32 : 64, 1, 1024);
     desc->head_size = read_int(r, text, "index_head_dim", 128, 8, 512);
     return (struct attn_indexer_desc){
-        .topk = read_int(r, text, "index_topk", 2048, tokens, 1 << 20) / tokens,
+        .topk = read_int(r, text, "index_topk", v4 ? 512 : 2048, tokens, 1 << 20) / tokens,
         .activation = ATTN_INDEXER_RELU,
         .has_weights = 1,
-        .tokens_per_row = tokens,
+        .tokens_per_row = v4 ? V4_LISTED : tokens,
         .tail = tokens > 1 && !cJSON_IsFalse(read_member(text, "index_kpool_always_select_tail")),
         .forced_on_top = tokens > 1};
 }

@@ -61,11 +61,9 @@ void lock_finish(const struct lock_file *lock)
 /* The file's records, which are the caller's to free; NULL with the reason on stderr. */
 static char *read_records(const char *file)
 {
-    char *text = malloc(LOCK_MOST + 1);
+    char *text = command_calloc(1, LOCK_MOST + 1);
     const int descriptor = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    const char *why = text == NULL     ? "no memory"
-                      : descriptor < 0 ? strerror(errno)
-                                       : lock_read(descriptor, text);
+    const char *why = descriptor < 0 ? strerror(errno) : lock_read(descriptor, text);
     if (descriptor >= 0) {
         close(descriptor);
     }
@@ -103,9 +101,8 @@ static int compare(char *a, char *b, const char *name_a, const char *name_b, boo
         count += lock_compare(one, other, name_a, name_b, keep, list);
     }
     json_add(root, "same_choice", json_bool(count == 0));
-    if (as_json && !json_print(root)) {
-        fputs("attn-info: no memory for the document\n", stderr);
-        count++;
+    if (as_json) {
+        json_print(root);
     }
     JSON_EACH(item, as_json ? NULL : list)
     {

@@ -659,9 +659,7 @@ static int show(struct info *info)
         return command_failed("attn-info", info->options.model, &error);
     }
     if (info->options.json) {
-        if (!json_print(root)) {
-            puts("{}");
-        }
+        json_print(root);
     } else {
         print_text(root, &info->options);
     }

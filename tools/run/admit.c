@@ -60,12 +60,53 @@ attn_status plan_batch(struct run_engine *engine, struct run_group *group, struc
     return engine->api->plan_batch(group->plan, batch, engine->stream, &engine->error);
 }
 
-void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots)
+/* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows
+ * of its prefix cache. */
+static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
+{
+    const int32_t *first = group->table + (size_t)batch->request[0] * (size_t)group->stride;
+    int32_t blocks = group->held[batch->request[0]];
+    for (int32_t i = 1; i < batch->num_reqs; i++) {
+        int32_t r = batch->request[i], same = 0;
+        while (same < blocks && same < group->held[r] &&
+               group->table[r * group->stride + same] == first[same]) {
+            same++;
+        }
+        blocks = same;
+    }
+    return batch->num_reqs > 1 && !group->cross ? blocks * group->block_size : 0;
+}
+
+/* Slots of keys first .. end-1 of request r. */
+static void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end,
+                     int64_t *slots)
 {
     for (int32_t j = first; j < end; j++) {
         int64_t block = group->table[r * group->stride + j / group->block_size];
         *slots++ = block * group->block_size + j % group->block_size;
     }
+}
+
+attn_status plan_group(struct run_engine *engine, struct run_group *group, struct batch *batch,
+                       bool writes)
+{
+    struct state_batch states;
+    struct attn_batch view;
+    int64_t *slots = batch->slots;
+    for (int32_t i = 0; i < batch->num_reqs && writes; i++) {
+        int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
+        TRY(blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]));
+        slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i], slots);
+        slots += count;
+    }
+    fill_batch(group, batch, &view);
+    view.num_slots = writes ? view.num_slots : 0;
+    if (group->recurrent) {
+        gdn_states(group, batch, &states);
+        view.next = &states.ext.ext;
+    }
+    view.common_prefix_len = common_prefix(group, batch);
+    return plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
 }
 
 /* Writes keys first .. end-1 of one request in every layer of a group. */
@@ -74,26 +115,13 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
 {
     struct run_group *group = &engine->groups[g];
     OWNED(memory_end) struct batch *batch = command_calloc(1, sizeof *batch);
-    struct state_batch states;
-    struct attn_batch view;
-    if (!group->recurrent) {
-        TRY(blocks_reserve(engine, group, r, end));
-    }
     batch->num_reqs = 1;
     batch->query_start_loc[1] = end - first;
     batch->seq_lens[0] = end;
     batch->encoder_lens[0] = end;
     batch->request[0] = r;
-    fill_batch(group, batch, &view);
-    if (group->recurrent) {
-        gdn_states(group, batch, &states);
-        view.next = &states.ext.ext;
-        view.num_slots = 0;
-    } else {
-        slots_of(group, r, first, end, batch->slots);
-    }
     memory_finish(&engine->batches);
-    TRY(plan_batch(engine, group, &view, group->recurrent ? &states : NULL));
+    TRY(plan_group(engine, group, batch, !group->recurrent));
     for (int32_t i = 0; i < engine->num_layers; i++) {
         if (engine->layers[i].group == g) {
             TRY(engine->layers[i].kind->is_run ? layer_run(engine, &engine->layers[i], batch)

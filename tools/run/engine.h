@@ -181,7 +181,7 @@ attn_status engine_take_unwritten(struct run_engine *engine, size_t bytes, const
 attn_status engine_sent(struct run_engine *engine, const struct memory *memory, const char *what);
 /* For everything that is on the device, so that memory may be given back. */
 attn_status engine_wait(struct run_engine *engine);
-/* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
+/* admit.c: a request comes; a group's batch on the device, planned */
 attn_status admit(struct run_engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
 /* What a batch brings for recurrent layers. */
@@ -194,7 +194,10 @@ struct state_batch {
 /* `states` NULL: not recurrent */
 attn_status plan_batch(struct run_engine *engine, struct run_group *group, struct attn_batch *batch,
                        struct state_batch *states);
-void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
+/* A batch of a group with a cache over its own table, planned. `writes`: its new keys get blocks
+ * and slots. */
+attn_status plan_group(struct run_engine *engine, struct run_group *group, struct batch *batch,
+                       bool writes);
 /* Lists of a step [T, per_token, max_entries]; `entries` NULL: none, every key is seen. */
 struct step_lists {
     const struct attn_index_lists *form;

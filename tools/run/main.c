@@ -11,7 +11,6 @@
 #include "common/command.h"
 #include "common/find.h"
 #include "common/names.h"
-#include "common/seconds.h"
 #include "engine.h"
 
 static const char usage[] =
@@ -95,9 +94,7 @@ static void tell_json(const struct run_engine *engine, bool verified, double max
     }
     json_add(root, "tokens", json_number((double)engine->tokens));
     json_add(root, "seconds", json_number(seconds));
-    if (!json_print(root)) {
-        puts("{}");
-    }
+    json_print(root);
     json_destroy(root);
 }
 

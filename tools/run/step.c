@@ -39,55 +39,15 @@ static void compose(struct run_engine *engine, struct batch *batch)
     }
 }
 
-/* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows
- * of its prefix cache. */
-static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
-{
-    const int32_t *first = group->table + (size_t)batch->request[0] * (size_t)group->stride;
-    int32_t blocks = group->held[batch->request[0]];
-    for (int32_t i = 1; i < batch->num_reqs; i++) {
-        int32_t r = batch->request[i], same = 0;
-        while (same < blocks && same < group->held[r] &&
-               group->table[r * group->stride + same] == first[same]) {
-            same++;
-        }
-        blocks = same;
-    }
-    return batch->num_reqs > 1 && !group->cross ? blocks * group->block_size : 0;
-}
-
-/* Plans a group with a cache over its own table. */
-static attn_status plan_group(struct run_engine *engine, struct run_group *group,
-                              struct batch *batch)
-{
-    struct state_batch states;
-    struct attn_batch view;
-    int64_t *slots = batch->slots;
-    bool blocks = !group->cross && !group->recurrent;
-    for (int32_t i = 0; i < batch->num_reqs && blocks; i++) {
-        int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
-        TRY(blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]));
-        slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i], slots);
-        slots += count;
-    }
-    fill_batch(group, batch, &view);
-    view.num_slots = blocks ? view.num_slots : 0;
-    if (group->recurrent) {
-        gdn_states(group, batch, &states);
-        view.next = &states.ext.ext;
-    }
-    view.common_prefix_len = common_prefix(group, batch);
-    return plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
-}
-
 /* Plans every group with a cache, then runs their layers in the model's order: an indexer comes
  * before the layers that attend by its lists. */
 static attn_status run_groups(struct run_engine *engine, struct batch *batch)
 {
     memory_finish(&engine->batches);
     for (int32_t g = 0; g < engine->num_groups; g++) {
-        if (engine->groups[g].has_cache) {
-            TRY(plan_group(engine, &engine->groups[g], batch));
+        struct run_group *group = &engine->groups[g];
+        if (group->has_cache) {
+            TRY(plan_group(engine, group, batch, !group->cross && !group->recurrent));
         }
     }
     for (int32_t i = 0; i < engine->num_layers; i++) {

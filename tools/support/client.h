@@ -159,4 +159,13 @@ attn_status client_plan(const struct attn_api *api, attn_model *model, int32_t g
                         const struct attn_plan_options *options, attn_plan **plan, void **workspace,
                         struct attn_error *error);
 
+/* What precedes a call of a backend's kernels without the core: prepare, into call->prepared,
+ * create_plan_state, into call->plan_state, and schedule_size as the core asks them for such an
+ * attend; what the backend leaves out is left as it is. planned_release drops what they made. */
+attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
+                            const struct attn_limits *limits, struct attn_schedule_size *size,
+                            struct attn_error *error);
+
+void planned_release(const struct attn_kernels *kernels, const struct attn_attend_args *call);
+
 #endif

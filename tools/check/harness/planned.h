@@ -6,7 +6,7 @@
 
 #include "harness/backend.h"
 #include "common/device.h"
-#include "support/planned.h"
+#include "support/client.h"
 
 struct plan_memory {
     struct attn_schedule_size size;

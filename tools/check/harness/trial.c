@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/seconds.h"
+#include "common/command.h"
 
 #define MIN_RUNS 3
 #define ENOUGH_SECONDS 0.1 /* for one case, where it has had its least runs */

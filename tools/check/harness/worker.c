@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/seconds.h"
+#include "common/command.h"
 
 #define MAX_CRASHES 100 /* after so many nothing new is learned */
 #define MAX_HANGS 5     /* the same, after many times the seconds of a case */
