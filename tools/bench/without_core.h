@@ -19,8 +19,8 @@ struct plugin_kernels {
     const struct attn_kernels *kernels;
 };
 
-/* `index` of the runtime's backend. Not to be moved; due to plugin_kernels_close even after a
- * failure. */
+/* dispatch.c: `index` of the runtime's backend. Not to be moved; due to plugin_kernels_close even
+ * after a failure. */
 attn_status plugin_kernels_open(struct plugin_kernels *opened, const struct session *session,
                                 int32_t index, struct attn_error *error);
 void plugin_kernels_close(struct plugin_kernels *opened);
@@ -30,7 +30,8 @@ void plugin_kernels_close(struct plugin_kernels *opened);
 attn_status merge_create(const struct work **work, struct result *result, struct session *session,
                          const char *backend, struct attn_error *error);
 
-/* dispatch.c: the backend's own kernels over the tensors of a dispatch shape, which outlive them.
+/* dispatch.c, too: the backend's own kernels over the tensors of a dispatch shape, which outlive
+ * them.
  */
 attn_status direct_calls_create(const struct work **work, struct measured *measured,
                                 struct attn_error *error);

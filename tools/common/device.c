@@ -193,15 +193,3 @@ bool device_describe(const struct attn_api *api, const attn_runtime *runtime,
     }
     return found;
 }
-
-const char *device_title(const struct attn_api *api, const attn_runtime *runtime,
-                         struct attn_device device, char *text)
-{
-    char name[DEVICE_NAME_SIZE];
-    struct attn_device_info info;
-    snprintf(text, DEVICE_TITLE_SIZE, "%s", device_name(device, name));
-    if (device_describe(api, runtime, device, &info)) {
-        snprintf(text, DEVICE_TITLE_SIZE, "%s (%s)", name, info.name);
-    }
-    return text;
-}

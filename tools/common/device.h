@@ -51,9 +51,5 @@ bool device_describe(const struct attn_api *api, const attn_runtime *runtime,
 /* "cuda:0" into text of DEVICE_NAME_SIZE bytes, which it returns. */
 #define DEVICE_NAME_SIZE 40
 const char *device_name(struct attn_device device, char *text);
-/* Writes "cuda:0 (NVIDIA H200)" into text of DEVICE_TITLE_SIZE bytes. */
-#define DEVICE_TITLE_SIZE 256
-const char *device_title(const struct attn_api *api, const attn_runtime *runtime,
-                         struct attn_device device, char *text);
 
 #endif

@@ -138,8 +138,11 @@ static void tell_group(const struct run_engine *engine, int32_t first, int32_t *
 static void tell_text(const struct run_engine *engine, bool verified, int64_t compared,
                       double seconds)
 {
-    char device[DEVICE_TITLE_SIZE];
-    printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
+    char device[DEVICE_NAME_SIZE];
+    struct attn_device_info info;
+    const bool known = device_describe(engine->api, engine->runtime, engine->device.device, &info);
+    printf("on %s%s%s%s\n", device_name(engine->device.device, device), known ? " (" : "",
+           known ? info.name : "", known ? ")" : "");
     printf("%-6s %-15s %-24s error / bound which\n", "layers", "kind", "backend");
     int32_t *indices = command_calloc((size_t)engine->num_layers, sizeof *indices);
     for (int32_t i = 0; i < engine->num_layers; i++) {
