@@ -2,9 +2,14 @@
 """What the tests share: attention written down from its definition, and the backends to hold against it."""
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import torch
 
 import libattn
+import libattn.torch
 
 #: One name per CPU backend that every x86-64 machine has; cpu_simd picks its best variant.
 BACKENDS = ("cpu_ref", "cpu_simd")
@@ -49,10 +54,34 @@ def peaked(*shape: int, generator: torch.Generator, scale: float = 1.0) -> torch
 
 
 def worst(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest error of an element, relative to its row's root mean square."""
+    """The largest error of an element, relative to its row's root mean square; infinite where one is NaN."""
     actual, expected = actual.double(), expected.double()
     rms = expected.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
-    return float(((actual - expected).abs() / rms).max())
+    error = float(((actual - expected).abs() / rms).max().detach())
+    return math.inf if math.isnan(error) else error
+
+
+def worst_of(out: torch.Tensor, q: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], queries: Sequence[int],
+             lengths: Sequence[int], scale: float, visible: Callable[[int, int, int], torch.Tensor] | None = None, window: int = 0,
+             least: float = 0.0, **terms: Any) -> float:
+    """The `worst` of requests whose rows follow one another in q and out [T, Hq, D]; `keys` and `values` have each request's, at least as
+    many as its length. What a request's queries see is causal, or `visible` of its number, queries and length. Errors up to `least`
+    do not count."""
+    found, at = [], 0
+    for r, (count, length) in enumerate(zip(queries, lengths)):
+        seen = causal(count, length, window) if visible is None else visible(r, count, length)
+        expected, _ = attention(q[at:at + count], keys[r][:length], values[r][:length], scale, seen, **terms)
+        got = out[at:at + count].double()
+        found.append(worst(torch.where((got - expected).abs() <= least, expected, got), expected) if count else 0.0)
+        at += count
+    return max(found)
+
+
+def each_backend(**options: Any) -> Iterator[str]:
+    """The CPU backends by turns, as `libattn.torch` is configured."""
+    for backend in BACKENDS:
+        libattn.torch.configure(ignore_environment=True, backend=backend, **options)
+        yield backend
 
 
 def one_layer(desc: libattn.LayerDesc, backend: str | None = None, device: object = None, **options: object) -> tuple[

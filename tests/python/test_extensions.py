@@ -21,6 +21,15 @@ class GatedDelta(unittest.TestCase):
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "state.*f16.*f32"):
             layer.bind_state(torch.zeros(1, 2, 3, 4).half())
 
+    def test_wrong_window_is_named(self) -> None:
+        desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="recurrent", head_size_v=self.DV, dtype="bf16",
+                                 gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, 4, False, True))
+        _, layer = one_layer(desc)
+        state, window = torch.zeros(3, self.HV, self.DV, self.DK), torch.zeros(3, 2 * self.HK * self.DK + self.HV * self.DV, 3)
+        layer.bind_state(state, window.bfloat16())
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "view: .*f32.*; the layer's cache has bf16"):
+            layer.bind_state(state, window)
+
 
 class Latent(unittest.TestCase):
     def test_weights_in_fp8(self) -> None:

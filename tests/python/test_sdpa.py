@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import libattn.torch
-from common import BACKENDS, peaked, worst
+from common import each_backend, peaked, worst
 
 try:
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
@@ -41,8 +41,7 @@ class Sdpa(unittest.TestCase):
         self.addCleanup(restore_flash_attention_impl)
 
     def check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bound: float = 2e-5, **options: Any) -> None:
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 out = sdpa(q, k, v, **options)
             self.assertLess(worst(out, right(q, k, v, **options)), bound, (backend, q.shape, k.shape, options))
@@ -75,7 +74,8 @@ class Sdpa(unittest.TestCase):
         libattn.torch.configure(ignore_environment=True)
         q, k, v = inputs(1, 2, 2, 8, 8)
         for options, field in (({"attn_mask": torch.rand(8, 8)}, "attention_mask"), ({"dropout_p": 0.1}, "dropout_p"),
-                               ({"attn_mask": torch.rand(1, 2, 8, 8) > 0.5}, "attention_mask")):
+                               ({"attn_mask": torch.rand(1, 2, 8, 8) > 0.5}, "attention_mask"),
+                               ({"attn_mask": torch.rand(2, 8, 8) > 0.5}, "attention_mask")):
             with self.assertRaises(libattn.AttnError) as caught, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, **options)
             self.assertEqual(caught.exception.field, field)
@@ -83,6 +83,14 @@ class Sdpa(unittest.TestCase):
         out = sdpa(q, k, v)  # a forward alone is no training
         with self.assertRaisesRegex(libattn.AttnError, "gradient"):
             out.sum().backward()
+
+    def test_values_of_another_size(self) -> None:
+        """As torch hands them to its fused operators for GPUs: more queries than keys, which are attended in two parts."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k, v = inputs(1, 2, 2, 7, 3)
+        for options in ({"is_causal": True}, {}):
+            out, *_ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v[..., :8], **options)
+            self.assertLess(worst(out, right(q, k, v[..., :8], **options)), 2e-5, options)
 
     def test_compiled(self) -> None:
         libattn.torch.configure(ignore_environment=True, backend="cpu_ref")

@@ -13,7 +13,7 @@ import published
 import libattn
 import libattn.torch
 from captured import Graph
-from common import attention, causal, peaked, worst
+from common import causal, each_backend, peaked, worst_of
 
 registered: dict[str, Any] = {}
 handlers: dict[str, Any] = {}
@@ -57,8 +57,8 @@ class Pool:
     """A token pool: a row per slot of each layer; those of the first page are of padding."""
 
     def __init__(self, slots: int, page: int, dtype: torch.dtype = torch.float32, layers: int = 1,
-                 device: torch.device | str = "cpu") -> None:
-        shape = (layers, slots + page, HK, D)
+                 device: torch.device | str = "cpu", heads: int = HK, size: int = D) -> None:
+        shape = (layers, slots + page, heads, size)
         self.k, self.v = (torch.zeros(shape, device=device).to(dtype) if dtype.itemsize == 1 else
                           torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(2))
 
@@ -81,16 +81,24 @@ def layer(**values: Any) -> Any:
 
 
 class Engine:
-    """Layers 5 and up of a runner, its pool, and what three requests have in it."""
+    """Layers 5 and up of a runner, its pool, and what three requests have in it. Of `latent` ones queries come in latent space, their
+    rotary parts apart, and outputs leave in it."""
 
     def __init__(self, page: int, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None, layers: int = 1,
                  device: torch.device | str = "cpu", window: int = 0, chunk: int = 0, sinks: torch.Tensor | None = None,
-                 drafts: int = 0, runner: dict[str, Any] | None = None, **values: Any) -> None:
+                 drafts: int = 0, latent: bool = False, **values: Any) -> None:
         self.dtype, self.kv_dtype, self.device = dtype, kv_dtype or dtype, device
         self.window, self.chunk, self.sinks, self.drafts = window, chunk, sinks, drafts
         self.trees: torch.Tensor | None = None  # [requests, drafts, drafts] of the last batch, if it verifies
         self.cap, self.encodes = values.get("logit_cap", 0.0), values.get("attn_type") == "encoder_only"
         self.generator = g = torch.Generator().manual_seed(5)
+        self.heads, kv_heads, self.size, self.size_v, self.scale = HQ, HK, D, D, D**-0.5
+        self.latent = latent
+        if latent:
+            self.size_v = LATENT["kv_lora_rank"]
+            self.heads, kv_heads, self.size, self.scale = 4, 1, self.size_v + LATENT["qk_rope_head_dim"], 0.1
+            values |= {"tp_q_head_num": self.heads, "tp_k_head_num": 1, "tp_v_head_num": 1, "qk_head_dim": self.size,
+                       "v_head_dim": self.size_v, "scaling": self.scale}
         room = 160
         self.table = torch.zeros(9, room, dtype=torch.int32)
         self.indices = torch.tensor([7, 2, 4])
@@ -98,15 +106,18 @@ class Engine:
         self.table[self.indices] = (blocks[..., None] * page + torch.arange(page)).flatten(1).int()
         self.backend = registered["libattn"](types.SimpleNamespace(**{
             "req_to_token_pool": types.SimpleNamespace(req_to_token=self.table.to(device)), "page_size": page,
-            "token_to_kv_pool": Pool(3 * room, page, self.kv_dtype, layers, device), "use_mla_backend": False,
+            "token_to_kv_pool": Pool(3 * room, page, self.kv_dtype, layers, device, kv_heads, self.size), "use_mla_backend": latent,
+            "model_config": types.SimpleNamespace(dtype=dtype, **LATENT), "kv_cache_dtype": self.kv_dtype,
             "attention_chunk_size": chunk or None, "server_args": types.SimpleNamespace(
-                speculative_algorithm="NGRAM" if drafts else None, speculative_num_draft_tokens=drafts or None), **(runner or {})}))
+                speculative_algorithm="NGRAM" if drafts else None, speculative_num_draft_tokens=drafts or None)}))
         if self.kv_dtype.itemsize == 1:
             values |= {"k_scale_float": 0.5, "v_scale_float": 0.25}
         self.layers = [layer(layer_id=5 + i, sliding_window_size=window - 1 if window else -1, **values)
                        for i in range(layers)]
-        self.keys = [[t.to(dtype) for t in (peaked(3, room, HK, D, generator=g), torch.randn(3, room, HK, D, generator=g))]
-                     for _ in range(layers)]
+        self.keys = [[t.to(dtype) for t in (peaked(3, room, kv_heads, self.size, generator=g, scale=0.15 if latent else 1.0),
+                                            torch.randn(3, room, kv_heads, self.size_v, generator=g))] for _ in range(layers)]
+        for keys in self.keys if latent else ():
+            keys[1] = keys[0][..., :self.size_v]
         self.lengths = [0, 0, 0]
 
     def batch(self, mode: str, queries: list[int]) -> Any:
@@ -148,13 +159,17 @@ class Engine:
     def inputs(self, queries: list[int], padding: int = 0) -> list[list[torch.Tensor]]:
         """q, k and v of each layer, on the CPU."""
         rows = sum(queries) + padding
-        return [[peaked(rows, HQ * D, generator=self.generator).to(self.dtype)] +
+        return [[peaked(rows, self.heads * self.size, generator=self.generator).to(self.dtype)] +
                 [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, self.lengths))] + [t[0, :padding]])
                  .flatten(1) for t in keys] for keys in self.keys]
 
     def forward(self, inputs: list[list[torch.Tensor]], batch: Any) -> list[torch.Tensor]:
         """All layers."""
         run = self.backend.forward_decode if batch.forward_mode.is_decode() else self.backend.forward_extend
+        if self.latent:
+            split = [[t.view(len(t), -1, self.size).split([self.size_v, self.size - self.size_v], -1) for t in qkv[:2]] for qkv in inputs]
+            return [run(q.contiguous(), k, k, this, batch, q_rope=q_rope, k_rope=k_rope)
+                    for ((q, q_rope), (k, k_rope)), this in zip(split, self.layers)]
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
         return [run(*qkv, this, batch, save_kv_cache=True, **sinks) for qkv, this in zip(inputs, self.layers)]
 
@@ -163,25 +178,21 @@ class Engine:
         def stored(x: torch.Tensor, scale: float) -> torch.Tensor:
             return (x.float() / scale).to(self.kv_dtype).float() * scale if self.kv_dtype.itemsize == 1 else x
 
-        found = 0.0
+        def visible(r: int, count: int, length: int) -> torch.Tensor:
+            seen, rows = causal(count, length, self.window) | self.encodes, torch.arange(length - count, length)[:, None]
+            if self.trees is not None:
+                seen[:, length - count:] &= self.trees[r]
+            return seen & (rows // self.chunk == torch.arange(length) // self.chunk) if self.chunk else seen
+
+        found = []
         for (q, *_), keys, out in zip(inputs, self.keys, outputs):
-            assert out.shape == q.shape, (out.shape, q.shape)
-            q, out, at = q.view(-1, HQ, D), out.cpu().view(-1, HQ, D), 0
-            for r, (c, n) in enumerate(zip(queries, self.lengths)):
-                visible = causal(c, n, self.window) | self.encodes
-                if self.trees is not None:
-                    visible[:, n - c:] &= self.trees[r]
-                if self.chunk:
-                    visible &= torch.arange(n - c, n)[:, None] // self.chunk == torch.arange(n) // self.chunk
-                expected, _ = attention(q[at:at + c], stored(keys[0][r, :n], 0.5), stored(keys[1][r, :n], 0.25), D**-0.5,
-                                        visible, self.cap, None if self.sinks is None else self.sinks.cpu())
-                got = out[at:at + c].double()
-                if not bool(got.isfinite().all()):
-                    return float("inf")
-                if self.dtype == torch.float16:  # a sink far above the scores leaves rows under its least normal number
-                    got = torch.where((got - expected).abs() <= 2**-24, expected, got)
-                found, at = max(found, worst(got, expected)), at + c
-        return found
+            assert out.shape == (len(q), self.heads * self.size_v), (out.shape, q.shape)
+            # In float16 a sink far above the scores leaves rows under its least normal number.
+            found.append(worst_of(
+                out.cpu().view(-1, self.heads, self.size_v), q.view(-1, self.heads, self.size), stored(keys[0], 0.5), stored(keys[1], 0.25),
+                queries, self.lengths, self.scale, visible, least=2**-24 if self.dtype == torch.float16 else 0.0, soft_cap=self.cap,
+                sinks=None if self.sinks is None else self.sinks.cpu()))
+        return max(found)
 
     def there(self, inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
         return [[t.to(self.device) for t in qkv] for qkv in inputs]
@@ -304,7 +315,7 @@ class Interface(unittest.TestCase):
         self.assertEqual(published.mismatches(LibattnBackend, base), [])
         raising = {"forward_extend", "forward_decode", "forward_mixed", "init_cuda_graph_state",
                    "get_cuda_graph_seq_len_fill_value"}
-        self.assertEqual(raising - set(vars(LibattnBackend)), set())
+        self.assertEqual(raising - {name for kind in LibattnBackend.__mro__ if kind.__module__.startswith("libattn") for name in vars(kind)}, set())
 
 
 class Steps(unittest.TestCase):
@@ -334,66 +345,27 @@ class Steps(unittest.TestCase):
             self.run_steps(backend, 16, sinks=torch.linspace(-1, 4, HQ))
 
     def test_latent(self) -> None:
-        """Latent rows: queries come in latent space, their rotary parts apart, and outputs leave in it; eager steps and replays."""
-        rank, rope, heads = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"], 4
+        """Latent rows: eager steps and replays."""
         parts = {f"sglang.srt.models.deepseek_common.{name}": items for name, items in (
             ("attention_backend_handler", {"AttentionBackendRegistry": types.SimpleNamespace(register=handlers.__setitem__)}),
             ("utils", {"FORWARD_ABSORB_CORE_ATTENTION_BACKENDS": ["fa3"]}),
             ("attention_forward_methods.forward_methods", {"AttnForwardMethod": types.SimpleNamespace(MLA="absorbed")}))}
         published.put(parts)
         with self.assertRaisesRegex(libattn.UnsupportedError, "kv_cache_dtype: torch.float8_e4m3fn; supported: torch.bfloat16, next to"):
-            Engine(1, runner={"use_mla_backend": True, "kv_cache_dtype": torch.float8_e4m3fn,
-                              "model_config": types.SimpleNamespace(dtype=torch.bfloat16, **LATENT)})
-        for backend in ("cpu_ref", "cpu_simd"):
+            Engine(1, torch.bfloat16, torch.float8_e4m3fn, latent=True)
+        for backend in each_backend():
             for page in (1, 16):
-                libattn.torch.configure(ignore_environment=True, backend=backend)
-                generator = torch.Generator().manual_seed(6)
-                pool = torch.full((3 * 160 + page, 1, rank + rope), float("nan"))
-                engine = Engine(page, runner={"use_mla_backend": True, "model_config": types.SimpleNamespace(**LATENT),
-                                              "token_to_kv_pool": types.SimpleNamespace(get_key_buffer=lambda _, pool=pool: pool)})
+                engine = Engine(page, latent=True)
                 self.assertEqual(handlers["libattn"](None, None), "absorbed")
                 self.assertIn("libattn", sys.modules["sglang.srt.models.deepseek_common.utils"].FORWARD_ABSORB_CORE_ATTENTION_BACKENDS)
-                this = layer(tp_q_head_num=heads, tp_k_head_num=1, tp_v_head_num=1, qk_head_dim=rank + rope, v_head_dim=rank, scaling=0.1)
-                keys = torch.randn(3, 160, 1, rank + rope, generator=generator) * 0.3
-
                 with self.assertRaisesRegex(libattn.UnsupportedError, "q_rope: None; supported: queries in latent space"):
-                    engine.backend.forward_extend(keys, keys, keys, this, None)
-
-                def inputs(queries: list[int], padding: int = 0) -> tuple[torch.Tensor, ...]:
-                    q = torch.randn(sum(queries) + padding, heads, rank + rope, generator=generator)
-                    k = torch.cat([keys[r, n - c:n] for r, (c, n) in enumerate(zip(queries, engine.lengths))] + [keys[0, :padding]])
-                    return q[..., :rank].contiguous(), k[..., :rank], q[..., rank:], k[..., rank:]
-
-                def run(given: tuple[torch.Tensor, ...], batch: Any) -> torch.Tensor:
-                    q, k, q_rope, k_rope = given
-                    call = engine.backend.forward_decode if batch.forward_mode.is_decode() else engine.backend.forward_extend
-                    return call(q, k, k, this, batch, q_rope=q_rope, k_rope=k_rope).view(-1, heads, rank)
-
-                def check(out: torch.Tensor, given: tuple[torch.Tensor, ...], queries: list[int]) -> None:
-                    at = 0
-                    for r, (c, n) in enumerate(zip(queries, engine.lengths)):
-                        q = torch.cat([given[0][at:at + c], given[2][at:at + c]], -1)
-                        wanted, _ = attention(q, keys[r, :n], keys[r, :n, :, :rank], 0.1, causal(c, n))
-                        self.assertLess(worst(out[at:at + c], wanted), 2e-5, (backend, page, queries, r))
-                        at += c
-
+                    engine.backend.forward_extend(*engine.keys[0], None, engine.layers[0], None)
                 for mode, queries in (("extend", [6, 19, 1]), ("extend", [1, 8, 20]), ("decode", [1, 1, 1])):
-                    batch, given = engine.batch(mode, queries), inputs(queries)
-                    engine.backend.init_forward_metadata(batch)
-                    check(run(given, batch), given, queries)
+                    self.assertLess(engine.step(mode, queries), 2e-5, (backend, page, mode))
                 engine.backend.init_cuda_graph_state(3, 3)
-                empty = torch.zeros(0, dtype=torch.int64)
-                none = engine.padded(types.SimpleNamespace(
-                    forward_mode=Mode("decode"), req_pool_indices=empty, seq_lens=empty, seq_lens_cpu=empty, batch_size=0, spec_info=None,
-                    out_cache_loc=torch.zeros(3, dtype=torch.int64)), 3)
-                engine.backend.init_forward_metadata_out_graph(none, in_capture=True)
-                for _ in range(2):
-                    engine.backend.init_forward_metadata_in_graph(none)
-                    run(inputs([], 3), none)
+                graph = Decodes(engine, 3)
                 for requests in (3, 2):
-                    batch, given = engine.batch("decode", [1] * requests), inputs([1] * requests, 3 - requests)
-                    engine.backend.init_forward_metadata_out_graph(engine.padded(batch, 3))
-                    check(run(given, batch), given, [1] * requests)
+                    self.assertLess(graph.replay(requests), 2e-5, (backend, page, requests))
 
     def test_drafts(self) -> None:
         """Verifications in eager steps: each request's drafts are a tree of their own."""
@@ -406,8 +378,7 @@ class Steps(unittest.TestCase):
 
     def test_encoder_only(self) -> None:
         """Every query sees every key of its request, over the pool as well."""
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             self.assertLess(Engine(16, attn_type="encoder_only").step("extend", [6, 19, 1]), 2e-5)
 
     def test_fp8_pool(self) -> None:

@@ -4,6 +4,7 @@ held against Transformers' layer. Inside the engine it runs by tools/test_engine
 import sys
 import types
 import unittest
+import unittest.mock
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import libattn.torch
 import published
 import test_sglang as recorded
 from captured import Graph
-from common import worst
+from common import each_backend, worst
 from test_recurrent import HIDDEN, STEPS, Subject, qwen3_5
 
 
@@ -136,8 +137,7 @@ class GatedDelta(unittest.TestCase):
     def test_checkpoints(self) -> None:
         """What a tracked step leaves in another slot is the state at the last chunk of its tokens, or at the token of a decode: a
         request that goes on from there has the right output."""
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             engine = Engine([3, 7, 1])
             mask, where = torch.tensor([True, False]), torch.tensor([1, 5])
 
@@ -242,6 +242,12 @@ class GatedDelta(unittest.TestCase):
             self.assertRegex(logs.output[0], f"leaves gated delta layers to SGLang's own backend: {reason}")
             with self.assertRaisesRegex(libattn.UnsupportedError, f"gated delta layers: {reason}.*leave out --attention-backend"):
                 check(runner(**values))
+        with unittest.mock.patch("libattn.integrations.sglang.check.cpu_has_amx_support", lambda: True):
+            with self.assertNoLogs():
+                check(runner())
+            with self.assertLogs() as logs:
+                self.assertEqual(wrap(lambda *_: "SGLang's", runner(), "attention"), "SGLang's")
+            self.assertEqual((len(logs.output), "a CPU with AMX" in logs.output[0]), (1, True))
         self.assertEqual(wrap(lambda *_: "SGLang's", runner(attention_backend="triton"), "attention"), "SGLang's")
         self.assertEqual(wrap(lambda *_: "SGLang's", runner(config=types.SimpleNamespace), "attention"), "SGLang's")
 

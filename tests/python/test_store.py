@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import libattn.torch
-from common import BACKENDS, attention, causal, worst
+from common import BACKENDS, attention, causal, each_backend, worst
 from libattn import tensors
 from libattn.torch import call as in_c
 from libattn.torch import dense
@@ -40,8 +42,7 @@ def attended(sinks: torch.Tensor) -> float:
 
 class Parameters(unittest.TestCase):
     def test_another_model_at_the_address_of_a_freed_one(self) -> None:
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for i in range(8):
                 sinks = torch.full((HEADS,), i - 4.0, dtype=torch.bfloat16)
                 self.assertLess(attended(sinks), 2e-5, (backend, i))
@@ -56,6 +57,30 @@ class Parameters(unittest.TestCase):
                 for value in (0.0, 5.0, -3.0):
                     sinks.data.fill_(value)
                     self.assertLess(attended(sinks.detach()), 2e-5, (backend, dtype, value))
+
+    def test_starts_at_the_address_of_freed_ones(self) -> None:
+        """Starts of packed queries are read again next to keys whose starts stay."""
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.randn(1, 2, HEADS + 1, 8), torch.randn(1, 2, 2 * HEADS, 8)
+        keys = torch.arange(0, 2 * HEADS + 1, 2).int()
+        for longer in range(8):
+            starts = torch.arange(HEADS + 1).int()
+            starts[longer + 1:] += 1
+            found, wanted = (libattn.torch.attend_packed(q, k, k, starts, ends, scale=0.5) for ends in (keys, keys.clone()))
+            self.assertTrue(torch.equal(found, wanted), longer)
+            del starts
+
+    def test_states_are_the_callers(self) -> None:
+        """An operator keeps no state's memory after its call."""
+        libattn.torch.configure(ignore_environment=True)
+        rows, gates, starts = torch.zeros(2, 2, 16), torch.zeros(2, 2), torch.tensor([0, 2]).int()
+        kept = []
+        for _ in range(3):
+            state = torch.zeros(3, 2, 16, 16)
+            kept.append(StorageWeakRef(state.untyped_storage()))
+            torch.ops.libattn.recurrent(rows, rows, rows, gates, gates, state, starts[:1], starts, starts[1:], 1.0, True, 0)
+            del state
+        self.assertTrue(all(storage.expired() for storage in kept))
 
 
 def plans() -> tuple[list[int], Any]:
@@ -103,8 +128,7 @@ class SharedPlans(unittest.TestCase):
     def test_sinks_that_are_missing(self) -> None:
         """A layer that is described with sinks and given none is refused: only `attend`'s own plans have them apart."""
         desc = dense.describe("decoder", 4, 2, 16, 16, torch.float32, 0.25, True, None, 0.0, True, 16)
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             store = libattn.torch.store
             for bound in (store.bound(desc, lambda: desc, 0, torch.device("cpu")),
                           store.group([(desc, 0, ())], torch.device("cpu"))[0][0]):
@@ -116,8 +140,7 @@ class SharedPlans(unittest.TestCase):
     def test_layers_whose_lengths_take_turns(self) -> None:
         """Full and sliding layers: a token has a plan for layers whose length grows, and none for those whose window is full."""
         generator = torch.Generator().manual_seed(7)
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for token in range(4):
                 made, counting = plans()
                 with counting:
@@ -152,14 +175,34 @@ class Shapes(unittest.TestCase):
                 libattn.torch.attend(*given, scale=0.125, causal=True)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "attention_mask: torch.int64"):
             libattn.torch.attend(q, k, k, torch.ones(2, 1, 3, 5).long(), scale=0.125, causal=True)
+        for given in ((q, k.double(), k.double()), (q, k, k.bfloat16())):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, "k: q torch.float32 on cpu, k .*one dtype and one device are needed"):
+                libattn.torch.attend(*given, scale=0.125, causal=True)
 
+    def test_without_queries_or_keys(self) -> None:
+        for backend in each_backend():
+            for queries, keys, causal in itertools.product((0, 3), (0, 5), (False, True)):
+                q, k = torch.ones(2, 4, queries, 16), torch.ones(2, 2, keys, 16)
+                out = libattn.torch.attend(q, k, k, scale=0.25, causal=causal)
+                wanted = torch.ones(2, queries, 4, 16) * (keys > 0)
+                self.assertTrue(torch.equal(out, wanted), (backend, queries, keys, causal))
+
+    def test_of_packed_rows(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        q, k = torch.zeros(1, 4, 4, 16), torch.zeros(1, 2, 8, 16)
+        for starts, ends, text in (([0, 1, 4], [0, 4], r"key_start_loc: \[0, 4\]; 3 numbers"),
+                                   ([0, 3, 1, 4], [0, 4, 6, 8], r"query_start_loc: \[0, 3, 1, 4\]; 4 numbers"),
+                                   ([0, 1, 4], [-2, 4, 8], "key_start_loc: .*none below 0"), ([], [], "query_start_loc: .*1 numbers")):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, text):
+                libattn.torch.attend_packed(q, k, k, torch.tensor(starts).int(), torch.tensor(ends).int(), scale=0.25)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, r"q: \[2, 4, 4, 16\]; \[1, Hq, T, D\] is needed"):
+            libattn.torch.attend_packed(*(torch.cat([t, t]) for t in (q, k, k)), *[torch.tensor([0, 4]).int()] * 2, scale=0.25)
 
     def test_a_causal_mask_of_a_cross_layer(self) -> None:
         generator = torch.Generator().manual_seed(6)
         q, k, v = (torch.randn(1, 2, rows, 16, generator=generator) for rows in (9, 12, 12))
         mask = torch.ones(9, 12, dtype=torch.bool).tril(3)
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             out = libattn.torch.attend(q, k, v, mask[None, None], scale=0.25, causal=False, kind="cross")
             self.assertLess(worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, v)), 0.25, mask)[0]), 2e-5, backend)
 
@@ -177,8 +220,7 @@ class Again(unittest.TestCase):
         sinks, mask = normal(4).bfloat16(), torch.ones(2, 1, 3, 7, dtype=torch.bool).tril(4)
         mask[1, :, :, :2] = False  # padded on the left
         shown = [causal(3, 7), causal(3, 7) & (torch.arange(7) >= 2)]
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for turn in range(4):
                 sinks.copy_(normal(4))
                 for queries, keys, window, given, index in (
@@ -213,8 +255,7 @@ class Again(unittest.TestCase):
         """A batch is filled again where only lengths of keys differ: of two kinds of layers by turns, whose batches stay apart, and with
         padding in front of a request or none."""
         generator = torch.Generator().manual_seed(12)
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for length in (5, 6, 9, 7, 40, 41):
                 for window in (None, (3, 0)):
                     for padded in (0, 2) if length != 7 else (0,):
@@ -270,8 +311,7 @@ class Again(unittest.TestCase):
 
     def test_one_key_of_any_strides(self) -> None:
         """A dimension of one element may have any stride, which contiguous() keeps."""
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             q, v = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 1, 16)
             for k in (torch.randn(2, 1, 2, 16).transpose(1, 2), torch.randn(1, 2, 2, 16).permute(1, 2, 0, 3), torch.randn(2, 2, 1, 16)):
                 for value in (v, v.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)):
@@ -412,8 +452,7 @@ class Pages(unittest.TestCase):
         generator = torch.Generator().manual_seed(4)
         memory = torch.zeros(2, 4 * 2 * 8 * 16)
         shape = (4, 8, 2, 16)
-        for backend in BACKENDS:
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for order in ((0, 1, 2), (0, 2, 1), (0, 1, 2)):  # slots before heads, heads before slots
                 pages = [part.view(*(shape[i] for i in order), 16).permute(*order, 3) for part in memory]
                 k, v = (torch.randn(6, 2, 16, generator=generator) for _ in range(2))
@@ -423,6 +462,24 @@ class Pages(unittest.TestCase):
                 out = libattn.torch.attend_pages(q, k[5:], v[5:], *pages, torch.tensor([[1]]).int(),
                                                  torch.tensor([6]).int(), scale=0.25)
                 self.assertLess(worst(out, attention(q, k, v, 0.25, causal(1, 6))[0]), 2e-5, (backend, order))
+
+    def test_pages_that_do_not_fit(self) -> None:
+        """After pages that do, at other addresses and at theirs."""
+        libattn.torch.configure(ignore_environment=True)
+        rows, pages, table, lengths = torch.zeros(2, 2, 16), torch.zeros(2, 4, 8, 2, 16), torch.tensor([[0], [1]]), torch.tensor([3, 4])
+        good = {"k_pages": pages[0], "v_pages": pages[1], "block_table": table, "seq_lens": lengths}
+        libattn.torch.attend_pages(rows, rows, rows, **good, scale=0.25)
+        for wrong, text in (({"k_pages": pages[0].bfloat16()}, "view: .*bf16.*; the layer's cache has f32"),
+                            ({"v_pages": pages[1].double()}, "view: .*float64.*; the layer's cache has f32"),
+                            ({"k_pages": pages[0, :, :, :1]}, "num_heads: .*1 heads of 16"),
+                            ({"k_pages": pages[0, ..., :8]}, "num_heads: .*2 heads of 8"),
+                            ({"k_pages": torch.zeros(4, 8, 2, 32)[..., ::2]}, "view: .*contiguous last dimension is needed"),
+                            ({"seq_lens": lengths[:1]}, r"seq_lens: \[1\]; one for each row of q, \[2\], is needed"),
+                            ({"block_table": table[:1]}, r"block_table: \[1, 1\] in pages of 8; a row for each of 2 requests"),
+                            ({"seq_lens": lengths + 5}, r"block_table: \[2, 1\] in pages of 8; .*of up to 9 keys, is needed")):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, text):
+                libattn.torch.attend_pages(rows, rows, rows, **{**good, **wrong}, scale=0.25)
+
 
 class AgainInPython(Again):
     """The same without them."""

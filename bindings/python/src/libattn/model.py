@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (CacheRole, CopyKind, DtypeId, GroupKind, KvSpecKind, ScaleForm, Status, attn_amax_args,
+from ._declarations import (CacheRole, CopyKind, DtypeId, GroupKind, KvDtype, KvSpecKind, ScaleForm, Status, attn_amax_args,
                             attn_block_memory, attn_block_transfer, attn_cache_memory, attn_cache_spec, attn_kv_view,
                             attn_layer_params, attn_model_options)
 from .errors import make
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from .layers import LayerDesc
     from .runtime import Runtime
     from .selection import Assignment
+
+
+#: dtypes of caches whose elements engines have in tensors of the same dtype; others are bytes to them.
+_PLAIN = {int(dtype): dtype.name.lower() for dtype in (KvDtype.F16, KvDtype.BF16, KvDtype.F32)}
 
 
 class KvSpec(Record):
@@ -199,15 +203,14 @@ class Layer(Unique):
         dtype = DtypeId(code or DtypeId.F32).name.lower()
         if t.dtype != dtype or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
             raise refused("state", f"{t}; {dtype} [slots, Hv, Dv, Dk] with compact slots is needed")
-        views, kept = [self._slots(t, t.shape[2] * t.shape[3])], [t]
+        made = [(self._slots(t, t.shape[2] * t.shape[3]), [t])]
         if conv_state is not None:
             c = as_writable("conv_state", conv_state)
             if len(c.shape) != 3 or c.strides[2] != 1 or c.shape[0] != t.shape[0]:
                 raise refused("conv_state", f"{c}; [{t.shape[0]}, channels, width - 1] with a contiguous last dimension is "
                               "needed")
-            views.append(self._slots(c, c.shape[2]))
-            kept.append(c)
-        self._bind_views([(view, kept) for view in views] + ([] if ring is None else [view_of(ring)]))
+            made.append((self._slots(c, c.shape[2]), [c]))
+        self._bind_views(made + ([] if ring is None else [view_of(ring)]))
 
     @staticmethod
     def _slots(t: Tensor, row: int) -> attn_kv_view:
@@ -216,14 +219,19 @@ class Layer(Unique):
         return attn_kv_view(data=t.data, num_blocks=t.shape[0], block_size=1, num_heads=t.shape[1], head_size=row,
                             stride_block=slot, stride_slot=slot, stride_head=head, device=t.device_struct)
 
-    def bind_caches(self, views: Sequence[Any]) -> None:
-        """Hand all its caches in, in the order of `caches`: tensors ``[block, slot, head, dim]`` or `KvView`."""
-        self._bind_views([view_of(view) for view in views])
+    def bind_caches(self, views: Sequence[Any], keep: bool = True) -> None:
+        """Hand all its caches in, in the order of `caches`: tensors ``[block, slot, head, dim]`` or `KvView`. Without `keep` their
+        memory lives as long as its owner says."""
+        self._bind_views([view_of(view) for view in views], keep)
 
-    def _bind_views(self, made: Sequence[tuple[attn_kv_view, list[Any]]]) -> None:
+    def _bind_views(self, made: Sequence[tuple[attn_kv_view, list[Any]]], keep: bool = True) -> None:
+        for spec, (_, (t, *_)) in zip(self._cache_specs(), made):
+            wanted = _PLAIN.get(spec.kv_dtype)
+            if wanted is not None and t.dtype != wanted:  # a view does not say what its elements are
+                raise refused("view", f"{t}; the layer's cache has {wanted}")
         pointers = (c_void_p * max(1, len(made)))(*(addressof(view) for view, _ in made))
         self.call("layer_bind_caches", pointers, len(made))
-        self._memory = tuple(kept for _, kept in made)
+        self._memory = tuple(kept for _, kept in made) if keep else ()
 
     def bind_memory(self, memory: Any, num_blocks: int, further: Sequence[Any] = (),
                     further_num_blocks: Sequence[int] = ()) -> None:

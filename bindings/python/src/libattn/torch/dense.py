@@ -390,8 +390,9 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
                    "[B, Hk, L, D] and [B, Hk, L, Dv] are needed")
     if sinks is not None and sinks.shape != (heads,):
         raise make(Status.INVALID_ARGUMENT, "sinks", f"{list(sinks.shape)}; one for each head, [{heads}], is needed")
-    if k.device != q.device or v.device != q.device:
-        raise make(Status.INVALID_ARGUMENT, "k", f"q on {q.device}, k on {k.device}, v on {v.device}; one device is needed")
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        raise make(Status.INVALID_ARGUMENT, "k", f"q {q.dtype} on {q.device}, k {k.dtype} on {k.device}, v {v.dtype} on {v.device}; one "
+                   "dtype and one device are needed")
     if segments is None:
         segments = segments_of(None, batch, queries, keys, causal, window, True)
     # Rows of an encoder and of a cross layer see one run of keys in both directions; what else a mask shows goes through pages.

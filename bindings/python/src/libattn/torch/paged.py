@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import addressof, c_void_p, sizeof
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from .._declarations import attn_kv_view
+from .._declarations import Status
+from ..errors import make
 from ..layers import LayerDesc
-from ..model import KvView, view_of
+from ..model import KvView
 from ..step import Batch
 from . import dense
 from .dense import _host, _on
@@ -30,6 +30,10 @@ def _segments_of(query_starts: bytes, key_starts: bytes, rows: int, causal: bool
     """The segments of cumulative int64 lengths. Equal numbers give the same object, so that layers share a plan even if
     tensors have no version (`torch.inference_mode`)."""
     q, k = (np.frombuffer(starts, np.int64) for starts in (query_starts, key_starts))
+    for name, starts in (("query_start_loc", q), ("key_start_loc", k)):
+        if len(starts) != len(q) or len(starts) == 0 or starts[0] < 0 or (np.diff(starts) < 0).any():
+            raise make(Status.INVALID_ARGUMENT, name, f"{starts.tolist()}; {max(len(q), 1)} numbers are needed, none below 0 or the one "
+                       "before it")
     requests = np.stack([np.zeros(len(q) - 1, np.int64), q[:-1], q[1:], k[:-1], k[1:]], axis=1)
     requests = requests[(q[1:] > q[:-1]) & (k[1:] > k[:-1])]
     return Segments(requests, causal, window, int((requests[:, 2] - requests[:, 1]).sum()) == rows)
@@ -37,7 +41,8 @@ def _segments_of(query_starts: bytes, key_starts: bytes, rows: int, causal: bool
 
 def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor, rows: int, causal: bool,
                      window: Window) -> Segments:
-    """Requests of cumulative lengths; kept on `key_start_loc` for the layers that follow."""
+    """Requests of cumulative lengths; kept on `key_start_loc` for the layers that follow, with the memory of `query_start_loc`, whose
+    address no other tensor gets as long as it is known."""
     key = None
     if not (key_start_loc.is_inference() or query_start_loc.is_inference()):
         key = (key_start_loc._version, query_start_loc._version, query_start_loc.data_ptr(), rows, causal, window)
@@ -46,7 +51,7 @@ def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor,
             return kept[1]
     found = _segments_of(_lengths(query_start_loc).tobytes(), _lengths(key_start_loc).tobytes(), rows, causal, window)
     if key is not None:
-        key_start_loc.__dict__["_libattn_segments"] = (key, found)
+        key_start_loc.__dict__["_libattn_segments"] = (key, found, query_start_loc.untyped_storage())
     return found
 
 
@@ -67,25 +72,16 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
     Tensor [1, T, Hq, Dv]
     """
     dense.check_inputs(q=q, k=k, v=v, sinks=sinks)
+    if len(q) != 1:
+        raise make(Status.INVALID_ARGUMENT, "q", f"{list(q.shape)}; [1, Hq, T, D] is needed")
     segments = _packed_segments(query_start_loc, key_start_loc, q.shape[2], causal, window)
     return dense.attend_segments(q, k, v, segments, scale, causal, window, soft_cap, sinks, kind, index, fp8)
 
 
 def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor | KvView, v_pages: torch.Tensor | KvView | None) -> None:
-    """Hand an engine's pages to a bound layer, while no plan holds it; `v_pages` None: latent rows."""
-    views = [view_of(pages)[0] if isinstance(pages, KvView) else _view(pages) for pages in (k_pages, v_pages)
-             if pages is not None]
-    pointers = (c_void_p * len(views))(*map(addressof, views))
-    api = bound.model.api
-    api.check(api.layer_bind_caches(bound.model.layers[at].handle, pointers, len(views), api.error_ref()))
-
-
-def _view(pages: torch.Tensor) -> attn_kv_view:
-    blocks, slots, heads, dims = pages.shape
-    size = pages.element_size()
-    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=pages.data_ptr(), num_blocks=blocks,
-                        block_size=slots, num_heads=heads, head_size=dims, stride_block=pages.stride(0) * size,
-                        stride_slot=pages.stride(1) * size, stride_head=pages.stride(2) * size)
+    """Hand an engine's pages to a bound layer, while no plan holds it; `v_pages` None: latent rows. They stay the engine's: nothing here
+    keeps them."""
+    bound.model.layers[at].bind_caches([pages for pages in (k_pages, v_pages) if pages is not None], keep=False)
 
 
 class Step:
@@ -123,6 +119,8 @@ def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: tor
     Tensor [R, Hq, Dv]
     """
     dense.check_inputs(rows=q, keys=k, values=v, sinks=sinks)
+    if seq_lens.shape != q.shape[:1]:
+        raise make(Status.INVALID_ARGUMENT, "seq_lens", f"{list(seq_lens.shape)}; one for each row of q, [{len(q)}], is needed")
     size = k_pages.shape[1]
     desc = dense.describe("decoder", q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.dtype, scale, True, window,
                           soft_cap, sinks is not None, size)
@@ -153,7 +151,7 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
         `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
     """
     refuse_capture(q.device)
-    pages = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0], k_pages.stride(), v_pages.stride())
+    pages = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (k_pages, v_pages))
     bound = store.bound(desc, lambda: desc, index, q.device, params, pages)
     if bound.cache != pages:
         bind_pages(bound, 0, k_pages, v_pages)
@@ -169,6 +167,9 @@ def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: tor
     requests = len(lengths)
     last = np.maximum(lengths - 1, 0)
     table = block_table.to(torch.int32)
+    if len(table) != requests or last.max(initial=0) >= table.shape[1] * size:
+        raise make(Status.INVALID_ARGUMENT, "block_table", f"{list(table.shape)} in pages of {size}; a row for each of {requests} requests, "
+                   f"of up to {lengths.max(initial=0)} keys, is needed")
     pages = table.cpu().numpy()[np.arange(requests), last // size].astype(np.int64)
     slots = np.where(lengths > 0, pages * size + last % size, -1)
     starts = np.arange(requests + 1, dtype=np.int32)

@@ -36,9 +36,15 @@ def _segments(q: torch.Tensor, keys: int, mask: torch.Tensor | None, causal: boo
     if mask is not None:
         if causal:
             raise make(Status.UNSUPPORTED, "is_causal", "True next to attn_mask; supported: one of the two")
-        shape = mask.expand(batch, 1 if mask.dim() < 4 else mask.shape[1], queries, mask.shape[-1])
+        shape = mask.expand(batch, 1 if mask.dim() < 3 else mask.shape[-3], queries, mask.shape[-1])
         return of_mask(dense.visible_of(shape, batch, queries, keys), False, None, False)
     return dense.segments_of(None, batch, queries, keys, causal, None, True)
+
+
+def _as_torch_has_it(out: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """An output with the strides of the queries, where it has their shape."""
+    like = torch.empty_like(q, device="meta")
+    return out if out.shape != like.shape or out.stride() == like.stride() else torch.empty_like(q).copy_(out)
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool,
@@ -52,15 +58,12 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
     if causal and queries > keys:
         parts = [_attended(q[:, :, rows], k, v, mask, dropout, rows.stop == keys, scale)[0]
                  for rows in (slice(0, keys), slice(keys, queries))]
-        return torch.empty_like(q).copy_(torch.cat(parts, 2)), q.new_empty(q.shape[:3], dtype=torch.float32)
+        return _as_torch_has_it(torch.cat(parts, 2), q), q.new_empty(q.shape[:3], dtype=torch.float32)
     kind = "decoder" if causal else "cross" if mask is not None and queries > keys else "mm_encoder"
     with torch.no_grad():
         out = attend_segments(q, k, v, _segments(q, k.shape[2], mask, causal), q.shape[3] ** -0.5 if scale is None else scale,
                               causal, None, 0.0, None, kind, 0).transpose(1, 2)
-        like = torch.empty_like(q, device="meta")
-        if out.shape == like.shape and out.stride() != like.stride():
-            out = torch.empty_like(q).copy_(out)
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _as_torch_has_it(out, q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _for_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,

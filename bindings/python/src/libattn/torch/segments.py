@@ -60,10 +60,10 @@ class Segments:
 
 
 def whole(batch: int, queries: int, keys: int, causal: bool, window: Window) -> Segments:
-    """Every row of the batch sees all of `keys`, causal or not."""
-    b = np.arange(batch, dtype=np.int64)
+    """Every row of the batch sees all of `keys`, causal or not; without queries or keys there is no request."""
+    b = np.arange(batch if queries > 0 and keys > 0 else 0, dtype=np.int64)
     zero = np.zeros_like(b)
-    return Segments(np.stack([b, zero, zero + queries, zero, zero + keys], axis=1), causal, window, True)
+    return Segments(np.stack([b, zero, zero + queries, zero, zero + keys], axis=1), causal, window, keys > 0)
 
 
 def _counted(visible: torch.Tensor, length: int) -> torch.Tensor:

@@ -38,6 +38,7 @@ class Place:
     key: Any
     bound: Bound
     at: int
+    impl: Any  #: known by its address, which no other one gets as long as this is here
 
 
 class Steps:
@@ -90,7 +91,7 @@ class Steps:
         for member, (layer, impl, cache), (bound, at) in zip(members, layers, found):
             bind_pages(bound, at, member.k_pages, member.v_pages)
             key = (cache.data_ptr(), cache.shape, dtype, impl.version(layer))
-            self._places[id(impl)] = Place(key, bound, at)
+            self._places[id(impl)] = Place(key, bound, at, impl)
         self._bounds = list({id(place.bound): place.bound for place in self._places.values()}.values())
 
     def plan(self, place: Place, metadata: Any, batch: Any) -> Plan | None:

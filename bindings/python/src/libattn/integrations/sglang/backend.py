@@ -63,14 +63,7 @@ class LibattnBackend(Gathered):
         self.arrays: Arrays | None = None
         self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # captured decodes, by requests
 
-    # Metadata. Eager steps come to the first; captures and replays to the pair.
-    def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Read the batch; it is planned when the first layer runs."""
-        self._gather()
-        mode = forward_batch.forward_mode
-        if mode.is_idle():
-            self.forward_metadata = None
-            return
+    def _read(self, forward_batch: Any) -> Step:
         lengths, per_request = self._lengths(forward_batch)
         queries = np.full_like(lengths, per_request) if per_request else _numbers(forward_batch, "extend_seq_lens")
         starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
@@ -79,8 +72,8 @@ class LibattnBackend(Gathered):
         batch = Batch(torch.from_numpy(starts).to(table.device), host.to(table.device), table.contiguous(),
                       forward_batch.out_cache_loc.to(torch.int64)[:count], query_start_loc_host=torch.from_numpy(starts),
                       seq_lens_host=host, max_seq_len=int(lengths.max(initial=1)),
-                      tree=self._tree(forward_batch) if mode.is_target_verify() else None)
-        self.forward_metadata = Step(batch, count)
+                      tree=self._tree(forward_batch) if forward_batch.forward_mode.is_target_verify() else None)
+        return Step(batch, count)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Arrays for captured decodes or, with speculation, verifications. From here on layers are served by backends that capture
@@ -138,9 +131,6 @@ class LibattnBackend(Gathered):
         host[:] = lengths
         batch.struct.max_seq_len = int(lengths.max(initial=1))
         return batch
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
 
     def support_triton(self) -> bool:
         return True

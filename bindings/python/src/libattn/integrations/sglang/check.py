@@ -39,7 +39,7 @@ def before_weights(runner: Any) -> None:
     if not reasons:
         try:
             layers = [_layer(runner)]
-            if serves_states(runner):
+            if serves_states(runner, logs=False):  # the reason against it is logged where backends are made
                 layers.append(replace(_states(runner), name="layers.1"))
             store.runtime.select(layers, device=_device(runner))
             return
@@ -133,12 +133,12 @@ def _states_reason(runner: Any) -> str | None:
     return None
 
 
-def serves_states(runner: Any) -> bool:
-    """Whether the model has gated delta layers and libattn serves them. Those that it leaves to SGLang are named in its log."""
+def serves_states(runner: Any, logs: bool = True) -> bool:
+    """Whether the model has gated delta layers and libattn serves them. With `logs` SGLang's log has the reason why it does not."""
     if _states_config(runner) is None or getattr(runner, "is_draft_worker", False):
         return False
     reason = _states_reason(runner)
-    if reason is not None:
+    if reason is not None and logs:
         logging.getLogger(__name__).warning("libattn leaves gated delta layers to SGLang's own backend: %s", reason)
     return reason is None
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backends of attention and of gated delta layers share: layers that are bound together after their first run, and plans
-of captured shapes."""
+"""What the backends of attention and of gated delta layers share: the begin of a step, layers that are bound together after their
+first run, and plans of captured shapes."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -42,6 +42,18 @@ class Gathered(AttentionBackend):
         self.layers: dict[int, Any] = {}  # those that ran, by the address of SGLang's
         self.together: list[Any] = []     # those of them that are bound together
         self.steps = Steps(lambda: self.together, max_seq_len=self.req_to_token_pool.req_to_token.shape[1])
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Read the batch of an eager step; it is planned when the first layer runs."""
+        self._gather()
+        self.forward_metadata = None if forward_batch.forward_mode.is_idle() else self._read(forward_batch)
+
+    def _read(self, forward_batch: Any) -> Step:
+        """The step of a batch that is not idle."""
+        raise NotImplementedError
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the

@@ -93,14 +93,8 @@ class LibattnGdnBackend(Gathered):
     def _extensions(self, slots: torch.Tensor, checkpoints: torch.Tensor) -> list[Any]:
         return [gdn_batch(slots, checkpoint_slots=checkpoints if self.interval else None)]
 
-    def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Read the batch; it is planned when the first layer runs."""
-        self._gather()
-        mode = forward_batch.forward_mode
-        if mode.is_idle():
-            self.forward_metadata = None
-            return
-        requests = forward_batch.batch_size
+    def _read(self, forward_batch: Any) -> Step:
+        mode, requests = forward_batch.forward_mode, forward_batch.batch_size
         given = getattr(forward_batch, "_original_batch_size", None)
         slots = self._slots(forward_batch, requests if given is None else given)
         if mode.is_decode():
@@ -116,7 +110,7 @@ class LibattnGdnBackend(Gathered):
         batch = Batch(torch.from_numpy(starts).to(slots.device), lengths, query_start_loc_host=torch.from_numpy(starts),
                       num_tokens=int(starts[-1]), max_query_len=int(counts.max(initial=1)),
                       max_seq_len=int(counts.max(initial=1)) + (self.interval or 2), extensions=self._extensions(slots, checkpoints))
-        self.forward_metadata = Step(batch, int(starts[-1]))
+        return Step(batch, int(starts[-1]))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """From here on layers are served by backends that capture decodes, or refused."""
@@ -162,9 +156,6 @@ class LibattnGdnBackend(Gathered):
         self.forward_metadata = Step(batch, requests, shape)
         if not in_capture:
             self.replay(shape, batch)
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
 
     def _run(self, layer: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         step = self._step(layer)
