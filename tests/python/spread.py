@@ -20,7 +20,7 @@ import torch.distributed as dist
 import libattn
 import libattn.torch
 import test_vllm as recorded
-from common import attention, causal, peaked, worst
+from common import peaked, worst_of
 from libattn._declarations import Status, attn_collective_args, attn_collectives, attn_error
 from libattn.integrations.vllm.backend import LibattnMetadataBuilder
 from libattn.integrations.vllm.cpu import compute_slot_mapping
@@ -131,19 +131,12 @@ def check_layer(me: int, backend: str, interleave: int, latent: bool, dtype: tor
             impl.forward_mha(mine, new[0], new[1][:, None], cache, m, torch.ones(1), out)
         else:
             impl.forward(layer, mine, *new, cache, m, out)
-        at = 0
-        for r, (c, n) in enumerate(zip(queries, lengths)):
-            if latent:
-                given = rows[0][r, :n].double()
-                k, v = (torch.einsum("hdc,tc->thd", part, given) for part in whole.split([NOPE, WIDTH], dim=1))
-                k = torch.cat([k, rows[1][r, :n, None].double().expand(-1, RANKS * HEADS, -1)], dim=-1)
-            else:
-                k, v = (t[r, :n] for t in rows)
-            expected, _ = attention(q[at:at + c], k, v, impl.scale, causal(c, n))
-            got = out.view(count, HEADS, width)[at:at + c]
-            error = worst(got, expected[:, me * HEADS:(me + 1) * HEADS])
-            assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, latent, queries, r, error)
-            at += c
+        k, v = rows
+        if latent:
+            k, v = (torch.einsum("hdc,rtc->rthd", part, rows[0].double()) for part in whole[me * HEADS:][:HEADS].split([NOPE, WIDTH], dim=1))
+            k = torch.cat([k, rows[1][:, :, None].double().expand(-1, -1, HEADS, -1)], dim=-1)
+        error = worst_of(out.view(count, HEADS, width), mine, k, v, queries, lengths, impl.scale)
+        assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, latent, queries, error)
 
     lengths = [0, 0, 0]
     for queries in ([20, 7, 33], [1, 30, 1], [1, 1, 1], [3, 1, 2]):

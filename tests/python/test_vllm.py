@@ -2,16 +2,14 @@
 """The vLLM adapter against vLLM's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
 import collections
 import enum
-import itertools
 import os
 import subprocess
 import sys
 import tempfile
 import types
 import unittest
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -19,7 +17,8 @@ import torch
 import published
 import libattn
 import libattn.torch
-from common import attention, causal, peaked, worst
+from captured import Graph
+from common import attention, causal, each_backend, peaked, worst, worst_of
 
 registered: dict[Any, str] = {}
 
@@ -97,7 +96,7 @@ from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl, pages_of  
 from libattn.integrations.vllm.vision import LibattnTowerAttention  # noqa: E402
 
 BACKEND = RECORDED["modules"]["vllm.v1.attention.backend"]
-HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 24
+HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 40
 
 
 def _codes_of_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,8 +221,7 @@ class Platform(unittest.TestCase):
             Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config(head_size=60))
 
     def test_layouts_begin_with_the_backends(self) -> None:
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             found = LibattnBackend.supported_kv_cache_layouts()
             self.assertEqual(found[0].name, "LBHNC" if versions.heads_first() else "LBNHC")
             self.assertEqual(set(found), set(_Layout))
@@ -243,6 +241,188 @@ def metadata(query_lens: list[int], seq_lens: list[int], tables: torch.Tensor, p
     return types.SimpleNamespace(**values)
 
 
+class Latent(NamedTuple):
+    """Sizes of multi-head latent attention."""
+
+    heads: int = 4
+    nope: int = 16
+    rope: int = 8
+    rank: int = 32
+    width: int = 24
+
+
+class Engine:
+    """Layers 3 and up of a builder, their caches, and what three requests have in them.
+
+    Parameters
+    ----------
+    sizes : Latent, optional
+        MLA's.
+    kv : str
+        vLLM's ``--kv-cache-dtype``.
+    topk : int
+        Keys that an indexer's lists choose.
+    caches : list of tensors, optional
+        The layers', in other orders than [N, Hk, B, 2 D].
+    """
+
+    ROOM = 160
+
+    def __init__(self, dtype: torch.dtype = torch.float32, sizes: Latent | None = None, graphs: bool = False, kv: str = "auto", topk: int = 0,
+                 device: torch.device | str = "cpu", caches: list[torch.Tensor] | None = None, **terms: Any) -> None:
+        self.dtype, self.sizes, self.kv, self.topk, self.device, self.terms = dtype, sizes, kv, topk, torch.device(device), terms
+        self.generator = g = torch.Generator().manual_seed(5)
+        self.context: dict[str, Any] = {}
+        self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.weights: list[torch.Tensor] = []
+        self.lists = torch.full((self.ROOM, topk), -1).int() if topk else None
+        for i in range(len(caches) if caches else 2):
+            name = f"model.layers.{3 + i}.self_attn.attn"
+            if sizes:
+                impl, cache, rows = self.latent(name, sizes)
+            else:
+                impl = LibattnImpl(HQ, D, D**-0.5, HK, kv_cache_dtype=kv, **terms)
+                cache = caches[i] if caches else torch.full((BLOCKS, HK, BLOCK, 2 * D), float("nan"), dtype=dtype)
+                cache = torch.zeros(BLOCKS, HK, BLOCK, 2 * D, dtype=torch.uint8) if kv == "fp8" else cache
+                rows = peaked(3, self.ROOM, HK, D, generator=g), torch.randn(3, self.ROOM, HK, D, generator=g)
+            self.rows.append((rows[0].to(dtype), rows[1].to(dtype)))
+            self.context[name] = types.SimpleNamespace(
+                impl=impl, kv_cache=cache.to(self.device) if self.device.type != "cpu" else cache, layer_name=name, _k_scale_float=0.5,
+                _v_scale_float=0.25, _k_scale=torch.tensor([0.5]))
+        mode = types.SimpleNamespace(has_full_cudagraphs=lambda: True) if graphs else None
+        self.config = types.SimpleNamespace(
+            compilation_config=types.SimpleNamespace(static_forward_context=self.context, cudagraph_mode=mode),
+            model_config=types.SimpleNamespace(dtype=dtype, max_model_len=self.ROOM))
+        self.builder = LibattnMetadataBuilder(None, list(self.context), self.config, self.device)
+        self.tables = torch.randperm(BLOCKS, generator=g)[:30].reshape(3, 10).int()
+
+    def latent(self, name: str, sizes: Latent) -> tuple[Any, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """An MLA layer's implementation, its cache, and latent rows and rotated parts of the requests."""
+        heads, nope, rope, rank, width = sizes
+        weight = (torch.randn(heads * (nope + width), rank, generator=self.generator) * rank**-0.5).to(self.dtype)
+        self.weights.append(weight.view(heads, nope + width, rank).double())
+        impl = LatentImpl(heads, rank + rope, (nope + rope)**-0.5, kv_lora_rank=rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope,
+                          v_head_dim=width, kv_cache_dtype=self.kv, topk_indices_buffer=self.lists,
+                          indexer=types.SimpleNamespace(topk_indices_buffer=self.lists) if self.topk and self.context else None,
+                          kv_b_proj=types.SimpleNamespace(prefix=name, weight=weight.to(self.device)))
+        size, dtype = (656, torch.uint8) if self.kv == "fp8_ds_mla" else (rank + rope, self.dtype)
+        cache = torch.full((BLOCKS, BLOCK, size), 255 if dtype == torch.uint8 else float("nan"), dtype=dtype)
+        rotated = peaked(3, self.ROOM, rope, generator=self.generator)
+        return impl, cache, (torch.randn(3, self.ROOM, rank, generator=self.generator), rotated.bfloat16().float())
+
+    def batch(self, queries: list[int], lengths: list[int], requests: list[int] | None = None) -> Any:
+        """vLLM's metadata, its arrays on the device; of the first requests by default."""
+        m = metadata(queries, lengths, self.tables[requests if requests is not None else slice(len(queries))])
+        for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
+            setattr(m, name, getattr(m, name).to(self.device))
+        m.max_seq_len = self.ROOM
+        return m
+
+    def inputs(self, queries: list[int], lengths: list[int], padding: int = 0) -> list[list[torch.Tensor]]:
+        """q and the step's new rows of each layer, on the CPU; those of padding are NaN."""
+        count = sum(queries) + padding
+        heads, size = (self.sizes.heads, self.sizes.nope + self.sizes.rope) if self.sizes else (HQ, D)
+        return [[peaked(count, heads, size, generator=self.generator).to(self.dtype)] +
+                [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))] + [torch.full_like(t[0, :padding], torch.nan)])
+                 for t in rows] for rows in self.rows]
+
+    def forward(self, inputs: list[list[torch.Tensor]], m: Any) -> list[torch.Tensor]:
+        """All layers; allocates the outputs."""
+        outputs = []
+        for (q, *new), layer, weight in zip(inputs, self.context.values(), self.weights or [None] * len(inputs)):
+            out = torch.full((*q.shape[:2], self.sizes.width if self.sizes else D), 7.0, dtype=self.dtype, device=self.device)
+            if self.sizes is None:
+                layer.impl.forward(layer, q, *new, layer.kv_cache, m, out.flatten(1))
+            elif layer.impl.is_sparse:  # since 0.32: the layer writes, and projects queries and outputs
+                _write_latent(layer.kv_cache, m.slot_mapping, *new)
+                up_k, up_v = weight.float().split([self.sizes.nope, self.sizes.width], dim=1)
+                latent = torch.einsum("thd,hdc->htc", q[..., :self.sizes.nope], up_k).transpose(0, 1)
+                found, lse = layer.impl.forward_mqa((latent, q[..., self.sizes.nope:]), layer.kv_cache, m, layer)
+                assert lse is None
+                out.copy_(torch.einsum("thc,hdc->thd", found, up_v))
+            else:
+                layer.impl.forward_mha(q, new[0], new[1][:, None], layer.kv_cache, m, layer._k_scale, out.flatten(1))
+            outputs.append(out)
+        return outputs
+
+    def keys(self, layer: int) -> list[torch.Tensor]:
+        """A layer's keys and values as its cache has them, [requests, tokens, heads, size]."""
+        first, second = self.rows[layer]
+        if self.sizes is None:
+            return [(t.float() / scale).to(torch.float8_e4m3fn).float() * scale if self.kv == "fp8" else t
+                    for t, scale in ((first, 0.5), (second, 0.25))]
+        rows = (_tiles_of_fp8(first) if self.kv == "fp8_ds_mla" else first).double()
+        k, v = (torch.einsum("hdc,rtc->rthd", part, rows)
+                for part in self.weights[layer].split([self.sizes.nope, self.sizes.width], dim=1))
+        return [torch.cat([k, second[:, :, None].double().expand(-1, -1, self.sizes.heads, -1)], dim=-1), v]
+
+    def error(self, inputs: list[list[torch.Tensor]], outputs: list[torch.Tensor], queries: list[int], lengths: list[int]) -> float:
+        """The worst of all layers, requests and elements, from float64."""
+        starts, found = [sum(queries[:r]) for r in range(len(queries))], []
+
+        def visible(r: int, count: int, length: int) -> torch.Tensor:
+            seen = causal(count, length, self.terms.get("sliding_window") or 0)
+            if self.lists is None:
+                return seen
+            return seen & (self.lists[starts[r]:starts[r] + count, None] == torch.arange(length)[:, None]).any(-1)
+
+        for i, ((q, *_), out) in enumerate(zip(inputs, outputs)):
+            # In float16 a sink far above the scores leaves rows under its least normal number.
+            found.append(worst_of(out.cpu(), q, *self.keys(i), queries, lengths, (self.sizes.nope + self.sizes.rope if self.sizes else D)**-0.5,
+                                  visible, least=2**-24 if self.dtype == torch.float16 else 0.0,
+                                  soft_cap=self.terms.get("logits_soft_cap") or 0.0, sinks=self.terms.get("sinks")))
+        return max(found)
+
+    def step(self, queries: list[int], lengths: list[int], padding: int = 0) -> float:
+        """An eager step; its error. Rows of padding are left alone."""
+        inputs, m = self.inputs(queries, lengths, padding), self.builder.build(0, self.batch(queries, lengths), a_later_argument=1)
+        for t, at in enumerate(n - c + i for c, n in zip(queries, lengths) for i in range(c if self.topk else 0)):
+            self.lists[t] = -1
+            chosen = torch.randperm(at + 1, generator=self.generator)[:self.topk - 2]
+            self.lists[t, :len(chosen)] = chosen
+        outputs = self.forward([[t.to(self.device) for t in layer] for layer in inputs], m)
+        assert all(bool((out[sum(queries):] == 7.0).all()) for out in outputs)
+        return self.error(inputs, outputs, queries, lengths)
+
+
+def eager(engine: Engine) -> float:
+    """A prefill, a chunk next to decodes, decodes, drafts."""
+    lengths, found = [0, 0, 0], []
+    for queries in ([20, 7, 100], [1, 30, 1], [1, 1, 1], [3, 1, 2]):
+        lengths = [a + b for a, b in zip(lengths, queries)]
+        found.append(engine.step(queries, lengths, 0 if engine.sizes else 3))
+    return max(found)
+
+
+def replayed(engine: Engine, count: int) -> float:
+    """Prefills, then three replays of one graph of batches with `count` queries each, of which `build` alone says what is new; in the
+    second a request is padding."""
+    lengths = [40, 7, 100]
+    found = [engine.step(lengths, lengths)]
+    static = [[t.to(engine.device) for t in layer] for layer in engine.inputs([count] * 3, [n + count for n in lengths])]
+    given = engine.batch([count] * 3, [count] * 3)
+    given.slot_mapping.fill_(-1)
+    m = engine.builder.build_for_cudagraph_capture(given)
+    outputs: list[torch.Tensor] = []
+    graph = Graph(lambda: outputs.__setitem__(slice(None), engine.forward(static, m)), engine.device)
+    for requests in (3, 2, 3):
+        queries, lengths = [count] * requests, [n + count for n in lengths[:requests]] + lengths[requests:]
+        inputs = engine.inputs(queries, lengths, count * (3 - requests))
+        for kept, new in zip(static, inputs):
+            for a, b in zip(kept, new):
+                a.copy_(b)
+        now = engine.batch(queries, lengths[:requests])
+        given.query_start_loc.copy_(torch.cat([now.query_start_loc, now.query_start_loc[-1:].expand(3 - requests)]))
+        given.query_start_loc_cpu = given.query_start_loc.cpu()
+        given.seq_lens.zero_()[:requests] = now.seq_lens
+        given.slot_mapping.fill_(-1)[:count * requests] = now.slot_mapping
+        assert engine.builder.build(0, given).captured == (3, 3 * count, count)
+        with mock.patch("libattn.integrations.vllm.layers.batch_of", side_effect=AssertionError("planned in a replay")):
+            graph.replay()
+        found.append(engine.error(inputs, outputs, queries, lengths))
+    return max(found)
+
+
 class Steps(unittest.TestCase):
     def builder(self) -> LibattnMetadataBuilder:
         return LibattnMetadataBuilder(None, ["model.layers.3.self_attn.attn"], None, torch.device("cpu"))
@@ -251,54 +431,25 @@ class Steps(unittest.TestCase):
         return types.SimpleNamespace(layer_name="model.layers.3.self_attn.attn", _k_scale_float=0.5,
                                      _v_scale_float=0.25)
 
-    def run_steps(self, backend: str, cache: torch.Tensor, bound: float,
-                  stored: Callable[[torch.Tensor, float], torch.Tensor] = lambda x, scale: x, **values: Any) -> None:
-        """Two steps of three requests, the second mixed, with padding rows; each element."""
-        libattn.torch.configure(ignore_environment=True, backend=backend)
-        generator = torch.Generator().manual_seed(11)
-        window = values.pop("window", 0)
-        impl = LibattnImpl(HQ, D, D**-0.5, HK, sliding_window=window or None, **values)
-        tables = torch.randperm(BLOCKS, generator=generator)[:12].reshape(3, 4).int()
-        k_all = peaked(3, 64, HK, D, generator=generator)
-        v_all = torch.randn(3, 64, HK, D, generator=generator)
-        for query_lens, seq_lens in (([9, 33, 1], [9, 33, 1]), ([1, 20, 2], [10, 53, 3])):
-            m = self.builder().build(common_prefix_len=0,
-                                     common_attn_metadata=metadata(query_lens, seq_lens, tables), a_later_argument=1)
-            rows = sum(query_lens) + 3
-            q = peaked(rows, HQ, D, generator=generator)
-            k, v = (torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(query_lens, seq_lens))]
-                              + [torch.full((3, HK, D), float("nan"))]) for t in (k_all, v_all))
-            out = torch.full((rows, HQ * D), 7.0)
-            impl.forward(self.layer(), q, k, v, cache, m, out)
-            at = 0
-            for r, (count, length) in enumerate(zip(query_lens, seq_lens)):
-                expected, _ = attention(q[at:at + count], stored(k_all[r, :length], 0.5),
-                                        stored(v_all[r, :length], 0.25), D**-0.5, causal(count, length, window),
-                                        values.get("logits_soft_cap") or 0.0, values.get("sinks"))
-                self.assertLess(worst(out.view(rows, HQ, D)[at:at + count], expected), bound, (backend, r))
-                at += count
-            self.assertTrue(bool((out[at:] == 7.0).all()), "rows behind the last token are left alone")
-        row = libattn.torch.table()[0]
-        self.assertEqual((row.index, row.decode.split("@")[0]), (3, backend))
-
     def test_orders_of_the_cache(self) -> None:
         """Heads first, slots first, and pages of two layers next to each other."""
-        for backend in ("cpu_ref", "cpu_simd"):
+        for backend in each_backend():
             nan = float("nan")
-            self.run_steps(backend, torch.full((BLOCKS, HK, BLOCK, 2 * D), nan), 2e-5)
-            self.run_steps(backend, torch.full((BLOCKS, BLOCK, HK, 2 * D), nan).transpose(1, 2), 2e-5)
-            self.run_steps(backend, torch.full((BLOCKS, 2, HK, BLOCK, 2 * D), nan)[:, 1], 2e-5)
+            caches = [torch.full((BLOCKS, BLOCK, HK, 2 * D), nan).transpose(1, 2), torch.full((BLOCKS, 2, HK, BLOCK, 2 * D), nan)[:, 1]]
+            for given in (None, caches):
+                self.assertLess(eager(Engine(caches=given)), 2e-5, backend)
+            row = libattn.torch.table()[0]
+            self.assertEqual((row.index, row.decode.split("@")[0]), (3, backend))
 
     def test_terms(self) -> None:
-        for backend in ("cpu_ref", "cpu_simd"):
-            for values in ({"window": 7}, {"logits_soft_cap": 5.0}, {"sinks": torch.linspace(-2, 5, HQ)}):
-                self.run_steps(backend, torch.full((BLOCKS, HK, BLOCK, 2 * D), float("nan")), 2e-5, **values)
+        for backend in each_backend():
+            for values in ({"sliding_window": 7}, {"logits_soft_cap": 5.0}, {"sinks": torch.linspace(-2, 5, HQ)}):
+                self.assertLess(eager(Engine(**values)), 2e-5, (backend, values))
 
     def test_fp8_cache_with_scales(self) -> None:
         """stored = x / scale, read = stored * scale, with the layer's own scales."""
-        for backend in ("cpu_ref", "cpu_simd"):
-            self.run_steps(backend, torch.zeros(BLOCKS, HK, BLOCK, 2 * D, dtype=torch.uint8), 1e-4,
-                           lambda x, scale: (x / scale).to(torch.float8_e4m3fn).float() * scale, kv_cache_dtype="fp8")
+        for backend in each_backend():
+            self.assertLess(eager(Engine(kv="fp8")), 1e-4, backend)
 
     def test_profiling_run_is_zero(self) -> None:
         impl = LibattnImpl(HQ, D, D**-0.5, HK)
@@ -355,66 +506,15 @@ class Steps(unittest.TestCase):
             LatentImpl(4, 40, 1, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24)
 
     def test_latent_layers(self) -> None:
-        """Three MLA layers of one builder through prefill, a chunk over earlier context next to a decode, and decodes: dense,
-        over an indexer's lists, and over lists with rows of ``fp8_ds_mla``."""
-        heads, nope, width = 4, 16, 24
-        generator = torch.Generator().manual_seed(3)
-        for backend, (topk, dtype) in itertools.product(("cpu_ref", "cpu_simd"), ((0, "auto"), (9, "auto"), (9, "fp8_ds_mla"))):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
-            layers, context = [], {}
-            rank, rope, row, pages = (512, 64, 656, torch.uint8) if dtype != "auto" else (32, 8, 40, torch.float32)
-            lists = torch.full((99, topk), -1).int() if topk else None
-            for i in range(3):
-                weight = torch.randn(heads * (nope + width), rank, generator=generator) * rank**-0.5
-                impl = LatentImpl(heads, rank + rope, (nope + rope)**-0.5, kv_lora_rank=rank, qk_nope_head_dim=nope,
-                                  qk_rope_head_dim=rope, v_head_dim=width, kv_cache_dtype=dtype,
-                                  indexer=types.SimpleNamespace(topk_indices_buffer=lists) if topk and i else None,
-                                  topk_indices_buffer=lists, kv_b_proj=types.SimpleNamespace(prefix=f"model.layers.{i}.self_attn.kv_b_proj"))
-                impl.kv_b_proj.weight = weight  # vLLM 0.26 calls no process_weights_after_loading
-                context[f"layers.{i}"] = types.SimpleNamespace(
-                    impl=impl, kv_cache=torch.full((BLOCKS, BLOCK, row), 255 if dtype != "auto" else float("nan"), dtype=pages))
-                layers.append((weight.view(heads, nope + width, rank).double(), torch.randn(2, 64, rank, generator=generator),
-                               peaked(2, 64, rope, generator=generator).bfloat16().float()))
-            config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=context))
-            builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
-            tables = torch.tensor([[5, 2, 9, 1], [7, 0, 3, 11]]).int()
-            lengths = [0, 0]
-            for queries in ([20, 7], [1, 33], [1, 1]):
-                lengths = [n + m for n, m in zip(lengths, queries)]
-                m = builder.build(0, metadata(queries, lengths, tables))
-                self.assertEqual((m.num_decodes, m.num_decode_tokens, m.num_prefills), (0, 0, 2))
-                for t, at in enumerate(n - c + i for c, n in zip(queries, lengths) for i in range(c) if topk):
-                    lists[t] = -1
-                    chosen = torch.randperm(at + 1, generator=generator)[:topk - 2]
-                    lists[t, :len(chosen)] = chosen
-                for (split, latent, rotated), layer in zip(layers, context.values()):
-                    q = peaked(sum(queries), heads, nope + rope, generator=generator)
-                    new = [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))])
-                           for t in (latent, rotated)]
-                    out = torch.empty(sum(queries), heads * width)
-                    if layer.impl.is_sparse:  # since 0.32: the layer writes, and projects queries and outputs
-                        _write_latent(layer.kv_cache, m.slot_mapping, *new)
-                        up_k, up_v = split.float().split([nope, width], dim=1)
-                        queries_c = torch.einsum("thd,hdc->htc", q[..., :nope], up_k).transpose(0, 1)
-                        found, lse = layer.impl.forward_mqa((queries_c, q[..., nope:]), layer.kv_cache, m, layer)
-                        self.assertIsNone(lse)
-                        out.view(-1, heads, width).copy_(torch.einsum("thc,hdc->thd", found, up_v))
-                    else:
-                        layer.impl.forward_mha(q, new[0], new[1][:, None], layer.kv_cache, m, torch.ones(1), out)
-                    self.assertEqual(layer.impl.is_sparse, versions.LATENT_QUERIES and topk > 0)
-                    at = 0
-                    for r, (count, length) in enumerate(zip(queries, lengths)):
-                        c = (latent if dtype == "auto" else _tiles_of_fp8(latent))[r, :length].double()
-                        visible = causal(count, length)
-                        if topk:
-                            visible &= (lists[at:at + count, None] == torch.arange(length)[:, None]).any(-1)
-                        k, v = (torch.einsum("hdc,tc->thd", part, c) for part in split.split([nope, width], dim=1))
-                        k = torch.cat([k, rotated[r, :length, None].double().expand(-1, heads, -1)], dim=-1)
-                        expected, _ = attention(q[at:at + count], k, v, (nope + rope)**-0.5, visible)
-                        got = out.view(-1, heads, width)[at:at + count]
-                        # A code of e4m3 that flips where float32 rounds a scale is worth 3e-3 here.
-                        self.assertLess(worst(got, expected), 1e-4 if dtype == "auto" else 1e-2, (backend, topk, dtype, queries, r))
-                        at += count
+        """MLA layers of one builder: dense, over an indexer's lists, and over lists with rows of ``fp8_ds_mla``."""
+        for backend in each_backend():
+            for topk, kv in ((0, "auto"), (9, "auto"), (9, "fp8_ds_mla")):
+                engine = Engine(sizes=Latent() if kv == "auto" else Latent(rope=64, rank=512), topk=topk, kv=kv)
+                # A code of e4m3 that flips where float32 rounds a scale is worth 3e-3 here.
+                self.assertLess(eager(engine), 1e-4 if kv == "auto" else 1e-2, (backend, topk, kv))
+                self.assertEqual({layer.impl.is_sparse for layer in engine.context.values()}, {versions.LATENT_QUERIES and topk > 0})
+            m = engine.builder.build(0, engine.batch([2, 1], [2, 1]))
+            self.assertEqual((m.num_decodes, m.num_decode_tokens, m.num_prefills), (0, 0, 2))
 
     def test_multimodal_prefixes(self) -> None:
         """Ranges of images see themselves; on windowed layers past the window, or clamped to it as Gemma 4 has them."""
@@ -451,8 +551,7 @@ class Steps(unittest.TestCase):
         """fp8 with the given scale: the plain output over it, rounded; to the neighbour where float32 ends on a tie."""
         tables = torch.arange(4).int()[None]
         generator = torch.Generator().manual_seed(6)
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             q, k, v = (peaked(9, h, D, generator=generator).bfloat16() for h in (HQ, HK, HK))
             results = []
             for scale in (None, torch.tensor([0.02])):
@@ -519,72 +618,38 @@ class Steps(unittest.TestCase):
             self.assertLess(worst(out.view(-1, HQ, D)[begin:end], expected), 2e-5)
 
     def test_captured_steps(self) -> None:
-        """What a replay finds: `build` alone brings the plan of the captured shape to the next batch. The replay of
-        the kernels is played by the run of that plan, with nothing of Python's forward."""
-        generator = torch.Generator().manual_seed(9)
-        mode = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
-            keys, values = peaked(2, 40, HK, D, generator=generator), torch.randn(2, 40, HK, D, generator=generator)
-            context = {}
-            for i in range(2):
-                cache = torch.zeros(BLOCKS, HK, BLOCK, 2 * D)
-                context[f"layers.{i}"] = types.SimpleNamespace(impl=LibattnImpl(HQ, D, D**-0.5, HK), kv_cache=cache,
-                                                               layer_name=f"layers.{i}.attn")
-            config = types.SimpleNamespace(
-                compilation_config=types.SimpleNamespace(static_forward_context=context, cudagraph_mode=mode),
-                model_config=types.SimpleNamespace(dtype=torch.float32))
-            builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
-            tables = torch.tensor([[5, 2, 9], [7, 0, 3], [0, 0, 0]]).int()
-            q = torch.empty(3, HQ, D)
-            out = torch.empty(3, HQ * D)
-            given = metadata([1, 1, 1], [1, 1, 1], tables)  # as vLLM's: of the shape, with buffers that stay
-            given.max_seq_len = 48
-            persistent = given.query_start_loc, given.seq_lens, given.slot_mapping
-            captured = builder.build_for_cudagraph_capture(given)
-            self.assertEqual(captured.captured, (3, 3, 1))
-            new = torch.zeros(3, HK, D)
-            for layer in context.values():
-                layer.impl.forward(layer, q.fill_(0.0), new, new, layer.kv_cache, captured, out)
-                for r in range(2):  # what the replays' requests have in their caches
-                    for p in range(40):
-                        layer.kv_cache[tables[r, p // BLOCK], :, p % BLOCK] = torch.cat([keys[r, p], values[r, p]], -1)
-            for lengths in ([17, 33], [18, 34], [19], [20, 35]):  # the other requests are padding
-                padding = 3 - len(lengths)
-                starts = torch.tensor([0, 1, 2, 3]).int().clamp(max=len(lengths))
-                slots = [int(tables[r, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK for r, n in enumerate(lengths)]
-                for buffer, now in zip(persistent, (starts, torch.tensor([*lengths] + [0] * padding),
-                                                    torch.tensor([*slots] + [-1] * padding))):
-                    buffer.copy_(now)
-                given.max_seq_len, given.query_start_loc_cpu = max(lengths), starts  # vLLM's runner allocates these in each step
-                plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds]
-                builder.build_for_cudagraph_capture(given)  # as for a dummy step of an idle rank
-                self.assertEqual([bound.captured[3, 3, 1] for bound in builder.steps._bounds], plans)
-                kept = builder._kept.get((3, 3, 1))
-                m = builder.build(0, given)
-                self.assertEqual(m.captured, (3, 3, 1))
-                self.assertEqual(m.query_start_loc_cpu.tolist(), starts.tolist())
-                self.assertIs(builder._kept[3, 3, 1], kept or builder._kept[3, 3, 1], "arrays of the same addresses")
-                q.copy_(peaked(3, HQ, D, generator=generator))
-                new_k, new_v = (torch.stack([t[r, n - 1] for r, n in enumerate(lengths)] + [t[0, 0]] * padding)
-                                for t in (keys, values))
-                for layer in context.values():
-                    place = m.steps.place(layer, layer.impl, layer.kv_cache, m, q.dtype)
-                    place.bound.run_rows(None, q, new_k, new_v, out.view(3, HQ, D), 0, place.at,
-                                         m.steps.plan(place, m, self.fail))
-                    for r, n in enumerate(lengths):
-                        expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
-                        self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
-            kept = builder._kept[3, 3, 1]
-            self.assertIsNone(builder._again(replace(m, spans=m.seq_lens), given.block_table_tensor), "an image's span")
-            given.block_table_tensor = tables.clone()
-            builder.build(0, given)
-            self.assertIsNot(builder._kept[3, 3, 1], kept)
-            self.assertIsNone(builder.build(0, metadata([4, 1], [4, 1], tables[:2])).captured)
-            spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
-            self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "UNIFORM_BATCH")
-            with self.assertRaisesRegex(libattn.OrderError, "no layer has its cache"):
-                self.builder().build_for_cudagraph_capture(given)
+        """What a replay finds: `build` alone brings the plan of the captured shape to the next batch."""
+        for backend in each_backend():
+            for count in (1, 3):
+                self.assertLess(replayed(Engine(graphs=True), count), 2e-5, (backend, count))
+            self.assertLess(replayed(Engine(graphs=True, sizes=Latent()), 1), 1e-4, backend)
+
+    def test_what_captures_keep(self) -> None:
+        """Plans through dummy steps, and a batch for arrays of the same addresses."""
+        libattn.torch.configure(ignore_environment=True)
+        engine = Engine(graphs=True)
+        builder, given = engine.builder, engine.batch([1, 1, 1], [1, 1, 1])
+        self.assertEqual(builder.build_for_cudagraph_capture(given).captured, (3, 3, 1))
+        for lengths in ([17, 33, 5], [18, 34, 6]):
+            given.seq_lens.copy_(torch.tensor(lengths))
+            given.query_start_loc_cpu = given.query_start_loc.clone()  # vLLM's runner allocates it in each step
+            plans = [bound.captured[3, 3, 1] for bound in builder.steps._bounds]
+            builder.build_for_cudagraph_capture(given)  # as for a dummy step of an idle rank
+            self.assertEqual([bound.captured[3, 3, 1] for bound in builder.steps._bounds], plans)
+            kept = builder._kept.get((3, 3, 1))
+            m = builder.build(0, given)
+            self.assertEqual((m.captured, m.query_start_loc_cpu.tolist()), ((3, 3, 1), [0, 1, 2, 3]))
+            self.assertIs(builder._kept[3, 3, 1], kept or builder._kept[3, 3, 1], "arrays of the same addresses")
+        kept = builder._kept[3, 3, 1]
+        self.assertIsNone(builder._again(replace(m, spans=m.seq_lens), given.block_table_tensor), "an image's span")
+        given.block_table_tensor = given.block_table_tensor.clone()
+        builder.build(0, given)
+        self.assertIsNot(builder._kept[3, 3, 1], kept)
+        self.assertIsNone(builder.build(0, engine.batch([4, 1], [4, 1])).captured)
+        spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
+        self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(engine.config, spec).name, "UNIFORM_BATCH")
+        with self.assertRaisesRegex(libattn.OrderError, "no layer has its cache"):
+            self.builder().build_for_cudagraph_capture(given)
 
     def test_context_parallel(self) -> None:
         """Two processes that spread a cache, see spread.py."""
@@ -629,8 +694,7 @@ class Steps(unittest.TestCase):
 
     def test_weights_loaded_again(self) -> None:
         """In place, as vLLM's loaders do, which leaves the tensor's version as it was."""
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             sinks = torch.nn.Parameter(torch.zeros(HQ, dtype=torch.bfloat16), requires_grad=False)
             impl, builder = LibattnImpl(HQ, D, D**-0.5, HK, sinks=sinks), self.builder()
             cache = torch.zeros(BLOCKS, HK, BLOCK, 2 * D)
@@ -641,6 +705,18 @@ class Steps(unittest.TestCase):
                 impl.forward(self.layer(), q, k, v, cache, m, out)
                 expected, _ = attention(q, k, v, D**-0.5, causal(5, 5), sinks=sinks)
                 self.assertLess(worst(out.view(5, HQ, D), expected), 2e-5, (backend, value))
+
+    def test_a_layer_at_the_address_of_a_freed_one(self) -> None:
+        """Over the same cache, which says nothing of the layer's scale."""
+        libattn.torch.configure(ignore_environment=True)
+        builder, cache = self.builder(), torch.zeros(BLOCKS, HK, BLOCK, 2 * D)
+        q, k, v = (torch.randn(5, heads, D) for heads in (HQ, HK, HK))
+        impl, out = None, torch.empty(5, HQ * D)
+        for scale in (0.1, 0.3, 0.5, 0.7):
+            del impl
+            impl = LibattnImpl(HQ, D, scale, HK)
+            impl.forward(self.layer(), q, k, v, cache, builder.build(0, metadata([5], [5], torch.arange(4).int()[None])), out)
+            self.assertLess(worst(out.view(5, HQ, D), attention(q, k, v, scale, causal(5, 5))[0]), 2e-5, scale)
 
     def test_unknown_arguments(self) -> None:
         LibattnImpl(HQ, D, 0.1, HK, a_later_argument=None)

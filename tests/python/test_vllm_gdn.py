@@ -13,7 +13,7 @@ import libattn
 import libattn.torch
 import published
 import test_vllm as recorded
-from common import worst
+from common import each_backend, worst
 from libattn.integrations import vllm as adapter
 from libattn.integrations.vllm import describe
 from libattn.integrations.vllm.gdn import LibattnStateBackend, StateBuilder
@@ -192,8 +192,7 @@ class GatedDelta(unittest.TestCase):
         configuration; here it keeps what the stand-in reads."""
         generator = torch.Generator().manual_seed(9)
         inputs = [self.subject.inputs(torch.randn(150, HIDDEN, generator=generator)) for _ in range(2)]
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             found = []
             for steps in ([(150, 0)], [(70, 80), (1, 1), (79, 64)]):
                 with mock.patch.object(vllm.envs, "VLLM_BATCH_INVARIANT", True):
@@ -216,8 +215,7 @@ class GatedDelta(unittest.TestCase):
     def test_drafts(self) -> None:
         """Three drafted tokens a step, of which some are rejected: the next step goes on from the last that was kept. Pieces of
         prompts that are as short as a step of drafts, and steps without drafts, go by the same count."""
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             layer, builder = self.served(num_spec=3)
             self.assertIs(StateBuilder.get_cudagraph_support(recorded.current[0], builder.kv_cache_spec),
                           AttentionCGSupport.UNIFORM_BATCH)

@@ -19,7 +19,7 @@ import published
 import libattn
 import libattn.torch
 import test_vllm as recorded
-from common import attention, causal, peaked, worst
+from common import attention, causal, each_backend, peaked, worst
 from libattn.integrations.vllm import describe, versions
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
@@ -154,8 +154,7 @@ class Cascade(Settings):
         q = peaked(self.REQUESTS, HQ, D, generator=generator)
         wrong = tables.clone()
         wrong[1:, :prefix] = prefix + 2 * self.REQUESTS - 1
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend, num_threads=1)
+        for backend in each_backend(num_threads=1):
             for table, given in ((tables, 0), (wrong, self.PREFIX)):  # found in the tables; said by vLLM 0.26
                 known, out = self.run_batch(table, lengths, given, cache, q)
                 self.assertEqual(known, self.PREFIX)
@@ -288,8 +287,7 @@ class Terms(Settings):
         slopes = [2.0**-(i + 1) for i in range(HQ)]
         tilt = torch.tensor(slopes).double()[:, None, None]
         chunks = torch.arange(n)[:, None] // 8 - torch.arange(n) // 8
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for values, bias, visible in (
                     ({"alibi_slopes": slopes}, -tilt * away, causal(n, n)),
                     ({"alibi_slopes": slopes, "use_alibi_sqrt": True}, -tilt * away.sqrt(), causal(n, n)),
@@ -317,8 +315,7 @@ class Towers(Settings):
         """Packed images and batches of one size, rows with heads apart and not, slices of one fused row."""
         generator = torch.Generator().manual_seed(8)
         starts = torch.tensor([0, 7, 8, 40]).int()
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for size in (64, 72, 80):
                 tower = self.tower(size)
                 for apart, packed in ((False, True), (True, True), (False, False), (True, False)):
@@ -390,8 +387,7 @@ class Towers(Settings):
             expected, _ = attention(*map(rounded, given, scales), tower.head_size**-0.5, visible)
             return worst(out.view(given[0].shape), expected)
 
-        for backend in ("cpu_ref", "cpu_simd"):
-            libattn.torch.configure(ignore_environment=True, backend=backend)
+        for backend in each_backend():
             for size in (64, 72):
                 saved = f"{self.folder()}/scales.json"
                 fp8 = {"mm_encoder_attn_dtype": "fp8"}
