@@ -5,15 +5,16 @@ Not part of CI: it needs a GPU, torch and Transformers. From the root, with a bu
 
     PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device.py [PART OF A NAME] [--times] [--generate]
 
-A line per check; exit 1 if one failed. With --times or --generate no checks: times of whole models next to torch's attention.
+The tests of test_families, and continuous batching's of test_transformers, with all models there; exit 1 if one failed. With --times or
+--generate no checks: times of whole models next to torch's attention.
 """
 from __future__ import annotations
 
-import inspect
+import os
 import sys
 import time
+import unittest
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,115 +23,6 @@ import transformers
 import families
 import libattn
 import libattn.integrations.transformers as integration
-
-#: Largest error of a logit relative to the logits' spread, in float32 from eager in float32.
-BOUNDS = {torch.float32: 1e-4}
-failed = 0
-
-
-def report(what: str, good: bool, detail: str) -> None:
-    """One line; a failure counts."""
-    global failed
-    failed += not good
-    print(f"{'ok  ' if good else 'FAIL'} {what}: {detail}", flush=True)
-
-
-def prompts(device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three prompts, padded on the left."""
-    ids = torch.randint(2, families.VOCABULARY, (3, 40), generator=torch.Generator().manual_seed(4))
-    mask = (torch.arange(40)[None] >= torch.tensor([25, 3, 0])[:, None]).long()
-    return (ids * mask).to(device), mask.to(device)
-
-
-@torch.no_grad()
-def decoder(family: families.Family) -> None:
-    """float32 against eager; half precision no further from float32 than eager by half again."""
-    ids, mask = prompts("cuda")
-    real = mask.bool()
-    model = family.make().cuda()
-    truth = model(ids, attention_mask=mask).logits[real]
-    tokens = model.generate(ids, attention_mask=mask, max_new_tokens=64, do_sample=False)
-    integration.configure()
-    model.set_attn_implementation("libattn")
-    try:
-        error = float((model(ids, attention_mask=mask).logits[real] - truth).abs().max())
-        again = model.generate(ids, attention_mask=mask, max_new_tokens=64, do_sample=False)
-        served = {row.prefill for row in integration.table()}
-        report(f"{family.name} float32", error < BOUNDS[torch.float32] * max(1.0, float(truth.std())),
-               f"error {error:.1e}, same tokens {bool(torch.equal(again, tokens))}, {served}")
-    except libattn.UnsupportedError as refusal:
-        report(f"{family.name} float32", True, f"refused: {str(refusal).splitlines()[-1][:150]}")
-    for dtype in (torch.bfloat16, torch.float16):
-        model = family.make(dtype=dtype).cuda()
-        distances = []
-        for implementation in ("eager", "libattn"):
-            model.set_attn_implementation(implementation)
-            logits = model(ids, attention_mask=mask).logits[real].float()
-            distances.append(float((logits - truth).pow(2).mean().sqrt()))
-        model.generate(ids, attention_mask=mask, max_new_tokens=64, do_sample=False)
-        served = {row.prefill for row in integration.table()}
-        report(f"{family.name} {str(dtype)[6:]}", distances[1] < 1.5 * distances[0],
-               f"distance {distances[1]:.4f}, eager's {distances[0]:.4f}, {served}")
-
-
-@torch.no_grad()
-def cross(family: families.Family, make_inputs: Callable[..., Any]) -> None:
-    """Encoder and decoder with cross attention, float32 against eager."""
-    model = family.make().cuda()
-    inputs = {name: value.cuda() for name, value in make_inputs(3).items()}
-    ids = (torch.arange(30).reshape(3, 10) + 2).cuda()
-    truth = model(**inputs, decoder_input_ids=ids).logits
-    integration.configure()
-    model.set_attn_implementation("libattn")
-    error = float((model(**inputs, decoder_input_ids=ids).logits - truth).abs().max())
-    report(f"{family.name} float32", error < BOUNDS[torch.float32] * max(1.0, float(truth.std())),
-           f"error {error:.1e}, {({row.prefill for row in integration.table()})}")
-
-
-@torch.no_grad()
-def encoder(family: families.Family, make_inputs: Callable[..., Any], output: str) -> None:
-    """An encoder's output, float32 against eager."""
-    model = family.make().cuda()
-    inputs = {name: value.cuda() for name, value in make_inputs().items()}
-    real = inputs["attention_mask"].bool() if output == "last_hidden_state" and "attention_mask" in inputs else ...
-    truth = getattr(model(**inputs), output)[real]
-    integration.configure()
-    model.set_attn_implementation("libattn")
-    error = float((getattr(model(**inputs), output)[real] - truth).abs().max())
-    report(f"{family.name} float32", error < BOUNDS[torch.float32] * max(1.0, float(truth.std())),
-           f"error {error:.1e}, {({row.prefill for row in integration.table()})}")
-
-
-@torch.no_grad()
-def batching(family: families.Family, pages: int) -> None:
-    """Continuous batching of mixed lengths: the tokens of each prompt as eager generates it alone."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-    model = family.make().cuda()
-    ids = [torch.randint(2, families.VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist()
-           for n in (3, 31, 17, 1, 24)]
-    truth = []
-    for prompt in ids:
-        row = torch.tensor([prompt], device="cuda")
-        truth.append(model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=20,
-                                    do_sample=False)[0, len(prompt):].tolist())
-    integration.configure()
-    try:
-        model.set_attn_implementation("paged|libattn")
-    except ValueError:
-        print(f"skip {family.name} continuous batching: Transformers {transformers.__version__} takes no paged|libattn")
-        return
-    model.set_attn_implementation("libattn")
-    known = inspect.signature(ContinuousBatchingConfig).parameters
-    page = "page_size" if "page_size" in known else "block_size"  # renamed between releases
-    options = {page: 16, "num_blocks": 64, "max_batch_tokens": 24, "max_blocks_per_request": pages}
-    answers = model.generate_batch(
-        ids, generation_config=GenerationConfig(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=-1),
-        continuous_batching_config=ContinuousBatchingConfig(**{n: v for n, v in options.items() if n in known}),
-        progress_bar=False)
-    found = {tuple(a.prompt_ids): a.generated_tokens for a in answers.values()}
-    same = [found.get(tuple(prompt)) for prompt in ids] == truth
-    report(f"{family.name} continuous batching, {'block tables' if pages else 'gathered keys'}", same,
-           f"same tokens {same}, {({row.prefill for row in integration.table()})}")
 
 
 def timed(call: Callable[[], Any], repeats: int) -> float:
@@ -239,23 +131,19 @@ def main() -> int:
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.cuda.get_device_name()}")
     for plugin in libattn.Runtime().plugins:
         print(f"{plugin.name or plugin.file}: {plugin.num_backends} backends {plugin.reason}")
-    named = {family.name: family for family in families.DECODERS}
-    checks: list[tuple[str, Callable[[], None]]] = [(f.name, partial(decoder, f)) for f in families.DECODERS]
-    checks += [(entry[0].name, partial(cross, *entry)) for entry in families.CROSS]
-    checks += [(entry[0].name, partial(encoder, *entry)) for entry in families.ENCODERS]
-    checks += [(f"{name} batching", partial(batching, named[name], pages))
-               for name, pages in (("llama", 0), ("gemma3", 0), ("gpt-oss", 0), ("llama", 8), ("qwen3", 8))]
+    part = next((name for name in sys.argv[1:] if not name.startswith("-")), "")
+    if "--times" in sys.argv[1:]:
+        times()
+    if "--generate" in sys.argv[1:]:
+        for family in families.DECODERS:
+            if family.name in _WIDE and part in family.name:
+                generation(family)
     if {"--times", "--generate"} & set(sys.argv[1:]):
-        checks = [("llama times", times)] if "--times" in sys.argv[1:] else []
-        checks += [(name, partial(generation, named[name])) for name in _WIDE if "--generate" in sys.argv[1:]]
-    for name, check in checks:
-        if sys.argv[1:] and not sys.argv[1].startswith("-") and sys.argv[1] not in name:
-            continue
-        try:
-            check()
-        except Exception as error:  # noqa: BLE001  the next one is tried all the same
-            report(name, False, f"{type(error).__name__}: {str(error)[:300]}")
-    return 1 if failed else 0
+        return 0
+    os.environ["ATTN_TEST_DEVICE"] = "cuda"  # read when the tests are imported
+    chosen = [f"-k{part.replace('-', '_')}"] if part else []
+    tests = ["test_families.Families", "test_transformers.ContinuousBatching"]
+    return not unittest.main(None, argv=["device.py", "-v", *chosen, *tests], exit=False).result.wasSuccessful()
 
 
 if __name__ == "__main__":
