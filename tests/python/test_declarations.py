@@ -125,20 +125,12 @@ class Declarations(unittest.TestCase):
                 ("attn_runtime_options", libattn.Runtime.__init__, {"host", "isolation", "probe_deadline_ms"}),
                 ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
                 ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "initial_slots_stride", "checkpoint_slots_stride"}),
-                ("attn_batch_replay", ext.replay_batch, set()),
-                ("attn_recurrent_weights", ext.gdn_weights, set()),
-                ("attn_recurrent_skip", ext.recurrent_skip, set()), ("attn_io_recurrent", ext.gdn_io, set()),
+                ("attn_io_recurrent", ext.gdn_io, set()),
                 ("attn_recurrent_norm", libattn.RecurrentNorm, set()),
-                ("attn_recurrent_norm_weight", ext.recurrent_norm_weight, set()),
-                ("attn_io_recurrent_gate", ext.recurrent_gate, set()),
-                ("attn_mla_weights", ext.mla_weights, set()), ("attn_io_mla", ext.mla_io, {"topk_stride"}),
+                ("attn_io_mla", ext.mla_io, {"topk_stride"}),
                 ("attn_io_index_lists", ext.index_lists_io, {"token_stride", "group_stride", "length_stride"}),
-                ("attn_kv_quant_params", ext.kv_quant_params, set()),
                 ("attn_mm_encoder_quant", libattn.EncoderQuant, set()),
-                ("attn_mm_encoder_state", ext.mm_encoder_state, set()), ("attn_io_rope", ext.rope_io, set()),
-                ("attn_io_output_quant", ext.output_quant, set()), ("attn_io_caches", ext.caches_io, {"num_rows"}),
-                ("attn_batch_context_parallel", ext.context_parallel_batch, set()),
-                ("attn_layer_caches", ext.layer_caches, {"num_caches", "cache_stride"})):
+                ("attn_io_rope", ext.rope_io, set()), ("attn_io_output_quant", ext.output_quant, set())):
             fields = {name for name, *_ in declarations.STRUCTS[struct]._fields_}
             self.assertEqual(fields - computed - said - parameters(of), set(), struct)
             self.assertEqual(said - fields, set(), f"{struct}: no such fields")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import unittest
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch

@@ -313,5 +313,6 @@ class Errors(unittest.TestCase):
         for device in ("cuda:x", "gpu", "cuda:-1", ("cuda", -1), 7.5, ("cuda", "0")):
             with self.assertRaisesRegex(Invalid, "device: .*allowed are cpu, cuda, rocm, xpu"):
                 runtime.select([desc()], device=device)
-        with self.assertRaisesRegex(libattn.AttnError, "cuda"):
-            runtime.select([desc()], device="cuda:0")
+        for hip, name in ((None, "cuda"), ("6.4", "rocm")):  # torch calls both cuda
+            with unittest.mock.patch.object(torch.version, "hip", hip), self.assertRaisesRegex(libattn.AttnError, f"no {name}:0"):
+                runtime.select([desc()], device=torch.device("cuda", 0))

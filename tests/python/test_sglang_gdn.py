@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's gated delta layers through the adapter, over stand-ins of its pools: steps, checkpoints for the prefix cache and replays are
 held against Transformers' layer. Inside the engine it runs by tools/test_engines.sh."""
-import sys
 import types
 import unittest
 import unittest.mock

@@ -70,9 +70,7 @@ def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any] | str:
             attributes[item.targets[0].id] = ast.unparse(item.value)
         elif isinstance(item, ast.FunctionDef):
             methods[item.name] = method(item)
-    return {"bases": ", ".join(ast.unparse(base) for base in node.bases),
-            "decorators": ", ".join(ast.unparse(d) for d in node.decorator_list),
-            "attributes": attributes, "methods": methods}
+    return {"bases": ", ".join(ast.unparse(base) for base in node.bases), "attributes": attributes, "methods": methods}
 
 
 def changes(base: dict[str, Any], recorded: dict[str, Any]) -> dict[str, Any]:

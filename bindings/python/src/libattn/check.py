@@ -11,7 +11,6 @@ import array
 import math
 import random
 import struct
-import sys
 import time
 from collections.abc import Sequence
 

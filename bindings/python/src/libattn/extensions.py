@@ -19,33 +19,34 @@ from .layers import GdnDesc, code_of
 from .structs import Struct, refused
 from .tensors import as_tensor, as_writable
 
+# Structs with no other arguments than their fields, in their order.
 
-def gdn_weights(a_log: Any | None, dt_bias: Any | None, conv_weight: Any | None = None,
-                conv_bias: Any | None = None) -> Struct:
-    """For `Layer.bind_params`: float32 [Hv] twice (dt_bias [Hv Dk] where the gate is per channel), or None where the gate
-    takes none, and the convolution's [channels, width] and [channels]."""
-    return attn_recurrent_weights(a_log=a_log, dt_bias=dt_bias, conv_weight=conv_weight, conv_bias=conv_bias)
-
-
-def recurrent_skip(skip: Any) -> Struct:
-    """For `Layer.bind_params` of a rule with a skip: float32 [Hv]."""
-    return attn_recurrent_skip(skip=skip)
-
-
-def recurrent_norm_weight(weight: Any) -> Struct:
-    """For `Layer.bind_params` of a layer with a norm: floats [Dv], or [Hv Dv] where it has groups."""
-    return attn_recurrent_norm_weight(weight=weight)
-
-
-def recurrent_gate(gate: Any) -> Struct:
-    """For `Plan.run` of a layer with a norm: [T, Hv, Dv], next to `gdn_io`."""
-    return attn_io_recurrent_gate(gate=gate)
-
-
-def replay_batch(ring_tokens: Any) -> Struct:
-    """For `Batch` of layers with a ring of inputs (`replay_cache`), next to `gdn_batch`: int32 [R], how many of the ring's
-    tokens each request's state has not seen."""
-    return attn_batch_replay(ring_tokens=ring_tokens)
+#: For `Layer.bind_params`: float32 [Hv] twice (dt_bias [Hv Dk] where the gate is per channel), or None where the gate takes none, and
+#: the convolution's [channels, width] and [channels].
+gdn_weights = attn_recurrent_weights
+#: For `Layer.bind_params` of a rule with a skip: float32 [Hv].
+recurrent_skip = attn_recurrent_skip
+#: For `Layer.bind_params` of a layer with a norm: floats [Dv], or [Hv Dv] where it has groups.
+recurrent_norm_weight = attn_recurrent_norm_weight
+#: For `Plan.run` of a layer with a norm: [T, Hv, Dv], next to `gdn_io`.
+recurrent_gate = attn_io_recurrent_gate
+#: For `Batch` of layers with a ring of inputs (`replay_cache`), next to `gdn_batch`: int32 [R], how many of the ring's tokens each
+#: request's state has not seen.
+replay_batch = attn_batch_replay
+#: For `Layer.bind_params`: [Hq (nope + v), rank] as the checkpoint has it, or already split per head.
+mla_weights = attn_mla_weights
+#: For `Plan.run` of an indexer: a weight for each head [T, H], and int32 [T, G] that the lists' lengths are written to.
+indexer_io = attn_io_indexer
+#: For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv).
+kv_quant_params = attn_kv_quant_params
+#: For `Layer.bind_params` of a multimodal encoder in fp8: float32 `scales` [3] and `amax_history` [3, amax_history_len], of q, k and v.
+mm_encoder_state = attn_mm_encoder_state
+#: For `LayerDesc.extensions`: caches beyond those of its kind, ``libattn.abi.attn_cache_desc(role=…)`` each.
+layer_caches = attn_layer_caches
+#: For `Plan.run`: new rows of each of those caches.
+caches_io = attn_io_caches
+#: For `Batch` of layers with a `ContextParallel`: int32 tensors as in the header.
+context_parallel_batch = attn_batch_context_parallel
 
 
 def replay_cache(gdn: GdnDesc, dtype: str | int, replay: int, gate_per_channel: bool = False) -> Struct:
@@ -96,12 +97,6 @@ def gdn_io(a: Any | None, b: Any | None, mixed_qkv: Any | None = None) -> Struct
     return attn_io_recurrent(a=a, b=b, mixed_qkv=mixed_qkv)
 
 
-def mla_weights(kv_b_proj: Any | None = None, w_uk: Any | None = None, w_uv: Any | None = None,
-                w_uk_scale: Any | None = None, w_uv_scale: Any | None = None) -> Struct:
-    """For `Layer.bind_params`: [Hq (nope + v), rank] as the checkpoint has it, or already split per head."""
-    return attn_mla_weights(kv_b_proj=kv_b_proj, w_uk=w_uk, w_uv=w_uv, w_uk_scale=w_uk_scale, w_uv_scale=w_uv_scale)
-
-
 def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = None,
            topk_indices: Any | None = None) -> Struct:
     """For `Plan.run`, in place of q, k, v.
@@ -122,11 +117,6 @@ def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = N
                        topk_stride=top.shape[1] if top else 0)
 
 
-def indexer_io(weights: Any | None = None, lengths: Any | None = None) -> Struct:
-    """For `Plan.run` of an indexer: a weight for each head [T, H], and int32 [T, G] that the lists' lengths are written to."""
-    return attn_io_indexer(weights=weights, lengths=lengths)
-
-
 def index_lists_io(indices: Any, lengths: Any | None = None) -> Struct:
     """For `Plan.run` of a layer with `IndexLists`.
 
@@ -144,28 +134,6 @@ def index_lists_io(indices: Any, lengths: Any | None = None) -> Struct:
         raise refused("lengths", f"{counts}; {list(listed.shape[:2])} is needed")
     return attn_io_index_lists(indices=listed, token_stride=listed.shape[1] * listed.shape[2], group_stride=listed.shape[2],
                                lengths=counts, length_stride=listed.shape[1] if counts is not None else 0)
-
-
-def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any | None = None,
-                    v_channel_scale: Any | None = None) -> Struct:
-    """For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv)."""
-    return attn_kv_quant_params(hadamard_signs_k=hadamard_signs_k, hadamard_signs_v=hadamard_signs_v,
-                                v_channel_scale=v_channel_scale)
-
-
-def mm_encoder_state(scales: Any | None = None, amax_history: Any | None = None) -> Struct:
-    """For `Layer.bind_params` of such an encoder: float32 [3] and [3, amax_history_len], of q, k and v."""
-    return attn_mm_encoder_state(scales=scales, amax_history=amax_history)
-
-
-def layer_caches(caches: Sequence[attn_cache_desc]) -> Struct:
-    """For `LayerDesc.extensions`: caches beyond those of its kind, ``libattn.abi.attn_cache_desc(role=…)`` each."""
-    return attn_layer_caches(caches=caches)
-
-
-def caches_io(rows: Sequence[Any]) -> Struct:
-    """For `Plan.run`: new rows of each of those caches."""
-    return attn_io_caches(rows=rows)
 
 
 def table(block_table: Any | None = None, slot_mapping: Any | None = None, **fields: Any) -> attn_batch_table:
@@ -208,12 +176,3 @@ def output_quant(scale: Any | None = None, block_scales: Any | None = None) -> S
     """For `Plan.run` of a layer with an `output_form`: float32 [1] that is read, and the scales that are written."""
     return attn_io_output_quant(scale=scale, block_scales=None if block_scales is None else
                                 as_writable("block_scales", block_scales))
-
-
-def context_parallel_batch(local_seq_lens: Any | None = None, *,
-                           local_seq_lens_host: Any | None = None, max_local_seq_len: int = 0,
-                           query_lens_host: Any | None = None) -> Struct:
-    """For `Batch` of layers with a `ContextParallel`: int32 tensors as in ``struct attn_batch_context_parallel``."""
-    return attn_batch_context_parallel(
-        local_seq_lens=local_seq_lens, local_seq_lens_host=local_seq_lens_host, max_local_seq_len=max_local_seq_len,
-        query_lens_host=query_lens_host)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_int32, c_void_p
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import (CacheRole, CopyKind, DtypeId, GroupKind, KvDtype, KvSpecKind, ScaleForm, Status, attn_amax_args,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from ctypes import POINTER, addressof, byref, c_void_p
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ def device_of(device: Any) -> attn_device:
         kind, number = device
     elif hasattr(device, "type") and hasattr(device, "index"):
         kind, number = device.type, device.index or 0
+        torch = sys.modules.get("torch")
+        if kind == "cuda" and torch is not None and torch.version.hip:  # torch's own name for AMD's
+            kind = "rocm"
     elif isinstance(device, str) and ":" in device:
         kind, _, text = device.partition(":")
         number = int(text) if text.isascii() and text.isdigit() else -1

@@ -34,7 +34,7 @@ def _tensors() -> Any:
 
 
 class Struct(ctypes.Structure):
-    """A struct of the C library: fields by name, their sizes and an extension's id filled in.
+    """A struct of the C library: fields by name or in their order, their sizes and an extension's id filled in.
 
     A pointer field takes a tensor, a sequence of numbers (copied: CPU backends only), a struct, a sequence of structs, or
     an address; with a sequence or tensor, the fields that count its elements and say their size are filled in, too. The
@@ -50,7 +50,7 @@ class Struct(ctypes.Structure):
             self.struct_size = sizeof(self)
         elif self._ext_:
             self.ext.id, self.ext.struct_size = self._ext_, sizeof(self)
-        for (name, *_), value in zip(self._fields_, args):
+        for (name, *_), value in zip(self._fields_[1 if first in ("struct_size", "ext") else 0:], args):
             setattr(self, name, value)
         for name, value in values.items():
             setattr(self, name, value)

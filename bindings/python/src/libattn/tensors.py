@@ -8,7 +8,7 @@ from ctypes import Structure, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_
 from functools import cache
 from typing import Any
 
-from ._declarations import DeviceType, DtypeCode, DtypeId, Status, attn_device, attn_dtype, attn_tensor
+from ._declarations import DeviceType, DtypeCode, Status, attn_device, attn_dtype, attn_tensor
 from .errors import make
 
 
@@ -93,8 +93,6 @@ DTYPES: dict[str, tuple[int, int]] = {
 }
 _NAMES = {pair: name for name, pair in DTYPES.items()}
 _KINDS = {DtypeCode.INT: "int", DtypeCode.UINT: "uint", DtypeCode.FLOAT: "float", DtypeCode.BOOL: "bool"}
-#: The small codes of activations, by text.
-ACTIVATIONS = {"f16": DtypeId.F16, "bf16": DtypeId.BF16, "f32": DtypeId.F32}
 _DEVICES = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda", DeviceType.CUDA_HOST: "cpu", DeviceType.ROCM: "rocm",
             DeviceType.CUDA_MANAGED: "cuda", DeviceType.ONEAPI: "xpu"}
 

@@ -25,7 +25,7 @@ from torch import library
 from torch._compile import _disable_dynamo
 from torch.autograd.graph import increment_version
 
-from .._declarations import ExtId, Status, attn_io_mla, attn_io_recurrent
+from .._declarations import Status, attn_io_mla, attn_io_recurrent
 from ..errors import make
 from ..extensions import gdn_batch, gdn_weights
 from ..layers import GdnDesc, LayerDesc, MlaDesc, RecurrentRule
@@ -135,7 +135,7 @@ def _attend_mla(out: torch.Tensor | None, q: torch.Tensor, kv_c: torch.Tensor, k
     bound = _bound(desc, index, pages, (("kv_b_proj", kv_b_proj),),
                    lambda bound: bind_pages(bound, 0, pages.unsqueeze(-2), None))
     stream = _plan(bound, query_start_loc, seq_lens, block_table=block_table, slot_mapping=slot_mapping)
-    io = bound.io(attn_io_mla, ExtId.IO_MLA, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
+    io = bound.io(attn_io_mla, q_nope=q[..., :nope], q_pe=q[..., nope:], kv_c=kv_c, k_pe=k_pe)
     bound.run_rows(stream, None, None, None, out, extension=io)
     return out
 
@@ -163,7 +163,7 @@ def _recurrent(out: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: to
 
     bound = _bound(desc, index, state, (), bind)
     stream = _plan(bound, query_start_loc, seq_lens, extensions=[gdn_batch(slots)])
-    bound.run_rows(stream, q, k, v, out, extension=bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, a=a, b=b))
+    bound.run_rows(stream, q, k, v, out, extension=bound.io(attn_io_recurrent, a=a, b=b))
     return out
 
 

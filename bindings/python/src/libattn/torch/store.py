@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import Structure, addressof, sizeof
+from ctypes import addressof
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from .. import memory
-from .._declarations import ExtId, Phase, Status, attn_ext, attn_tensor
+from .._declarations import Phase, Status, attn_tensor
 from ..errors import UnsupportedError, make
 from ..extensions import gdn_weights, kv_quant_params, mla_weights, mm_encoder_state
 from ..layers import LayerDesc
 from ..model import Layer, Model
-from ..runtime import Runtime
+from ..runtime import Runtime, device_of
 from ..step import Batch, Plan
+from ..structs import Struct
 from ..tensors import Rows, exchange
 from . import call
 
@@ -106,9 +107,9 @@ class Bound:
             rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), tensor.dim())
         return rows.fill(tensor.data_ptr(), tensor.shape, tensor.stride())
 
-    def io(self, kind: Any, id: ExtId, **rows: torch.Tensor) -> Any:
+    def io(self, kind: type[Struct], **rows: torch.Tensor) -> Any:
         """An extension of a step's tensors, which it keeps: descriptors point to their shapes."""
-        made = kind(ext=attn_ext(id=id, struct_size=sizeof(kind)), **{name: self.descriptor(name, t) for name, t in rows.items()})
+        made = kind(**{name: self.descriptor(name, t) for name, t in rows.items()})
         made._rows = rows
         return made
 
@@ -136,7 +137,7 @@ class Bound:
 
     def run_rows(self, stream: int | None, q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None,
                  out: torch.Tensor | None, flags: int = 0, at: int = 0, plan: Plan | None = None,
-                 extension: Structure | None = None) -> None:
+                 extension: Struct | None = None) -> None:
         """Run the planned step on q, k, v and out.
 
         Parameters
@@ -197,11 +198,8 @@ def bind_workspace(plan: Plan, device: torch.device, stream: int | None, workspa
 
 def device_pair(device: torch.device) -> tuple[int, int]:
     """DLPack's (type, id) of a torch device."""
-    from ..runtime import DEVICE_TYPES
-    name = "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    if name not in DEVICE_TYPES:
-        raise make(Status.UNSUPPORTED, "device", f"'{device}'; supported: {', '.join(DEVICE_TYPES)}")
-    return int(DEVICE_TYPES[name]), device.index or 0
+    found = device_of(device)
+    return found.type, found.id
 
 
 #: The address of a CUDA device's current stream, without an object of Python for it.
@@ -306,8 +304,7 @@ class Store:
             if key in self._choices:
                 return self._choices[key]
             layers = [replace(desc, name=f"layers.{i}") for i in range(index + 1)]
-            found = self.runtime.select(layers, device=(self._device_name(device), device.index or 0),
-                                        keep_unserved=True)
+            found = self.runtime.select(layers, device=device, keep_unserved=True)
             choices = [found.choice(index, phase) for phase in PHASES]
             for phase, choice in zip(PHASES, choices):
                 if choice.status:
@@ -320,10 +317,6 @@ class Store:
             rules = " ".join(dict.fromkeys(c.rule for c in choices if c.rule))
             self._table[(index, str(kind))] = Row(index, str(kind), result[0], result[1], rules)
             return result
-
-    @staticmethod
-    def _device_name(device: torch.device) -> str:
-        return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
     def bound(self, key: Hashable, describe: Callable[[], LayerDesc], index: int, device: torch.device,
               params: Params = (), purpose: Hashable = "scratch", alone: bool = False, shares_sinks: bool = False) -> Bound:
@@ -459,8 +452,7 @@ class Store:
               params: Sequence[Params], workspace: Workspace | None = None, shares_sinks: bool = False) -> Bound:
         descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
         runtime = self.runtime  # read once: other threads may configure another
-        assignment = runtime.select(descs, device=(self._device_name(device), device.index or 0),
-                                    backend=f"prefill={prefill};decode={decode}")
+        assignment = runtime.select(descs, device=device, backend=f"prefill={prefill};decode={decode}")
         model = runtime.bind(assignment)
         kept: list[Any] = []
         converted: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
@@ -484,7 +476,7 @@ class Store:
             quantized = {name: given.pop(name) for name in _KV_QUANT_PARAMS if name in given}
             extensions += [kv_quant_params(**quantized)] if quantized else []
             if "encoder_scales" in given:
-                extensions.append(mm_encoder_state(given.pop("encoder_scales"), given.pop("encoder_history", None)))
+                extensions.append(mm_encoder_state(scales=given.pop("encoder_scales"), amax_history=given.pop("encoder_history", None)))
             if given or extensions:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._declarations import ExtId, Status, attn_io_mla
+from ..._declarations import Status, attn_io_mla
 from ...errors import make
 from ...step import NO_WRITE, Batch
 from ...torch.store import stream_of
@@ -207,7 +207,7 @@ class LibattnBackend(Gathered):
             given = {"q_nope": rows, "q_pe": q_rope.view(rows.shape[0], rows.shape[1], -1)}
             if not flags:
                 given |= {"kv_c": k.view(k.shape[0], -1), "k_pe": k_rope.view(k.shape[0], -1)}
-            io = place.bound.io(attn_io_mla, ExtId.IO_MLA, **given)
+            io = place.bound.io(attn_io_mla, **given)
             place.bound.run_rows(stream_of(q.device), None, None, None, out, flags, place.at, plan, io)
         else:
             new = (None, None) if flags else (k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 
-from ..._declarations import ExtId, attn_io_recurrent
+from ..._declarations import attn_io_recurrent
 from ...extensions import gdn_batch
 from ...step import Batch
 from ...torch.steps import Member
@@ -172,7 +172,7 @@ class LibattnGdnBackend(Gathered):
         mine.dtype = mixed_qkv.dtype
         place = self.steps.place(layer, mine, mine.kv_cache, step, None)
         plan = self.steps.plan(place, step, lambda: step.batch)
-        io = place.bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, mixed_qkv=mixed_qkv, a=a, b=b)
+        io = place.bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b)
         place.bound.run_rows(stream_of(out.device), None, None, None, out, 0, place.at, plan, io)
         return out
 

@@ -172,6 +172,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     reorder_batch_threshold: int | None = 1
     supports_update_block_table: bool = True
+    looks_for_prefix: bool = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device,
                  *args: Any, **kwargs: Any) -> None:
@@ -214,8 +215,9 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         m.captured = shape  # replayed plans take lengths from the device alone, as they were captured
         if not self.steps.replay(shape, lambda: self._replayed(m, common_attn_metadata.block_table_tensor)):
             m.captured = None
-            m.common_prefix_len = common_prefix_len or (
-                0 if fast_build else prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0)))
+            if self.looks_for_prefix:
+                m.common_prefix_len = common_prefix_len or (
+                    0 if fast_build else prefix_of(m, getattr(self.kv_cache_spec, "block_size", 0)))
         return m
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> LibattnMetadata:

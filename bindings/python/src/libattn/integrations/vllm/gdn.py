@@ -14,7 +14,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 
-from ..._declarations import ExtId, Status, attn_io_recurrent
+from ..._declarations import Status, attn_io_recurrent
 from ...errors import make
 from ...layers import LayerDesc
 from ...torch.steps import Member
@@ -53,6 +53,7 @@ class StateBuilder(LibattnMetadataBuilder):
     it has one for the state after each token of a step, and goes on from where its context has got since."""
 
     supports_update_block_table: bool = False
+    looks_for_prefix: bool = False
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device, *args: Any,
                  **kwargs: Any) -> None:
@@ -73,9 +74,6 @@ class StateBuilder(LibattnMetadataBuilder):
         drafts = kv_cache_spec.num_speculative_blocks
         return graph_support([describe.gdn((max(conv) - heads * size_v) // (2 * size_k), heads, size_k, size_v,
                                            min(conv) + 1 - drafts, drafts, vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
-
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **_: Any) -> LibattnMetadata:
-        return super().build(0, common_attn_metadata, True)
 
     def _metadata(self, m: Any) -> LibattnMetadata:
         found = super()._metadata(m)
@@ -148,7 +146,7 @@ class States:
         """Rows [T, 2 Hk Dk + Hv Dv], [T, Hv] twice, [T, Hv, Dv]."""
         place = m.steps.place(self, self, self.kv_cache, m, mixed_qkv.dtype)
         plan = m.steps.plan(place, m, lambda: batch_of(m, mixed_qkv.shape[0]))
-        io = place.bound.io(attn_io_recurrent, ExtId.IO_RECURRENT, mixed_qkv=mixed_qkv, a=a, b=b)
+        io = place.bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b)
         place.bound.run_rows(stream_of(out.device), None, None, None, out, 0, place.at, plan, io)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._declarations import ExtId, Status, attn_io_indexer
+from ..._declarations import Status, attn_io_indexer
 from ...errors import make
 from ...layers import LayerDesc
 from ...model import KvView
@@ -41,6 +41,7 @@ class IndexBuilder(LibattnMetadataBuilder):
     """The caches of index keys, whose batches have no common prefix to look for."""
 
     supports_update_block_table: bool = False
+    looks_for_prefix: bool = False
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -48,9 +49,6 @@ class IndexBuilder(LibattnMetadataBuilder):
         text = vllm_config.model_config.hf_text_config
         return graph_support([describe.index(text.index_n_heads, text.index_head_dim, text.index_topk, vllm_config.model_config.dtype,
                                              kv_cache_spec.block_size)])
-
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False, **_: Any) -> LibattnMetadata:
-        return super().build(0, common_attn_metadata, True)
 
 
 @cache
@@ -110,7 +108,7 @@ class Index:
         """Rows [T, H, D] of e4m3, [T, D] or None where they are in the cache, [T, H], and int32 [T, k]."""
         place = m.steps.place(self, self, self.kv_cache, m, dtype)
         plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
-        io = place.bound.io(attn_io_indexer, ExtId.IO_INDEXER, weights=weights)
+        io = place.bound.io(attn_io_indexer, weights=weights)
         place.bound.run_rows(stream_of(q.device), q, None if k is None else k.unsqueeze(1), None, lists.unsqueeze(1),
                              NO_WRITE if k is None else 0, place.at, plan, io)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType, MLAAttentionImpl
 
-from ..._declarations import ExtId, Status, attn_io_mla
+from ..._declarations import Status, attn_io_mla
 from ...errors import AttnError, make
 from ...extensions import output_quant
 from ...layers import MlaDesc
@@ -355,7 +355,7 @@ class LatentImpl(MLAAttentionImpl):
     def _run(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, out: torch.Tensor, flags: int, **rows: torch.Tensor) -> None:
         place = m.steps.place(layer, self, kv_cache, m, out.dtype)
         plan = m.steps.plan(place, m, lambda: batch_of(m, out.shape[0]))
-        io = place.bound.io(attn_io_mla, ExtId.IO_MLA, **rows)
+        io = place.bound.io(attn_io_mla, **rows)
         lists = self.topk_indices_buffer
         if lists is not None:
             io.topk_indices, io.topk_stride = lists.data_ptr(), lists.stride(0)
