@@ -77,6 +77,14 @@ def worst_of(out: torch.Tensor, q: torch.Tensor, keys: Sequence[torch.Tensor], v
     return max(found)
 
 
+def worst_of_batch(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float = 0.25,
+                   **terms: Any) -> float:
+    """The `worst` of a padded batch as `libattn.torch.attend` has it: out [B, S, Hq, Dv], the others [B, heads, rows, size]; seen [S, L],
+    or [B, S, L]."""
+    rows = zip(*(t.transpose(1, 2) for t in (q, k, v)), seen.expand(len(q), -1, -1), strict=True)
+    return max(worst(got, attention(*qkv, scale, mine, **terms)[0]) for got, (*qkv, mine) in zip(out, rows))
+
+
 def each_backend(**options: Any) -> Iterator[str]:
     """The CPU backends by turns, as `libattn.torch` is configured."""
     for backend in BACKENDS:

@@ -13,7 +13,6 @@ import os
 import sys
 import types
 import unittest
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -29,18 +28,6 @@ import test_vllm_index as subject  # noqa: E402
 #: Entries that have to be the same: torch's products are rounded to bfloat16, which decides where scores are close.
 SAME = 0.99
 TOPK, SIZE, HEADS, BLOCK = 2048, subject.SIZE, subject.HEADS, subject.BLOCK
-
-
-def microseconds(call: Callable[[], Any], repeats: int = 20) -> float:
-    """A captured call, on the device."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()
-    begin.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e3 * begin.elapsed_time(end) / repeats
 
 
 def plain(pages: torch.Tensor, tables: torch.Tensor, q: torch.Tensor, weights: torch.Tensor, length: int) -> torch.Tensor:
@@ -85,10 +72,8 @@ def times(requests: int, length: int, case: subject.Indexers) -> bool:
     found = one.topk_indices_buffer[:requests, :TOPK].clone()
     theirs = plain(pages, tables, q, weights, length)
     same = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(found, theirs)) / theirs.numel()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        plain(pages, tables, q, weights, length)
-    print(f"{requests} x {length}: libattn {microseconds(ours.graph.replay):.1f} us, torch {microseconds(graph.replay):.1f} us, "
+    graph = Graph(lambda: plain(pages, tables, q, weights, length))
+    print(f"{requests} x {length}: libattn {ours.microseconds():.1f} us, torch {graph.microseconds():.1f} us, "
           f"{100 * same:.2f} % of the entries the same, {100 * SAME:g} are needed", flush=True)
     return same >= SAME
 

@@ -43,17 +43,6 @@ def theirs(folder: str, path: str) -> Any:
     return module
 
 
-def microseconds(graph: Graph, repeats: int = 20) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.graph.replay()
-    begin.record()
-    for _ in range(repeats):
-        graph.graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return 1e3 * begin.elapsed_time(end) / repeats
-
-
 def spoil(outputs: list[torch.Tensor]) -> None:
     for output in outputs:
         output.fill_(float("nan") if output.is_floating_point() else -7)
@@ -73,7 +62,7 @@ def compare(cell: str, ours: Callable[[], None], peer: Callable[[], None] | None
     if peer:
         report(f"{cell}, next to Triton", lambda: error(outputs[0], outputs[1]), bound)
     if not ON_CPU:
-        times = [[microseconds(graph) for graph in graphs] for _ in range(ROUNDS)]
+        times = [[graph.microseconds() for graph in graphs] for _ in range(ROUNDS)]
         mine, other = (median(row[i] for row in times) for i in range(2))
         print(f"{cell}: libattn {mine:.1f} us, Triton {other:.1f} us, {other / mine:.2f}", flush=True)
 

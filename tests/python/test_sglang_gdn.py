@@ -14,7 +14,7 @@ import published
 import test_sglang as recorded
 from captured import Graph
 from common import each_backend, worst
-from test_recurrent import HIDDEN, STEPS, Subject, qwen3_5
+from test_recurrent import HIDDEN, Subject, qwen3_5, worst_of_steps
 
 
 class Hybrid:
@@ -106,16 +106,11 @@ class GatedDelta(unittest.TestCase):
             for chunks in (False, True):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 engine = Engine([3, 7], chunks)
-                found: list[list[torch.Tensor]] = [[], []]
-                lengths = [0, 0]
-                for queries in STEPS:
-                    x = torch.cat([self.hidden[r, lengths[r]:][:queries[r]] for r in range(2)])
-                    lengths = [n + c for n, c in zip(lengths, queries)]
-                    mode = "decode" if max(queries) == 1 else "extend"
-                    for r, rows in enumerate(engine.step(engine.batch(mode, [0, 1], queries, lengths), x).split(queries)):
-                        found[r].append(rows)
-                for r in range(2):
-                    self.assertLess(worst(torch.cat(found[r]), engine.expected(self.hidden[r, :lengths[r]])), 1e-3, (backend, chunks, r))
+
+                def step(queries: list[int], lengths: list[int], x: torch.Tensor, engine: Engine = engine) -> torch.Tensor:
+                    return engine.step(engine.batch("decode" if max(queries) == 1 else "extend", [0, 1], queries, lengths), x)
+
+                self.assertLess(worst_of_steps(engine.subject, step), 1e-3, (backend, chunks))
                 row = libattn.torch.table()[-1]
                 self.assertEqual((row.index, row.kind, row.decode.split("@")[0]), (2, "recurrent", backend))
 

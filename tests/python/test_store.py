@@ -21,7 +21,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import libattn.torch
-from common import BACKENDS, attention, causal, each_backend, worst
+from common import BACKENDS, attention, causal, each_backend, worst, worst_of_batch
 from libattn import tensors
 from libattn.torch import call as in_c
 from libattn.torch import dense
@@ -36,8 +36,7 @@ def attended(sinks: torch.Tensor) -> float:
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(1, HEADS, rows, 8, generator=generator) for rows in (1, 3, 3))
     out = libattn.torch.attend(q, k, v, scale=0.5, causal=True, sinks=sinks)
-    rows = [t[0].transpose(0, 1) for t in (q, k, v)]
-    return worst(out[0], attention(*rows, 0.5, causal(1, 3), sinks=sinks)[0])
+    return worst_of_batch(out, q, k, v, causal(1, 3), 0.5, sinks=sinks)
 
 
 class Parameters(unittest.TestCase):
@@ -106,13 +105,12 @@ class SharedPlans(unittest.TestCase):
             torch.set_default_dtype(dtype)
             for rows, length, inference in ((20, 20, True), (1, 21, False), (1, 22, True), (1, 22, False)):
                 q, k = (torch.randn(1, *size, 16, generator=generator, dtype=torch.float32) for size in ((4, rows), (2, length)))
-                flat = [t[0].transpose(0, 1) for t in (q, k, k)]
                 made, counting = plans()
                 with counting, torch.inference_mode(inference):
                     for index, values in enumerate(sinks):
                         out = libattn.torch.attend(q, k, k, scale=0.25, causal=True, sinks=values, index=index)
-                        truth = attention(*flat, 0.25, causal(rows, length), sinks=values)[0]
-                        self.assertLess(worst(out[0], truth), 2e-5, (backend, rows, index))
+                        error = worst_of_batch(out, q, k, k, causal(rows, length), sinks=values)
+                        self.assertLess(error, 2e-5, (backend, rows, index))
                 self.assertLessEqual(len(made), 1, (backend, rows, length))
 
     def test_sinks_of_other_heads(self) -> None:
@@ -148,8 +146,7 @@ class SharedPlans(unittest.TestCase):
                         length = 9 if index % 2 else 30 + token
                         q, k = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
                         out = libattn.torch.attend(q, k, k, scale=0.25, causal=True, index=index)
-                        flat = [t[0].transpose(0, 1) for t in (q, k, k)]
-                        self.assertLess(worst(out[0], attention(*flat, 0.25, causal(1, length))[0]), 2e-5, (backend, token, index))
+                        self.assertLess(worst_of_batch(out, q, k, k, causal(1, length)), 2e-5, (backend, token, index))
                 self.assertEqual(len(made), 1 if token else 2, (backend, token))
 
 
@@ -204,7 +201,7 @@ class Shapes(unittest.TestCase):
         mask = torch.ones(9, 12, dtype=torch.bool).tril(3)
         for backend in each_backend():
             out = libattn.torch.attend(q, k, v, mask[None, None], scale=0.25, causal=False, kind="cross")
-            self.assertLess(worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, v)), 0.25, mask)[0]), 2e-5, backend)
+            self.assertLess(worst_of_batch(out, q, k, v, mask), 2e-5, backend)
 
 
 class Again(unittest.TestCase):
@@ -219,7 +216,7 @@ class Again(unittest.TestCase):
 
         sinks, mask = normal(4).bfloat16(), torch.ones(2, 1, 3, 7, dtype=torch.bool).tril(4)
         mask[1, :, :, :2] = False  # padded on the left
-        shown = [causal(3, 7), causal(3, 7) & (torch.arange(7) >= 2)]
+        shown = torch.stack([causal(3, 7), causal(3, 7) & (torch.arange(7) >= 2)])
         for backend in each_backend():
             for turn in range(4):
                 sinks.copy_(normal(4))
@@ -233,11 +230,9 @@ class Again(unittest.TestCase):
                                                  out=out, window=(window - 1, 0) if window else None,
                                                  sinks=sinks if given is sinks else None)
                     self.assertTrue(out is None or found is out)
-                    for b in range(2):
-                        seen = shown[b] if masked else causal(queries, keys, window)
-                        wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen,
-                                           sinks=sinks if given is sinks else None)[0]
-                        self.assertLess(worst(found[b], wanted), 2e-5, (backend, turn, queries, keys, window, index))
+                    error = worst_of_batch(found, q, k, v, shown if masked else causal(queries, keys, window),
+                                           sinks=sinks if given is sinks else None)
+                    self.assertLess(error, 2e-5, (backend, turn, queries, keys, window, index))
                 for wrong in (torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 16).double()):
                     with self.assertRaisesRegex(libattn.InvalidArgumentError, "out: .* is needed"):
                         libattn.torch.attend(normal(2, 4, 1, 16), *(normal(2, 2, 5, 16) for _ in range(2)), scale=0.25,
@@ -264,9 +259,7 @@ class Again(unittest.TestCase):
                         seen = torch.stack([causal(1, keys, window[0] + 1 if window else 0)] * 3)
                         seen[1, :, :padded] = False
                         out = libattn.torch.attend(q, k, v, seen[:, None] if padded else None, scale=0.25, causal=True, window=window)
-                        for b in range(3):
-                            wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen[b])[0]
-                            self.assertLess(worst(out[b], wanted), 2e-5, (backend, length, window, padded, b))
+                        self.assertLess(worst_of_batch(out, q, k, v, seen), 2e-5, (backend, length, window, padded))
 
     def test_a_batch_is_filled_again_in_another_mode(self) -> None:
         """Its arrays are copies, as on a GPU, and were made in inference mode."""
@@ -302,10 +295,8 @@ class Again(unittest.TestCase):
                         unittest.mock.patch.object(store_module.Bound, "reserve", lambda bound, n: (blocks.append(n), reserve(bound, n))):
                     out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=window)
                 self.assertEqual(not blocks, in_place, (backend, queries, window, refused))
-                for b in range(2):
-                    seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[b, 0]
-                    wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen)[0]
-                    self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, window, refused))
+                seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[:, 0]
+                self.assertLess(worst_of_batch(out, q, k, v, seen), 2e-5, (backend, queries, window, refused))
                 self.assertEqual([(row.kind, row.decode.split("@")[0]) for row in libattn.torch.table()],
                                  [("sliding" if window else "full", backend)])
 
@@ -345,10 +336,8 @@ class Again(unittest.TestCase):
                     for _ in range(2):
                         out = libattn.torch.attend(q, k, v, given, scale=0.25, causal=True, window=window, sinks=sinks)
                 self.assertEqual((not copies, len(made)), (in_place, 1), (backend, queries, large))
-                for b in range(3):
-                    seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[b, 0]
-                    wanted = attention(*(t[b].transpose(0, 1) for t in (q, k, v)), 0.25, seen, sinks=sinks)[0]
-                    self.assertLess(worst(out[b], wanted), 2e-5, (backend, queries, large))
+                seen = causal(queries, 9, window[0] + 1 if window else 0) if given is None else given[:, 0]
+                self.assertLess(worst_of_batch(out, q, k, v, seen, sinks=sinks), 2e-5, (backend, queries, large))
 
     def test_prompts_go_to_their_own_backend(self) -> None:
         """Prompts and single queries over keys in place, each by the backend of its phase."""
@@ -441,8 +430,7 @@ class Scratch(unittest.TestCase):
             for heads, rows in ((8, 300), (4, 70), (2, 7)):
                 q, k, v = (torch.randn(1, heads, rows, 64, generator=generator) for _ in range(3))
                 out = libattn.torch.attend(q, k, v, scale=0.125, causal=True)
-                rows_of = [t[0].transpose(0, 1) for t in (q, k, v)]
-                self.assertLess(worst(out[0], attention(*rows_of, 0.125, causal(rows, rows))[0]), 2e-5)
+                self.assertLess(worst_of_batch(out, q, k, v, causal(rows, rows), 0.125), 2e-5)
         self.assertEqual(len(taken), 3)
         self.assertEqual(len(set(taken)), 1)
 
@@ -650,7 +638,7 @@ class CallsInC(unittest.TestCase):
                 length = turn % 3 + 4
                 q, k = torch.randn(1, 4, 1, 16, generator=generator), torch.randn(1, 2, length, 16, generator=generator)
                 out = libattn.torch.attend(q, k, k, scale=0.25, causal=True)
-                error = worst(out[0], attention(*(t[0].transpose(0, 1) for t in (q, k, k)), 0.25, causal(1, length))[0])
+                error = worst_of_batch(out, q, k, k, causal(1, length))
                 if not error < 2e-5:
                     failed.append((seed, turn, error))
 

@@ -17,7 +17,7 @@ from common import each_backend, worst
 from libattn.integrations import vllm as adapter
 from libattn.integrations.vllm import describe
 from libattn.integrations.vllm.gdn import LibattnStateBackend, StateBuilder
-from test_recurrent import HIDDEN, STEPS, Subject, qwen3_5
+from test_recurrent import HIDDEN, Subject, qwen3_5, worst_of_steps
 
 import vllm.envs
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
@@ -133,14 +133,10 @@ class GatedDelta(unittest.TestCase):
             for mode in ("none", "align"):
                 libattn.torch.configure(ignore_environment=True, backend=backend)
                 layer, builder = self.served(mode)
-                generator = torch.Generator().manual_seed(3)
-                hidden = [torch.randn(sum(step[r] for step in STEPS), HIDDEN, generator=generator) for r in range(2)]
                 tables = (torch.tensor([[3], [1]]) if mode == "none" else torch.tensor([[3, 5, 3, 5, 3], [1, 6, 1, 6, 1]])).int()
-                found: list[list[torch.Tensor]] = [[], []]
-                lengths, at = [0, 0], [-1, -1]
-                for queries in STEPS:
-                    x = torch.cat([hidden[r][lengths[r]:][:queries[r]] for r in range(2)])
-                    lengths = [n + c for n, c in zip(lengths, queries)]
+                at = [-1, -1]
+
+                def step(queries: list[int], lengths: list[int], x: torch.Tensor) -> torch.Tensor:
                     given = recorded.metadata(queries, lengths, torch.zeros(2, 6).int())
                     given.block_table_tensor = tables
                     m = builder.build(0, given)
@@ -149,14 +145,11 @@ class GatedDelta(unittest.TestCase):
                             for part in layer.kv_cache:
                                 part[slot] = part[at[r]]
                         at[r] = slot
-                    padded = torch.cat([x, torch.full((3, HIDDEN), float("nan"))])
-                    out = self.step(layer, m, padded)
+                    out = self.step(layer, m, torch.cat([x, torch.full((3, HIDDEN), float("nan"))]))
                     self.assertTrue(bool((out[len(x):] == 7.0).all()), "rows of padding are left alone")
-                    for r, rows in enumerate(self.subject.finish(out[:len(x)], x).split(queries)):
-                        found[r].append(rows)
-                for r in range(2):
-                    expected = self.subject.module(hidden[r][None])[0]
-                    self.assertLess(worst(torch.cat(found[r]), expected), 1e-3, (backend, mode, r))
+                    return self.subject.finish(out[:len(x)], x)
+
+                self.assertLess(worst_of_steps(self.subject, step), 1e-3, (backend, mode))
                 row = libattn.torch.table()[-1]
                 self.assertEqual((row.index, row.kind, row.decode.split("@")[0]), (2, "recurrent", backend))
 
