@@ -39,48 +39,41 @@ def strip(text: str) -> str:
     return text.replace("\\\n", " ")
 
 
-def c_type(words: str, stars: int) -> str:
-    """The ctypes name of a C type: pointers are addresses, except text."""
-    name = re.sub(r"\b(const|struct|enum)\b", " ", words).split()
-    if len(name) != 1:
-        raise SystemExit(f"generate: cannot read the type '{words}'")
-    if stars == 1 and name[0] == "char":
-        return "c_char_p"
-    if stars > 0 or name[0] == "attn_parallel_body":
-        return "c_void_p"
-    return SCALARS.get(name[0]) or name[0]
+#: ``const struct attn_tensor *const *name[4]``: const, type, stars, name, array length. Parameters may have no name.
+DECLARATION = re.compile(r"(const\s+)?(?:struct\s+|enum\s+)?(\w+)\s*((?:\*|\bconst\b|\s)*)(\w*)\s*(?:\[(\w+)\])?")
 
 
-def declarator(text: str) -> tuple[str, str, str]:
-    """Split ``const int32_t *name[4]`` into its ctypes type, its name and its array length."""
-    match = re.fullmatch(r"(.*?)(\**)\s*(?:const\s+)?(?:\*const\s*)?(\w+)\s*(?:\[(\w+)\])?", text.strip(), flags=re.S)
+def parsed(text: str) -> tuple[bool, str, int, str, str]:
+    """Whether it is const, its type, how many stars, the name and the array's length."""
+    match = DECLARATION.fullmatch(text.strip())
     if match is None:
         raise SystemExit(f"generate: cannot read '{text}'")
-    words, stars, name, length = match.groups()
-    count = len(stars) + words.count("*")
-    return c_type(words.replace("*", " "), count), name, length or ""
+    const, kind, stars, name, length = match.groups(default="")
+    return bool(const), kind, stars.count("*"), name, length
 
 
-def parameter(text: str) -> str:
-    """The ctypes type of one parameter, which may have no name."""
-    text = text.strip()
-    stars = text.count("*")
-    words = re.sub(r"\b(const|struct|enum)\b|\*", " ", text).split()
-    return c_type(words[0], stars)
+def c_type(text: str) -> str:
+    """The ctypes name of a declaration's type: pointers are addresses, except text."""
+    _, kind, stars, _, length = parsed(text)
+    if stars == 1 and kind == "char":
+        found = "c_char_p"
+    elif stars > 0 or kind == "attn_parallel_body":
+        found = "c_void_p"
+    else:
+        found = SCALARS.get(kind) or kind
+    return f"{found} * {length}" if length else found
 
 
 def pointee(text: str) -> str | None:
     """What a pointer field points at: ``int32`` and such, ``tensor``, a struct's name, ``void``, with a star for each further
     pointer and ``mutable`` before what the library writes; None: a number, text, a handle or a function."""
-    match = re.fullmatch(r"(const\s+)?(?:struct\s+)?(\w+)\s*(\*[\s*const]*?)(\w+)", text.strip(), flags=re.S)
-    if match is None or "(" in text:
+    if "(" in text:
         return None
-    const, name, stars, field = match.groups()
-    more = stars.count("*") - 1
-    if field in ("next", "user", "stream") or (name == "char" and more == 0) or (name.startswith("attn_") and not const):
+    const, kind, stars, field, _ = parsed(text)
+    if stars == 0 or field in ("next", "user", "stream") or (kind == "char" and stars == 1) or (kind.startswith("attn_") and not const):
         return None
-    name = {"attn_tensor": "tensor", "float": "f32"}.get(name) or name.removesuffix("_t")
-    return ("" if const or name == "void" else "mutable ") + name + "*" * more
+    name = {"attn_tensor": "tensor", "float": "f32"}.get(kind) or kind.removesuffix("_t")
+    return ("" if const or name == "void" else "mutable ") + name + "*" * (stars - 1)
 
 
 def fields_of(body: str) -> list[tuple[str, str]]:
@@ -90,12 +83,10 @@ def fields_of(body: str) -> list[tuple[str, str]]:
         function = re.fullmatch(r"(.*?)\(\*(\w+)\)\s*\((.*)\)", item, flags=re.S)
         if function:
             result, name, parameters = function.groups()
-            kind = c_type(result.replace("*", " "), result.count("*"))
-            types = [parameter(p) for p in parameters.split(",")] if parameters.strip() != "void" else []
-            fields.append((name, f"CFUNCTYPE({', '.join([kind, *types])})"))
-            continue
-        kind, name, length = declarator(item)
-        fields.append((name, f"{kind} * {length}" if length else kind))
+            types = [result, *(parameters.split(",") if parameters.strip() != "void" else [])]
+            fields.append((name, f"CFUNCTYPE({', '.join(map(c_type, types))})"))
+        else:
+            fields.append((parsed(item)[3], c_type(item)))
     return fields
 
 

@@ -53,7 +53,7 @@ class Graph:
             torch.cuda.synchronize()
 
     def microseconds(self, repeats: int = 20) -> float:
-        """Of a replay, on the GPU."""
+        """The time of a replay on the GPU."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.graph.replay()
         begin.record()

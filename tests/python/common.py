@@ -63,16 +63,16 @@ def worst(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def worst_of(out: torch.Tensor, q: torch.Tensor, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], queries: Sequence[int],
              lengths: Sequence[int], scale: float, visible: Callable[[int, int, int], torch.Tensor] | None = None, window: int = 0,
-             least: float = 0.0, **terms: Any) -> float:
+             least: float = 0.0, error: Callable[[torch.Tensor, torch.Tensor], float] | None = None, **terms: Any) -> float:
     """The `worst` of requests whose rows follow one another in q and out [T, Hq, D]; `keys` and `values` have each request's, at least as
     many as its length. What a request's queries see is causal, or `visible` of its number, queries and length. Errors up to `least`
-    do not count."""
+    do not count; `error` of found and expected rows stands in for `worst`."""
     found, at = [], 0
     for r, (count, length) in enumerate(zip(queries, lengths)):
         seen = causal(count, length, window) if visible is None else visible(r, count, length)
         expected, _ = attention(q[at:at + count], keys[r][:length], values[r][:length], scale, seen, **terms)
         got = out[at:at + count].double()
-        found.append(worst(torch.where((got - expected).abs() <= least, expected, got), expected) if count else 0.0)
+        found.append((error or worst)(torch.where((got - expected).abs() <= least, expected, got), expected) if count else 0.0)
         at += count
     return max(found)
 

@@ -482,10 +482,8 @@ class Steps(unittest.TestCase):
         encoder = LibattnImpl(HQ, D, D**-0.5, HQ, attn_type="encoder_only")
         m = self.builder().build(0, metadata([5, 7], [5, 7], torch.zeros(2, 1).int()))
         encoder.forward(self.layer(), q, q, q, torch.empty(0), m, out)
-        for begin, end in ((0, 5), (5, 12)):
-            part = q[begin:end]
-            expected, _ = attention(part, part, part, D**-0.5, torch.ones(end - begin, end - begin, dtype=torch.bool))
-            self.assertLess(worst(out.view(12, HQ, D)[begin:end], expected), 2e-5)
+        keys = q.split([5, 7])
+        self.assertLess(worst_of(out.view(12, HQ, D), q, keys, keys, [5, 7], [5, 7], D**-0.5, lambda r, n, _: torch.ones(n, n).bool()), 2e-5)
         cache = torch.full((BLOCKS, HK, BLOCK, 2 * D), float("nan"))
         keys = peaked(20, HK, D, generator=generator)
         given = metadata([3], [3], torch.tensor([[4, 2]]).int())
@@ -533,17 +531,17 @@ class Steps(unittest.TestCase):
                 out = torch.empty(sum(lengths), HQ * D)
                 impl = LibattnImpl(HQ, D, D**-0.5, HK, sliding_window=window or None)
                 impl.forward(layer, q, k, v, torch.zeros(BLOCKS, HK, BLOCK, 2 * D), self.builder().build(0, given), out)
-                at = 0
-                for r, n in enumerate(lengths):
-                    visible, near = causal(n, n, window), causal(n, n, window) | ~causal(n, n)
+
+                def visible(r: int, n: int, _: int, window: int = window, clamp: bool = clamp) -> torch.Tensor:
+                    seen, near = causal(n, n, window), causal(n, n, window) | ~causal(n, n)
                     for first, last in ranges.get(r, ()):
                         inside = torch.zeros(n, n, dtype=torch.bool)
                         inside[first:last + 1, first:last + 1] = True
-                        visible = visible | (inside & near if clamp else inside)
-                    part = slice(at, at + n)
-                    expected, _ = attention(q[part], k[part], v[part], D**-0.5, visible)
-                    self.assertLess(worst(out.view(-1, HQ, D)[part], expected), 2e-5, (backend, window, clamp, r))
-                    at += n
+                        seen = seen | (inside & near if clamp else inside)
+                    return seen
+
+                error = worst_of(out.view(-1, HQ, D), q, k.split(lengths), v.split(lengths), lengths, lengths, D**-0.5, visible)
+                self.assertLess(error, 2e-5, (backend, window, clamp))
         found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_mm_prefix=True)
         self.assertEqual(found, [])
 
@@ -613,9 +611,9 @@ class Steps(unittest.TestCase):
         out = torch.empty(15, HQ * D)
         LibattnImpl(HQ, D, D**-0.5, HK).forward(self.layer(), q, k, v, torch.zeros(BLOCKS, HK, BLOCK, 2 * D),
                                                 self.builder().build(0, given), out)
-        for begin, end, visible in ((0, 6, causal(6, 6)), (6, 15, torch.ones(9, 9, dtype=torch.bool))):
-            expected, _ = attention(q[begin:end], k[begin:end], v[begin:end], D**-0.5, visible)
-            self.assertLess(worst(out.view(-1, HQ, D)[begin:end], expected), 2e-5)
+        error = worst_of(out.view(-1, HQ, D), q, k.split([6, 9]), v.split([6, 9]), [6, 9], [6, 9], D**-0.5,
+                         lambda r, n, _: causal(n, n) | given.causal.logical_not()[r])
+        self.assertLess(error, 2e-5)
 
     def test_captured_steps(self) -> None:
         """What a replay finds: `build` alone brings the plan of the captured shape to the next batch."""

@@ -19,7 +19,7 @@ import published
 import libattn
 import libattn.torch
 import test_vllm as recorded
-from common import attention, causal, each_backend, peaked, worst
+from common import attention, causal, each_backend, peaked, worst, worst_of
 from libattn.integrations.vllm import describe, versions
 from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder
 from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
@@ -203,13 +203,10 @@ class Caches(Settings):
             out = torch.empty(len(q), HQ * size_v)
             given = q if query_dtype is None else (q / layer._q_scale_float).to(query_dtype)
             impl.forward(layer, given, k, v, cache, self.builder().build(0, metadata(queries, lengths, tables)), out)
-            at = 0
-            for r, (c, n) in enumerate(zip(queries, lengths)):
-                exact = q[at:at + c] if query_dtype is None else given[at:at + c].float() * layer._q_scale_float
-                expected, _ = attention(exact, keys[r, :n], rows[r, :n], size**-0.5, causal(c, n))
-                error = (out.view(-1, HQ, size_v)[at:at + c] - expected).norm() / expected.norm()
-                self.assertLess(float(error), bound, (backend, dtype, r))
-                at += c
+            exact = q if query_dtype is None else given.float() * layer._q_scale_float
+            error = worst_of(out.view(-1, HQ, size_v), exact, keys, rows, queries, lengths, size**-0.5,
+                             error=lambda found, wanted: float((found - wanted).norm() / wanted.norm()))
+            self.assertLess(error, bound, (backend, dtype))
 
     def cache(self, dtype: str, size: int, size_v: int, heads_first: bool) -> torch.Tensor:
         """As vLLM allocates it, of a spec that the adapter has customised."""
@@ -325,11 +322,11 @@ class Towers(Settings):
                     with torch.inference_mode():
                         out = tower.forward(*((q, k, v) if apart else given), starts if packed else None, max_seqlen=None)
                     self.assertEqual(out.shape, q.shape if apart else given[0].shape)
-                    for b in range(len(q)):
-                        for first, end in zip(starts, starts[1:]) if packed else ((0, 40),):
-                            rows = [t[b, first:end] for t in (q, k, v)]
-                            expected, _ = attention(*rows, size**-0.5, torch.ones(len(rows[0]), len(rows[0]), dtype=torch.bool))
-                            self.assertLess(worst(out.view(q.shape)[b, first:end], expected), 2e-5, (backend, size, apart))
+                    counts = starts.diff().tolist() if packed else [40]
+                    for got, queries, keys, values in zip(out.view(q.shape), q, k, v):
+                        error = worst_of(got, queries, keys.split(counts), values.split(counts), counts, counts, size**-0.5,
+                                         lambda r, n, _: torch.ones(n, n).bool())
+                        self.assertLess(error, 2e-5, (backend, size, apart))
             row = libattn.torch.table()[0]
             self.assertEqual((row.index, row.kind, row.prefill.split("@")[0]), (3, "mm_encoder", backend))
 

@@ -163,14 +163,10 @@ def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int,
         return batch
     with torch.inference_mode(False):  # filled in other modes too
         device = _on(bound.device, starts)
-    batch = Batch(device[0], key_start_loc=device[1], query_start_loc_host=_host(starts[0]), key_start_loc_host=_host(starts[1]),
+    batch = Batch(device[0], key_start_loc=device[1], query_start_loc_host=starts[0], key_start_loc_host=starts[1],
                   causal=causal)
     bound.contiguous = like, batch, starts, None if bound.device.type == "cpu" else device
     return batch
-
-
-def _host(values: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(values)
 
 
 def _clusters(requests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,9 +215,9 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
     seq_lens = np.where(index >= 0, lengths[index], 0).astype(np.int32)
     device, host = bound.device, starts.astype(np.int32)
     names = ("encoder_seq_lens", "encoder_seq_lens_host") if cross else ("seq_lens", "seq_lens_host")
-    given = dict(zip(names, (_on(device, seq_lens), _host(seq_lens))))
+    given = dict(zip(names, (_on(device, seq_lens), seq_lens)))
     made = Batch(_on(device, host), block_table=_on(device, table[index]), slot_mapping=_on(device, slots),
-                 query_start_loc_host=_host(host), causal=not cross and segments.causal,
+                 query_start_loc_host=host, causal=not cross and segments.causal,
                  max_seq_len=0 if cross else int(lengths.max()), **given)
     if cross:
         made.struct.max_encoder_seq_len = int(lengths.max())
@@ -421,8 +417,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
                  sinks is not None)
     params: Params = ()
     if fp8 is not None:
-        params = (("encoder_scales", fp8.scales),)
-        params += () if fp8.history is None else (("encoder_history", fp8.history),)
+        params = (("scales", fp8.scales),)
+        params += () if fp8.history is None else (("amax_history", fp8.history),)
     history = None if fp8 is None else 0 if fp8.history is None else fp8.history.shape[1]
     bound = _planned(described, history, segments, queries, keys, step, kind, index, q.device, params)
     if sinks is not None and bound.sinks is not None:

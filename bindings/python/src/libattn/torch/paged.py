@@ -14,7 +14,7 @@ from ..layers import LayerDesc
 from ..model import KvView
 from ..step import Batch
 from . import dense
-from .dense import _host, _on
+from .dense import _on
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window
 from .store import Bound, Params, refuse_capture, store, stream_of
@@ -174,5 +174,5 @@ def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: tor
     slots = np.where(lengths > 0, pages * size + last % size, -1)
     starts = np.arange(requests + 1, dtype=np.int32)
     host = lengths.astype(np.int32)
-    return Batch(_on(device, starts), _on(device, host), table, _on(device, slots), query_start_loc_host=_host(starts),
-                 seq_lens_host=_host(host), max_seq_len=int(lengths.max(initial=1)))
+    return Batch(_on(device, starts), _on(device, host), table, _on(device, slots), query_start_loc_host=starts,
+                 seq_lens_host=host, max_seq_len=int(lengths.max(initial=1)))

@@ -2,7 +2,7 @@
 """An engine's layers of one block table: bound together, planned together once a step, and plans of captured shapes."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ class Steps:
             self._places[id(impl)] = Place(key, bound, at, impl)
         self._bounds = list({id(place.bound): place.bound for place in self._places.values()}.values())
 
-    def plan(self, place: Place, metadata: Any, batch: Any) -> Plan | None:
+    def plan(self, place: Place, metadata: Any, batch: Callable[[], Batch]) -> Plan | None:
         """Plan the step, unless that is done; the plan where it is one of a captured shape."""
         bound, step = place.bound, Step(metadata)
         if metadata.captured in bound.captured:
@@ -108,6 +108,14 @@ class Steps:
             bound.refresh()
             bound.update(batch(), step, stream_of(bound.device))
         return None
+
+    def run(self, layer: Any, impl: Any, kv_cache: torch.Tensor, metadata: Any, dtype: Any, batch: Callable[[], Batch],
+            rows: Sequence[torch.Tensor | None], flags: int = 0, extension: Callable[[Bound], Any] = lambda bound: None) -> None:
+        """A layer's step: its q, k, v and out, None where `extension` makes what stands in their place; `batch` makes what is to be
+        planned, where that is not done."""
+        place = self.place(layer, impl, kv_cache, metadata, dtype)
+        plan = self.plan(place, metadata, batch)
+        place.bound.run_rows(stream_of(place.bound.device), *rows, flags, place.at, plan, extension(place.bound))
 
     # Captured graphs. Engines hand over a batch's metadata and only then capture or replay its forward; nothing of Python
     # runs in a replay. So plans are made and updated here, with the metadata.
@@ -124,15 +132,15 @@ class Steps:
         self._captured.clear()
         self._alone = Workspace()
 
-    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: Any) -> None:
+    def capture(self, shape: Shape, metadata: Any, make_batch: Callable[[], Batch], dtype: Any) -> None:
         """Plans of their own for a batch's shape, one for each `Bound`."""
         present = [other for other in self._layers() if hasattr(other, "impl") and other.kv_cache.numel() > 0]
         if not present:
             raise make(Status.ORDER, "capture", "of a batch while no layer has its cache")
         for other in present:
             self.place(other, other.impl, other.kv_cache, metadata, dtype)
+        batch = make_batch()
         for bound in self._bounds:
-            batch: Batch = make_batch()
             plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
                                     max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
                                     max_blocks_per_req=batch.struct.block_table_stride, graph=True)
@@ -141,14 +149,14 @@ class Steps:
             bound.captured[shape] = plan
         self._captured[shape] = len(self._bounds)
 
-    def replay(self, shape: Shape, make_batch: Any) -> bool:
+    def replay(self, shape: Shape, make_batch: Callable[[], Batch]) -> bool:
         """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since."""
         if not self.replays(shape):
             return False
-        stream = stream_of(self._bounds[0].device)
+        batch, stream = make_batch(), stream_of(self._bounds[0].device)
         for bound in self._bounds:
             if shape in bound.captured:
-                bound.captured[shape].update(make_batch(), stream, PlanMode.REPLAY)
+                bound.captured[shape].update(batch, stream, PlanMode.REPLAY)
         return True
 
     def replays(self, shape: Shape) -> bool:

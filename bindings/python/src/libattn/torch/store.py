@@ -34,12 +34,12 @@ PHASES = ("prefill", "decode")
 #: Writes a tensor's ``DLTensor`` to an address, where torch can.
 _view = (exchange(torch.Tensor) or (None, None))[1]
 
-_KV_QUANT_PARAMS = ("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale")
-_GDN_WEIGHTS = ("a_log", "dt_bias", "conv_weight")
+#: Parameters that extensions have.
+_EXTENSIONS = ((("kv_b_proj",), mla_weights), (("a_log", "dt_bias", "conv_weight"), gdn_weights),
+               (("hadamard_signs_k", "hadamard_signs_v", "v_channel_scale"), kv_quant_params), (("scales", "amax_history"), mm_encoder_state))
 _AS_THEY_ARE = ("kv_b_proj", "conv_weight")  # all others are read in float32
 
-#: Names of `Layer.bind_params`, of `kv_quant_params` and of `gdn_weights` and their values; `kv_b_proj`, MLA's projection;
-#: `encoder_scales` and `encoder_history` of `mm_encoder_state`.
+#: Names of `Layer.bind_params` and of `_EXTENSIONS`, and their values.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
@@ -470,13 +470,8 @@ class Store:
                     if given[name].data_ptr() != value.data_ptr() and given[name].device == value.device:
                         converted[0].append(given[name])
                         converted[1].append(kept[-1])
-            extensions = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
-            recurrent = {name: given.pop(name) for name in _GDN_WEIGHTS if name in given}
-            extensions += [gdn_weights(**recurrent)] if recurrent else []
-            quantized = {name: given.pop(name) for name in _KV_QUANT_PARAMS if name in given}
-            extensions += [kv_quant_params(**quantized)] if quantized else []
-            if "encoder_scales" in given:
-                extensions.append(mm_encoder_state(scales=given.pop("encoder_scales"), amax_history=given.pop("encoder_history", None)))
+            parts = [(struct, {name: given.pop(name) for name in names if name in given}) for names, struct in _EXTENSIONS]
+            extensions = [struct(**part) for struct, part in parts if part]
             if given or extensions:
                 layer.bind_params(**given, extensions=extensions)
         spec = model.layers[0].kv_spec

@@ -16,7 +16,6 @@ import torch
 from ..._declarations import Status, attn_io_mla
 from ...errors import make
 from ...step import NO_WRITE, Batch
-from ...torch.store import stream_of
 from .gathered import Gathered, Step
 from .layers import LatentLayer, PoolLayer, latent_sizes, refuse
 
@@ -199,20 +198,18 @@ class LibattnBackend(Gathered):
         if rows.shape[0] > step.num_tokens:  # padded to a size that the engine likes
             step.batch.struct.num_tokens = rows.shape[0]
             out[step.num_tokens:] = 0
-        place = self.steps.place(layer, mine, mine.kv_cache, step, None)
-        plan = self.steps.plan(place, step, lambda: step.batch)
         flags = 0 if save_kv_cache and k is not None and v is not None else NO_WRITE
         if latent:
             q_rope, k_rope = latent
             given = {"q_nope": rows, "q_pe": q_rope.view(rows.shape[0], rows.shape[1], -1)}
             if not flags:
                 given |= {"kv_c": k.view(k.shape[0], -1), "k_pe": k_rope.view(k.shape[0], -1)}
-            io = place.bound.io(attn_io_mla, **given)
-            place.bound.run_rows(stream_of(q.device), None, None, None, out, flags, place.at, plan, io)
+            self.steps.run(layer, mine, mine.kv_cache, step, None, lambda: step.batch, (None, None, None, out), flags,
+                           lambda bound: bound.io(attn_io_mla, **given))
         else:
             new = (None, None) if flags else (k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
                                               v.view(-1, layer.tp_v_head_num, layer.v_head_dim))
-            place.bound.run_rows(stream_of(q.device), rows, *new, out, flags, place.at, plan)
+            self.steps.run(layer, mine, mine.kv_cache, step, None, lambda: step.batch, (rows, *new, out), flags)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
 

@@ -17,7 +17,7 @@ from ..._declarations import attn_io_recurrent
 from ...extensions import gdn_batch
 from ...step import Batch
 from ...torch.steps import Member
-from ...torch.store import Params, stream_of
+from ...torch.store import Params
 from ..gated_delta import describe
 from .gathered import Gathered, Step
 from .layers import refuse
@@ -170,10 +170,8 @@ class LibattnGdnBackend(Gathered):
             out = mixed_qkv.new_empty(rows, *row) if rows == step.num_tokens else mixed_qkv.new_zeros(rows, *row)
         step.batch.struct.num_tokens = rows
         mine.dtype = mixed_qkv.dtype
-        place = self.steps.place(layer, mine, mine.kv_cache, step, None)
-        plan = self.steps.plan(place, step, lambda: step.batch)
-        io = place.bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b)
-        place.bound.run_rows(stream_of(out.device), None, None, None, out, 0, place.at, plan, io)
+        self.steps.run(layer, mine, mine.kv_cache, step, None, lambda: step.batch, (None, None, None, out),
+                       extension=lambda bound: bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b))
         return out
 
     def forward_decode(self, layer: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **kwargs: Any) -> torch.Tensor:

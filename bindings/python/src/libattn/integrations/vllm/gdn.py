@@ -18,7 +18,7 @@ from ..._declarations import Status, attn_io_recurrent
 from ...errors import make
 from ...layers import LayerDesc
 from ...torch.steps import Member
-from ...torch.store import Params, stream_of
+from ...torch.store import Params
 from . import describe
 from .backend import LibattnMetadataBuilder, graph_support
 from .layers import index_of, reserve
@@ -144,10 +144,8 @@ class States:
 
     def run(self, m: LibattnMetadata, mixed_qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
         """Rows [T, 2 Hk Dk + Hv Dv], [T, Hv] twice, [T, Hv, Dv]."""
-        place = m.steps.place(self, self, self.kv_cache, m, mixed_qkv.dtype)
-        plan = m.steps.plan(place, m, lambda: batch_of(m, mixed_qkv.shape[0]))
-        io = place.bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b)
-        place.bound.run_rows(stream_of(out.device), None, None, None, out, 0, place.at, plan, io)
+        m.steps.run(self, self, self.kv_cache, m, mixed_qkv.dtype, lambda: batch_of(m, mixed_qkv.shape[0]), (None, None, None, out),
+                    extension=lambda bound: bound.io(attn_io_recurrent, mixed_qkv=mixed_qkv, a=a, b=b))
 
 
 def _refuse(layer: Any) -> None:

@@ -21,7 +21,7 @@ from ...layers import LayerDesc
 from ...model import KvView
 from ...step import NO_WRITE
 from ...torch.steps import Member
-from ...torch.store import Params, stream_of
+from ...torch.store import Params
 from . import describe
 from .backend import LibattnMetadataBuilder, graph_support
 from .layers import index_of, reserve
@@ -106,11 +106,9 @@ class Index:
     def run(self, m: LibattnMetadata, q: torch.Tensor, k: torch.Tensor | None, weights: torch.Tensor, lists: torch.Tensor,
             dtype: torch.dtype) -> None:
         """Rows [T, H, D] of e4m3, [T, D] or None where they are in the cache, [T, H], and int32 [T, k]."""
-        place = m.steps.place(self, self, self.kv_cache, m, dtype)
-        plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
-        io = place.bound.io(attn_io_indexer, weights=weights)
-        place.bound.run_rows(stream_of(q.device), q, None if k is None else k.unsqueeze(1), None, lists.unsqueeze(1),
-                             NO_WRITE if k is None else 0, place.at, plan, io)
+        m.steps.run(self, self, self.kv_cache, m, dtype, lambda: batch_of(m, q.shape[0]),
+                    (q, None if k is None else k.unsqueeze(1), None, lists.unsqueeze(1)), NO_WRITE if k is None else 0,
+                    lambda bound: bound.io(attn_io_indexer, weights=weights))
 
 
 def over(theirs: Any) -> Any:

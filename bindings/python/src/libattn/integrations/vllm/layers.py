@@ -207,12 +207,10 @@ class LibattnImpl(AttentionImpl):
                 out: torch.Tensor, m: LibattnMetadata, quant: Any) -> None:
         self.causal_per_request |= m.causal_per_request
         dtype = q.dtype if not self.quantized_query else k.dtype if k is not None else torch.get_default_dtype()
-        place = m.steps.place(layer, self, kv_cache, m, dtype)
-        cross = self.attn_type == "encoder_decoder"
-        plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0], cross))
         writes = k is not None and self.kv_sharing_target_layer_name is None
-        place.bound.run_rows(stream_of(q.device), q, k if writes else None, v if writes else None, out,
-                             0 if writes else NO_WRITE, place.at, plan, quant)
+        new = (k, v) if writes else (None, None)
+        m.steps.run(layer, self, kv_cache, m, dtype, lambda: batch_of(m, q.shape[0], self.attn_type == "encoder_decoder"),
+                    (q, *new, out), 0 if writes else NO_WRITE, lambda bound: quant)
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
@@ -353,13 +351,13 @@ class LatentImpl(MLAAttentionImpl):
         """An event for copies of vLLM's index groups, which no layer of this class is in."""
 
     def _run(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, out: torch.Tensor, flags: int, **rows: torch.Tensor) -> None:
-        place = m.steps.place(layer, self, kv_cache, m, out.dtype)
-        plan = m.steps.plan(place, m, lambda: batch_of(m, out.shape[0]))
-        io = place.bound.io(attn_io_mla, **rows)
-        lists = self.topk_indices_buffer
-        if lists is not None:
-            io.topk_indices, io.topk_stride = lists.data_ptr(), lists.stride(0)
-        place.bound.run_rows(stream_of(out.device), None, None, None, out, flags, place.at, plan, io)
+        def extension(bound: Any) -> Any:
+            io, lists = bound.io(attn_io_mla, **rows), self.topk_indices_buffer
+            if lists is not None:
+                io.topk_indices, io.topk_stride = lists.data_ptr(), lists.stride(0)
+            return io
+
+        m.steps.run(layer, self, kv_cache, m, out.dtype, lambda: batch_of(m, out.shape[0]), (None, None, None, out), flags, extension)
 
 
 __all__ = ["LatentImpl", "LibattnImpl", "index_of", "pages_of"]
