@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import libattn
-from libattn.torch.segments import _counted, intervals, of_mask, rebuild, whole
+from libattn.torch.segments import Segments, _counted, intervals, of_mask, whole
 
 
 def causal_mask(queries: int, keys: int) -> np.ndarray:
@@ -16,6 +16,21 @@ def causal_mask(queries: int, keys: int) -> np.ndarray:
 def band(queries: int, keys: int, left: int, right: int) -> np.ndarray:
     distance = np.arange(keys)[None] - (np.arange(queries)[:, None] + keys - queries)
     return (distance >= -left) & (distance <= right)
+
+
+def rebuild(segments: Segments, batch: int, queries: int, keys: int) -> np.ndarray:
+    """The mask [B, S, L] that the requests mean."""
+    visible = np.zeros((batch, queries, keys), dtype=bool)
+    left, right = segments.window or (-1, -1)
+    for b, row, row_end, key, key_end in segments.requests.tolist():
+        count, length = row_end - row, key_end - key
+        place = np.arange(length - count, length)[:, None]
+        j = np.arange(length)[None]
+        seen = (j <= place) if segments.causal else np.ones((count, length), dtype=bool)
+        seen &= (j >= place - left) if left >= 0 else True
+        seen &= (j <= place + right) if right >= 0 and not segments.causal else True
+        visible[b, row:row_end, key:key_end] |= seen
+    return visible
 
 
 class OfMask(unittest.TestCase):

@@ -179,9 +179,7 @@ class Layer(Unique):
         num_blocks : int
             How many blocks it holds.
         """
-        t = self._room("memory", memory, num_blocks * self.kv_spec.padded_page_bytes)
-        self.call("layer_bind_memory", byref(attn_cache_memory(base=t.data, num_blocks=num_blocks, device=t.device_struct)))
-        self._memory = (t,)
+        self.bind_memory(memory, num_blocks)
 
     @staticmethod
     def _room(name: str, memory: Any, needed: int) -> Tensor:

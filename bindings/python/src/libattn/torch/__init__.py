@@ -20,11 +20,11 @@ if TorchVersion(torch.__version__) < (2, 8):
 
 from .dense import attend
 from . import op as _op  # noqa: F401  registers torch.ops.libattn
-from .paged import attend_packed, attend_pages, run_pages
+from .paged import attend_packed, attend_pages
 from .sdpa import activate_sdpa
 from .store import Row, store
 
-__all__ = ["Row", "activate_sdpa", "attend", "attend_packed", "attend_pages", "configure", "run_pages", "table"]
+__all__ = ["Row", "activate_sdpa", "attend", "attend_packed", "attend_pages", "configure", "table"]
 
 
 def configure(**options: Any) -> None:

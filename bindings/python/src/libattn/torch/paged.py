@@ -2,7 +2,6 @@
 """Attention of packed batches: the rows of one request after those of another, over an engine's pages or its gathered keys."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -10,14 +9,13 @@ import torch
 
 from .._declarations import Status
 from ..errors import make
-from ..layers import LayerDesc
 from ..model import KvView
 from ..step import Batch
 from . import dense
 from .dense import _on
 from .encoder_scales import EncoderScales
 from .segments import Segments, Window
-from .store import Bound, Params, refuse_capture, store, stream_of
+from .store import Bound, refuse_capture, store, stream_of
 
 
 def _lengths(starts: torch.Tensor) -> np.ndarray:
@@ -124,42 +122,18 @@ def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: tor
     size = k_pages.shape[1]
     desc = dense.describe("decoder", q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.dtype, scale, True, window,
                           soft_cap, sinks is not None, size)
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    run_pages(desc, index, () if sinks is None else (("sinks", sinks),), q, k, v, out, k_pages, v_pages,
-              lambda: _decode_batch(q.device, block_table, seq_lens, size), step)
-    return out
-
-
-def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: torch.Tensor | None,
-              v: torch.Tensor | None, out: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
-              make_batch: Callable[[], Batch], step: object = None, flags: int = 0) -> None:
-    """One layer of an engine that has pages and knows its batch.
-
-    Parameters
-    ----------
-    desc : LayerDesc
-        With the engine's block size.
-    q, k, v, out : [T, heads, head_size]
-        `k` and `v` None: nothing is written.
-    k_pages, v_pages : [N, page, Hk, D]
-        Any strides with the last one 1.
-    make_batch : callable
-        Called where the step is not planned yet for layers of this description.
-    step : object
-        Of the layers that share batch and tables in one step; None plans for each.
-    flags : int
-        `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
-    """
     refuse_capture(q.device)
+    out = q.new_empty(*q.shape[:2], v.shape[2])
     pages = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (k_pages, v_pages))
-    bound = store.bound(desc, lambda: desc, index, q.device, params, pages)
+    bound = store.bound(desc, lambda: desc, index, q.device, () if sinks is None else (("sinks", sinks),), pages)
     if bound.cache != pages:
         bind_pages(bound, 0, k_pages, v_pages)
         bound.cache = pages
     stream = stream_of(q.device)
     if step is None or not bound.holds(Step(step)):
-        bound.update(make_batch(), Step(step), stream)
-    bound.run_rows(stream, q, k, v, out, flags)
+        bound.update(_decode_batch(q.device, block_table, seq_lens, size), Step(step), stream)
+    bound.run_rows(stream, q, k, v, out)
+    return out
 
 
 def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:

@@ -210,18 +210,3 @@ def of_mask(visible: torch.Tensor, causal: bool, window: Window, own_keys: bool)
     requests = np.array(sorted(best[0]), dtype=np.int64).reshape(-1, 5)
     covered = int((requests[:, 2] - requests[:, 1]).sum()) == batch * queries
     return Segments(requests, best[1], best[2], covered)
-
-
-def rebuild(segments: Segments, batch: int, queries: int, keys: int) -> np.ndarray:
-    """The mask [B, S, L] that the requests mean; for tests."""
-    visible = np.zeros((batch, queries, keys), dtype=bool)
-    left, right = segments.window or (-1, -1)
-    for b, row, row_end, key, key_end in segments.requests.tolist():
-        count, length = row_end - row, key_end - key
-        place = np.arange(length - count, length)[:, None]
-        j = np.arange(length)[None]
-        seen = (j <= place) if segments.causal else np.ones((count, length), dtype=bool)
-        seen &= (j >= place - left) if left >= 0 else True
-        seen &= (j <= place + right) if right >= 0 and not segments.causal else True
-        visible[b, row:row_end, key:key_end] |= seen
-    return visible
