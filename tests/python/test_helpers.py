@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 import libattn
 import libattn.torch.ranks
-from common import BACKENDS, attention, bound_layer, causal, one_layer, peaked, planned, worst
+from common import BACKENDS, attention, bound_layer, causal, one_layer, peaked, planned, worst, worst_of
 from libattn import extensions
 
 HQ, HK, D, BLOCK = 4, 2, 64, 16
@@ -34,6 +35,15 @@ def prompt(length: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torc
 def one_request(length: int, **fields: object) -> libattn.Batch:
     blocks = -(-length // BLOCK)
     return libattn.Batch([0, length], [length], [list(range(blocks))], list(range(length)), **fields)
+
+
+def attended(rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], batch: libattn.Batch, extensions: Sequence[Any] = (),
+             backend: str = "cpu_ref", **fields: object) -> torch.Tensor:
+    """A step of a layer of these fields, over two blocks."""
+    model, layer = bound_layer(desc(**fields), backend, 2)
+    out = torch.empty_like(rows[0])
+    planned(model, batch).run(layer, *rows, out, extensions=extensions)
+    return out
 
 
 class Workspace(unittest.TestCase):
@@ -89,22 +99,18 @@ class Batches(unittest.TestCase):
         visible[4:10, 4:10] = visible[15:21, 15:21] = True
         tensors = (torch.tensor([[4, 9], [15, 20]], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32))
         for spans in ([[(4, 9), (15, 20)]], tensors):
-            model, layer = bound_layer(desc(prefix_lm=True), "cpu_ref", 2)
-            out = torch.empty_like(q)
-            planned(model, one_request(30, spans=spans)).run(layer, q, k, v, out)
+            out = attended((q, k, v), one_request(30, spans=spans), prefix_lm=True)
             self.assertLess(worst(out, attention(q, k, v, D**-0.5, visible)[0]), 2e-5)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "spans.*2 lists; 1 request"):
             one_request(30, spans=[[], []])
 
     def test_causal_per_request(self) -> None:
         q, k, v = prompt(20)
-        model, layer = bound_layer(desc(causal_per_request=True), "cpu_ref", 2)
         batch = libattn.Batch([0, 10, 20], [10, 10], [[0], [1]], [*range(10), *range(16, 26)],
                               causal_per_request=[1, 0])
-        out = torch.empty_like(q)
-        planned(model, batch).run(layer, q, k, v, out)
-        for rows, visible in ((slice(0, 10), causal(10, 10)), (slice(10, 20), torch.ones(10, 10, dtype=torch.bool))):
-            self.assertLess(worst(out[rows], attention(q[rows], k[rows], v[rows], D**-0.5, visible)[0]), 2e-5)
+        out = attended((q, k, v), batch, causal_per_request=True)
+        error = worst_of(out, q, k.split(10), v.split(10), [10, 10], [10, 10], D**-0.5, lambda r, n, _: causal(n, n) | bool(r))
+        self.assertLess(error, 2e-5)
 
     def test_padding_and_logits_indices(self) -> None:
         q, k, v = prompt(20)
@@ -223,10 +229,7 @@ class Fused(unittest.TestCase):
             return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
         expected = attention(rotated(q), rotated(k), v, D**-0.5, causal(20, 20))[0]
-        model, layer = bound_layer(desc(rope="neox"), "cpu_ref", 2)
-        out = torch.empty_like(q)
-        planned(model, one_request(20)).run(layer, q.clone(), k, v, out,
-                                            extensions=[extensions.rope_io(torch.arange(20), table)])
+        out = attended((q.clone(), k, v), one_request(20), [extensions.rope_io(torch.arange(20), table)], rope="neox")
         self.assertLess(worst(out, expected), 1e-4)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "form.*'yarn'.*neox, gptj"):
             extensions.rope_io(torch.arange(20), table, "yarn")

@@ -290,24 +290,6 @@ class Indexers(unittest.TestCase):
                     tokens = {e * span + i for e in entries for i in range(span) if e * span + i <= t}
                     self.assertEqual(tokens, expected[r][t][g], f"request {r}, token {t}, list {g}")
 
-    def test_deepseek_v32(self) -> None:
-        self.hold(dsa("deepseek_v32", "DeepseekV32Indexer", "DeepseekV32Config", "apply_rotary_pos_emb"))
-
-    def test_glm_moe_dsa(self) -> None:
-        self.hold(dsa("glm_moe_dsa", "GlmMoeDsaIndexer", "GlmMoeDsaConfig", "apply_rotary_pos_emb_interleave"))
-
-    def test_minimax_m3(self) -> None:
-        self.hold(msa())
-
-    def test_qwen4_exp(self) -> None:
-        self.hold(qsa())
-
-    def test_glm5_next(self) -> None:
-        self.hold(glm5_next())
-
-    def test_deepseek_v4(self) -> None:
-        self.hold(deepseek_v4())
-
     def test_mxfp4(self) -> None:
         self.hold(mxfp4())
         with self.assertRaisesRegex(libattn.UnsupportedError, "multiples of 32"):
@@ -370,3 +352,13 @@ class Indexers(unittest.TestCase):
                              ("rotary_first is 1", desc(rotary_first=1)), ("norm", desc(norm=3)), ("has neither", desc())):
             with self.assertRaisesRegex(libattn.AttnError, field):
                 bound_layer(layer, "cpu_ref", 2)
+
+
+def _add(name: str, make: Callable[..., Subject], *given: str) -> None:
+    setattr(Indexers, f"test_{name}", lambda self: self.hold(make(*given)))
+
+
+_add("deepseek_v32", dsa, "deepseek_v32", "DeepseekV32Indexer", "DeepseekV32Config", "apply_rotary_pos_emb")
+_add("glm_moe_dsa", dsa, "glm_moe_dsa", "GlmMoeDsaIndexer", "GlmMoeDsaConfig", "apply_rotary_pos_emb_interleave")
+for _name, _make in (("minimax_m3", msa), ("qwen4_exp", qsa), ("glm5_next", glm5_next), ("deepseek_v4", deepseek_v4)):
+    _add(_name, _make)
