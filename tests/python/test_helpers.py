@@ -184,8 +184,9 @@ class Caches(unittest.TestCase):
             self.assertTrue(torch.equal(self.run_with(layer, model), expected), backend)
             k = prompt(40)[1]
             self.assertAlmostEqual(float(scales[0, 1, 5, 1]), float(k[BLOCK + 5, 1].abs().max()) / 127, places=6)
-        with self.assertRaisesRegex(libattn.InvalidArgumentError, "scale.*16, 2"):
-            layer.bind_kv_views(libattn.KvView(planes[0], scales[0, :, :4]), planes[1])
+        for wrong in (scales[0, :, :4], scales[0].half()):
+            with self.assertRaisesRegex(libattn.InvalidArgumentError, "scale.*f32 .*16, 2"):
+                layer.bind_kv_views(libattn.KvView(planes[0], wrong), planes[1])
 
     def test_quantization_parameters(self) -> None:
         q, k, v = prompt(40)

@@ -172,6 +172,8 @@ class Shapes(unittest.TestCase):
                 libattn.torch.attend(*given, scale=0.125, causal=True)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, "attention_mask: torch.int64"):
             libattn.torch.attend(q, k, k, torch.ones(2, 1, 3, 5).long(), scale=0.125, causal=True)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, r"window: \(3,\); \(left, right\) is needed"):
+            libattn.torch.attend(q, k, k, scale=0.125, causal=True, window=(3,))
         for given in ((q, k.double(), k.double()), (q, k, k.bfloat16())):
             with self.assertRaisesRegex(libattn.InvalidArgumentError, "k: q torch.float32 on cpu, k .*one dtype and one device are needed"):
                 libattn.torch.attend(*given, scale=0.125, causal=True)

@@ -401,9 +401,10 @@ class Towers(Settings):
                 reader = self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
                 self.assertLess(float((reader.fp8.scales / first - 1).abs().max()), 1e-6)
                 self.assertLess(close(reader, given, reader.fp8.scales), 2e-5, (backend, size))
-                Path(saved).write_text('{"visual.blocks.3.attn": {"q": 1, "k": 0, "v": 1}}')
-                with self.assertRaisesRegex(libattn.InvalidArgumentError, "positive numbers q, k and v"):
-                    self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
+                for wrong in ('{"q": 1, "k": 0, "v": 1}', '{"q": 1, "k": 1, "v": Infinity}', '1'):
+                    Path(saved).write_text(f'{{"visual.blocks.3.attn": {wrong}}}')
+                    with self.assertRaisesRegex(libattn.InvalidArgumentError, "positive numbers q, k and v"):
+                        self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)
                 Path(saved).write_text("{}")
                 with self.assertRaisesRegex(libattn.InvalidArgumentError, "has no 'visual.blocks.3.attn'"):
                     self.tower(size, **fp8, mm_encoder_fp8_scale_path=saved)

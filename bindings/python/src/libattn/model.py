@@ -96,8 +96,8 @@ def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
         view.pack, view.stride_pack = t.shape[4], t.strides[3] * size
     if given.scale is not None:
         s = as_writable("scale", given.scale)
-        if s.shape[:3] != t.shape[:3] or len(s.shape) > 4 or (len(s.shape) == 4 and s.strides[3] != 1):
-            raise make(Status.INVALID_ARGUMENT, "scale", f"{s} with strides {s.strides}; {list(t.shape[:3])}, or a "
+        if s.shape[:3] != t.shape[:3] or len(s.shape) > 4 or (s.strides[3] != 1 if len(s.shape) == 4 else s.dtype != "f32"):
+            raise make(Status.INVALID_ARGUMENT, "scale", f"{s} with strides {s.strides}; f32 {list(t.shape[:3])}, or a "
                        "contiguous fourth dimension, is needed")
         view.scale = s.data
         view.scale_stride_block, view.scale_stride_slot, view.scale_stride_head = (n * s.itemsize for n in s.strides[:3])

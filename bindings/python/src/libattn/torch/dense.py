@@ -236,6 +236,8 @@ def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, hea
              scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int,
              history: int | None = None) -> LayerDesc:
     """A layer of a torch model; `history`, of a multimodal encoder in fp8: steps that its scales follow, 0: given ones."""
+    if window is not None and len(window) != 2:
+        raise make(Status.INVALID_ARGUMENT, "window", f"{window}; (left, right) is needed")
     if history is not None and kind != "mm_encoder":
         raise make(Status.UNSUPPORTED, "fp8", f"a {kind}, as which keys that requests share are attended; supported: mm_encoder")
     quantized = None if history is None else EncoderQuant(  # e4m3 kernels read 16 elements at a time

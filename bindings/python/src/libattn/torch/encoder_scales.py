@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ def read_scales(path: str | Path, device: torch.device) -> dict[str, EncoderScal
     """A file of layers by their names: ``{"visual.blocks.0.attn": {"q": 0.5, "k": 0.25, "v": 0.125}, ...}``."""
     found = {}
     for name, given in json.loads(Path(path).read_text()).items():
-        values = [given.get(x, given.get(f"{x}_scale")) for x in "qkv"]
-        if not all(isinstance(value, (int, float)) and value > 0 for value in values):
+        values = [given.get(x, given.get(f"{x}_scale")) for x in "qkv"] if isinstance(given, dict) else [None]
+        if not all(isinstance(value, (int, float)) and 0 < value < math.inf for value in values):
             raise make(Status.INVALID_ARGUMENT, name, f"{given} in {path}; positive numbers q, k and v are needed")
         found[name] = EncoderScales(torch.tensor(values, dtype=torch.float32, device=device))
     return found
