@@ -20,17 +20,13 @@ import torch.distributed as dist
 import libattn
 import libattn.torch
 import test_vllm as recorded
-from common import peaked, worst_of
 from libattn._declarations import Status, attn_collective_args, attn_collectives, attn_error
 from libattn.integrations.vllm.backend import LibattnMetadataBuilder
 from libattn.integrations.vllm.cpu import compute_slot_mapping
-from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl
 from libattn.integrations.vllm.ranks import spread
 from libattn.torch.ranks import GroupTable
 
-RANKS, HEADS, D, BLOCK, BLOCKS = 2, 4, 64, 16, 8
-NOPE, ROPE, RANK, WIDTH = 16, 8, 32, 24
-MODE = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
+RANKS, BLOCK = 2, recorded.BLOCK
 
 
 def collective(table: GroupTable, which: str, send: torch.Tensor, received: int, count: int) -> torch.Tensor:
@@ -66,99 +62,65 @@ def check_collectives(me: int, table: GroupTable) -> None:
     assert ctypes.c_size_t.from_address(table.address).value == sizeof(attn_collectives), "the struct begins with its size"
 
 
-def config(interleave: int, context: dict[str, Any], graphs: bool) -> Any:
-    """What a builder reads of vLLM's."""
-    return types.SimpleNamespace(
-        parallel_config=types.SimpleNamespace(decode_context_parallel_size=RANKS, cp_kv_cache_interleave_size=interleave),
-        compilation_config=types.SimpleNamespace(static_forward_context=context, cudagraph_mode=MODE if graphs else None),
-        model_config=types.SimpleNamespace(dtype=torch.float32))
+class Rank(recorded.Engine):
+    """A rank's part: the requests' rows are the same on all, its heads have queries and weights of their own."""
+
+    def __init__(self, me: int, interleave: int, latent: bool, dtype: torch.dtype) -> None:
+        super().__init__(dtype, recorded.Latent() if latent else None, not latent)
+        self.me, self.interleave = me, interleave
+        self.tables = self.tables.flatten()[:15].view(3, 5)  # a block has tokens for each rank
+        self.generator.manual_seed(me)
+        for layer, weight in zip(self.context.values(), self.weights):
+            weight.copy_(weight + 0.2 * torch.randn(weight.shape, generator=self.generator).to(dtype))
+            layer.impl.kv_b_proj.weight = weight.view(-1, weight.shape[-1]).to(dtype)
+        self.config.parallel_config = parallel(interleave)
+        self.builder = LibattnMetadataBuilder(types.SimpleNamespace(dcp_sharded=True), list(self.context), self.config, self.device)
+        if dtype != torch.float32:  # the exchange that a description has where it names none
+            self.builder.steps.ranks = replace(self.builder.spread.described, all_to_all=False)
+
+    def batch(self, queries: list[int], lengths: list[int], requests: list[int] | None = None) -> Any:
+        """vLLM's metadata of a rank, and slots that are the library's."""
+        tables, m = self.tables[:len(queries)], recorded.metadata(queries, lengths, torch.zeros(len(queries), 64).int())
+        positions = torch.cat([torch.arange(n - c, n) for c, n in zip(queries, lengths)])
+        slots = torch.full((len(positions) + 2,), -7)
+        compute_slot_mapping(len(positions), len(slots), m.query_start_loc, positions, tables, tables.stride(0), slots, BLOCK,
+                             RANKS, self.me, self.interleave)
+        wanted = [libattn.context_parallel_slots(range(n - c, n), table, BLOCK, self.me, RANKS, self.interleave)
+                  for c, n, table in zip(queries, lengths, tables.tolist())]
+        assert slots.tolist() == [*sum(wanted, []), -1, -1]
+        m.block_table_tensor, m.slot_mapping, m.max_seq_len = tables, slots[:-2], self.ROOM
+        return m
 
 
-def step(queries: list[int], lengths: list[int], tables: torch.Tensor, me: int, interleave: int) -> Any:
-    """vLLM's metadata of a rank, and slots that are the library's."""
-    m = recorded.metadata(queries, lengths, torch.zeros(len(queries), 64).int())
-    positions = torch.cat([torch.arange(n - c, n) for c, n in zip(queries, lengths)])
-    slots = torch.full((len(positions) + 2,), -7)
-    compute_slot_mapping(len(positions), len(slots), m.query_start_loc, positions, tables, tables.stride(0), slots, BLOCK,
-                         RANKS, me, interleave)
-    at = 0
-    for r, (c, n) in enumerate(zip(queries, lengths)):
-        assert slots[at:at + c].tolist() == libattn.context_parallel_slots(
-            range(n - c, n), tables[r].tolist(), BLOCK, me, RANKS, interleave)
-        at += c
-    assert slots[at:].tolist() == [-1, -1]
-    m.block_table_tensor, m.slot_mapping = tables, slots[:at]
-    return m
+def parallel(interleave: int) -> Any:
+    return types.SimpleNamespace(decode_context_parallel_size=RANKS, cp_kv_cache_interleave_size=interleave)
 
 
-def check_layer(me: int, backend: str, interleave: int, latent: bool, dtype: torch.dtype = torch.float32) -> None:
-    """A prefill, a chunk over earlier context next to a decode, decodes, drafts, and a captured shape. In 16 bits with the
-    exchange that a description has where it names none."""
+def check_layers(me: int, backend: str, interleave: int, latent: bool, dtype: torch.dtype = torch.float32) -> None:
+    """A prefill, a chunk over earlier context next to decodes, decodes, drafts, and a captured shape."""
     libattn.torch.configure(ignore_environment=True, backend=backend)
-    generator = torch.Generator().manual_seed(7 + interleave)
-    context: dict[str, Any] = {}
-    if latent:
-        weight = torch.randn(RANKS * HEADS * (NOPE + WIDTH), RANK, generator=generator) * RANK**-0.5
-        whole = weight.view(RANKS * HEADS, NOPE + WIDTH, RANK).double()
-        impl: Any = LatentImpl(HEADS, RANK + ROPE, (NOPE + ROPE)**-0.5, kv_lora_rank=RANK, qk_nope_head_dim=NOPE,
-                               qk_rope_head_dim=ROPE, v_head_dim=WIDTH,
-                               kv_b_proj=types.SimpleNamespace(prefix="model.layers.0.self_attn.kv_b_proj"))
-        impl.projection = weight.view(RANKS, -1, RANK)[me].contiguous()
-        rows = torch.randn(3, 128, RANK, generator=generator), peaked(3, 128, ROPE, generator=generator)
-        cache, width = torch.full((BLOCKS, BLOCK, RANK + ROPE), float("nan")), WIDTH
-    else:
-        impl = LibattnImpl(HEADS, D, D**-0.5, 1)
-        rows = peaked(3, 128, 1, D, generator=generator), torch.randn(3, 128, 1, D, generator=generator)
-        rows = tuple(t.to(dtype) for t in rows)
-        cache, width = torch.full((BLOCKS, 1, BLOCK, 2 * D), float("nan"), dtype=dtype), D
-    assert impl.supports_dcp and impl.can_return_lse_for_decode
-    layer = context["model.layers.0.attn"] = types.SimpleNamespace(impl=impl, kv_cache=cache,
-                                                                   layer_name="model.layers.0.attn")
-    builder = LibattnMetadataBuilder(types.SimpleNamespace(dcp_sharded=True), list(context),
-                                     config(interleave, context, not latent), torch.device("cpu"))
-    builder.dtype = dtype
-    if dtype != torch.float32:
-        builder.steps.ranks = replace(builder.spread.described, all_to_all=False)
-    tables = torch.tensor([[5, 2], [7, 0], [3, 6]]).int()  # blocks of 32 tokens, half of each here
-
-    def forward(m: Any, queries: list[int], lengths: list[int]) -> None:
-        count = sum(queries)
-        q = peaked(count, RANKS * HEADS, (NOPE + ROPE) if latent else D, generator=generator).to(dtype)
-        new = [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))]) for t in rows]
-        mine = q[:, me * HEADS:(me + 1) * HEADS].contiguous()
-        out = torch.full((count, HEADS * width), 7.0, dtype=dtype)
-        if latent:
-            impl.forward_mha(mine, new[0], new[1][:, None], cache, m, torch.ones(1), out)
-        else:
-            impl.forward(layer, mine, *new, cache, m, out)
-        k, v = rows
-        if latent:
-            k, v = (torch.einsum("hdc,rtc->rthd", part, rows[0].double()) for part in whole[me * HEADS:][:HEADS].split([NOPE, WIDTH], dim=1))
-            k = torch.cat([k, rows[1][:, :, None].double().expand(-1, -1, HEADS, -1)], dim=-1)
-        error = worst_of(out.view(count, HEADS, width), mine, k, v, queries, lengths, impl.scale)
-        assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, latent, queries, error)
-
+    rank = Rank(me, interleave, latent, dtype)
+    assert all(layer.impl.supports_dcp and layer.impl.can_return_lse_for_decode for layer in rank.context.values())
     lengths = [0, 0, 0]
     for queries in ([20, 7, 33], [1, 30, 1], [1, 1, 1], [3, 1, 2]):
         lengths = [a + b for a, b in zip(lengths, queries)]
-        m = builder.build(0, step(queries, lengths, tables, me, interleave))
-        if queries == [1, 1, 1]:  # as on a device: lengths of the context that are here, at an address that stays
-            starts = m.seq_lens - (m.query_start_loc[1:] - m.query_start_loc[:-1])
-            m.local_seq_lens = builder.spread.local_lengths(starts)
-            assert m.local_seq_lens.tolist() == [libattn.context_parallel_length(int(n), me, RANKS, interleave)
-                                                 for n in starts]
-            assert m.local_seq_lens.data_ptr() == builder.spread.local_lengths(starts + 1).data_ptr()
-            builder.spread.local_lengths(starts)
-        forward(m, queries, lengths)
-    slots = (cache if latent else cache.transpose(1, 2)).reshape(BLOCKS * BLOCK, -1)
+        if queries == [1, 1, 1]:  # as on a device: with the lengths of the context that are here
+            rank.builder._metadata = lambda m: replace(  # type: ignore[method-assign]
+                LibattnMetadataBuilder._metadata(rank.builder, m), local_seq_lens=rank.builder.spread.local_lengths(m.seq_lens - 1))
+        error = rank.step(queries, lengths)
+        assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, latent, queries, error)
+        rank.builder.__dict__.pop("_metadata", None)
     local = [libattn.context_parallel_length(n, me, RANKS, interleave) for n in lengths]
-    assert int((~slots.isnan()).all(1).sum()) == sum(local) and int(slots.isnan().all(1).sum()) == len(slots) - sum(local)
+    for layer in rank.context.values():
+        rows = layer.kv_cache if latent else layer.kv_cache.transpose(1, 2)
+        gaps = rows.reshape(len(rows) * BLOCK, -1).isnan()
+        assert int((~gaps).all(1).sum()) == sum(local) and int(gaps.all(1).sum()) == len(gaps) - sum(local)
+    # At an address that stays.
+    found = rank.builder.spread.local_lengths(torch.tensor(lengths))
+    assert found.tolist() == local and found.data_ptr() == rank.builder.spread.local_lengths(torch.tensor(lengths) + 1).data_ptr()
     if not latent:
-        given = step([1, 1, 1], [n + 1 for n in lengths], tables, me, interleave)
-        builder.build_for_cudagraph_capture(given)
-        m = builder.build(0, given)
-        assert m.captured == (3, 3, 1)
-        forward(m, [1, 1, 1], [n + 1 for n in lengths])
+        error = recorded.replayed(Rank(me, interleave, latent, dtype), 1)
+        assert error < (1e-4 if dtype == torch.float32 else 4e-2), (backend, interleave, error)
 
 
 class Group:
@@ -181,12 +143,13 @@ def main() -> None:
     ended, table = weakref.ref(group.cpu_group), GroupTable(group.cpu_group, me, RANKS)
     check_not_connected(GroupTable(None, me, RANKS))
     check_collectives(me, table)
-    assert spread(config(1, {}, False), types.SimpleNamespace(dcp_sharded=False)) is None, "a cache that every rank has"
+    everywhere = spread(types.SimpleNamespace(parallel_config=parallel(1)), types.SimpleNamespace(dcp_sharded=False))
+    assert everywhere is None, "a cache that every rank has"
     for backend in ("cpu_ref", "cpu_simd"):
         for interleave in (1, 8):
             for latent in (False, True):
-                check_layer(me, backend, interleave, latent)
-        check_layer(me, backend, 8, False, torch.bfloat16)
+                check_layers(me, backend, interleave, latent)
+        check_layers(me, backend, 8, False, torch.bfloat16)
     group.destroy()
     assert ended() is None, "something keeps the group, whose threads then end the process when it exits"
     check_not_connected(table)
