@@ -13,7 +13,7 @@ import torch
 from torch import library
 
 import libattn.torch
-from common import worst
+from common import attention, causal, worst
 
 RANK, NOPE, ROPE, WIDTH, HEADS, PAGE = 32, 16, 8, 24, 4, 16
 
@@ -28,10 +28,7 @@ def attend_arguments() -> tuple[Any, ...]:
 
 
 def attend_expected(q: Any, k: Any, v: Any, mask: Any, sinks: Any, scale: float, *_: Any) -> torch.Tensor:
-    k, v = (x.double().repeat_interleave(2, 1) for x in (k, v))
-    scores = (q.double() @ k.mT * scale).masked_fill(~mask, -torch.inf)
-    scores = torch.cat([scores, sinks.double().view(1, 4, 1, 1).expand(2, 4, 9, 1)], -1)
-    return (scores.softmax(-1)[..., :-1] @ v).transpose(1, 2)
+    return torch.stack([attention(*(t.transpose(0, 1) for t in rows), scale, mine[0], sinks=sinks)[0] for *rows, mine in zip(q, k, v, mask)])
 
 
 def mla_arguments() -> tuple[Any, ...]:
@@ -52,13 +49,10 @@ def mla_expected(q: Any, kv_c: Any, k_pe: Any, pages: Any, table: Any, slots: An
     rows, w = [], proj.double().view(HEADS, NOPE + WIDTH, RANK)
     for r, length in enumerate(lengths.tolist()):
         latent = pages[table[r].long()].reshape(-1, RANK + ROPE)[:length].double()
-        keys = torch.cat([torch.einsum("lr,hnr->hln", latent[:, :RANK], w[:, :NOPE]),
-                          latent[:, RANK:].expand(HEADS, -1, -1)], -1)
-        queries = q[starts[r]:starts[r + 1]].double().transpose(0, 1)
-        count = queries.shape[1]
-        seen = torch.arange(length) <= (torch.arange(count) + length - count)[:, None]
-        weights = (queries @ keys.mT * scale).masked_fill(~seen, -torch.inf).softmax(-1)
-        rows.append((weights @ torch.einsum("lr,hvr->hlv", latent[:, :RANK], w[:, NOPE:])).transpose(0, 1))
+        keys, values = (torch.einsum("lr,hnr->lhn", latent[:, :RANK], part) for part in (w[:, :NOPE], w[:, NOPE:]))
+        keys = torch.cat([keys, latent[:, None, RANK:].expand(-1, HEADS, -1)], -1)
+        queries = q[starts[r]:starts[r + 1]]
+        rows.append(attention(queries, keys, values, scale, causal(len(queries), length))[0])
     return torch.cat(rows)
 
 

@@ -20,7 +20,7 @@ import torch
 import libattn
 import libattn.torch
 import random_layers
-from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
+from common import BACKENDS, attention, bound_layer, causal, planned, worst
 from libattn import abi, check, extensions, tensors
 
 HQ, HK, D, BLOCK = 4, 2, 32, 16

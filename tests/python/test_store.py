@@ -191,9 +191,10 @@ class Shapes(unittest.TestCase):
         q, k = torch.zeros(1, 4, 4, 16), torch.zeros(1, 2, 8, 16)
         for starts, ends, text in (([0, 1, 4], [0, 4], r"key_start_loc: \[0, 4\]; 3 numbers"),
                                    ([0, 3, 1, 4], [0, 4, 6, 8], r"query_start_loc: \[0, 3, 1, 4\]; 4 numbers"),
-                                   ([0, 1, 4], [-2, 4, 8], "key_start_loc: .*none below 0"), ([], [], "query_start_loc: .*1 numbers")):
+                                   ([0, 1, 4], [-2, 4, 8], "key_start_loc: .*none below 0"), ([], [], "query_start_loc: .*1 numbers"),
+                                   ([0.0, 4.0], [0, 8], "query_start_loc: torch.float32"), ([[0, 4]], [0, 8], "query_start_loc: .*of 1 dimen")):
             with self.assertRaisesRegex(libattn.InvalidArgumentError, text):
-                libattn.torch.attend_packed(q, k, k, torch.tensor(starts).int(), torch.tensor(ends).int(), scale=0.25)
+                libattn.torch.attend_packed(q, k, k, *(torch.tensor(x, dtype=None if x else torch.int32) for x in (starts, ends)), scale=0.25)
         with self.assertRaisesRegex(libattn.InvalidArgumentError, r"q: \[2, 4, 4, 16\]; \[1, Hq, T, D\] is needed"):
             libattn.torch.attend_packed(*(torch.cat([t, t]) for t in (q, k, k)), *[torch.tensor([0, 4]).int()] * 2, scale=0.25)
 
@@ -465,6 +466,8 @@ class Pages(unittest.TestCase):
                             ({"k_pages": pages[0, ..., :8]}, "num_heads: .*2 heads of 8"),
                             ({"k_pages": torch.zeros(4, 8, 2, 32)[..., ::2]}, "view: .*contiguous last dimension is needed"),
                             ({"seq_lens": lengths[:1]}, r"seq_lens: \[1\]; one for each row of q, \[2\], is needed"),
+                            ({"block_table": table.float()}, r"block_table: torch.float32 \[2, 1\]; int32 of 2 dimensions is needed"),
+                            ({"seq_lens": lengths.float()}, r"seq_lens: torch.float32 \[2\]; int32 of 1 dimensions is needed"),
                             ({"block_table": table[:1]}, r"block_table: \[1, 1\] in pages of 8; a row for each of 2 requests"),
                             ({"seq_lens": lengths + 5}, r"block_table: \[2, 1\] in pages of 8; .*of up to 9 keys, is needed")):
             with self.assertRaisesRegex(libattn.InvalidArgumentError, text):

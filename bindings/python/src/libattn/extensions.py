@@ -8,7 +8,6 @@ Each function gives a struct of `libattn.abi` for the ``extensions`` argument of
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ._declarations import (CacheRole, DtypeId, Rope, attn_batch_context_parallel, attn_batch_recurrent, attn_batch_replay, attn_batch_table, attn_cache_desc,

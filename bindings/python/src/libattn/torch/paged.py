@@ -18,9 +18,15 @@ from .segments import Segments, Window
 from .store import Bound, refuse_capture, store, stream_of
 
 
-def _lengths(starts: torch.Tensor) -> np.ndarray:
-    refuse_capture(starts.device)
-    return starts.detach().cpu().numpy().astype(np.int64)
+def _check_integers(name: str, values: torch.Tensor, dims: int) -> None:
+    if values.dtype not in (torch.int32, torch.int64) or values.dim() != dims:
+        raise make(Status.INVALID_ARGUMENT, name, f"{values.dtype} {list(values.shape)}; int32 of {dims} dimensions is needed")
+
+
+def _lengths(name: str, values: torch.Tensor) -> np.ndarray:
+    _check_integers(name, values, 1)
+    refuse_capture(values.device)
+    return values.detach().cpu().numpy().astype(np.int64)
 
 
 @lru_cache(maxsize=8)
@@ -47,7 +53,8 @@ def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor,
         kept = key_start_loc.__dict__.get("_libattn_segments")
         if kept is not None and kept[0] == key:
             return kept[1]
-    found = _segments_of(_lengths(query_start_loc).tobytes(), _lengths(key_start_loc).tobytes(), rows, causal, window)
+    queries, keys = _lengths("query_start_loc", query_start_loc), _lengths("key_start_loc", key_start_loc)
+    found = _segments_of(queries.tobytes(), keys.tobytes(), rows, causal, window)
     if key is not None:
         key_start_loc.__dict__["_libattn_segments"] = (key, found, query_start_loc.untyped_storage())
     return found
@@ -137,7 +144,8 @@ def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: tor
 
 
 def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:
-    lengths = _lengths(seq_lens)
+    _check_integers("block_table", block_table, 2)
+    lengths = _lengths("seq_lens", seq_lens)
     requests = len(lengths)
     last = np.maximum(lengths - 1, 0)
     table = block_table.to(torch.int32)

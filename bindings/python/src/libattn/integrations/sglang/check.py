@@ -41,7 +41,7 @@ def before_weights(runner: Any) -> None:
             layers = [_layer(runner)]
             if serves_states(runner, logs=False):  # the reason against it is logged where backends are made
                 layers.append(replace(_states(runner), name="layers.1"))
-            store.runtime.select(layers, device=_device(runner))
+            store.runtime.select(layers, device=torch.device(runner.device, runner.gpu_id if runner.device == "cuda" else 0))
             return
         except AttnError as error:
             status, cause, reasons = error.status, error, [str(error)]
@@ -95,12 +95,6 @@ def _layer(runner: Any) -> LayerDesc:
                      model.head_dim**-0.5, "decoder", DTYPES[model.dtype], KV_DTYPES[kept],
                      head_size_v=getattr(model, "v_head_dim", None) or model.head_dim, block_size=runner.page_size or 1,
                      tree_mask="bits" if arguments.speculative_algorithm else "none", **scales)
-
-
-def _device(runner: Any) -> tuple[str, int]:
-    if runner.device == "cuda":
-        return ("rocm" if torch.version.hip else "cuda"), runner.gpu_id
-    return runner.device, 0
 
 
 def _states_config(runner: Any) -> Any | None:
