@@ -29,6 +29,7 @@ torch.set_num_threads(1)
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 BOUND = 1e-4
 DEVICE = torch.device(os.environ.get("ATTN_TEST_DEVICE", "cpu"))  # device.py asks for a GPU: continuous batching
+CHOSEN = BACKENDS if DEVICE.type == "cpu" else (None,)  # there libattn chooses
 
 
 def model_of(name: str, **values: Any) -> Any:
@@ -317,7 +318,7 @@ class ContinuousBatching(unittest.TestCase):
         config = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=24, max_blocks_per_request=pages, **{
             "page_size" if "page_size" in known else "block_size": 16})  # renamed between releases
         calls = 0
-        for backend in BACKENDS if DEVICE.type == "cpu" else (None,):
+        for backend in CHOSEN:
             integration.register(backend=backend)
             model.set_attn_implementation("libattn")
             with mock.patch("libattn.integrations.transformers.forward.attend_pages",
@@ -339,7 +340,7 @@ class ContinuousBatching(unittest.TestCase):
     def test_block_tables(self) -> None:
         for name in ("llama", "qwen3"):
             with self.subTest(name):
-                self.assertGreater(self.run_family(name, 8), 50)
+                self.assertGreater(self.run_family(name, 8), 50 * len(CHOSEN))
 
     def test_paged_prefix(self) -> None:
         integration.register()
