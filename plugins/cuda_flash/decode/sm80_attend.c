@@ -4,6 +4,7 @@
 #include "sm80_attend.h"
 
 #include "cuda_flash/kinds.h"
+#include "gpu/cuda/code.h"
 #include "gpu/host/schedule.h"
 
 #define LONG_QUERIES 8192 /* mean queries of a request */
@@ -268,7 +269,7 @@ static bool place_levels(const struct gpu_device *device, const struct gpu_param
     a->unit = 1;
     int32_t pitch[2] = {a->together ? row[0] + row[1] : row[0], row[1]};
     a->mapped =
-        device->major >= 9 && (size % tile == 0 || tile % size == 0) &&
+        cuda_runs_sm90(device) && (size % tile == 0 || tile % size == 0) &&
         tile / a->box_rows <= device->lanes &&
         has_spans(k->data, k->block, k->slot, k->head, pitch[0], a->box_rows) &&
         (a->together || has_spans(v->data, v->block, v->slot, v->head, pitch[1], a->box_rows));
@@ -419,7 +420,8 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
         p->v.slot = p->v.block;
         p->problem.block_size = (int32_t)rows;
     }
-    a->mapped = map_rows(device, &p->k, heads, rows, blocks, a->box_rows, size, &a->k_map) &&
+    a->mapped = cuda_runs_sm90(device) &&
+                map_rows(device, &p->k, heads, rows, blocks, a->box_rows, size, &a->k_map) &&
                 map_rows(device, &p->v, heads, rows, blocks, a->box_rows, size, &a->v_map);
     a->scale_spans = a->mapped && p->problem.paged && size <= 128 && /* a box is a whole row */
                      (p->k.form != GPU_ROW_SCALED || has_scale_spans(&p->k, 4, a->box_rows)) &&
@@ -462,7 +464,7 @@ static void map_codes(const struct attn_attend_args *args, struct sm80_params *a
         scales +=
             a->planes[i].pitch != own.pitch || has_scale_spans(c, own.scale_pitch, a->box_rows);
     }
-    a->mapped = args->instance->device.major >= 9 && even && rows == 2 &&
+    a->mapped = cuda_runs_sm90(&args->instance->device) && even && rows == 2 &&
                 tile / a->box_rows <= args->instance->device.lanes &&
                 a->planes[0].pitch == a->planes[1].pitch;
     a->scale_spans = a->mapped && scales == 2;
@@ -475,7 +477,8 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
                           bool shared)
 {
     const struct gpu_device *device = &args->instance->device;
-    struct sm80_params a = {.p = *p, .overlaps = device->major >= 9, .output = gpu_output_of(args)};
+    struct sm80_params a = {
+        .p = *p, .overlaps = cuda_runs_sm90(device), .output = gpu_output_of(args)};
     int32_t kind = kind_of(p);
     a.swap = swap_of(args, kind);
     if (makes_units(p)) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The launch of batched_gemm on tensor cores, and the calls it serves. */
+#include "gpu/cuda/code.h"
 #include "gpu/cuda/launch.cuh"
 #include "sm80_gemm.cuh"
 
@@ -35,7 +36,7 @@ static cudaError_t launch_tiles(const struct gpu_device *device, const sm80_gemm
                           ((q->p.n + GEMM_TILE_COLUMNS - 1) / GEMM_TILE_COLUMNS);
     return launch_kernel(gemm_tiles<KIND, ALONG_K, WIDE, S>, *q,
                          (unsigned)(items < 1 << 30 ? items : 1 << 30), S::threads,
-                         gemm_bytes<S>(q->p), stream, device->major >= 9);
+                         gemm_bytes<S>(q->p), stream, cuda_runs_sm90(device));
 }
 
 template <int KIND, bool ALONG_K> static cudaError_t make_ready(const struct gpu_device *device)

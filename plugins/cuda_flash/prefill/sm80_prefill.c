@@ -4,6 +4,7 @@
 #include "sm80_prefill.h"
 
 #include "cuda_flash/kinds.h"
+#include "gpu/cuda/code.h"
 #include "gpu/host/schedule.h"
 #include "gpu/least_part.h"
 
@@ -241,7 +242,7 @@ static bool attend(const struct attn_attend_args *args, const struct gpu_params 
         .has_stretches = (!problem->paged || problem->block_size % SM80_PREFILL_STRETCH == 0) &&
                          problem->head_size == size && problem->head_size_v == size,
         .cuts = ((const struct schedule_host *)args->schedule_host)->part_tiles > 0,
-        .overlaps = device->major >= 9,
+        .overlaps = cuda_runs_sm90(device),
     };
     (void)shared;
     if (!reads_rows(args, p)) {

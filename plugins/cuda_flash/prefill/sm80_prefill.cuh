@@ -361,14 +361,6 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
     }
 }
 
-/* Whether a kernel, and all of its unit, waits for earlier kernels: those of PTX before sm_90,
- * which a newer GPU may run, cannot. */
-static inline bool waits(void (*kernel)(sm80_prefill_params))
-{
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
-}
-
 /* With a NULL, only loads the kernel. */
 template <int KIND, int D, int TILES>
 static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream_t stream)
@@ -388,7 +380,7 @@ static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream
                    : cudaFuncSetAttribute(prefill<KIND, D, TILES>,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
-    const bool overlaps = a->overlaps != 0 && waits(prefill<KIND, D, TILES>);
+    const bool overlaps = a->overlaps != 0;
     cudaError_t error = launch_kernel(prefill<KIND, D, TILES>, *a, (unsigned)a->ctas, S::threads,
                                       bytes, stream, overlaps);
     return error || !a->cuts ? error

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's primary context, and launches of the portable kernels. The caller's context is
  * restored every time. */
+#include "gpu/cuda/code.h"
 #include "gpu/cuda/launch.cuh"
 #include "gpu/delta.h"
 #include "gpu/index.h"
@@ -17,6 +18,14 @@ struct entry {
 
 #define KERNEL_ENTRY(name, params, threads) {(const void *)kernel_##name, threads},
 static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
+
+#define MAX_DEVICES 64 /* others take the paths of sm_80 */
+static bool runs_sm90[MAX_DEVICES];
+
+extern "C" bool cuda_runs_sm90(const struct gpu_device *device)
+{
+    return device->id < MAX_DEVICES && runs_sm90[device->id];
+}
 
 typedef CUresult CUDAAPI get_fn(CUcontext *);
 typedef CUresult CUDAAPI set_fn(CUcontext);
@@ -63,9 +72,12 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
     error = error ? error
                   : cudaDeviceGetAttribute(&device->smem_of_cta,
                                            cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+    cudaFuncAttributes attributes = {};
     for (const entry &kernel : kernels) { /* loads the kernel, so that no step does */
-        cudaFuncAttributes attributes;
         error = error ? error : cudaFuncGetAttributes(&attributes, kernel.function);
+    }
+    if (error == cudaSuccess && id < MAX_DEVICES) { /* all such units have the same targets */
+        runs_sm90[id] = attributes.ptxVersion >= 90;
     }
     ((set_fn *)set)(before);
     return cause_of(error);
