@@ -55,7 +55,7 @@ struct attn_io_rope {
     /* [D] or NULL: RMS norm of each head's row before the rotation; of layers that say qk_norm */
     const struct attn_tensor *q_norm_weight;
     const struct attn_tensor *k_norm_weight;
-    float norm_eps; /* 0 or above */
+    float norm_eps; /* finite, 0 or above */
     int32_t reserved;
 };
 

@@ -47,7 +47,7 @@ struct attn_io_compressor { /* on attn_step_io; runs that attend need it */
     const struct attn_tensor *position_bias;
     const struct attn_tensor *norm_weight; /* [D]: RMS norm of the pooled row; NULL: none */
     const struct attn_tensor *cos_sin;     /* [max position, rotary_dim], as attn_io_rope's */
-    float norm_eps;
+    float norm_eps;                        /* finite, 0 or above */
     int32_t reserved;
 };
 
