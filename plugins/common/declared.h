@@ -7,6 +7,7 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <attn/draft/index_write.h>
+#include <attn/indexer.h>
 
 #include "common/entry.h"
 #include "common/recurrent.h"
@@ -87,6 +88,16 @@
     .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(struct attn_mla_caps), &(recurrent).ext},                 \
     .kv_lora_rank_max = 512, .qk_rope_head_dim_max = 64, .num_q_heads_multiple = 1,                \
     .topk_max = 1 << 20, .topk_multiple = 1
+
+/* Members of struct attn_indexer_caps and of struct attn_index_lists_caps. */
+#define COMMON_INDEXER_CAPS(topk, forced)                                                          \
+    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof(struct attn_indexer_caps), NULL},                     \
+    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU), .head_size_max = 512,      \
+    .topk_max = (topk), .num_groups_max = 1024, .tokens_per_row_max = 4096,                        \
+    .rows_per_entry_max = 4096, .forced_max = (forced)
+#define COMMON_LISTS_CAPS(further)                                                                 \
+    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof(struct attn_index_lists_caps), further},    \
+    .attend = 1, .attend_mla_sparse = 1, .granularities = 1 + 4 + 16 + 64 + 128
 
 static inline bool is_power_of_two(int32_t size)
 {

@@ -9,24 +9,14 @@
 #include "reference.h"
 
 static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
-    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
-    .head_size_max = 512,
-    .topk_max = REF_MAX_TOPK,
-    .num_groups_max = 1024,
-    .tokens_per_row_max = 4096,
-    .rows_per_entry_max = 4096,
-    .forced_max = REF_MAX_FORCED};
+    COMMON_INDEXER_CAPS(REF_MAX_TOPK, REF_MAX_FORCED)};
 static const struct attn_compressed_caps compressed_caps = {
     .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof compressed_caps, &indexer_caps.ext},
     .kv_dtypes = COMMON_PLAIN_KV_DTYPES | BIT(ATTN_KV_FP8_DS_V4),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32)};
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&compressed_caps.ext)};
 static const struct attn_index_lists_caps list_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &rule_caps.ext},
-    .attend = 1,
-    .attend_mla_sparse = 1,
-    .granularities = 1 + 4 + 16 + 64 + 128,
+    COMMON_LISTS_CAPS(&rule_caps.ext),
     .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD) | BIT(ATTN_LISTS_PER_Q_HEAD),
     .physical_slots = 1};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext)};

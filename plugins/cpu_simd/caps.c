@@ -6,22 +6,11 @@
 #include <attn/draft/compressor.h>
 #include "cpu_simd/internal.h"
 
-static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
-    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
-    .head_size_max = 512,
-    .topk_max = 16384,
-    .num_groups_max = 1024,
-    .tokens_per_row_max = 4096,
-    .rows_per_entry_max = 4096,
-    .forced_max = 1024};
+static const struct attn_indexer_caps indexer_caps = {COMMON_INDEXER_CAPS(16384, 1024)};
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&indexer_caps.ext)};
-static const struct attn_index_lists_caps list_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &rule_caps.ext},
-    .attend = 1,
-    .attend_mla_sparse = 1,
-    .granularities = 1 + 4 + 16 + 64 + 128,
-    .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD)};
+static const struct attn_index_lists_caps list_caps = {COMMON_LISTS_CAPS(&rule_caps.ext),
+                                                       .groups = BIT(ATTN_LISTS_SHARED) |
+                                                                 BIT(ATTN_LISTS_PER_KV_HEAD)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&list_caps.ext)};
 static const struct attn_mla_caps mla_caps = {COMMON_MLA_CAPS(gdn_caps)};
 

@@ -142,14 +142,8 @@ static attn_status create_or_destroy(const struct attn_create_args *args, attn_i
 
 static const struct attn_kernels cudnn_kernels = {
     .struct_size = sizeof cudnn_kernels,
+    GPU_COMMON_SLOTS,
     .attend = cudnn_attend,
-    .write_kv = gpu_write_kv,
-    .merge_states = gpu_merge_states,
-    .rope_write_kv = gpu_rope_write_kv,
-    .quantize = gpu_quantize,
-    .copy_blocks = gpu_copy_blocks,
-    .copy = gpu_copy,
-    .fill = gpu_fill,
     .prepare = cudnn_prepare,
     .release = cudnn_release,
     .create_plan_state = cudnn_create_plan_state,
@@ -157,21 +151,6 @@ static const struct attn_kernels cudnn_kernels = {
     .schedule_size = cudnn_schedule_size,
     .schedule = cudnn_schedule,
     .update_block_table = cudnn_update_block_table,
-    .allocate_memory = gpu_allocate_memory,
-    .free_memory = gpu_free_memory,
-    .memory_device = gpu_memory_device,
-    .create_stream = gpu_create_stream,
-    .destroy_stream = gpu_destroy_stream,
-    .synchronize = gpu_synchronize,
-    .begin_capture = gpu_begin_capture,
-    .end_capture = gpu_end_capture,
-    .launch_graph = gpu_launch_graph,
-    .destroy_graph = gpu_destroy_graph,
-    .make_block_table = gpu_make_block_table,
-    .create_event = gpu_create_event,
-    .record_event = gpu_record_event,
-    .elapsed = gpu_elapsed,
-    .destroy_event = gpu_destroy_event,
 };
 
 const struct gpu_vendor gpu_vendor = {

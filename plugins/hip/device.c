@@ -33,7 +33,7 @@ struct loaded {
 static const struct {
     const char *name;
     size_t bytes; /* size of its parameters */
-    unsigned threads;
+    int32_t threads;
 } kernels[] = {
 #define HIP_KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},
     GPU_KERNELS(HIP_KERNEL)
@@ -172,20 +172,20 @@ void gpu_device_close(struct gpu_device *device)
     device->context = NULL; /* modules stay for the process's next instance */
 }
 
-static int launch(const struct gpu_device *device, enum gpu_kernel kernel, int64_t groups,
-                  const void *params, void *stream)
+static int launch(const struct loaded *d, hip_function function, int32_t threads, int64_t groups,
+                  const void *params, size_t bytes, void *stream)
 {
-    const struct loaded *d = device->context;
-    size_t bytes = kernels[kernel].bytes;
     void *extra[] = {HIP_ARGUMENTS, (void *)params, HIP_ARGUMENT_BYTES, &bytes, HIP_ARGUMENTS_END};
-    return d->hip->ModuleLaunchKernel(d->functions[kernel], (unsigned)groups, 1, 1,
-                                      kernels[kernel].threads, 1, 1, 0, stream, NULL, extra);
+    return d->hip->ModuleLaunchKernel(function, (unsigned)groups, 1, 1, (unsigned)threads, 1, 1, 0,
+                                      stream, NULL, extra);
 }
 
 const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
                               int64_t groups, const void *params, void *stream)
 {
-    ON_DEVICE(device, launch(device, kernel, groups, params, stream));
+    const struct loaded *d = device->context;
+    ON_DEVICE(device, launch(d, d->functions[kernel], kernels[kernel].threads, groups, params,
+                             kernels[kernel].bytes, stream));
 }
 
 static int32_t find_attend(const struct gpu_device *device, const struct gpu_params *p,
@@ -216,25 +216,17 @@ bool hip_has_attends(const struct gpu_device *device)
     return false;
 }
 
-static int launch_attend(const struct gpu_device *device, int32_t kernel,
-                         const struct gpu_params *p, void *stream)
-{
-    const struct loaded *d = device->context;
-    size_t bytes = sizeof *p;
-    void *extra[] = {HIP_ARGUMENTS, (void *)p, HIP_ARGUMENT_BYTES, &bytes, HIP_ARGUMENTS_END};
-    unsigned threads = (unsigned)(HIP_ATTEND_WARPS(attends[kernel].rows) * device->lanes);
-    return d->hip->ModuleLaunchKernel(d->attends[kernel], (unsigned)p->schedule.ctas, 1, 1, threads,
-                                      1, 1, 0, stream, NULL, extra);
-}
-
 const char *hip_launch_attend(const struct gpu_device *device, const struct gpu_params *p,
                               int32_t size, void *stream)
 {
-    int32_t kernel = find_attend(device, p, size);
+    const struct loaded *d = device->context;
+    const int32_t kernel = find_attend(device, p, size);
     if (kernel < 0) {
         return "no matrix kernel is there";
     }
-    ON_DEVICE(device, launch_attend(device, kernel, p, stream));
+    ON_DEVICE(device,
+              launch(d, d->attends[kernel], HIP_ATTEND_WARPS(attends[kernel].rows) * device->lanes,
+                     p->schedule.ctas, p, sizeof *p, stream));
 }
 
 const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
@@ -271,17 +263,6 @@ static int allocate(const struct hip_runtime *hip, int32_t kind, size_t bytes, v
     return error;
 }
 
-const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind, size_t bytes,
-                                void **memory, size_t room[2])
-{
-    ON_DEVICE(device, allocate(hip, kind, bytes, memory, room));
-}
-
-const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory)
-{
-    ON_DEVICE(device, kind == ATTN_MEMORY_HOST ? hip->HostFree(memory) : hip->Free(memory));
-}
-
 /* The runtime refuses addresses that it does not know. */
 const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
                                  struct attn_device *owner)
@@ -295,31 +276,6 @@ const char *gpu_device_of_memory(const struct gpu_device *device, const void *ad
     return NULL;
 }
 
-const char *gpu_device_stream_create(const struct gpu_device *device, void **stream)
-{
-    ON_DEVICE(device, hip->StreamCreateWithFlags(stream, HIP_STREAM_NON_BLOCKING));
-}
-
-const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream)
-{
-    ON_DEVICE(device, hip->StreamDestroy(stream));
-}
-
-const char *gpu_device_synchronize(const struct gpu_device *device, void *stream)
-{
-    ON_DEVICE(device, stream != NULL ? hip->StreamSynchronize(stream) : hip->DeviceSynchronize());
-}
-
-const char *gpu_device_event_create(const struct gpu_device *device, void **event)
-{
-    ON_DEVICE(device, hip->EventCreate(event));
-}
-
-const char *gpu_device_event_record(const struct gpu_device *device, void *event, void *stream)
-{
-    ON_DEVICE(device, hip->EventRecord(event, stream));
-}
-
 static int elapsed(const struct hip_runtime *hip, void *since, void *event, int64_t *nanoseconds)
 {
     float milliseconds = 0;
@@ -327,22 +283,6 @@ static int elapsed(const struct hip_runtime *hip, void *since, void *event, int6
     error = error != HIP_SUCCESS ? error : hip->EventElapsedTime(&milliseconds, since, event);
     *nanoseconds = (int64_t)((double)milliseconds * 1e6);
     return error;
-}
-
-const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since, void *event,
-                                     int64_t *nanoseconds)
-{
-    ON_DEVICE(device, elapsed(hip, since, event, nanoseconds));
-}
-
-const char *gpu_device_event_destroy(const struct gpu_device *device, void *event)
-{
-    ON_DEVICE(device, hip->EventDestroy(event));
-}
-
-const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
-{
-    ON_DEVICE(device, hip->StreamBeginCapture(stream, HIP_CAPTURE_THREAD_LOCAL));
 }
 
 static int end_capture(const struct hip_runtime *hip, void *stream, void **graph)
@@ -357,17 +297,28 @@ static int end_capture(const struct hip_runtime *hip, void *stream, void **graph
     return error;
 }
 
-const char *gpu_device_capture_end(const struct gpu_device *device, void *stream, void **graph)
-{
-    ON_DEVICE(device, end_capture(hip, stream, graph));
-}
+/* A function that is one call of the runtime. */
+#define DEVICE_CALL(name, call, ...)                                                               \
+    const char *gpu_device_##name(const struct gpu_device *device, __VA_ARGS__)                    \
+    {                                                                                              \
+        ON_DEVICE(device, call);                                                                   \
+    }
 
-const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph, void *stream)
-{
-    ON_DEVICE(device, hip->GraphLaunch(graph, stream));
-}
-
-const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
-{
-    ON_DEVICE(device, hip->GraphExecDestroy(graph));
-}
+DEVICE_CALL(stream_create, hip->StreamCreateWithFlags(stream, HIP_STREAM_NON_BLOCKING),
+            void **stream)
+DEVICE_CALL(stream_destroy, hip->StreamDestroy(stream), void *stream)
+DEVICE_CALL(synchronize, stream != NULL ? hip->StreamSynchronize(stream) : hip->DeviceSynchronize(),
+            void *stream)
+DEVICE_CALL(event_create, hip->EventCreate(event), void **event)
+DEVICE_CALL(event_record, hip->EventRecord(event, stream), void *event, void *stream)
+DEVICE_CALL(event_destroy, hip->EventDestroy(event), void *event)
+DEVICE_CALL(event_elapsed, elapsed(hip, since, event, nanoseconds), void *since, void *event,
+            int64_t *nanoseconds)
+DEVICE_CALL(capture_begin, hip->StreamBeginCapture(stream, HIP_CAPTURE_THREAD_LOCAL), void *stream)
+DEVICE_CALL(capture_end, end_capture(hip, stream, graph), void *stream, void **graph)
+DEVICE_CALL(graph_launch, hip->GraphLaunch(graph, stream), void *graph, void *stream)
+DEVICE_CALL(graph_destroy, hip->GraphExecDestroy(graph), void *graph)
+DEVICE_CALL(allocate, allocate(hip, kind, bytes, memory, room), int32_t kind, size_t bytes,
+            void **memory, size_t room[2])
+DEVICE_CALL(free, kind == ATTN_MEMORY_HOST ? hip->HostFree(memory) : hip->Free(memory),
+            int32_t kind, void *memory)

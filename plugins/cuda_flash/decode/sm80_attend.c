@@ -186,17 +186,11 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     return false;
 }
 
-static uint64_t bits_of(const struct gpu_cache *c)
-{
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
-}
-
 /* Whether 4-bit rows have the kernel's head size and can be copied at least 4 bytes at a time. */
 static bool serves_codes(const struct gpu_params *p, int32_t kind)
 {
     const struct gpu_problem *problem = &p->problem;
-    uint64_t bits = bits_of(&p->k) | bits_of(&p->v);
+    uint64_t bits = gpu_cache_bits(&p->k) | gpu_cache_bits(&p->v);
     for (int32_t i = 0; i < 2; i++) {
         const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
         bits |= (uint64_t)(uintptr_t)c->row_scale | (uint64_t)c->row_scale_block |
@@ -307,26 +301,23 @@ static bool serves_rows(const struct attn_attend_args *args, const struct gpu_pa
 {
     const struct gpu_problem *problem = &p->problem;
     int32_t multiple = kind >= KIND_E4M3 ? 16 : 1;
-    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
     int32_t size = padded_size(problem);
     if ((kind == KIND_F32 && (p->schedule.tile_rows != 16 || size > 128)) ||
         (size > 256 && (p->schedule.tile_rows != 16 || kind > KIND_E5M2))) {
         return false;
     }
     return (kind >= KIND_E4M3 || p->k.dtype == p->q.dtype) && problem->head_size % multiple == 0 &&
-           problem->head_size_v % multiple == 0 && (bits_of(&p->k) | bits_of(&p->v)) % 16 == 0 &&
-           rows * p->k.block / 16 < INT32_MAX && rows * p->v.block / 16 < INT32_MAX;
+           problem->head_size_v % multiple == 0 && gpu_reads_wide(args, p);
 }
 
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_problem *problem = &p->problem;
     int32_t ctas, stages, kind = kind_of(p);
-    uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
     if (kind < 0 || (kind >= KIND_INT4 && problem->listed > 0) || /* the plain kernel's */
-        (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 || p->k.pack != 0 ||
-        p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
+        (kind != KIND_F32 && !is_short) || gpu_tensor_bits(&p->q) % 16 != 0 || p->p_dtype >= 0 ||
+        p->k.pack != 0 || p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }

@@ -141,11 +141,6 @@ static void choose_rows(const struct attn_attend_args *args, struct schedule_hos
     plan->tile_rows = plan->fast_few ? few : plan->tile_rows;
 }
 
-static uint64_t bits_of_rows(const struct gpu_tensor *r)
-{
-    return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
-}
-
 /* Whether scores have terms: a list of keys, a tree, spans or a soft cap. Then threads copy the
  * rows. The swap-AB kernel applies trees itself and has no other terms. */
 static bool has_terms(const struct sm90_latent_params *l)
@@ -227,8 +222,8 @@ static struct sm90_latent_params params_of(const struct attn_attend_args *args,
     struct sm90_latent_params l = {.p = *p};
     uint64_t keys = (uint64_t)(uintptr_t)a->k.data | (uint64_t)a->k.block | (uint64_t)a->k.slot;
     l.wide_keys = keys % 16 == 0;
-    l.wide_queries = (bits_of_rows(&a->q) | bits_of_rows(&p->q_rope)) % 16 == 0;
-    uint64_t out = bits_of_rows(&a->out);
+    l.wide_queries = (gpu_tensor_bits(&a->q) | gpu_tensor_bits(&p->q_rope)) % 16 == 0;
+    uint64_t out = gpu_tensor_bits(&a->out);
     l.wide_out = out % 16 == 0 ? 8 : out % 4 == 0 ? 2 : 1;
     l.form = form_of(args->layer);
     l.row_bytes = l.form == LATENT_FORM_OWN  ? (p->rank + p->rope) * 2

@@ -11,11 +11,6 @@
 #define MOST_SIZE 256 /* larger heads go in items of 16 rows */
 #define SLACK 16      /* the schedule counts on 1 / 16 of the CTAs less, and makes longer parts */
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 255) & ~(size_t)255;
-}
-
 /* Whether keys are 8-bit codes without scales of rows: in a cache, or next to the queries of a
  * multimodal encoder. */
 static bool has_codes(const struct attn_layer_desc *layer, bool cached)
@@ -71,12 +66,6 @@ static const char *load(const struct gpu_device *device, const struct attn_layer
                : NULL;
 }
 
-static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn_kv_view *view)
-{
-    (void)layer, (void)view;
-    return 0;
-}
-
 /* Keys of 16 bits, and of fp8 with scales of the tensor or its heads; any terms. A layer of
  * batch_invariant 2 has items of 16 rows for prompts and decodes alike. */
 static bool may_serve(const struct attn_prepare_args *args, const struct attn_prepared *prepared)
@@ -90,12 +79,6 @@ static bool may_serve(const struct attn_prepare_args *args, const struct attn_pr
            (layer->head_size | layer->head_size_v) % (codes ? 16 : 8) == 0 &&
            prepared->padded_size <= MOST_SIZE && prepared->invariant < 2 &&
            count_ctas(device, prepared, tiles_of(device, layer, prepared, cached)) > 0;
-}
-
-static bool serves(const struct attn_attend_args *args)
-{
-    (void)args;
-    return true;
 }
 
 /* Items of a batch-invariant layer are not cut. */
@@ -116,12 +99,6 @@ static bool pays(const struct attn_attend_args *args)
     return (int64_t)batch->max_query_len * args->prepared->group > plan->few_rows;
 }
 
-static int32_t none(const struct attn_attend_args *args)
-{
-    (void)args;
-    return 0;
-}
-
 static int64_t row_tiles_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
 {
     return (tokens * prepared->group + SM80_PREFILL_ROWS - 1) / SM80_PREFILL_ROWS + reqs;
@@ -134,8 +111,8 @@ static size_t bytes_of_parts(const struct attn_instance *instance,
                              const struct attn_prepared *prepared)
 {
     const size_t ctas = (size_t)instance->device.num_sms * (prepared->padded_size <= 128 ? 2 : 1);
-    return round_up(ctas * 9 / 4 * SM80_PREFILL_ROWS * ((size_t)prepared->padded_size + 2) *
-                    sizeof(float));
+    return gpu_round_up(ctas * 9 / 4 * SM80_PREFILL_ROWS * ((size_t)prepared->padded_size + 2) *
+                        sizeof(float));
 }
 
 /* Plans of decodes alone need neither. */
@@ -174,15 +151,9 @@ static void set_items(struct gpu_schedule *s, const struct attn_attend_args *arg
         .concurrent = 1,
         .invariant = plan->part_tiles > 0 ? 0 : 2,
         .ctas = ctas - ctas / SLACK,
-        .max_segments = at.max_segments,
-        .header = (struct gpu_header *)memory,
-        .segments = (struct gpu_segment *)(memory + at.segments),
-        .row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles),
-        .row_tile_start = (int32_t *)(memory + at.row_tile_start),
-        .key_tile_start = (int32_t *)(memory + at.key_tile_start),
-        .arrived = (int32_t *)(memory + at.arrived),
         .parts = (float *)(void *)prefill_scratch(args, &bytes),
     };
+    place_schedule(s, &at, memory);
 }
 
 static const char *make_plan(const struct attn_attend_args *args, const struct gpu_problem *problem,
@@ -193,30 +164,10 @@ static const char *make_plan(const struct attn_attend_args *args, const struct g
     return gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream);
 }
 
-static bool takes_query(const struct gpu_params *p)
-{
-    (void)p;
-    return false;
-}
-
-static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
-{
-    (void)args, (void)p;
-    return false;
-}
-
-static uint64_t bits_of(const struct gpu_cache *c)
-{
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
-}
-
 /* Whether rows can be copied 16 bytes at a time, by offsets that are counted in 16 bytes with 31
  * bits. */
 static bool reads_rows(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    const uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
-    const int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
     const int32_t dtype = p->q.dtype, keys = p->k.dtype;
     const int32_t planned = !has_codes(args->layer, args->k_cache != NULL) ? dtype
                             : args->layer->kv_dtype == ATTN_KV_FP8_E4M3    ? ATTN_DTYPE_FP8_E4M3
@@ -224,8 +175,7 @@ static bool reads_rows(const struct attn_attend_args *args, const struct gpu_par
     return (dtype == ATTN_DTYPE_BF16 || dtype == ATTN_DTYPE_F16) && keys == planned &&
            p->v.dtype == keys && p->out.dtype == dtype && p->k.form == GPU_ROW_NUMBERS &&
            p->v.form == GPU_ROW_NUMBERS && p->k.pack == 0 && p->v.pack == 0 &&
-           (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 && rows * p->k.block / 16 < INT32_MAX &&
-           rows * p->v.block / 16 < INT32_MAX;
+           gpu_tensor_bits(&p->q) % 16 == 0 && gpu_reads_wide(args, p);
 }
 
 static bool attend(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
@@ -259,16 +209,10 @@ static bool attend(const struct attn_attend_args *args, const struct gpu_params 
 
 const struct gpu_prefill sm80_prefill = {
     .load = load,
-    .copy_bytes = copy_bytes,
     .may_serve = may_serve,
-    .serves = serves,
     .fits = fits,
     .pays = pays,
-    .share = none,
-    .cut = none,
     .bytes = bytes_of,
     .plan = make_plan,
-    .takes_query = takes_query,
-    .writes_codes = writes_codes,
     .attend = attend,
 };

@@ -24,11 +24,6 @@
 #define WIDE_SIZE 512           /* heads over 256 */
 #define MOST_COPIED (160 << 20) /* scratch for copies of narrow keys and values */
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 255) & ~(size_t)255;
-}
-
 /* Element types of queries, rows and outputs. With the target bf16 (meson_options.txt) float16 has
  * no kernels here. */
 static bool has_kernels_of(int32_t dtype)
@@ -309,14 +304,14 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
         PREFILL_ROWS / (prepared->group < PREFILL_ROWS ? prepared->group : PREFILL_ROWS);
     int64_t row_tiles = tokens / queries + reqs;
     struct prefill_layout at;
-    at.row_tile_start = round_up(sizeof(struct prefill_header));
-    at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
-    at.key_sum = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
-    at.row_tiles = at.key_sum + round_up((size_t)(reqs + 1) * sizeof(int32_t));
-    at.items = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
+    at.row_tile_start = gpu_round_up(sizeof(struct prefill_header));
+    at.key_tile_start = at.row_tile_start + gpu_round_up((size_t)(reqs + 1) * sizeof(int32_t));
+    at.key_sum = at.key_tile_start + gpu_round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
+    at.row_tiles = at.key_sum + gpu_round_up((size_t)(reqs + 1) * sizeof(int32_t));
+    at.items = at.row_tiles + gpu_round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
     at.room = row_tiles * prepared->num_kv_heads;
     at.room = at.room > PREFILL_MOST_PARTS ? at.room : PREFILL_MOST_PARTS;
-    at.end = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
+    at.end = at.items + gpu_round_up((size_t)at.room * sizeof(struct prefill_item));
     return at;
 }
 
@@ -360,7 +355,7 @@ static void bytes_of(const struct attn_instance *instance, const struct attn_pre
         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
         *workspace = layout_of_prefill(prepared, reqs, tokens).end;
         *scratch = (cuts ? bytes_of_parts(prepared) : 0) +
-                   round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
+                   gpu_round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
     }
 }
 
@@ -615,17 +610,6 @@ static bool walk_pages(struct prefill_walk *w, const struct gpu_device *device,
     return w->boxes <= MOST_BOXES && tensor_map_encode(device, c->data, &shape, &w->map);
 }
 
-static uint64_t bits_of(const struct gpu_cache *c)
-{
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
-}
-
-static uint64_t bits_of_rows(const struct gpu_tensor *r)
-{
-    return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
-}
-
 static bool map_queries(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
@@ -663,7 +647,7 @@ static void map_output(struct prefill_params *a, const struct attn_attend_args *
         .strides = {(uint64_t)p->out.head, (uint64_t)p->out.row, 128},
         .box = {64, (uint32_t)heads, (uint32_t)(OUT_ROWS / heads), (uint32_t)a->size_v / 64},
     };
-    a->wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
+    a->wide_rows = gpu_tensor_bits(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
     a->boxes_rows = a->wide_rows && OUT_ROWS % heads == 0 && group % heads == 0 &&
                     p->problem.head_size_v == a->size_v && a->output.form == ATTN_OUTPUT_PLAIN &&
                     a->part_tiles == 0 &&
@@ -842,7 +826,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         set_terms(&a, args->prepared);
         choose_scales(&a, p);
         if ((p->q.dtype != p->out.dtype && a.scales != PREFILL_IN_FP8) ||
-            bits_of_rows(&p->q) % 16 != 0) {
+            gpu_tensor_bits(&p->q) % 16 != 0) {
             return false;
         }
         map_output(&a, args);
@@ -855,7 +839,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     }
     if (!same || !has_kernels_of(p->q.dtype) || p->k.form != GPU_ROW_NUMBERS || p->k.pack != 0 ||
         p->v.pack != 0 || p->k.scale_host != 1 || p->v.scale_host != 1 ||
-        (bits_of(&p->k) | bits_of(&p->v) | bits_of_rows(&p->q)) % 16 != 0) {
+        (gpu_cache_bits(&p->k) | gpu_cache_bits(&p->v) | gpu_tensor_bits(&p->q)) % 16 != 0) {
         return false;
     }
     set_items(&a, args, memory);

@@ -63,11 +63,6 @@ static int64_t num_chunks(int64_t reqs, int64_t tokens)
     return count_chunks(reqs, tokens) + SPARE_CHUNKS;
 }
 
-static uint64_t bits_of(const struct gpu_tensor *t)
-{
-    return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
-}
-
 /* Whether all inputs and convolution weights have out's type, and checkpoints are at chunk
  * boundaries. */
 static bool takes(const struct gpu_delta_params *p)
@@ -103,9 +98,10 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
 {
     int64_t chunks = count_chunks(p->num_reqs, p->num_tokens);
     bool by_request = p->num_tokens / CHUNK + p->num_reqs < p->num_tokens / CHUNKED_FROM;
-    uint64_t keys = bits_of(&p->q) | bits_of(&p->k), values = bits_of(&p->v);
+    uint64_t keys = gpu_tensor_bits(&p->q) | gpu_tensor_bits(&p->k),
+             values = gpu_tensor_bits(&p->v);
     if (p->conv_width > 0) {
-        keys = values = bits_of(&p->mixed);
+        keys = values = gpu_tensor_bits(&p->mixed);
     }
     struct sm80_delta_params a = {
         .p = *p,
@@ -118,7 +114,8 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .requests_apart = by_request,
         .wide_keys = p->head_size_k % 8 == 0 && keys % 16 == 0,
         .wide_values = p->head_size_v % 2 == 0 && values % 4 == 0,
-        .wide_out = p->head_size_v % 4 == 0 && bits_of(&p->out) % 8 == 0 ? WIDE_OUT_FOUR : 1,
+        .wide_out =
+            p->head_size_v % 4 == 0 && gpu_tensor_bits(&p->out) % 8 == 0 ? WIDE_OUT_FOUR : 1,
     };
     a.usual_gates = usual_gates(&p->rule);
     a.state_on_sm90 = rolls(device, p);

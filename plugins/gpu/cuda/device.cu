@@ -137,12 +137,6 @@ extern "C" const char *gpu_device_allocate(const struct gpu_device *device, int3
     return cause;
 }
 
-extern "C" const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory)
-{
-    device_scope inside(device);
-    return cause_of(kind == ATTN_MEMORY_DEVICE ? cudaFree(memory) : cudaFreeHost(memory));
-}
-
 extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
                                             struct attn_device *owner)
 {
@@ -170,38 +164,6 @@ extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, con
     return cause_of(error);
 }
 
-extern "C" const char *gpu_device_stream_create(const struct gpu_device *device, void **stream)
-{
-    device_scope inside(device);
-    return cause_of(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
-}
-
-extern "C" const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream)
-{
-    device_scope inside(device);
-    return cause_of(cudaStreamDestroy((cudaStream_t)stream));
-}
-
-extern "C" const char *gpu_device_synchronize(const struct gpu_device *device, void *stream)
-{
-    device_scope inside(device);
-    return cause_of(stream != NULL ? cudaStreamSynchronize((cudaStream_t)stream)
-                                   : cudaDeviceSynchronize());
-}
-
-extern "C" const char *gpu_device_event_create(const struct gpu_device *device, void **event)
-{
-    device_scope inside(device);
-    return cause_of(cudaEventCreate((cudaEvent_t *)event));
-}
-
-extern "C" const char *gpu_device_event_record(const struct gpu_device *device, void *event,
-                                               void *stream)
-{
-    device_scope inside(device);
-    return cause_of(cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
-}
-
 extern "C" const char *gpu_device_event_elapsed(const struct gpu_device *device, void *since,
                                                 void *event, int64_t *nanoseconds)
 {
@@ -212,18 +174,6 @@ extern "C" const char *gpu_device_event_elapsed(const struct gpu_device *device,
         error ? error : cudaEventElapsedTime(&milliseconds, (cudaEvent_t)since, (cudaEvent_t)event);
     *nanoseconds = (int64_t)((double)milliseconds * 1e6);
     return cause_of(error);
-}
-
-extern "C" const char *gpu_device_event_destroy(const struct gpu_device *device, void *event)
-{
-    device_scope inside(device);
-    return cause_of(cudaEventDestroy((cudaEvent_t)event));
-}
-
-extern "C" const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
-{
-    device_scope inside(device);
-    return cause_of(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
 }
 
 /* Only the instantiated graph is kept. */
@@ -242,15 +192,29 @@ extern "C" const char *gpu_device_capture_end(const struct gpu_device *device, v
     return cause_of(error);
 }
 
-extern "C" const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph,
-                                               void *stream)
-{
-    device_scope inside(device);
-    return cause_of(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
-}
+/* A function that is one call of the runtime. */
+#define DEVICE_CALL(name, call, ...)                                                               \
+    extern "C" const char *gpu_device_##name(const struct gpu_device *device, __VA_ARGS__)         \
+    {                                                                                              \
+        device_scope inside(device);                                                               \
+        return cause_of(call);                                                                     \
+    }
 
-extern "C" const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
-{
-    device_scope inside(device);
-    return cause_of(cudaGraphExecDestroy((cudaGraphExec_t)graph));
-}
+DEVICE_CALL(stream_create, cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking),
+            void **stream)
+DEVICE_CALL(stream_destroy, cudaStreamDestroy((cudaStream_t)stream), void *stream)
+DEVICE_CALL(synchronize,
+            stream != NULL ? cudaStreamSynchronize((cudaStream_t)stream) : cudaDeviceSynchronize(),
+            void *stream)
+DEVICE_CALL(event_create, cudaEventCreate((cudaEvent_t *)event), void **event)
+DEVICE_CALL(event_record, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream), void *event,
+            void *stream)
+DEVICE_CALL(event_destroy, cudaEventDestroy((cudaEvent_t)event), void *event)
+DEVICE_CALL(capture_begin,
+            cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal),
+            void *stream)
+DEVICE_CALL(graph_launch, cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream),
+            void *graph, void *stream)
+DEVICE_CALL(graph_destroy, cudaGraphExecDestroy((cudaGraphExec_t)graph), void *graph)
+DEVICE_CALL(free, kind == ATTN_MEMORY_DEVICE ? cudaFree(memory) : cudaFreeHost(memory),
+            int32_t kind, void *memory)

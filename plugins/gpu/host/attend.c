@@ -39,11 +39,9 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
         args->batch->num_actual_tokens > plan->num_rows) {
         return false;
     }
-    struct layout at = layout_of(args->instance, prepared, plan->num_reqs, plan->num_row_tiles,
-                                 plan->num_rows, plan->by_item);
     *w = (struct gpu_widen_params){
         .from = p->q,
-        .to = {(char *)args->scratch + at.query, prepared->query_bytes,
+        .to = {(char *)args->scratch + layout_of_plan(args).query, prepared->query_bytes,
                (int64_t)p->problem.head_size * 2, dtype},
         .query_start = p->problem.query_start,
         .num_reqs = p->problem.num_reqs,
@@ -101,13 +99,14 @@ static const char *attend_many(const struct attn_attend_args *args, const struct
 {
     struct gpu_params many = *p;
     struct gpu_widen_params widen;
+    const struct gpu_prefill *prefill = args->instance->prefill;
     const char *cause = NULL;
-    if (!args->instance->prefill->takes_query(p) && widened_query(p, args, p->out.dtype, &widen)) {
+    const bool takes = prefill->takes_query != NULL && prefill->takes_query(p);
+    if (!takes && widened_query(p, args, p->out.dtype, &widen)) {
         cause = widen_query(args, &widen);
         many.q = widen.to;
     }
-    *taken = cause == NULL &&
-             args->instance->prefill->attend(args, &many, prefill_memory(args), shared, &cause);
+    *taken = cause == NULL && prefill->attend(args, &many, prefill_memory(args), shared, &cause);
     return cause;
 }
 
@@ -161,7 +160,7 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     bool codes = args->layer->output_form != ATTN_OUTPUT_PLAIN;
     bool writes = codes && gpu_output_is_near(args);
     writes = writes && (!few || (matrix->writes_codes != NULL && matrix->writes_codes(args, p)));
-    writes = writes && (!many || prefill->writes_codes(args, p));
+    writes = writes && (!many || (prefill->writes_codes != NULL && prefill->writes_codes(args, p)));
     return codes && !writes ? attend_numbers(args, p, attend_by_rows) : attend_by_rows(args, p);
 }
 

@@ -18,20 +18,9 @@ ATTN_STATIC_ASSERT(GDN_MAX_HEAD_SIZE <= DELTA_MAX_HEAD_SIZE &&
                        GDN_MAX_CONV_WIDTH <= DELTA_MAX_CONV_WIDTH && LATENT_MAX_RANK >= 512 &&
                        LATENT_MAX_SIZE >= 576,
                    "what is declared fits into the kernels");
-static const struct attn_indexer_caps indexer_caps = {
-    .ext = {ATTN_EXT_CAPS_INDEXER, 0, sizeof indexer_caps, NULL},
-    .activations = BIT(ATTN_INDEXER_IDENTITY) | BIT(ATTN_INDEXER_RELU),
-    .head_size_max = 512,
-    .topk_max = INT32_MAX,
-    .num_groups_max = 1024,
-    .tokens_per_row_max = 4096,
-    .rows_per_entry_max = 4096,
-    .forced_max = 1024};
+static const struct attn_indexer_caps indexer_caps = {COMMON_INDEXER_CAPS(INT32_MAX, 1024)};
 static const struct attn_index_lists_caps list_caps = {
-    .ext = {ATTN_EXT_DRAFT_INDEX_LISTS_CAPS, 0, sizeof list_caps, &indexer_caps.ext},
-    .attend = 1,
-    .attend_mla_sparse = 1,
-    .granularities = 1 + 4 + 16 + 64 + 128,
+    COMMON_LISTS_CAPS(&indexer_caps.ext),
     .groups = BIT(ATTN_LISTS_SHARED) | BIT(ATTN_LISTS_PER_KV_HEAD) | BIT(ATTN_LISTS_PER_Q_HEAD)};
 static const struct attn_recurrent_rule_caps rule_caps = {COMMON_RULE_CAPS(&list_caps.ext)};
 static const struct attn_recurrent_caps gdn_caps = {COMMON_RECURRENT_CAPS(&rule_caps.ext)};
@@ -56,40 +45,19 @@ const struct attn_backend_caps gpu_caps = {
 
 const struct attn_kernels gpu_kernels = {
     .struct_size = sizeof gpu_kernels,
+    GPU_COMMON_SLOTS,
     .attend = gpu_attend,
     .attend_mla = gpu_attend_mla,
-    .attend_mla_sparse = gpu_attend_mla_sparse,
+    .attend_mla_sparse = gpu_attend_mla,
     .recurrent = gpu_recurrent,
     .batched_gemm = gpu_batched_gemm,
-    .write_kv = gpu_write_kv,
-    .merge_states = gpu_merge_states,
-    .rope_write_kv = gpu_rope_write_kv,
     .gather_kv = gpu_gather_kv,
-    .quantize = gpu_quantize,
     .amax = gpu_amax,
-    .copy_blocks = gpu_copy_blocks,
-    .copy = gpu_copy,
-    .fill = gpu_fill,
     .prepare = gpu_prepare,
     .release = gpu_release,
     .schedule_size = gpu_schedule_size,
     .schedule = gpu_make_schedule,
     .update_block_table = gpu_update_block_table,
-    .allocate_memory = gpu_allocate_memory,
-    .free_memory = gpu_free_memory,
-    .memory_device = gpu_memory_device,
-    .create_stream = gpu_create_stream,
-    .destroy_stream = gpu_destroy_stream,
-    .synchronize = gpu_synchronize,
-    .begin_capture = gpu_begin_capture,
-    .end_capture = gpu_end_capture,
-    .launch_graph = gpu_launch_graph,
-    .destroy_graph = gpu_destroy_graph,
-    .make_block_table = gpu_make_block_table,
-    .create_event = gpu_create_event,
-    .record_event = gpu_record_event,
-    .elapsed = gpu_elapsed,
-    .destroy_event = gpu_destroy_event,
 };
 
 attn_status gpu_supports(const struct attn_supports_args *args,

@@ -26,6 +26,19 @@ extern const struct gpu_vendor gpu_vendor;
 extern const struct attn_backend_caps gpu_caps; /* without name and device */
 extern const struct attn_kernels gpu_kernels;
 
+/* The slots that all backends here have in common. */
+#define GPU_COMMON_SLOTS                                                                           \
+    .write_kv = gpu_write_kv, .merge_states = gpu_merge_states,                                    \
+    .rope_write_kv = gpu_rope_write_kv, .quantize = gpu_quantize, .copy_blocks = gpu_copy_blocks,  \
+    .copy = gpu_copy, .fill = gpu_fill, .allocate_memory = gpu_allocate_memory,                    \
+    .free_memory = gpu_free_memory, .memory_device = gpu_memory_device,                            \
+    .create_stream = gpu_create_stream, .destroy_stream = gpu_destroy_stream,                      \
+    .synchronize = gpu_synchronize, .begin_capture = gpu_begin_capture,                            \
+    .end_capture = gpu_end_capture, .launch_graph = gpu_launch_graph,                              \
+    .destroy_graph = gpu_destroy_graph, .make_block_table = gpu_make_block_table,                  \
+    .create_event = gpu_create_event, .record_event = gpu_record_event, .elapsed = gpu_elapsed,    \
+    .destroy_event = gpu_destroy_event
+
 /* Adds the reasons that masks cannot express; a plugin's `supports`. */
 attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error);

@@ -38,10 +38,6 @@ attn_status gpu_compress(const struct attn_attend_args *args, struct attn_error 
         p.rotary_dim = x->rotary_dim;
         p.neox = x->rope == ATTN_ROPE_NEOX;
     }
-    return device_status(p.num_reqs > 0 && p.num_tokens > 0
-                             ? gpu_device_launch(&args->instance->device, GPU_KERNEL_compress,
-                                                 gpu_groups(p.num_tokens, 1, 1 << 20), &p,
-                                                 args->stream)
-                             : NULL,
-                         "attend", error);
+    return gpu_run(args->instance, GPU_KERNEL_compress, p.num_reqs > 0 ? p.num_tokens : 0,
+                   gpu_groups(p.num_tokens, 1, 1 << 20), &p, args->stream, "attend", error);
 }

@@ -41,7 +41,6 @@ attn_status gpu_write_index(const struct attn_write_kv_args *args, struct attn_e
 {
     const struct attn_index_write *write = ext_of(args->layer->next, ATTN_EXT_DRAFT_INDEX_WRITE);
     const struct attn_io_index_write *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_INDEX_WRITE);
-    const struct gpu_device *device = &args->instance->device;
     struct gpu_index_write_params p = {
         .from = gpu_tensor_of(args->k),
         .to = gpu_cache_of(args->layer, args->params, args->k_cache, false),
@@ -64,13 +63,10 @@ attn_status gpu_write_index(const struct attn_write_kv_args *args, struct attn_e
             p.cos_sin = gpu_tensor_of(io->cos_sin);
         }
     }
-    return device_status(
-        p.num_slots > 0
-            ? gpu_device_launch(device, GPU_KERNEL_index_write,
-                                gpu_warp_groups(device, GPU_THREADS_index_write, p.num_slots, 32),
-                                &p, args->stream)
-            : NULL,
-        "write_kv", error);
+    return gpu_run(
+        args->instance, GPU_KERNEL_index_write, p.num_slots,
+        gpu_warp_groups(&args->instance->device, GPU_THREADS_index_write, p.num_slots, 32), &p,
+        args->stream, "write_kv", error);
 }
 
 void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared)

@@ -81,8 +81,8 @@ const char *gpu_launch_quantize(const struct gpu_device *device,
                                 const struct gpu_quantize_params *p, void *stream);
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);
+/* attend_mla, and attend_mla_sparse of layers with a topk. */
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
-attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_recurrent(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_index(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_write_index(const struct attn_write_kv_args *args, struct attn_error *error);
@@ -153,6 +153,24 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
 struct gpu_cache gpu_cache_of_tensor(const struct attn_layer_desc *layer,
                                      const struct attn_layer_params *params,
                                      const struct attn_tensor *tensor, bool is_v);
+/* Bytes up to a multiple of 256, where parts of a workspace begin. */
+static inline size_t gpu_round_up(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+/* The bits of an address and its strides together: a multiple of what all of them are. */
+static inline uint64_t gpu_tensor_bits(const struct gpu_tensor *t)
+{
+    return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
+}
+
+static inline uint64_t gpu_cache_bits(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
 /* Groups of `per` items each, at most `most`. */
 static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)
 {
@@ -171,6 +189,17 @@ static inline attn_status device_status(const char *cause, const char *what,
                                         struct attn_error *error)
 {
     return cause == NULL ? ATTN_OK : plugin_error(error, ATTN_ERROR_DEVICE, what, "%s", cause);
+}
+
+/* A slot that is the launch of one kernel, unless it has no items. */
+static inline attn_status gpu_run(const struct attn_instance *instance, enum gpu_kernel kernel,
+                                  int64_t items, int64_t groups, const void *params, void *stream,
+                                  const char *slot, struct attn_error *error)
+{
+    const struct gpu_device *device = &instance->device;
+    const char *cause =
+        items > 0 ? gpu_device_launch(device, kernel, groups, params, stream) : NULL;
+    return device_status(cause, slot, error);
 }
 
 #endif

@@ -52,8 +52,7 @@ static void enter_rows(const struct attn_tensor *joined, const struct attn_tenso
     }
 }
 
-static attn_status attend_latent(const struct attn_attend_args *args, bool sparse,
-                                 struct attn_error *error)
+attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gpu_latent_params p = {0};
     attn_status status = enter_cache(args->layer, args->params, args->k_cache, &p.attend.k, error);
@@ -61,6 +60,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
         return status;
     }
     const struct attn_mla_desc *mla = mla_of(args->layer);
+    const bool sparse = mla->topk > 0;
     const struct attn_index_lists *lists = lists_of(args->layer);
     const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     const struct attn_tensor *const parts[2] = {io != NULL ? io->q_nope : NULL,
@@ -75,7 +75,6 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
     set_query_scale(&p.attend, args);
     p.rank = mla->kv_lora_rank;
     p.rope = mla->qk_rope_head_dim;
-    const struct gpu_device *device = &args->instance->device;
     const struct schedule_host *plan = args->schedule_host;
     if (sparse) {
         p.topk = io->topk_indices;
@@ -106,27 +105,16 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
                                                  "attend_mla", error);
     }
     if (sparse && (args->prepared->way != GPU_WAY_LATENT || !plan->fast)) {
-        return device_status(gpu_device_launch(device, GPU_KERNEL_latent_sparse,
-                                               (int64_t)device->num_sms * 2, &p, args->stream),
-                             "attend_mla_sparse", error);
+        return gpu_run(args->instance, GPU_KERNEL_latent_sparse, 1,
+                       (int64_t)args->instance->device.num_sms * 2, &p, args->stream,
+                       "attend_mla_sparse", error);
     }
     set_schedule(&p.attend.schedule, args);
     if (plan->fast) {
         return device_status(args->instance->latent->attend(args, &p), "attend_mla", error);
     }
-    return device_status(
-        gpu_device_launch(device, GPU_KERNEL_latent, p.attend.schedule.ctas, &p, args->stream),
-        "attend_mla", error);
-}
-
-attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error)
-{
-    return attend_latent(args, false, error);
-}
-
-attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error)
-{
-    return attend_latent(args, true, error);
+    return gpu_run(args->instance, GPU_KERNEL_latent, 1, p.attend.schedule.ctas, &p, args->stream,
+                   "attend_mla", error);
 }
 
 static attn_status enter_write(const struct attn_write_kv_args *args,
@@ -169,16 +157,12 @@ attn_status gpu_latent_parts(const struct attn_write_kv_args *args, struct gpu_w
 attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct gpu_latent_write_params p;
-    const struct gpu_device *device = &args->instance->device;
-    attn_status status = enter_write(args, &p, error);
-    if (status != ATTN_OK || args->num_slots <= 0) {
-        return status;
-    }
-    return device_status(
-        gpu_device_launch(device, GPU_KERNEL_latent_write,
-                          gpu_warp_groups(device, GPU_THREADS_latent_write, p.num_slots, 32), &p,
-                          args->stream),
-        "write_kv", error);
+    const attn_status status = enter_write(args, &p, error);
+    return status != ATTN_OK ? status
+                             : gpu_run(args->instance, GPU_KERNEL_latent_write, p.num_slots,
+                                       gpu_warp_groups(&args->instance->device,
+                                                       GPU_THREADS_latent_write, p.num_slots, 32),
+                                       &p, args->stream, "write_kv", error);
 }
 
 attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
@@ -190,8 +174,7 @@ attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
         return status;
     }
     p.rank = mla_of(args->layer)->kv_lora_rank;
-    const struct gpu_device *device = &args->instance->device;
-    return device_status(gpu_device_launch(device, GPU_KERNEL_latent_gather,
-                                           (int64_t)device->num_sms * 16, &p, args->stream),
-                         "gather_kv", error);
+    return gpu_run(args->instance, GPU_KERNEL_latent_gather, 1,
+                   (int64_t)args->instance->device.num_sms * 16, &p, args->stream, "gather_kv",
+                   error);
 }

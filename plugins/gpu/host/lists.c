@@ -35,7 +35,7 @@ void gpu_prepare_lists(const struct attn_prepare_args *args, struct attn_prepare
 size_t gpu_list_bytes(const struct attn_prepared *prepared, int64_t tokens)
 {
     const int64_t bytes = tokens * prepared->lists * (prepared->unit_stride + 1) * 4;
-    return prepared->listed > 0 ? (size_t)(bytes + 255) & ~(size_t)255 : 0;
+    return prepared->listed > 0 ? gpu_round_up((size_t)bytes) : 0;
 }
 
 void gpu_count_lists(const struct attn_attend_args *args, struct gpu_problem *p)

@@ -11,10 +11,11 @@ void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_bat
     plan->tile_rows = decode || plan->by_item || prepared->padded_size > 128 ? 16 : 64;
 }
 
-static uint64_t bits_of(const struct gpu_cache *c)
+bool gpu_reads_wide(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
+    const int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
+    return (gpu_cache_bits(&p->k) | gpu_cache_bits(&p->v)) % 16 == 0 &&
+           rows * p->k.block / 16 < INT32_MAX && rows * p->v.block / 16 < INT32_MAX;
 }
 
 bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p)
@@ -36,8 +37,5 @@ bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params
     if (problem->head_size % multiple != 0 || problem->head_size_v % multiple != 0) {
         return false;
     }
-    uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
-    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    return (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 && rows * p->k.block / 16 < INT32_MAX &&
-           rows * p->v.block / 16 < INT32_MAX;
+    return gpu_tensor_bits(&p->q) % 16 == 0 && gpu_reads_wide(args, p);
 }

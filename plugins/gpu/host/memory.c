@@ -19,17 +19,6 @@ static struct gpu_write_params write_params(const struct attn_write_kv_args *arg
     };
 }
 
-static uint64_t bits_of_tensor(const struct gpu_tensor *t)
-{
-    return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
-}
-
-static uint64_t bits_of_cache(const struct gpu_cache *c)
-{
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
-}
-
 static bool is_fp8(const struct gpu_cache *c)
 {
     return c->dtype == ATTN_DTYPE_FP8_E4M3 || c->dtype == ATTN_DTYPE_FP8_E5M2;
@@ -42,7 +31,8 @@ static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_ca
     int32_t bytes = number_bytes(to->dtype);
     bool fits = is_fp8(to) ? number_bytes(from->dtype) == 2 : bytes > 1 && from->dtype == to->dtype;
     if (!fits || to->pack != 0 || to->form != GPU_ROW_NUMBERS ||
-        to->head_size % (16 / bytes) != 0 || (bits_of_tensor(from) | bits_of_cache(to)) % 16 != 0) {
+        to->head_size % (16 / bytes) != 0 ||
+        (gpu_tensor_bits(from) | gpu_cache_bits(to)) % 16 != 0) {
         return 0;
     }
     return to->head_size * bytes / 16;
@@ -52,8 +42,8 @@ static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_ca
 static int32_t lanes_of_row(const struct gpu_tensor *from, const struct gpu_cache *to)
 {
     if (to->form != GPU_ROW_SCALED || to->pack != 0 || number_bytes(from->dtype) != 2 ||
-        to->head_size % 8 != 0 || to->head_size > 256 || bits_of_tensor(from) % 16 != 0 ||
-        bits_of_cache(to) % 4 != 0) {
+        to->head_size % 8 != 0 || to->head_size > 256 || gpu_tensor_bits(from) % 16 != 0 ||
+        gpu_cache_bits(to) % 4 != 0) {
         return 0;
     }
     return to->head_size <= 64 ? 8 : to->head_size <= 128 ? 16 : 32;
@@ -109,7 +99,6 @@ static const char *launch_write(const struct gpu_device *device, struct gpu_writ
 /* A compressor's states. */
 static attn_status write_states(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    const struct gpu_device *device = &args->instance->device;
     const struct gpu_write_params p = {
         .from = {gpu_tensor_of(args->k)},
         .to = {gpu_cache_of(args->layer, args->params, args->k_cache, false)},
@@ -119,13 +108,10 @@ static attn_status write_states(const struct attn_write_kv_args *args, struct at
         .sides = 1,
         .block_size = args->k_cache->block_size,
     };
-    return device_status(p.num_slots > 0
-                             ? gpu_device_launch(device, GPU_KERNEL_write_rows,
-                                                 gpu_warp_groups(device, GPU_THREADS_write_rows,
-                                                                 p.num_slots * p.num_heads, 32),
-                                                 &p, args->stream)
-                             : NULL,
-                         "write_kv", error);
+    const int64_t items = p.num_slots * p.num_heads;
+    return gpu_run(args->instance, GPU_KERNEL_write_rows, items,
+                   gpu_warp_groups(&args->instance->device, GPU_THREADS_write_rows, items, 32), &p,
+                   args->stream, "write_kv", error);
 }
 
 static attn_status write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
@@ -163,7 +149,6 @@ static attn_status rotate_output(const struct attn_write_kv_args *args,
                                  const struct attn_output_rope *rope, struct attn_error *error)
 {
     const struct attn_io_output_rope *io = ext_of(args->next, ATTN_EXT_DRAFT_IO_OUTPUT_ROPE);
-    const struct gpu_device *device = &args->instance->device;
     struct gpu_rotate_params p = {
         .last = gpu_tensor_of(args->q),
         .cos_sin = gpu_tensor_of(io->cos_sin),
@@ -176,11 +161,10 @@ static attn_status rotate_output(const struct attn_write_kv_args *args,
     };
     p.last.data += (args->q->shape[2] - rope->rotary_dim) * number_bytes(p.last.dtype);
     const int64_t items = args->q->shape[0] * p.heads * (p.rotary_dim / 2);
-    return device_status(gpu_device_launch(device, GPU_KERNEL_rotate_output,
-                                           gpu_groups(items, GPU_THREADS_rotate_output,
-                                                      (int64_t)device->num_sms * 32),
-                                           &p, args->stream),
-                         "rope_write_kv", error);
+    return gpu_run(
+        args->instance, GPU_KERNEL_rotate_output, 1,
+        gpu_groups(items, GPU_THREADS_rotate_output, (int64_t)args->instance->device.num_sms * 32),
+        &p, args->stream, "rope_write_kv", error);
 }
 
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
@@ -205,16 +189,10 @@ attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn
             p.norm_dtype[i] = number_dtype_name(norm[i]->dtype);
         }
     }
-    const struct gpu_device *device = &args->instance->device;
-    int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
-    if (items <= 0) {
-        return ATTN_OK;
-    }
-    return device_status(
-        gpu_device_launch(device, GPU_KERNEL_rope_write,
-                          gpu_warp_groups(device, GPU_THREADS_rope_write, items, 64), &p,
-                          args->stream),
-        "rope_write_kv", error);
+    const int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
+    return gpu_run(args->instance, GPU_KERNEL_rope_write, items,
+                   gpu_warp_groups(&args->instance->device, GPU_THREADS_rope_write, items, 64), &p,
+                   args->stream, "rope_write_kv", error);
 }
 
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
@@ -234,15 +212,10 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
         return gpu_gather_latent(args, &p, error);
     }
     p.from = gpu_cache_of(args->layer, args->params, args->cache, false);
-    const struct gpu_device *device = &args->instance->device;
-    if (p.num_reqs <= 0) {
-        return ATTN_OK;
-    }
-    return device_status(gpu_device_launch(device,
-                                           p.from.form >= GPU_ROW_INT4 ? GPU_KERNEL_gather_nibbles
-                                                                       : GPU_KERNEL_gather,
-                                           (int64_t)device->num_sms * 16, &p, args->stream),
-                         "gather_kv", error);
+    return gpu_run(args->instance,
+                   p.from.form >= GPU_ROW_INT4 ? GPU_KERNEL_gather_nibbles : GPU_KERNEL_gather,
+                   p.num_reqs, (int64_t)args->instance->device.num_sms * 16, &p, args->stream,
+                   "gather_kv", error);
 }
 
 attn_status gpu_copy(const struct attn_copy_args *a, struct attn_error *error)
@@ -384,11 +357,7 @@ attn_status gpu_make_block_table(const struct attn_block_table_args *args, struc
         .blocks_per_entry = args->blocks_per_entry,
         .tokens_per_entry = args->tokens_per_entry,
     };
-    const struct gpu_device *device = &args->instance->device;
-    if (p.num_reqs <= 0) {
-        return ATTN_OK;
-    }
-    return device_status(gpu_device_launch(device, GPU_KERNEL_make_table,
-                                           (int64_t)device->num_sms * 16, &p, args->stream),
-                         "make_block_table", error);
+    return gpu_run(args->instance, GPU_KERNEL_make_table, p.num_reqs,
+                   (int64_t)args->instance->device.num_sms * 16, &p, args->stream,
+                   "make_block_table", error);
 }

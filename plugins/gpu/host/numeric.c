@@ -20,16 +20,10 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
         .heads = (int32_t)args->out->shape[1],
         .dims = (int32_t)args->out->shape[2],
     };
-    const struct gpu_device *device = &args->instance->device;
-    int64_t items = p.num_rows * p.heads;
-    if (items <= 0) {
-        return ATTN_OK;
-    }
-    return device_status(
-        gpu_device_launch(device, GPU_KERNEL_merge_states,
-                          gpu_warp_groups(device, GPU_THREADS_merge_states, items, 16), &p,
-                          args->stream),
-        "merge_states", error);
+    const int64_t items = p.num_rows * p.heads;
+    return gpu_run(args->instance, GPU_KERNEL_merge_states, items,
+                   gpu_warp_groups(&args->instance->device, GPU_THREADS_merge_states, items, 16),
+                   &p, args->stream, "merge_states", error);
 }
 
 int32_t gpu_output_group(int32_t form)
@@ -175,8 +169,6 @@ attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct a
         const int32_t columns = GPU_THREADS_gemm_few * (p.w.row == 1 ? 1 : 2);
         tiles = (int64_t)p.count * ((p.n + columns - 1) / columns);
     }
-    return device_status(gpu_device_launch(&args->instance->device,
-                                           few ? GPU_KERNEL_gemm_few : GPU_KERNEL_gemm,
-                                           gpu_groups(tiles, 1, 1 << 20), &p, args->stream),
-                         "batched_gemm", error);
+    return gpu_run(args->instance, few ? GPU_KERNEL_gemm_few : GPU_KERNEL_gemm, tiles,
+                   gpu_groups(tiles, 1, 1 << 20), &p, args->stream, "batched_gemm", error);
 }

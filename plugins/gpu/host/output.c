@@ -51,18 +51,15 @@ bool gpu_output_is_near(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct gpu_tensor rows = gpu_output_rows(args);
-    uint64_t bits = (uint64_t)(uintptr_t)rows.data | (uint64_t)rows.row | (uint64_t)rows.head;
     int32_t group = gpu_output_group(layer->output_form);
-    return bits % 4 == 0 && layer->head_size_v % (group > 16 ? group : 16) == 0;
+    return gpu_tensor_bits(&rows) % 4 == 0 && layer->head_size_v % (group > 16 ? group : 16) == 0;
 }
 
 struct gpu_tensor gpu_output_numbers(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
-    const struct schedule_host *plan = args->schedule_host;
-    struct layout at = layout_of(args->instance, args->prepared, plan->num_reqs,
-                                 plan->num_row_tiles, plan->num_rows, plan->by_item);
-    return (struct gpu_tensor){(char *)args->scratch + at.out, args->prepared->out_bytes,
+    return (struct gpu_tensor){(char *)args->scratch + layout_of_plan(args).out,
+                               args->prepared->out_bytes,
                                args->prepared->out_bytes / layer->num_q_heads, layer->dtype};
 }
 

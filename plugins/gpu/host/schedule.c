@@ -17,11 +17,6 @@
 #define LEAST_SHARE_OF_LISTS 1
 #define PADDED_SIZE_MAX 512 /* head size of the matrix kernels */
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 255) & ~(size_t)255;
-}
-
 /* The segments of a plan, and how many of them may leave parts of 16 rows. With 64 rows there are
  * fewer parts, since each CTA has one segment. Where a prefix may be cached, no item is cut. */
 static int64_t segment_bound(const struct attn_instance *instance,
@@ -56,19 +51,38 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
     int64_t part_rows,
         segments = segment_bound(instance, prepared, reqs, row_tiles, by_item, &part_rows);
     at.max_segments = (int32_t)segments;
-    at.segments = round_up(sizeof(struct gpu_header));
-    at.row_tiles = at.segments + round_up((size_t)segments * sizeof(struct gpu_segment));
+    at.segments = gpu_round_up(sizeof(struct gpu_header));
+    at.row_tiles = at.segments + gpu_round_up((size_t)segments * sizeof(struct gpu_segment));
     at.row_tile_start =
-        at.row_tiles + round_up((size_t)(row_tiles + 1) * sizeof(struct gpu_row_tile));
-    at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
-    at.arrived = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
-    at.end =
-        at.arrived + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads * sizeof(int32_t));
+        at.row_tiles + gpu_round_up((size_t)(row_tiles + 1) * sizeof(struct gpu_row_tile));
+    at.key_tile_start = at.row_tile_start + gpu_round_up((size_t)(reqs + 1) * sizeof(int32_t));
+    at.arrived = at.key_tile_start + gpu_round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
+    at.end = at.arrived +
+             gpu_round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads * sizeof(int32_t));
     at.parts = 0;
-    at.query = round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
-    at.out = at.query + round_up((size_t)rows * (size_t)prepared->query_bytes);
-    at.scratch_end = at.out + round_up((size_t)rows * (size_t)prepared->out_bytes);
+    at.query =
+        gpu_round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
+    at.out = at.query + gpu_round_up((size_t)rows * (size_t)prepared->query_bytes);
+    at.scratch_end = at.out + gpu_round_up((size_t)rows * (size_t)prepared->out_bytes);
     return at;
+}
+
+struct layout layout_of_plan(const struct attn_attend_args *args)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    return layout_of(args->instance, args->prepared, plan->num_reqs, plan->num_row_tiles,
+                     plan->num_rows, plan->by_item);
+}
+
+void place_schedule(struct gpu_schedule *s, const struct layout *at, char *memory)
+{
+    s->max_segments = at->max_segments;
+    s->header = (struct gpu_header *)memory;
+    s->segments = (struct gpu_segment *)(memory + at->segments);
+    s->row_tiles = (struct gpu_row_tile *)(memory + at->row_tiles);
+    s->row_tile_start = (int32_t *)(memory + at->row_tile_start);
+    s->key_tile_start = (int32_t *)(memory + at->key_tile_start);
+    s->arrived = (int32_t *)(memory + at->arrived);
 }
 
 static void prepare_layer(const struct attn_prepare_args *args, struct attn_prepared *prepared)
@@ -115,7 +129,8 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
     gpu_prepare_lists(args, prepared);
     const struct gpu_prefill *prefill = instance->prefill;
     if (prefill != NULL && prepared->way == GPU_WAY_ATTEND && prepared->listed == 0) {
-        prepared->copy_bytes = prefill->copy_bytes(layer, args->k_cache);
+        prepared->copy_bytes =
+            prefill->copy_bytes != NULL ? prefill->copy_bytes(layer, args->k_cache) : 0;
         prepared->prefills = prefill->may_serve == NULL || prefill->may_serve(args, prepared);
     }
     prepared->few_rows = prepared->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
@@ -206,14 +221,14 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
         return ATTN_OK;
     }
     if (prepared->way == GPU_WAY_INDEX) {
-        size->scratch_bytes = round_up(gpu_index_scratch(prepared, limits));
+        size->scratch_bytes = gpu_round_up(gpu_index_scratch(prepared, limits));
         return ATTN_OK;
     }
     if (prepared->way == GPU_WAY_CHUNKS) {
         bool chunks =
             limits->max_query_len == 0 || limits->max_query_len >= instance->chunks->tokens;
         int64_t most = instance->chunks->num_chunks(limits->max_num_reqs, limits->max_num_tokens);
-        size->scratch_bytes = chunks ? round_up((size_t)(most * prepared->chunk_bytes)) : 0;
+        size->scratch_bytes = chunks ? gpu_round_up((size_t)(most * prepared->chunk_bytes)) : 0;
         return ATTN_OK;
     }
     int64_t least = prepared->way == GPU_WAY_LATENT ? least_rows(instance, prepared) : 16;
@@ -291,9 +306,8 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     const struct attn_prepared *prepared = args->prepared;
     bool latent = prepared->way == GPU_WAY_LATENT;
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
-    char *memory = args->workspace;
-    struct layout at = layout_of(args->instance, prepared, plan->num_reqs, plan->num_row_tiles,
-                                 plan->num_rows, plan->by_item);
+    const struct layout at = layout_of_plan(args);
+    place_schedule(s, &at, args->workspace);
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
     s->concurrent = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
@@ -306,14 +320,8 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     /* keys of other steps without a cache have the activations' dtype */
     bool as_cached = args->k_cache != NULL || args->layer->encoder == ATTN_ENCODER_MULTIMODAL;
     s->tile = latent ? GPU_TILE : matrix->tile(prepared, as_cached, plan->tile_rows);
-    s->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : s->ctas;
+    s->max_segments = plan->tile_rows == 16 || plan->by_item ? s->max_segments : s->ctas;
     s->most_rows = plan->has_many ? plan->few_rows : 0;
-    s->header = (struct gpu_header *)memory;
-    s->segments = (struct gpu_segment *)(memory + at.segments);
-    s->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
-    s->row_tile_start = (int32_t *)(memory + at.row_tile_start);
-    s->key_tile_start = (int32_t *)(memory + at.key_tile_start);
-    s->arrived = (int32_t *)(memory + at.arrived);
     s->parts = (float *)(void *)((char *)args->scratch + at.parts);
 }
 
@@ -353,7 +361,7 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     plan->has_few = 1;
     plan->has_many = args->prepared->prefills &&
                      (int64_t)batch->max_query_len * group > plan->few_rows &&
-                     prefill->serves(args);
+                     (prefill->serves == NULL || prefill->serves(args));
     if (!plan->has_many) {
         return;
     }
@@ -373,8 +381,8 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     plan->has_many = args->prepared->invariant ? many : prefill->pays(args);
     plan->has_few = few || !plan->has_many;
     plan->by_item = args->prepared->invariant || some || !plan->has_many;
-    plan->prefill_sms = plan->has_many && few ? prefill->share(args) : 0;
-    plan->part_tiles = plan->has_many && !few ? prefill->cut(args) : 0;
+    plan->prefill_sms = plan->has_many && few && prefill->share != NULL ? prefill->share(args) : 0;
+    plan->part_tiles = plan->has_many && !few && prefill->cut != NULL ? prefill->cut(args) : 0;
 }
 
 /* The same for gated delta in chunks. */
@@ -405,13 +413,6 @@ static void choose_chunks(struct schedule_host *plan, const struct attn_attend_a
     plan->has_steps = steps;
     plan->has_drafts = drafts;
     plan->has_few = few;
-}
-
-static struct layout layout_of_plan(const struct attn_attend_args *args)
-{
-    const struct schedule_host *plan = args->schedule_host;
-    return layout_of(args->instance, args->prepared, plan->num_reqs, plan->num_row_tiles,
-                     plan->num_rows, plan->by_item);
 }
 
 char *prefill_memory(const struct attn_attend_args *args)

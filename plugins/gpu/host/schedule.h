@@ -69,9 +69,11 @@ struct gpu_matrix_kernels {
  * batches are one with 64 rows, which share the reading of keys. */
 void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
                      struct schedule_host *plan);
-/* Whether kernels can serve the arguments that load 16 bytes at a time, count row offsets in 16
- * bytes and 31 bits, and have no ALiBi, spans, trees, float32, 4-bit rows, rounded probabilities or
- * packed layouts. Queries have 16 bits, or e4m3 like their cache. */
+/* Whether kernels can read keys and values that load 16 bytes at a time and count row offsets in 16
+ * bytes and 31 bits. */
+bool gpu_reads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
+/* The same, and for queries, if the kernels have no ALiBi, spans, trees, float32, 4-bit rows,
+ * rounded probabilities or packed layouts. Queries have 16 bits, or e4m3 like their cache. */
 bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
 
 /* A faster kernel for requests of many rows (query, head of the group). Its results for a request
@@ -81,11 +83,12 @@ struct gpu_prefill {
     /* Loads the kernels that a layer may launch. Returns NULL or the cause of a failure. */
     const char *(*load)(const struct gpu_device *device, const struct attn_layer_desc *layer,
                         const struct attn_prepared *prepared);
-    /* Bytes of its 16-bit copies of a key and its value of one KV head; 0: it makes none. */
+    /* Bytes of its 16-bit copies of a key and its value of one KV head; 0, or NULL: it makes none.
+     */
     int64_t (*copy_bytes)(const struct attn_layer_desc *layer, const struct attn_kv_view *k_cache);
     /* Whether it ever serves the layer; NULL: always. What it refuses needs no memory here. */
     bool (*may_serve)(const struct attn_prepare_args *args, const struct attn_prepared *prepared);
-    /* Whether a plan may give it requests of this layer and cache. */
+    /* Whether a plan may give it requests of this layer and cache; NULL: always. */
     bool (*serves)(const struct attn_attend_args *args);
     /* Whether the workspace has room for this batch, whose numbers the plan has; sets copied_rows.
      */
@@ -93,10 +96,10 @@ struct gpu_prefill {
     /* Whether its requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
     /* The multiprocessors that it should have while the common kernels run concurrently on the
-     * others; 0: one after the other. */
+     * others; 0, or NULL: one after the other. */
     int32_t (*share)(const struct attn_attend_args *args);
     /* The most tiles of an item for a batch without other requests; longer items are cut into
-     * parts. 0: items are not cut. */
+     * parts. 0: items are not cut; NULL: `fits` sets part_tiles. */
     int32_t (*cut)(const struct attn_attend_args *args);
     /* Its workspace, after the common schedule's, and its scratch, after the common kernels'. */
     void (*bytes)(const struct attn_instance *instance, const struct attn_prepared *prepared,
@@ -104,9 +107,9 @@ struct gpu_prefill {
     /* Launches the kernel that makes its schedule. Returns NULL or the cause of a failure. */
     const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);
-    /* Whether it takes 8-bit queries directly; otherwise they are converted. */
+    /* Whether it takes 8-bit queries directly; otherwise, or NULL, they are converted. */
     bool (*takes_query)(const struct gpu_params *p);
-    /* Whether it writes quantized outputs where gpu_output_is_near. */
+    /* Whether it writes quantized outputs where gpu_output_is_near; NULL: never. */
     bool (*writes_codes)(const struct attn_attend_args *args, const struct gpu_params *p);
     /* Returns false, without a launch, if it cannot serve these tensors. It writes what
      * gpu_output_of says. shared: runs on its share of the multiprocessors, since the common
@@ -177,6 +180,10 @@ struct layout {
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
                         int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item);
+struct layout layout_of_plan(const struct attn_attend_args *args);
+/* Sets the capacity of a schedule and its places in a workspace at `memory`; parts lie elsewhere.
+ */
+void place_schedule(struct gpu_schedule *s, const struct layout *at, char *memory);
 /* index.c: what is prepared for an indexer, and the bytes of its scores. */
 void gpu_prepare_index(const struct attn_layer_desc *layer, struct attn_prepared *prepared);
 size_t gpu_index_scratch(const struct attn_prepared *prepared, const struct attn_limits *limits);

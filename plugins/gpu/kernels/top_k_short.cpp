@@ -58,8 +58,8 @@ GPU_INLINE void load_short(const gpu_index_params &p, const top_k_row &row, int3
     sync_group(); /* all keys are written */
 }
 
-/* How many of the threads' keys are at least `least`, which is not 0. Two calls in turn have other
- * memory. */
+/* How many of the threads' keys are at least `least`, which is not 0. The next call needs other
+ * `counts`, since a warp may still read these. */
 GPU_INLINE int32_t count_keys(const uint32_t (&keys)[SHORT_OWN], uint32_t least, int32_t *counts)
 {
     int32_t count = 0;
@@ -90,20 +90,20 @@ GPU_INLINE void choose_short(int32_t n, int32_t room, short_memory &memory, int3
         const uint4 x = *(const uint4 *)&memory.keys[s * SHORT_STEP + thread_index() * 4];
         keys[4 * s] = x.x, keys[4 * s + 1] = x.y, keys[4 * s + 2] = x.z, keys[4 * s + 3] = x.w;
     }
-    int32_t reached = n, turn = 0;
+    int32_t reached = n, buffer = 0;
     for (uint32_t bit = 0x80000000u; bit != 0 && reached > room; bit >>= 1) {
-        const int32_t count = count_keys(keys, last | bit, memory.counts[turn]);
+        const int32_t count = count_keys(keys, last | bit, memory.counts[buffer]);
         if (count >= room) {
             last |= bit;
             reached = count;
         }
-        turn ^= 1;
+        buffer ^= 1;
     }
     int32_t need = 0; /* entries with the last key */
     if (reached == room) {
         last--; /* all that reach it are chosen */
     } else {
-        need = room - (last < FORCED_KEY ? count_keys(keys, last + 1, memory.counts[turn]) : 0);
+        need = room - (last < FORCED_KEY ? count_keys(keys, last + 1, memory.counts[buffer]) : 0);
     }
     int32_t before = 0; /* above, and equal x 65536 */
     for (int s = 0; s < SHORT_STEPS && s * SHORT_STEP < n; s++) {
