@@ -16,6 +16,13 @@ static inline float number_from_bits(uint32_t bits)
     return value;
 }
 
+static inline uint32_t number_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 /* A small float's exponent and mantissa, moved to where binary32 has them and scaled by the
  * difference of the biases: subnormals come out right by themselves. */
 static inline float number_from_f16(uint16_t x)
@@ -25,7 +32,7 @@ static inline float number_from_f16(uint16_t x)
         return number_from_bits(sign | 0x7f800000u | (uint32_t)(x & 0x3ff) << 13);
     }
     float magnitude = number_from_bits((uint32_t)(x & 0x7fff) << 13) * 0x1p112f;
-    return sign ? -magnitude : magnitude;
+    return number_from_bits(sign | number_bits(magnitude));
 }
 
 static inline float number_from_bf16(uint16_t x)

@@ -39,8 +39,9 @@ enum row_coding {
     /* q8_0 and q4_0, ggml's blocks of 32 elements. Their steps lie inside the rows, so that rows
      * are staged in float32; a code times its step has more bits than bf16. */
     CODING_BLOCKS = 4,
-    CODING_DS_V4 = 5, /* fp8_ds_v4's latent rows, exact in bf16 */
-    CODING_MXFP4 = 6  /* indexers' keys in mxfp4, exact in bf16 */
+    CODING_DS_MLA = 5, /* fp8_ds_mla's latent rows */
+    CODING_DS_V4 = 6,  /* fp8_ds_v4's, exact in bf16 */
+    CODING_MXFP4 = 7   /* indexers' keys in mxfp4, exact in bf16 */
 };
 
 /* How the rows of a cache's keys, or of its values, are stored. */
@@ -70,7 +71,6 @@ struct layer_shape {
     struct row_form keys;
     struct row_form values;
     int32_t activation; /* enum element_type of q */
-    bool ds_mla;        /* rows of fp8_ds_mla */
     /* A row's bits do not depend on how many of its request's rows are computed with it: all go the
      * packed way, in whole tiles of columns and blocks of rows. */
     bool any_prefix;
@@ -114,7 +114,6 @@ struct row_source {
      * type */
     const struct decode_kernels *decode;
     bool decode_codes;
-    bool ds_mla;
     const char *scale; /* data next to rows: float32 scales, or the coding's parameters */
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
@@ -244,7 +243,7 @@ int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v);
 /* [Hk, Dv], of int8_kv's values; NULL where the form has none */
 const float *channel_scales(const struct layer_shape *shape,
                             const struct attn_layer_params *params);
-/* Key or value of one slot and head, of whichever form but those of MLA. */
+/* Key or value of one slot and head, of whichever form; latent rows are written by latent.c. */
 struct row_place {
     const struct variant *variant;
     const struct attn_layer_desc *layer;
@@ -299,13 +298,8 @@ void coded_row_read(const struct row_place *at, float *values);
 /* 16 values of nvfp4 in 8 bytes; returns the code of their scale */
 uint8_t nvfp4_block(const float *x, double global, double largest, uint8_t *packed);
 int32_t code_row_bytes(const struct row_form *form, int32_t n);
-/* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
-void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
-void ds_mla_store(const struct variant *variant, char *memory, const float *row);
-/* a whole row of fp8_ds_v4, and its scales */
-void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t *scales,
-                float *row);
-void ds_v4_store(const struct variant *variant, char *memory, uint8_t *scales, const float *row);
+/* a power of two; 255: NaN */
+float number_of_e8m0(uint8_t code);
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
@@ -322,12 +316,11 @@ float int4_write(const struct variant *variant, const struct attn_kv_view *view,
                  const float *values, const float *signs);
 
 /* problem.c */
-attn_status fail(struct attn_error *error, attn_status status, const char *field,
-                 const char *message);
-attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
-                           struct layer_shape *shape, struct attn_error *error);
-attn_status problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
-                         const struct latent_parts *latent, bool tensors, struct attn_error *error);
+struct layer_shape shape_of_layer(const struct variant *variant,
+                                  const struct attn_layer_desc *layer);
+/* `tensors`: keys and values that are no cache are there, too. */
+void problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
+                  const struct latent_parts *latent, bool tensors);
 /* The keys that a token sees; in a sparse run entries of its list. */
 struct interval row_interval(const struct attend_problem *problem, int32_t request, int32_t token);
 /* query_factor: the layer's and queries' factor of a KV head's scores; key_factor: with that of
@@ -444,17 +437,15 @@ attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct at
 attn_status simd_copy(const struct attn_copy_args *args, struct attn_error *error);
 attn_status simd_fill(const struct attn_fill_args *args, struct attn_error *error);
 
-/* attend.c, with the arguments of MLA already rewritten; parts NULL: no MLA */
-attn_status run_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
-                       struct attn_error *error);
+/* attend.c, with the arguments of MLA already rewritten; parts NULL: no MLA. Lengths are readable
+ * in every mode of a plan, so that each makes its schedule. */
+attn_status run_attend(const struct attn_attend_args *args, const struct latent_parts *parts);
 attn_status plan_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
-                        int32_t mode, struct attn_error *error);
+                        struct attn_error *error);
 
-/* mla.c */
+/* mla.c: attend_mla, and attend_mla_sparse of layers with a topk */
 attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
-attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
-attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
-                             struct attn_error *error);
+attn_status simd_plan_latent(const struct attn_attend_args *args, struct attn_error *error);
 
 /* tile_prefetch.c: prefetches the rows of the next tile in shares between the gemms of this one,
  * since the hardware has few line buffers */
@@ -473,7 +464,7 @@ int32_t depth_step(const struct attend_problem *problem);
 int32_t width_step(const struct attend_problem *problem);
 
 /* latent.c */
-attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status simd_write_latent(const struct attn_write_kv_args *args);
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 
 /* index.c */
@@ -512,6 +503,31 @@ static inline int32_t int4_zero(float *scale)
     uint32_t kept = bits & ~INT4_ZERO_MASK;
     memcpy(scale, &kept, sizeof kept);
     return (int32_t)(bits & INT4_ZERO_MASK);
+}
+
+/* Calls `body` for items 0 .. count - 1, at least `grain` at a time. */
+static inline attn_status run_parallel(const struct attn_instance *instance, int64_t count,
+                                       int64_t grain,
+                                       void (*body)(void *, int64_t, int64_t, int32_t),
+                                       const void *argument)
+{
+    instance->host->parallel_for(instance->host->user, count, grain, body,
+                                 (void *)(uintptr_t)argument);
+    return ATTN_OK;
+}
+
+static inline void enter_variant(const struct variant *variant)
+{
+    if (variant->enter != NULL) {
+        variant->enter();
+    }
+}
+
+static inline void leave_variant(const struct variant *variant)
+{
+    if (variant->leave != NULL) {
+        variant->leave();
+    }
 }
 
 static inline int32_t round_up(int32_t x, int32_t multiple)

@@ -11,29 +11,21 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepa
     attn_instance *instance = args->instance;
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_host *host = instance->host;
-    struct layer_shape shape;
-    *prepared = NULL;
-    bool is_gdn = layer->kind == ATTN_LAYER_RECURRENT;
-    bool compresses = layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR;
-    memset(&shape, 0, sizeof(shape));
-    attn_status status =
-        is_gdn || compresses ? ATTN_OK : shape_of_layer(instance->variant, layer, &shape, error);
-    if (status != ATTN_OK) {
-        return status;
+    struct attn_prepared *made = host->allocate(host->user, sizeof *made, 64);
+    *prepared = made;
+    if (made == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared", "%zu bytes", sizeof *made);
     }
-    *prepared = host->allocate(host->user, sizeof(**prepared), 64);
-    if (*prepared == NULL) {
-        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared",
-                    "no memory for what is prepared for a layer");
-    }
-    (*prepared)->shape = shape;
-    (*prepared)->is_gdn = is_gdn;
-    (*prepared)->compresses = compresses;
-    (*prepared)->indexer =
-        indexer_of(layer) != NULL ? *indexer_of(layer) : (struct attn_indexer_desc){.topk = 0};
-    if (is_gdn) {
-        (*prepared)->gdn =
+    *made = (struct attn_prepared){.is_gdn = layer->kind == ATTN_LAYER_RECURRENT,
+                                   .compresses = layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR};
+    if (made->is_gdn) {
+        made->gdn =
             *(const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
+    } else if (!made->compresses) {
+        made->shape = shape_of_layer(instance->variant, layer);
+    }
+    if (indexer_of(layer) != NULL) {
+        made->indexer = *indexer_of(layer);
     }
     return ATTN_OK;
 }
@@ -77,8 +69,8 @@ static attn_status simd_schedule(const struct attn_attend_args *args, int32_t mo
         args->layer->kind == ATTN_LAYER_DRAFT_COMPRESSOR) {
         return ATTN_OK; /* nothing is planned: items are heads, chunks of queries, or tokens */
     }
-    return layer_is_latent(args->layer) ? simd_plan_latent(args, mode, error)
-                                        : plan_attend(args, NULL, mode, error);
+    return layer_is_latent(args->layer) ? simd_plan_latent(args, error)
+                                        : plan_attend(args, NULL, error);
 }
 
 /* Lengths are the same: the schedule stays right. */
@@ -90,7 +82,7 @@ static attn_status simd_update_block_table(const struct attn_attend_args *args,
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    const int32_t kind = args != NULL && args->layer != NULL ? args->layer->kind : 0;
+    const int32_t kind = args->layer->kind;
     return kind == ATTN_LAYER_INDEXER            ? simd_index(args, error)
            : kind == ATTN_LAYER_DRAFT_COMPRESSOR ? compressor_attend(args, args->instance->host)
                                                  : simd_attend(args, error);
@@ -109,7 +101,7 @@ static const struct attn_kernels kernels = {
     .write_kv = write_kv,
     .merge_states = simd_merge_states,
     .attend_mla = simd_attend_mla,
-    .attend_mla_sparse = simd_attend_mla_sparse,
+    .attend_mla_sparse = simd_attend_mla,
     .recurrent = simd_recurrent,
     .rope_write_kv = simd_rope_write_kv,
     .gather_kv = simd_gather_kv,
@@ -146,7 +138,7 @@ static attn_status simd_create(const struct attn_create_args *args, attn_instanc
     }
     attn_instance *made = args->host->allocate(args->host->user, sizeof(*made), 64);
     if (made == NULL) {
-        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "no memory for an instance");
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
     }
     made->host = args->host;
     made->variant = found;

@@ -118,26 +118,12 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status simd_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    const struct attn_tensor *const tensors[] = {args->out, args->prefix_out, args->suffix_out};
-    static const char *const names[] = {"out", "prefix_out", "suffix_out"};
-    for (int32_t i = 0; i < 3; i++) {
-        const struct attn_tensor *tensor = tensors[i];
-        if (tensor == NULL || tensor->ndim != 3 || tensor->shape[1] != args->out->shape[1] ||
-            tensor->shape[2] != args->out->shape[2] || tensor->shape[2] > MAX_MERGE_SIZE ||
-            tensor_stride(tensor, 2) != 1 || element_of_any(tensor) < 0 ||
-            element_of_any(tensor) > ELEMENT_BF16) {
-            return fail(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
-                        "must be f16, bf16 or f32 [tokens, heads, size up to 1024], the same in "
-                        "all three, the last stride 1");
-        }
+    const int32_t element = element_of_any(args->out);
+    if (element < 0 || element > ELEMENT_BF16) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                            "its dtype is code %d of %d bits; f16, bf16 and f32 are served",
+                            args->out->dtype.code, args->out->dtype.bits);
     }
-    if (args->prefix_lse == NULL || args->suffix_lse == NULL || args->prefix_lse->ndim != 2 ||
-        args->suffix_lse->ndim != 2 || args->prefix_lse->dtype.bits != 32 ||
-        args->suffix_lse->dtype.bits != 32) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "prefix_lse",
-                    "both must be float32 [heads, tokens]");
-    }
-    const struct attn_host *host = args->instance->host;
     struct merge_loop loop = {.args = args,
                               .prefix = places_of(args->prefix_out, 0, 1),
                               .suffix = places_of(args->suffix_out, 0, 1),
@@ -145,6 +131,5 @@ attn_status simd_merge_states(const struct attn_merge_states_args *args, struct 
                               .prefix_lse = places_of(args->prefix_lse, 1, 0),
                               .suffix_lse = places_of(args->suffix_lse, 1, 0),
                               .lse = places_of(args->lse, 1, 0)};
-    host->parallel_for(host->user, args->num_rows, 16, merge_rows, &loop);
-    return ATTN_OK;
+    return run_parallel(args->instance, args->num_rows, 16, merge_rows, &loop);
 }

@@ -2,19 +2,6 @@
 /* Arguments to a problem: shapes, row sources, visible intervals. */
 #include "cpu_simd/internal.h"
 
-attn_status fail(struct attn_error *error, attn_status status, const char *field,
-                 const char *message)
-{
-    if (error != NULL) {
-        error->status = status;
-        strncpy(error->field, field, sizeof(error->field) - 1);
-        error->field[sizeof(error->field) - 1] = '\0';
-        strncpy(error->message, message, sizeof(error->message) - 1);
-        error->message[sizeof(error->message) - 1] = '\0';
-    }
-    return status;
-}
-
 /* enum element_type of the layer's queries; -1: another type. */
 static int32_t query_element(const struct attn_layer_desc *layer)
 {
@@ -28,56 +15,25 @@ static bool is_short(int32_t coding)
     return coding <= CODING_NVFP4 || coding >= CODING_DS_V4;
 }
 
-attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
-                           struct layer_shape *shape, struct attn_error *error)
+struct layer_shape shape_of_layer(const struct variant *variant,
+                                  const struct attn_layer_desc *layer)
 {
-    memset(shape, 0, sizeof(*shape));
-    shape->activation = element_of_dtype(layer->dtype);
-    if (shape->activation < 0 || shape->activation > ELEMENT_BF16) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype", "allowed: f16, bf16, f32");
-    }
+    struct layer_shape made = {.activation = element_of_dtype(layer->dtype)}, *shape = &made;
     shape->keys = row_form_of(layer->kv_dtype, shape->activation, false);
     shape->values = row_form_of(layer_kv_dtype(layer, true), shape->activation, true);
-    if (shape->keys.element < 0 || shape->values.element < 0) {
-        const bool is_v = shape->keys.element >= 0;
-        return plugin_error(
-            error, ATTN_ERROR_UNSUPPORTED, is_v ? "kv_dtype_v" : "kv_dtype",
-            "%d; 1 to 19, 21 and 22 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per "
-            "token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, "
-            "q8_0, q4_0, fp8_ds_v4, mxfp4)",
-            layer_kv_dtype(layer, is_v));
-    }
-    if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype",
-                    "f32; values of int8_k have 16 bits: f16 or bf16");
-    }
-    if (layer->num_kv_heads <= 0 || layer->num_q_heads <= 0 ||
-        layer->num_q_heads % layer->num_kv_heads != 0) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
-                    "must be a positive multiple of num_kv_heads");
-    }
-    if (layer->head_size <= 0 || layer->head_size % 8 != 0 || layer->head_size > MAX_HEAD_SIZE) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size",
-                    "allowed: multiples of 8 up to 1024");
-    }
     shape->num_heads = layer->num_kv_heads;
     shape->group = layer->num_q_heads / layer->num_kv_heads;
     shape->depth = layer->head_size;
     shape->width = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
-    if (shape->width % 8 != 0 || shape->width > MAX_HEAD_SIZE) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size_v",
-                            "%d; allowed: multiples of 8 up to %d", shape->width, MAX_HEAD_SIZE);
-    }
     shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
     /* its acc_o and queries stay within L2: 600 KiB */
     int32_t rows = ITEM_ROWS * 128 / max_i32(128, max_i32(shape->depth, shape->width));
     shape->item_rows = max_i32(max_i32(rows, 128), shape->group);
-    shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
     /* f16 and f32 caches, and codes with steps inside a row, hold more than bf16 can: those are
      * computed in float32, as are probabilities that are to be rounded once */
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
-                      shape->values.element >= ELEMENT_BF16 && !shape->ds_mla &&
-                      is_short(shape->keys.coding) && is_short(shape->values.coding);
+                      shape->values.element >= ELEMENT_BF16 && is_short(shape->keys.coding) &&
+                      is_short(shape->values.coding);
     shape->any_prefix = layer->batch_invariant >= 2;
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =
@@ -96,22 +52,11 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
         shape->entry_shift = __builtin_ctz((unsigned)lists->granularity);
         shape->lists_per_head = lists->groups == ATTN_LISTS_PER_KV_HEAD;
     }
-    return ATTN_OK;
-}
-
-/* The shape that prepare found, or without prepared state the layer's. */
-static attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
-                                 struct attn_error *error)
-{
-    if (args->prepared == NULL) {
-        return shape_of_layer(args->instance->variant, args->layer, shape, error);
-    }
-    *shape = args->prepared->shape;
-    return ATTN_OK;
+    return made;
 }
 
 static void source_of_view(struct row_source *source, const struct attn_kv_view *view,
-                           const struct row_form *form, int32_t row_elements, bool ds_mla)
+                           const struct row_form *form, int32_t row_elements)
 {
     memset(source, 0, sizeof(*source));
     source->data = view->data;
@@ -129,7 +74,6 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->bits = form->bits;
     source->row_scale = form->row_scale;
     source->row_bytes = code_row_bytes(form, row_elements);
-    source->ds_mla = ds_mla;
     if (form->row_scale || form->coding != CODING_NONE) {
         source->scale = view->scale;
         source->scale_stride_block = view->scale_stride_block;
@@ -154,16 +98,6 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
     source->row_bytes = row_elements * (int32_t)bytes;
 }
 
-static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
-{
-    const struct attn_layer_desc *layer = args->layer;
-    if (layer->sink_len > 0 && (args->params->sink_k == NULL || args->params->sink_v == NULL)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "sink_k",
-                    "NULL: keys and values of the layer's sink_len static sinks");
-    }
-    return ATTN_OK;
-}
-
 static void choose_decode(struct row_source *source, const struct tile_kernels *kernels)
 {
     const struct decode_kernels *codes = source->coding != CODING_NONE     ? NULL
@@ -171,8 +105,8 @@ static void choose_decode(struct row_source *source, const struct tile_kernels *
                                          : source->element == ELEMENT_INT8 ? kernels->decode_int8
                                          : source->element >= ELEMENT_E4M3 ? kernels->decode_fp8
                                                                            : NULL;
-    source->decode_codes = codes != NULL && !source->ds_mla && source->pack == 0 &&
-                           source->row_elements % 64 == 0 && source->row_elements <= 512;
+    source->decode_codes = codes != NULL && source->pack == 0 && source->row_elements % 64 == 0 &&
+                           source->row_elements <= 512;
     source->decode = source->decode_codes ? codes : kernels->decode;
 }
 
@@ -189,8 +123,8 @@ static struct key_lists find_lists(const struct attn_attend_args *args,
                               io->length_stride};
 }
 
-attn_status problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
-                         const struct latent_parts *latent, bool tensors, struct attn_error *error)
+void problem_init(struct attend_problem *problem, const struct attn_attend_args *args,
+                  const struct latent_parts *latent, bool tensors)
 {
     memset(problem, 0, sizeof(*problem));
     const struct attn_layer_desc *layer = args->layer;
@@ -207,18 +141,13 @@ attn_status problem_init(struct attend_problem *problem, const struct attn_atten
     problem->q_element = query_element(layer);
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;
-    attn_status status = shape_of_args(args, shape, error);
-    status = status == ATTN_OK ? check_terms(args, error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
+    *shape = args->prepared->shape;
     problem->terms = layer->soft_cap > 0.0f || layer->alibi != ATTN_ALIBI_NONE ||
                      (problem->paged && shape->keys.row_scale) ||
                      (batch->tree != NULL && layer->tree_mask != ATTN_TREE_NONE);
     if (problem->paged) {
-        source_of_view(&problem->keys, args->k_cache, &shape->keys, shape->depth, shape->ds_mla);
-        source_of_view(&problem->values, args->v_cache, &shape->values, shape->width,
-                       shape->ds_mla);
+        source_of_view(&problem->keys, args->k_cache, &shape->keys, shape->depth);
+        source_of_view(&problem->values, args->v_cache, &shape->values, shape->width);
         problem->values.is_v = true;
     } else if (tensors) {
         source_of_tensor(&problem->keys, args->k, shape, shape->depth);
@@ -228,12 +157,11 @@ attn_status problem_init(struct attend_problem *problem, const struct attn_atten
     problem->keys.copies = problem->paged ? shape->query_parts : 1;
     problem->values.copies = 1;
     problem->keys.stage = problem->keys.element != native || problem->keys.pack != 0 ||
-                          shape->ds_mla || shape->depth != shape->depth_padded;
+                          shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
-                            shape->ds_mla || shape->width != shape->width_padded;
+                            shape->width != shape->width_padded;
     choose_decode(&problem->keys, shape->kernels);
     choose_decode(&problem->values, shape->kernels);
-    return ATTN_OK;
 }
 
 /* The layer's scale times that of quantized queries. */

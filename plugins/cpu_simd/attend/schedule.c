@@ -419,8 +419,8 @@ attn_status schedule_make(const struct attend_problem *problem, const struct att
         builder.target = builder.total / builder.target + 1;
     }
     if (each_item(&builder, add_item) != ATTN_OK) {
-        return fail(error, ATTN_ERROR_LIMIT, "num_tokens",
-                    "the batch has more work items than the plan's limits allow");
+        return plugin_error(error, ATTN_ERROR_LIMIT, "num_tokens",
+                            "the batch has more work items than the plan's limits allow");
     }
     sort_items(problem, schedule);
     return ATTN_OK;

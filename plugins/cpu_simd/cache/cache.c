@@ -111,32 +111,25 @@ static void write_index_rows(void *argument, int64_t begin, int64_t end, int32_t
     }
 }
 
-static attn_status write_init(struct write_loop *loop, const struct attn_write_kv_args *args,
-                              struct attn_error *error)
+static struct write_loop write_of(const struct attn_write_kv_args *args)
 {
-    struct layer_shape shape;
-    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    *loop = (struct write_loop){
-        .args = args, .activation = shape.activation, .keys = shape.keys, .values = shape.values};
-    return ATTN_OK;
+    const int32_t activation = element_of_dtype(args->layer->dtype);
+    return (struct write_loop){.args = args,
+                               .activation = activation,
+                               .keys = row_form_of(args->layer->kv_dtype, activation, false),
+                               .values =
+                                   row_form_of(layer_kv_dtype(args->layer, true), activation, true),
+                               .rope = ext_of(args->next, ATTN_EXT_IO_ROPE)};
 }
 
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    struct write_loop loop;
     if (layer_is_latent(args->layer)) {
-        return simd_write_latent(args, error);
+        return simd_write_latent(args);
     }
-    attn_status status = write_init(&loop, args, error);
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_slots, 8,
-                           indexer_of(args->layer) != NULL ? write_index_rows : write_rows, &loop);
-    }
-    return status;
+    const struct write_loop loop = write_of(args);
+    return run_parallel(args->instance, args->num_slots, 8,
+                        indexer_of(args->layer) != NULL ? write_index_rows : write_rows, &loop);
 }
 
 static void norm_row(const struct attn_io_rope *rope, const struct attn_tensor *weight,
@@ -207,15 +200,8 @@ static void rope_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 
 attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    struct write_loop loop;
-    attn_status status = write_init(&loop, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    loop.rope = ext_of(args->next, ATTN_EXT_IO_ROPE);
-    const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, args->num_slots, 4, rope_rows, &loop);
-    return ATTN_OK;
+    const struct write_loop loop = write_of(args);
+    return run_parallel(args->instance, args->num_slots, 4, rope_rows, &loop);
 }
 
 static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worker)
@@ -234,9 +220,7 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, args->num_copies, 1, copy_pairs, (void *)(uintptr_t)args);
-    return ATTN_OK;
+    return run_parallel(args->instance, args->num_copies, 1, copy_pairs, args);
 }
 
 attn_status simd_copy(const struct attn_copy_args *args, struct attn_error *error)

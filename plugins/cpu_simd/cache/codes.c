@@ -94,7 +94,7 @@ static void load_nvfp4(const struct variant *variant, const struct coded_row *ro
     variant->codes->e2m1(out, codes, scales, NVFP4_BLOCK, row->n);
 }
 
-static float number_of_e8m0(uint8_t code)
+float number_of_e8m0(uint8_t code)
 {
     return code == 255 ? NAN : ldexpf(1, code - 127);
 }
@@ -109,10 +109,43 @@ static void load_mxfp4(const struct variant *variant, const struct coded_row *ro
     variant->codes->e2m1(out, codes, scales, MXFP4_BLOCK, row->n);
 }
 
+/* The first `count` elements, up to 512 or all. */
+static void ds_mla_load(const struct variant *variant, const char *memory, float *row,
+                        int32_t count)
+{
+    for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {
+        float scale;
+        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, sizeof scale);
+        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, DS_TILE);
+        variant->scale_row(row + d, scale, DS_TILE);
+    }
+    if (count > DS_LATENT) {
+        variant->f32->unpack[ELEMENT_BF16](row + DS_LATENT, memory + DS_ROPE_AT, count - DS_LATENT);
+    }
+}
+
+static void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t *scales,
+                       float *row)
+{
+    for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
+        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, V4_TILE);
+        variant->scale_row(row + d, number_of_e8m0(scales[d / V4_TILE]), V4_TILE);
+    }
+    variant->f32->unpack[ELEMENT_BF16](row + V4_LATENT, memory + V4_LATENT, DS_ROPE);
+}
+
 float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out)
 {
     int8_t codes[MAX_HEAD_SIZE];
     float levels[16];
+    if (row->coding == CODING_DS_MLA) {
+        ds_mla_load(variant, row->codes, out, row->n);
+        return 1.0f;
+    }
+    if (row->coding == CODING_DS_V4) {
+        ds_v4_load(variant, row->codes, row->kept, out);
+        return 1.0f;
+    }
     if (row->bits != 3) {
         int4_codes(variant, codes, row->codes, row->n, row->pack, row->stride_pack, 0);
     } else {
@@ -279,33 +312,9 @@ static void write_steps(const struct row_place *at, const float *values, char *m
     }
 }
 
-void coded_row_write(const struct row_place *at, const float *values)
+static void write_ds_mla(const struct row_place *at, const float *row, char *memory, uint8_t *kept)
 {
-    static void (*const writers[])(const struct row_place *, const float *, char *,
-                                   uint8_t *) = {[CODING_NVFP4] = write_nvfp4,
-                                                 [CODING_LEVELS] = write_levels,
-                                                 [CODING_STEPS] = write_steps,
-                                                 [CODING_MXFP4] = write_mxfp4};
-    const struct attn_kv_view *view = at->view;
-    writers[at->form->coding](at, values, view_row(view, at->block, at->slot, at->head),
-                              (uint8_t *)view_scale(view, at->block, at->slot, at->head));
-}
-
-void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)
-{
-    for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {
-        float scale;
-        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, sizeof scale);
-        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, DS_TILE);
-        variant->scale_row(row + d, scale, DS_TILE);
-    }
-    if (count > DS_LATENT) {
-        variant->f32->unpack[ELEMENT_BF16](row + DS_LATENT, memory + DS_ROPE_AT, count - DS_LATENT);
-    }
-}
-
-void ds_mla_store(const struct variant *variant, char *memory, const float *row)
-{
+    const struct variant *variant = at->variant;
     for (int32_t d = 0; d < DS_LATENT; d += DS_TILE) {
         double exact = variant->codes->largest(row + d, DS_TILE) / E4M3_LARGEST;
         float scale = exact < FLT_MIN ? FLT_MIN : (float)exact;
@@ -315,25 +324,27 @@ void ds_mla_store(const struct variant *variant, char *memory, const float *row)
     variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
 }
 
-void ds_v4_load(const struct variant *variant, const char *memory, const uint8_t *scales,
-                float *row)
+static void write_ds_v4(const struct row_place *at, const float *row, char *memory, uint8_t *kept)
 {
-    for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
-        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, V4_TILE);
-        variant->scale_row(row + d, number_of_e8m0(scales[d / V4_TILE]), V4_TILE);
-    }
-    variant->f32->unpack[ELEMENT_BF16](row + V4_LATENT, memory + V4_LATENT, DS_ROPE);
-}
-
-void ds_v4_store(const struct variant *variant, char *memory, uint8_t *scales, const float *row)
-{
-    scales[V4_LATENT / V4_TILE] = 0;
+    const struct variant *variant = at->variant;
+    kept[V4_LATENT / V4_TILE] = 0;
     for (int32_t d = 0; d < V4_LATENT; d += V4_TILE) {
         const double largest = (double)variant->codes->largest(row + d, V4_TILE);
         const uint8_t code = e8m0_of(largest < V4_LEAST ? V4_LEAST : largest, E4M3_LARGEST);
-        scales[d / V4_TILE] = code;
+        kept[d / V4_TILE] = code;
         variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, ldexpf(1, code - 127), NULL,
                                              V4_TILE);
     }
     variant->store[ELEMENT_BF16](memory + V4_LATENT, row + V4_LATENT, 1.0f, DS_ROPE);
+}
+
+void coded_row_write(const struct row_place *at, const float *values)
+{
+    static void (*const writers[])(const struct row_place *, const float *, char *, uint8_t *) = {
+        [CODING_NVFP4] = write_nvfp4, [CODING_LEVELS] = write_levels,
+        [CODING_STEPS] = write_steps, [CODING_DS_MLA] = write_ds_mla,
+        [CODING_DS_V4] = write_ds_v4, [CODING_MXFP4] = write_mxfp4};
+    const struct attn_kv_view *view = at->view;
+    writers[at->form->coding](at, values, view_row(view, at->block, at->slot, at->head),
+                              (uint8_t *)view_scale(view, at->block, at->slot, at->head));
 }

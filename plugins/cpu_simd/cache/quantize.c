@@ -156,14 +156,12 @@ static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t wo
 
 attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    const struct attn_host *host = args->instance->host;
     struct quantize_loop loop = {.args = args,
                                  .variant = args->instance->variant,
                                  .columns = args->x->shape[1] * args->x->shape[2],
                                  .x_element = element_of_any(args->x),
                                  .out_element = element_of_any(args->out)};
-    host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, &loop);
-    return ATTN_OK;
+    return run_parallel(args->instance, args->x->shape[0], 1, quantize_rows, &loop);
 }
 
 /* Magnitudes are ordered as their bits are. */
@@ -203,15 +201,16 @@ static void amax_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
     if (element_of_any(args->x) < 0) { /* calibration inputs may have any dtype */
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "x",
-                    "its dtype is none of f16, bf16, f32, fp8_e4m3, fp8_e5m2 and int8");
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "x",
+                            "its dtype is code %d of %d bits; f16, bf16, f32, fp8_e4m3, fp8_e5m2 "
+                            "and int8 are served",
+                            args->x->dtype.code, args->x->dtype.bits);
     }
-    const struct attn_host *host = args->instance->host;
     int64_t count = args->per_head ? args->x->shape[1] : 1;
     for (int64_t i = 0; i < count; i++) {
         args->out[i] = args->accumulate ? fmaxf(args->out[i], 0) : 0;
     }
-    host->parallel_for(host->user, args->x->shape[0], 16, amax_rows, (void *)(uintptr_t)args);
+    run_parallel(args->instance, args->x->shape[0], 16, amax_rows, args);
     amax_keep(args);
     return ATTN_OK;
 }

@@ -46,7 +46,7 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
         return is_v ? (struct row_form){.element = activation}
                     : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
     case ATTN_KV_FP8_DS_MLA:
-        return (struct row_form){.element = ELEMENT_E4M3};
+        return (struct row_form){.element = ELEMENT_E4M3, .coding = CODING_DS_MLA};
     case ATTN_KV_FP8_DS_V4:
         return (struct row_form){.element = ELEMENT_E4M3, .coding = CODING_DS_V4};
     case ATTN_KV_NVFP4:
@@ -220,14 +220,6 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     }
 }
 
-static void stage_ds_mla(const struct stage *stage, int32_t i, char *out)
-{
-    float row[MAX_HEAD_SIZE];
-    int32_t n = stage->source->row_elements;
-    ds_mla_load(stage->problem->instance->variant, stage->rows[i], row, n);
-    stage->problem->shape.kernels->unpack[ELEMENT_F32](out, row, n);
-}
-
 static void stage_nibbles(const struct stage *stage, int32_t i, char *out)
 {
     int8_t codes[MAX_HEAD_SIZE];
@@ -243,17 +235,18 @@ static void stage_coded(const struct stage *stage, int32_t i, char *out)
 {
     float values[MAX_HEAD_SIZE];
     const struct row_source *source = stage->source;
-    const struct coded_row row = {.coding = source->coding,
-                                  .bits = source->bits,
-                                  .is_v = source->is_v,
-                                  .n = source->row_elements,
-                                  .pack = source->pack != 0 ? source->pack : source->row_elements,
-                                  .stride_pack = source->stride_pack,
-                                  .codes = stage->rows[i],
-                                  .kept =
-                                      (const uint8_t *)stage->scale_rows[i] + stage->scale_offset,
-                                  .stride_slot = source->scale_stride_slot,
-                                  .slot = (stage->first + i) % 4}; /* blocks have a multiple of 4 */
+    const struct coded_row row = {
+        .coding = source->coding,
+        .bits = source->bits,
+        .is_v = source->is_v,
+        .n = source->row_elements,
+        .pack = source->pack != 0 ? source->pack : source->row_elements,
+        .stride_pack = source->stride_pack,
+        .codes = stage->rows[i],
+        .kept = source->scale != NULL ? (const uint8_t *)stage->scale_rows[i] + stage->scale_offset
+                                      : NULL,
+        .stride_slot = source->scale_stride_slot,
+        .slot = (stage->first + i) % 4}; /* blocks have a multiple of 4 */
     float scale = coded_row_load(stage->problem->instance->variant, &row, values);
     if (source->row_scale) {
         stage->scales[i] = scale;
@@ -267,14 +260,6 @@ static void stage_blocks(const struct stage *stage, int32_t i, char *out)
     const struct variant *variant = stage->problem->instance->variant;
     variant->blocks[source->bits == 8].read((float *)(void *)out, stage->rows[i],
                                             source->row_elements);
-}
-
-static void stage_ds_v4(const struct stage *stage, int32_t i, char *out)
-{
-    float row[MAX_HEAD_SIZE];
-    ds_v4_load(stage->problem->instance->variant, stage->rows[i],
-               (const uint8_t *)stage->scale_rows[i] + stage->scale_offset, row);
-    stage->problem->shape.kernels->unpack[ELEMENT_F32](out, row, stage->source->row_elements);
 }
 
 static void stage_plain(const struct stage *stage, int32_t i, char *out)
@@ -301,14 +286,11 @@ void stage_rows(const struct stage *stage)
     size_t row_bytes = (size_t)stage->padded * (size_t)kernels->element_bytes;
     size_t part_bytes = row_bytes / (size_t)source->copies;
     size_t used_bytes = (size_t)source->row_elements * (size_t)kernels->element_bytes;
-    static void (*const of_coding[])(const struct stage *, int32_t, char *) = {
-        [CODING_NONE] = stage_plain,  [CODING_NVFP4] = stage_coded,   [CODING_LEVELS] = stage_coded,
-        [CODING_STEPS] = stage_coded, [CODING_BLOCKS] = stage_blocks, [CODING_DS_V4] = stage_ds_v4,
-        [CODING_MXFP4] = stage_coded};
-    void (*stage_row)(const struct stage *, int32_t, char *) = source->ds_mla ? stage_ds_mla
-                                                               : source->nibbles
-                                                                   ? stage_nibbles
-                                                                   : of_coding[source->coding];
+    void (*stage_row)(const struct stage *, int32_t, char *) =
+        source->nibbles                   ? stage_nibbles
+        : source->coding == CODING_NONE   ? stage_plain
+        : source->coding == CODING_BLOCKS ? stage_blocks
+                                          : stage_coded;
     for (int32_t i = 0; i < stage->n; i++) {
         char *out = stage->memory + (size_t)i * row_bytes;
         stage_row(stage, i, out);

@@ -501,16 +501,12 @@ static void chunk_items(void *argument, int64_t begin, int64_t end, int32_t work
     const struct variant *variant = loop->args->instance->variant;
     struct index_scratch s;
     worker_begin(loop, worker, &s);
-    if (variant->enter != NULL) {
-        variant->enter();
-    }
+    enter_variant(variant);
     for (int64_t item = begin; item < end; item++) {
         const struct index_chunk chunk = find_chunk(loop, item / loop->parts);
         run_chunk(loop, &chunk, (int32_t)(item % loop->parts), &s);
     }
-    if (variant->leave != NULL) {
-        variant->leave();
-    }
+    leave_variant(variant);
 }
 
 /* Items are chunks. */
@@ -572,22 +568,12 @@ attn_status simd_index(const struct attn_attend_args *args, struct attn_error *e
                               .io = ext_of(args->next, ATTN_EXT_IO_INDEXER)};
     struct index_scratch s;
     given.v_cache = args->k_cache;
-    attn_status status = problem_init(&loop.problem, &given, NULL, false, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (args->scratch == NULL) {
-        return fail(error, ATTN_ERROR_ORDER, "scratch",
-                    "NULL: an indexer needs the memory that schedule_size asks for");
-    }
+    problem_init(&loop.problem, &given, NULL, false);
     loop.most_tokens = most_chunk_tokens(&loop.problem.shape, loop.desc);
     loop.scratch_bytes = scratch_place(&loop.problem.shape, loop.desc, NULL, &s);
     loop.partials = args->scratch;
     loop.scratch = (char *)args->scratch + partials_bytes(loop.desc, host->num_threads);
     const int64_t chunks = divide(&loop, host->num_threads);
-    host->parallel_for(host->user, chunks * loop.parts, 1, chunk_items, &loop);
-    if (loop.parts > 1) {
-        host->parallel_for(host->user, chunks, 1, merge_items, &loop);
-    }
-    return ATTN_OK;
+    run_parallel(args->instance, chunks * loop.parts, 1, chunk_items, &loop);
+    return loop.parts > 1 ? run_parallel(args->instance, chunks, 1, merge_items, &loop) : ATTN_OK;
 }

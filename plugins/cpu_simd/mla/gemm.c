@@ -77,17 +77,6 @@ static const char *load_left(const struct gemm_loop *loop, struct gemm_block *bl
     return stage_of(block);
 }
 
-/* A power of two; 255 is NaN. */
-static float from_e8m0(uint8_t power)
-{
-    const uint32_t bits = power == 0     ? 0x400000u
-                          : power == 255 ? 0x7fc00000u
-                                         : (uint32_t)power << 23;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* Loads `count` elements of mxfp4 from (i, j) of w[b] on, along its rows or down its columns. An
  * e2m1 is at its offset in elements, two in a byte; its block's scale is at the same position of a
  * tensor with one dimension 32 times shorter. */
@@ -114,8 +103,8 @@ static void stage_mxfp4(const struct gemm_loop *loop, char *out, int64_t b, int6
     int32_t run = down ? row_block : column_block; /* blocks of w begin at multiples of it */
     for (int32_t n = 0; n < count; n += run) {
         int64_t row = down ? i + n : i, column = down ? j : j + n;
-        scale[n / run] = from_e8m0(*((const uint8_t *)tensor_row(scales, b, row / row_block) +
-                                     column / column_block * tensor_stride(scales, 2)));
+        scale[n / run] = number_of_e8m0(*((const uint8_t *)tensor_row(scales, b, row / row_block) +
+                                          column / column_block * tensor_stride(scales, 2)));
     }
     variant->codes->e2m1(values, codes, scale, run, count);
     kernels->unpack[ELEMENT_F32](out, values, count);
@@ -209,18 +198,14 @@ static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct gemm_loop *loop = argument;
     const struct variant *variant = loop->args->instance->variant;
     struct gemm_block block;
-    if (variant->enter != NULL) {
-        variant->enter();
-    }
+    enter_variant(variant);
     for (int64_t item = begin; item < end; item++) {
         int64_t i = item % loop->row_blocks;
         int64_t j = item / loop->row_blocks % loop->column_blocks;
         multiply(loop, &block, item / loop->row_blocks / loop->column_blocks, i * BLOCK_ROWS,
                  j * BLOCK_COLUMNS);
     }
-    if (variant->leave != NULL) {
-        variant->leave();
-    }
+    leave_variant(variant);
 }
 
 /* Are all rows of both operands as gemm and pack take them? */
@@ -254,8 +239,6 @@ attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct 
     loop.depth = BLOCK_DEPTH_BYTES / loop.kernels->element_bytes / (in_place(&loop) ? 1 : 2);
     loop.row_blocks = (out->shape[1] + BLOCK_ROWS - 1) / BLOCK_ROWS;
     loop.column_blocks = (out->shape[2] + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, out->shape[0] * loop.row_blocks * loop.column_blocks, 1,
-                       gemm_items, &loop);
-    return ATTN_OK;
+    return run_parallel(args->instance, out->shape[0] * loop.row_blocks * loop.column_blocks, 1,
+                        gemm_items, &loop);
 }

@@ -11,7 +11,7 @@ struct latent_write {
     const struct attn_tensor *parts[2];
     int32_t sizes[2];
     int32_t activation;
-    int32_t kv_element;
+    struct row_form form;
     float scale;
 };
 
@@ -19,17 +19,17 @@ struct latent_write {
 static void store_elements(const struct latent_write *loop, char *out, const float *row, int32_t n)
 {
     const struct variant *variant = loop->args->instance->variant;
-    if (loop->kv_element <= ELEMENT_BF16) {
-        variant->store[loop->kv_element](out, row, 1.0f, n);
+    if (loop->form.element <= ELEMENT_BF16) {
+        variant->store[loop->form.element](out, row, 1.0f, n);
         return;
     }
-    variant->codes->encode[loop->kv_element](out, row, loop->scale, NULL, n);
+    variant->codes->encode[loop->form.element](out, row, loop->scale, NULL, n);
 }
 
 static void copy_latent_row(const struct latent_write *loop, int64_t t, char *memory)
 {
     for (int32_t i = 0; i < 2 && loop->sizes[i] > 0; i++) {
-        size_t bytes = (size_t)loop->sizes[i] * (size_t)element_bytes[loop->kv_element];
+        size_t bytes = (size_t)loop->sizes[i] * (size_t)element_bytes[loop->form.element];
         memcpy(memory, tensor_row(loop->parts[i], t, 0), bytes);
         memory += bytes;
     }
@@ -50,7 +50,7 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
             continue;
         }
         char *memory = view_row(view, slot / view->block_size, slot % view->block_size, 0);
-        if (loop->kv_element == loop->activation && pack == size) {
+        if (loop->form.element == loop->activation && pack == size) {
             copy_latent_row(loop, t, memory);
             continue;
         }
@@ -60,13 +60,13 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
                                                        loop->sizes[i]);
             }
         }
-        if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
-            ds_mla_store(variant, memory, row);
-            continue;
-        }
-        if (args->layer->kv_dtype == ATTN_KV_FP8_DS_V4) {
-            void *scales = view_scale(view, slot / view->block_size, slot % view->block_size, 0);
-            ds_v4_store(variant, memory, scales, row);
+        if (loop->form.coding != CODING_NONE) {
+            const struct row_place at = {.variant = variant,
+                                         .view = view,
+                                         .form = &loop->form,
+                                         .block = slot / view->block_size,
+                                         .slot = slot % view->block_size};
+            coded_row_write(&at, row);
             continue;
         }
         for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
@@ -75,20 +75,16 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     }
 }
 
-attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
+attn_status simd_write_latent(const struct attn_write_kv_args *args)
 {
-    struct layer_shape shape;
-    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    const int32_t activation = element_of_dtype(args->layer->dtype);
     const struct attn_mla_desc *mla = mla_of(args->layer);
     const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
     struct latent_write loop = {.args = args,
                                 .parts = {args->k, NULL},
                                 .sizes = {args->layer->head_size, 0},
-                                .activation = shape.activation,
-                                .kv_element = shape.keys.element,
+                                .activation = activation,
+                                .form = row_form_of(args->layer->kv_dtype, activation, false),
                                 .scale = (float)scale_of_head(args->params->k_scale,
                                                               args->params->k_scale_host,
                                                               args->layer->k_scale_form, 0)};
@@ -98,9 +94,7 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
         loop.sizes[0] = mla->kv_lora_rank;
         loop.sizes[1] = mla->qk_rope_head_dim;
     }
-    const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, args->num_slots, 8, write_latent_rows, &loop);
-    return status;
+    return run_parallel(args->instance, args->num_slots, 8, write_latent_rows, &loop);
 }
 
 struct gather_loop {
@@ -114,18 +108,6 @@ static void gather_row(const struct gather_loop *loop, int64_t block, int64_t sl
 {
     const struct attn_gather_kv_args *args = loop->args;
     const struct variant *variant = args->instance->variant;
-    const bool ds_v4 = args->layer->kv_dtype == ATTN_KV_FP8_DS_V4;
-    if (ds_v4 || args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
-        const char *memory = view_row(args->cache, block, slot, head);
-        float row[MAX_ROW];
-        if (ds_v4) {
-            ds_v4_load(variant, memory, (void *)view_scale(args->cache, block, slot, head), row);
-        } else {
-            ds_mla_load(variant, memory, row, args->cache->head_size);
-        }
-        variant->store[loop->out_element](out, row, 1.0f, args->cache->head_size);
-        return;
-    }
     struct row_place at = {.variant = variant,
                            .layer = args->layer,
                            .params = args->params,
@@ -161,14 +143,11 @@ static void gather_rows(void *argument, int64_t begin, int64_t end, int32_t work
 
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    struct layer_shape shape;
-    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
-    if (status == ATTN_OK) {
-        struct gather_loop loop = {
-            .args = args, .form = shape.keys, .out_element = shape.activation};
-        int64_t rows = (int64_t)args->out_start_loc[args->batch->num_reqs] - args->out_start_loc[0];
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, rows, 16, gather_rows, &loop);
-    }
-    return status;
+    const int32_t activation = element_of_dtype(args->layer->dtype);
+    const struct gather_loop loop = {.args = args,
+                                     .form = row_form_of(args->layer->kv_dtype, activation, false),
+                                     .out_element = activation};
+    const int64_t rows =
+        (int64_t)args->out_start_loc[args->batch->num_reqs] - args->out_start_loc[0];
+    return run_parallel(args->instance, rows, 16, gather_rows, &loop);
 }

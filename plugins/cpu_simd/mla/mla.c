@@ -5,8 +5,6 @@
  * of it. */
 #include "cpu_simd/internal.h"
 
-#define MAX_LATENT 1024
-
 /* Arguments that attend gets in place of an MLA layer's. */
 struct latent_call {
     struct attn_attend_args args;
@@ -16,14 +14,9 @@ struct latent_call {
     struct latent_parts parts;
 };
 
-static attn_status call_init(struct latent_call *call, const struct attn_attend_args *args,
-                             struct attn_error *error)
+static void call_init(struct latent_call *call, const struct attn_attend_args *args)
 {
     const struct attn_mla_desc *mla = mla_of(args->layer);
-    if (args->layer->head_size > MAX_LATENT || mla->kv_lora_rank % 8 != 0) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_lora_rank",
-                    "multiples of 8, up to 1024 with the rope part");
-    }
     call->args = *args;
     call->layer = *args->layer;
     call->params = *args->params;
@@ -43,43 +36,25 @@ static attn_status call_init(struct latent_call *call, const struct attn_attend_
     call->args.params = &call->params;
     call->args.v_cache = &call->values;
     call->parts = (struct latent_parts){.rank = mla->kv_lora_rank, .rope = mla->qk_rope_head_dim};
-    return ATTN_OK;
 }
 
-attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
-                             struct attn_error *error)
+attn_status simd_plan_latent(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct latent_call call;
-    attn_status status = call_init(&call, args, error);
-    return status == ATTN_OK ? plan_attend(&call.args, &call.parts, mode, error) : status;
-}
-
-static attn_status attend(const struct attn_attend_args *args, bool sparse,
-                          struct attn_error *error)
-{
-    struct latent_call call;
-    attn_status status = call_init(&call, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
-    if (io != NULL) {
-        call.parts.q_latent = io->q_nope;
-        call.parts.q_rope = io->q_pe;
-    }
-    if (sparse) {
-        call.parts.topk_indices = io->topk_indices;
-        call.parts.topk_stride = io->topk_stride;
-    }
-    return run_attend(&call.args, &call.parts, error);
+    call_init(&call, args);
+    return plan_attend(&call.args, &call.parts, error);
 }
 
 attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_error *error)
 {
-    return attend(args, false, error);
-}
-
-attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error)
-{
-    return attend(args, true, error);
+    const struct attn_io_mla *io = ext_of(args->next, ATTN_EXT_IO_MLA);
+    struct latent_call call;
+    call_init(&call, args);
+    if (io != NULL) {
+        call.parts.q_latent = io->q_nope;
+        call.parts.q_rope = io->q_pe;
+        call.parts.topk_indices = io->topk_indices;
+        call.parts.topk_stride = io->topk_stride;
+    }
+    return run_attend(&call.args, &call.parts);
 }

@@ -366,9 +366,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
     scratch_place(gdn->desc, loop->scratch + (size_t)worker * loop->scratch_bytes, &scratch);
     scratch.taps = loop->taps;
     scratch.pending.o = NULL;
-    if (variant->enter != NULL) {
-        variant->enter();
-    }
+    enter_variant(variant);
     for (int64_t item = begin; item < end; item++) {
         int32_t head = (int32_t)(item % parts) * loop->together;
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) || request.state_from < 0) {
@@ -395,9 +393,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         }
     }
     store_pending(gdn, &scratch);
-    if (variant->leave != NULL) {
-        variant->leave();
-    }
+    leave_variant(variant);
 }
 
 /* Runs after the delta rule, since several value heads read one window. Items are (request,
@@ -432,10 +428,6 @@ attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_erro
     if (status != ATTN_OK) {
         return status;
     }
-    if (args->scratch == NULL) {
-        return fail(error, ATTN_ERROR_ORDER, "scratch",
-                    "NULL: gated_delta needs the memory that schedule_size asks for");
-    }
     const struct attn_recurrent_desc *desc = loop.gdn.desc;
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
@@ -447,17 +439,17 @@ attn_status simd_recurrent(const struct attn_attend_args *args, struct attn_erro
     /* together only where that leaves something to do for everybody */
     loop.together = requests * desc->num_k_heads >= host->num_threads ? most_together(desc) : 1;
     if (desc->conv_width > 0) {
-        host->parallel_for(host->user, 2 * (int64_t)desc->num_k_heads + desc->num_v_heads, 8,
-                           taps_items, &loop);
+        run_parallel(args->instance, 2 * (int64_t)desc->num_k_heads + desc->num_v_heads, 8,
+                     taps_items, &loop);
     }
-    host->parallel_for(host->user, requests * (desc->num_v_heads / loop.together), 1, delta_items,
-                       &loop);
+    run_parallel(args->instance, requests * (desc->num_v_heads / loop.together), 1, delta_items,
+                 &loop);
     if (desc->conv_width > 1) {
-        host->parallel_for(host->user, requests * loop.gdn.num_channels, 256, roll_items, &loop);
+        run_parallel(args->instance, requests * loop.gdn.num_channels, 256, roll_items, &loop);
     }
     if (loop.gdn.norm != NULL) {
-        host->parallel_for(host->user, requests * (desc->num_v_heads / gdn_norm_size(&loop.gdn)), 1,
-                           norm_items, &loop);
+        run_parallel(args->instance, requests * (desc->num_v_heads / gdn_norm_size(&loop.gdn)), 1,
+                     norm_items, &loop);
     }
     return ATTN_OK;
 }

@@ -9,8 +9,8 @@
 static float load_element(const void *memory, int32_t element, int64_t i)
 {
     return element == ELEMENT_F32   ? ((const float *)memory)[i]
-           : element == ELEMENT_F16 ? f16_to_f32(((const uint16_t *)memory)[i])
-                                    : bf16_to_f32(((const uint16_t *)memory)[i]);
+           : element == ELEMENT_F16 ? number_from_f16(((const uint16_t *)memory)[i])
+                                    : number_from_bf16(((const uint16_t *)memory)[i]);
 }
 
 /* Numbers that lie [column][place] in memory, columns `bytes` and places `step` elements apart. */
@@ -36,9 +36,9 @@ static void transpose(const struct columns *columns, int32_t num_columns, int32_
     if (columns->element == ELEMENT_F32) {
         EACH(float, )
     } else if (columns->element == ELEMENT_F16) {
-        EACH(uint16_t, f16_to_f32)
+        EACH(uint16_t, number_from_f16)
     } else {
-        EACH(uint16_t, bf16_to_f32)
+        EACH(uint16_t, number_from_bf16)
     }
 #undef EACH
 }

@@ -31,10 +31,10 @@ static void bf16_from_bf16(void *destination, const void *source, int64_t n)
         }                                                                                          \
     }
 DEFINE_UNPACK_BF16(bf16_from_f32, float, vf_load, SAME)
-DEFINE_UNPACK_BF16(bf16_from_f16, uint16_t, vf_load_f16, f16_to_f32)
+DEFINE_UNPACK_BF16(bf16_from_f16, uint16_t, vf_load_f16, number_from_f16)
 #ifndef __AVX512VBMI__ /* which has look-ups: code_tables.h */
-DEFINE_UNPACK_BF16(bf16_from_e4m3, uint8_t, vf_load_e4m3, e4m3_to_f32)
-DEFINE_UNPACK_BF16(bf16_from_e5m2, uint8_t, vf_load_e5m2, e5m2_to_f32)
+DEFINE_UNPACK_BF16(bf16_from_e4m3, uint8_t, vf_load_e4m3, number_from_e4m3)
+DEFINE_UNPACK_BF16(bf16_from_e5m2, uint8_t, vf_load_e5m2, number_from_e5m2)
 DEFINE_UNPACK_BF16(bf16_from_int8, int8_t, vf_load_int8, SAME)
 #endif
 

@@ -13,7 +13,7 @@ INLINE vf block_step(const uint8_t *block)
 {
     uint16_t half;
     memcpy(&half, block, sizeof half);
-    return vf_set1(f16_to_f32(half));
+    return vf_set1(number_from_f16(half));
 }
 
 static void blocks_of_8_read(float *out, const uint8_t *row, int32_t n)
@@ -59,10 +59,10 @@ INLINE float block_largest(const float *x)
 INLINE float block_extreme(const float *x)
 {
     float largest = block_largest(x);
-    uint32_t bits = f32_to_bits(largest);
+    uint32_t bits = number_bits(largest);
     int32_t first = BLOCK_ELEMENTS;
     for (int32_t i = 0; i < BLOCK_ELEMENTS; i++) {
-        int32_t at = (f32_to_bits(x[i]) & 0x7fffffffu) == bits ? i : BLOCK_ELEMENTS;
+        int32_t at = (number_bits(x[i]) & 0x7fffffffu) == bits ? i : BLOCK_ELEMENTS;
         first = at < first ? at : first;
     }
     return largest > 0 ? x[first] : largest;

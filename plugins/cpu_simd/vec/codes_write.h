@@ -27,9 +27,9 @@ INLINE int32_t quotient_odd(float x, float by)
     float up = __builtin_fabsf(by) < 0x1p-60f ? 0x1p64f : 1.0f; /* rests stay normal numbers */
     float q = (x * up) / (by * up);
     float rest = quotient_rest(x * up, q, by * up);
-    int32_t bits = (int32_t)f32_to_bits(q);
-    int32_t sides = (int32_t)(f32_to_bits(rest) ^ f32_to_bits(by)) ^ bits;
-    int32_t size = (int32_t)(f32_to_bits(rest) & 0x7fffffffu);
+    int32_t bits = (int32_t)number_bits(q);
+    int32_t sides = (int32_t)(number_bits(rest) ^ number_bits(by)) ^ bits;
+    int32_t size = (int32_t)(number_bits(rest) & 0x7fffffffu);
     int32_t step = sides < 0 ? -1 : 1; /* 1: the true one is larger */
     step = size > 0 ? step : 0;
     step = size < 0x7f800000 ? step : 0;
@@ -40,13 +40,13 @@ INLINE int32_t quotient_odd(float x, float by)
 INLINE uint8_t fp8_of(int32_t bits, const int32_t mantissa, const int32_t least, float limit)
 {
     const int32_t shift = 23 - mantissa, magic = (least + shift) << 23;
-    int32_t size = bits & 0x7fffffff, most = (int32_t)f32_to_bits(limit);
+    int32_t size = bits & 0x7fffffff, most = (int32_t)number_bits(limit);
     int32_t held = size < most ? size : most;
     int32_t normal = ((held + (1 << (shift - 1)) - 1 + (held >> shift & 1)) >> shift) -
                      ((least - 1) << mantissa);
     /* under the least normal number: added to one whose last bit is the smallest step */
-    float nearby = bits_to_f32((uint32_t)held) + bits_to_f32((uint32_t)magic);
-    int32_t small = (int32_t)f32_to_bits(nearby) - magic;
+    float nearby = number_from_bits((uint32_t)held) + number_from_bits((uint32_t)magic);
+    int32_t small = (int32_t)number_bits(nearby) - magic;
     int32_t code = held < least << 23 ? small : normal;
     code = size > 0x7f800000 ? 0x7f : code;
     return (uint8_t)(code | (bits >> 24 & 0x80));
@@ -55,10 +55,10 @@ INLINE uint8_t fp8_of(int32_t bits, const int32_t mantissa, const int32_t least,
 /* Rounds to an integer, halves away from zero; a NaN, which shows in the row's scale, becomes 0. */
 INLINE int8_t int8_of(int32_t bits)
 {
-    int32_t size = bits & 0x7fffffff, most = (int32_t)f32_to_bits(127.0f);
+    int32_t size = bits & 0x7fffffff, most = (int32_t)number_bits(127.0f);
     int32_t held = size < most ? size : most;
     held = size > 0x7f800000 ? 0 : held;
-    float q = bits_to_f32((uint32_t)(held | (bits & (int32_t)0x80000000)));
+    float q = number_from_bits((uint32_t)(held | (bits & (int32_t)0x80000000)));
     int32_t whole = (int32_t)q;
     float part = q - (float)whole;
     return (int8_t)(whole + (int32_t)(part + part));
@@ -73,7 +73,7 @@ INLINE int8_t int8_of(int32_t bits)
         type *restrict to = codes;                                                                 \
         const int whole = channels == NULL && scale == 1.0f; /* no quotient to round */            \
         for (int32_t i = 0; whole && i < n; i++) {                                                 \
-            to[i] = convert((int32_t)f32_to_bits(x[i]));                                           \
+            to[i] = convert((int32_t)number_bits(x[i]));                                           \
         }                                                                                          \
         for (int32_t i = 0; channels == NULL && !whole && i < n; i++) {                            \
             to[i] = convert(quotient_odd(x[i], scale));                                            \
@@ -92,10 +92,10 @@ static float codes_largest(const float *x, int32_t n)
 {
     int32_t largest = 0;
     for (int32_t i = 0; i < n; i++) {
-        int32_t size = (int32_t)(f32_to_bits(x[i]) & 0x7fffffffu);
+        int32_t size = (int32_t)(number_bits(x[i]) & 0x7fffffffu);
         largest = size > largest ? size : largest;
     }
-    return bits_to_f32((uint32_t)largest);
+    return number_from_bits((uint32_t)largest);
 }
 
 /* In double: near the midpoint of two codes rounding of the sums would decide. */

@@ -344,10 +344,10 @@ static void row_nibbles(int8_t *restrict codes, const uint8_t *restrict packed, 
     }
 #define SAME(x) (x)
 DEFINE_UNPACK(f32_from_f32, float, vf_load, SAME)
-DEFINE_UNPACK(f32_from_f16, uint16_t, vf_load_f16, f16_to_f32)
-DEFINE_UNPACK(f32_from_bf16, uint16_t, vf_load_bf16, bf16_to_f32)
-DEFINE_UNPACK(f32_from_e4m3, uint8_t, vf_load_e4m3, e4m3_to_f32)
-DEFINE_UNPACK(f32_from_e5m2, uint8_t, vf_load_e5m2, e5m2_to_f32)
+DEFINE_UNPACK(f32_from_f16, uint16_t, vf_load_f16, number_from_f16)
+DEFINE_UNPACK(f32_from_bf16, uint16_t, vf_load_bf16, number_from_bf16)
+DEFINE_UNPACK(f32_from_e4m3, uint8_t, vf_load_e4m3, number_from_e4m3)
+DEFINE_UNPACK(f32_from_e5m2, uint8_t, vf_load_e5m2, number_from_e5m2)
 DEFINE_UNPACK(f32_from_int8, int8_t, vf_load_int8, SAME)
 
 #define DEFINE_STORE(name, type, put, convert)                                                     \

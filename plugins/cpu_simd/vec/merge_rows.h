@@ -32,7 +32,7 @@ static void merge_weights(const struct merge_weights *weights, int32_t n)
         }                                                                                          \
     }
 DEFINE_BLEND(blend_f32, float, vf_load, vf_store, SAME, SAME)
-DEFINE_BLEND(blend_f16, uint16_t, vf_load_f16, vf_store_f16, f16_to_f32, f32_to_f16)
-DEFINE_BLEND(blend_bf16, uint16_t, vf_load_bf16, vf_store_bf16, bf16_to_f32, f32_to_bf16)
+DEFINE_BLEND(blend_f16, uint16_t, vf_load_f16, vf_store_f16, number_from_f16, f32_to_f16)
+DEFINE_BLEND(blend_bf16, uint16_t, vf_load_bf16, vf_store_bf16, number_from_bf16, f32_to_bf16)
 
 #endif
