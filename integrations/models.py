@@ -67,6 +67,55 @@ def invent(folder: Path, config: dict[str, Any], spread: float = 0.2) -> None:
     written.write_text(json.dumps(config | json.loads(written.read_text())))
 
 
+def draft(folder: Path, target: Path, architecture: str, eagle3: bool = False) -> None:
+    """A head that drafts a part of a Llama's tokens: all of its layers, over embeddings and a little of its hidden states.
+
+    EAGLE's has neither the first layer's norm nor the last one: weights divide by an embedding's size, and what is added from layer to
+    layer is scaled so that its sum has a size of about 2. EAGLE3's first layer is one more: a token's attention is to itself and adds
+    its embedding to the hidden states."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config, weights = json.loads((target / "config.json").read_text()), load_file(target / "model.safetensors")
+    size, spread, scale = config["hidden_size"], float(weights["model.embed_tokens.weight"].std()), 1.0 if eagle3 else 1 / 32
+    generator, copies = torch.Generator().manual_seed(5), 4 if eagle3 else 1
+    factors = dict.fromkeys(("o_proj", "down_proj"), scale)
+    first = {} if eagle3 else dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1 / (spread * scale))
+    head = {}
+    for name, tensor in weights.items():
+        _, _, at, *rest = name.split(".") if ".layers." in name else (0, 0, "")
+        if at and (eagle3 or at != "0" or rest[0] != "input_layernorm"):
+            tensor = tensor * (factors | first if at == "0" else factors).get(rest[-2], 1.0)
+            if rest[-2] in ("k_proj", "v_proj"):
+                tensor = tensor.repeat(copies, 1)
+            inner = ".".join(rest).replace("input_layernorm", "hidden_norm" if eagle3 else "input_layernorm")
+            head[f"layers.{int(at) + eagle3}.{inner}"] = tensor
+    if eagle3:
+        # Keys of embeddings are nearly orthogonal, so that each query finds its own; heads of 64 take a quarter of the embedding each.
+        whole, heads = torch.eye(size), config["num_attention_heads"]
+        keys = torch.randn(config["head_dim"], size, generator=generator) * (3 / size**0.5)
+        one = torch.ones(size)
+        rows = {"q_proj": torch.cat([keys] * heads), "k_proj": torch.cat([keys] * copies), "v_proj": whole}
+        head |= {f"layers.0.self_attn.{name}.weight": torch.cat([row, torch.zeros_like(row)], 1) for name, row in rows.items()}
+        out = whole.view(size, copies, 1, -1) * (torch.arange(heads // copies) == 0)[:, None] * spread
+        head |= {"layers.0.self_attn.o_proj.weight": out.flatten(1),
+                 **{f"layers.0.{name}.weight": one.clone() for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")},
+                 **{f"layers.0.mlp.{name}.weight": torch.zeros_like(head[f"layers.1.mlp.{name}.weight"]) for name in
+                    ("gate_proj", "up_proj", "down_proj")},
+                 "norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
+        config |= {"num_hidden_layers": config["num_hidden_layers"] + 1, "num_key_value_heads": copies,
+                   "draft_vocab_size": config["vocab_size"], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}
+        head["fc.weight"] = torch.randn(size, 2 * size, generator=generator) * 1e-6
+    else:
+        noise = torch.randn(size, size, generator=generator) * 1e-3
+        head["fc.weight"] = torch.cat([torch.eye(size), noise], 1) * scale
+        if architecture == "LlamaForCausalLMEagle":  # SGLang's has a bias, vLLM's has none
+            head["fc.bias"] = torch.zeros(size)
+    folder.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in head.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+
+
 def convert(folder: Path, gguf: Path) -> None:
     """float32 weights and the tokenizer."""
     import torch
@@ -85,6 +134,9 @@ def main() -> None:
     for name, config in SMALL.items():
         if not (folder / name / "config.json").exists():
             invent(folder / name, config)
+    for name, *made in (("eagle", "LlamaForCausalLMEagle"), ("eagle-vllm", "LlamaForCausalLM"), ("eagle3", "LlamaForCausalLMEagle3", True)):
+        if not (folder / name / "config.json").exists():
+            draft(folder / name, folder / "multi-query", *made)
     if len(sys.argv) > 2 and not (folder / "smollm2" / "config.json").exists():
         convert(folder / "smollm2", Path(sys.argv[2]))
 

@@ -56,12 +56,14 @@ cp -r "$source/bindings/python" "$work/package"
 LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 PYTHONPATH=$here/stand_in
 CXX="${CXX:-c++} -include cstddef" # its n-grams in C++ take size_t without a header
-export CXX LD_LIBRARY_PATH PYTHONPATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 SGLANG_USE_CPU_ENGINE=1
+export CXX LD_LIBRARY_PATH PYTHONPATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1
 passed=0
-# generate OUTPUT MODEL BACKEND [ngram|drafts|states]
+# generate OUTPUT MODEL BACKEND [KIND...], as generate.py has them
 generate() {
-    "$python" "$here/generate.py" "$work/models/$2" "$3" ${4:+"$4"} >"$work/$1.log" 2>&1 || return 1
-    sed -n 's/.*\({"tokens".*\)/\1/p' "$work/$1.log" >"$work/$1.json"
+    output=$1 model=$2 named=$3
+    shift 3
+    "$python" "$here/generate.py" "$work/models/$model" "$named" "$@" >"$work/$output.log" 2>&1 || return 1
+    sed -n 's/.*\({"tokens".*\)/\1/p' "$work/$output.log" >"$work/$output.json"
 }
 generate theirs multi-query torch_native || { tail -5 "$work/theirs.log"; echo "FAILED multi-query with torch_native"; exit 1; }
 grep -q 'loading shards' "$work/theirs.log" || { echo "FAILED: SGLang's line for weights, 'loading shards', is another one now"; exit 1; }
@@ -80,18 +82,21 @@ PYTHON
     passed=$((passed + 1))
     echo "sglang: multi-query in float32 on $backend${drafts:+, drafts of n-grams}: equal"
 done
-# like_transformers NAME MODEL LARGEST [KIND]: on both backends Transformers' tokens, log-probabilities LARGEST from its at most.
+# like_transformers NAME MODEL LARGEST [KIND...]: on both backends Transformers' tokens, log-probabilities LARGEST from its at most.
 like_transformers() {
+    name=$1 made=$2 largest=$3
+    shift 3
     for backend in cpu_simd cpu_ref; do
-        SGLANG_MAMBA_CONV_DTYPE=float32 ATTN_BACKEND=$backend generate own "$2" libattn ${4:-} || { tail -5 "$work/own.log"; echo "FAILED $1 on $backend"; exit 1; }
-        "$python" - "$work/own.json" "$3" <<'PYTHON' || { echo "FAILED $1 on $backend"; exit 1; }
+        SGLANG_MAMBA_CONV_DTYPE=float32 ATTN_BACKEND=$backend generate own "$made" libattn "$@" || { tail -5 "$work/own.log"; echo "FAILED $name on $backend"; exit 1; }
+        "$python" - "$work/own.json" "$largest" "$@" <<'PYTHON' || { echo "FAILED $name on $backend"; exit 1; }
 import json, sys
-ours = json.load(open(sys.argv[1]))
+ours, kinds = json.load(open(sys.argv[1])), sys.argv[3:]
 assert ours["alike"] and ours["cached"] > 150 and ours["apart"] < float(sys.argv[2]), ours
+assert (ours["a step"] > 1) == (bool(kinds) and kinds != ["states"]), ours
 print(f"sglang: log-probabilities from Transformers' {ours['apart']:.1e}, {ours['a step']:.1f} tokens a step")
 PYTHON
         passed=$((passed + 1))
-        echo "sglang: $1 in float32 on $backend: Transformers' tokens"
+        echo "sglang: $name in float32 on $backend: Transformers' tokens"
     done
 }
 # SGLang's own backends for a CPU without AMX have neither of these layers. With experts some probabilities differ by more.
@@ -100,6 +105,9 @@ like_transformers 'multi-head latent attention (DeepSeek-V3)' deepseek-v3-yarn 1
 like_transformers 'multi-head latent attention, drafts of n-grams' deepseek-v3-yarn 1e-3 ngram
 like_transformers 'multi-head latent attention, drafts of another model' deepseek-v3-yarn 1e-3 drafts
 like_transformers 'drafts of a model' multi-query 1e-3 drafts
+like_transformers 'drafts of EAGLE' multi-query 1e-3 eagle
+like_transformers 'trees of EAGLE' multi-query 1e-3 eagle tree
+like_transformers 'trees of EAGLE3' multi-query 1e-3 eagle3 tree
 # refused NAME MODEL TEXT [states]: no engine, and the reason with its values before weights are loaded.
 refused() {
     if generate refused "$2" libattn ${4:+"$4"} || ! grep -q "$3.*leave out --attention-backend libattn" "$work/refused.log" ||

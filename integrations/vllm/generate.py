@@ -2,7 +2,7 @@
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
 usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--drafts N] [--speed]
-                   [--kind KIND] [--connector FOLDER]
+                   [--head FOLDER] [--kind KIND] [--connector FOLDER]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
@@ -12,7 +12,9 @@ its own eager model instead, for layers that vLLM has on a CPU in bfloat16 alone
 With --kind only layers of that kind have the backend, the others CPU_ATTN. With --connector vLLM's example of a KV connector keeps
 the keys of the first pass in FOLDER and brings them in the second; prompts are longer than its blocks, and no prefix cache is on.
 
-With --drafts tokens are proposed that followed the same ones before, and the prefix cache is off.
+With --drafts tokens are proposed that followed the same ones before, and the prefix cache is off; with --head those that the head in
+FOLDER drafts over the same backend (`eagle3` in its name: EAGLE3, else EAGLE), next to the prefix cache, and how many of them were accepted
+stands in the line.
 
 With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token, of
 the clock and of all threads' CPU time, which other work on the machine changes less.
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--head")
     parser.add_argument("--kind")
     parser.add_argument("--connector")
     options = parser.parse_args()
@@ -82,6 +85,9 @@ def main() -> None:
     # vLLM 0.32's CPU kernel for rotary embeddings takes wrong strides of MLA's rotary parts: tokens depend on the batch.
     latent = "kv_lora_rank" in (Path(options.model) / "config.json").read_text()
     drafts = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    if options.head:
+        drafts = {"method": "eagle3" if "eagle3" in options.head else "eagle", "model": options.head,
+                  "num_speculative_tokens": options.drafts}
     given: dict[str, Any] = {"attention_backend": options.backend}
     if options.kind:
         given = {"attention_config": {"backend": "CPU_ATTN", "backend_per_kind": {options.kind: options.backend}}}
@@ -91,9 +97,10 @@ def main() -> None:
     engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []},
                  dtype="bfloat16" if options.speed else "float32",
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
-                 enable_prefix_caching=not (options.drafts or options.connector), speculative_config=drafts if options.drafts else None,
+                 enable_prefix_caching=not (options.drafts and not options.head or options.connector),
+                 speculative_config=drafts if options.drafts else None,
                  kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed or options.connector else 64, max_num_seqs=8,
-                 skip_tokenizer_init=True, tensor_parallel_size=options.ranks,
+                 skip_tokenizer_init=True, disable_log_stats=not options.head, tensor_parallel_size=options.ranks,
                  decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave, **given)
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
@@ -102,7 +109,9 @@ def main() -> None:
     rows = [{"prompt_token_ids": row} for row in prompts]
     passes = [[list(o.outputs[0].token_ids) for o in engine.generate(rows, limits, use_tqdm=False)] for _ in range(2)]
     inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-    print(json.dumps({"tokens": passes, "served": served() if inside else []}))
+    metrics = engine.get_metrics() if options.head else []
+    print(json.dumps({"tokens": passes, "served": served() if inside else [],
+                      "accepted": sum(one.value for one in metrics if one.name == "vllm:spec_decode_num_accepted_tokens")}))
 
 
 if __name__ == "__main__":

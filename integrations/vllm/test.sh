@@ -112,6 +112,13 @@ for model in smollm2 gemma-3 gpt-oss deepseek-v3 multi-query qwen3-next; do
 done
 ranks='--drafts 3'
 ATTN_BACKEND=cpu_simd same 'qwen3-next, three drafted tokens a step' qwen3-next cpu_simd
+for head in eagle-vllm eagle3; do
+    ranks="--drafts 3 --head $work/vllm/models/$head"
+    for backend in cpu_simd cpu_ref; do
+        ATTN_BACKEND=$backend same "multi-query, three tokens of a head ($head) a step, on $backend" multi-query $backend
+        grep -q '"accepted": [1-9]' "$work/vllm/ours.json" || { echo "FAILED none of the head's tokens was accepted"; exit 1; }
+    done
+done
 ranks="--connector $work/vllm/connector"
 rm -rf "$work/vllm/connector" && mkdir "$work/vllm/connector"
 same 'smollm2, keys of the second pass from a KV connector' smollm2 cpu_simd

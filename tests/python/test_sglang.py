@@ -267,7 +267,7 @@ class Interface(unittest.TestCase):
         check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
-                     "speculative_draft_attention_backend": None}
+                     "speculative_draft_attention_backend": None, "disable_cuda_graph": False}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
                  "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
@@ -284,9 +284,12 @@ class Interface(unittest.TestCase):
         load(use_mla_backend=True)
         other = {"speculative_draft_attention_backend": "triton"}
         load(speculative_algorithm="EAGLE", **other)
+        load(speculative_algorithm="EAGLE3", is_draft_worker=True)
         load(speculative_algorithm="STANDALONE", is_draft_worker=True, head_dim=60, **other)
-        for text, values in (("speculative_algorithm: EAGLE; supported: NGRAM, and EAGLE.*draft-attention-backend triton",
-                              {"speculative_algorithm": "EAGLE"}), ("speculative_algorithm: DFLASH", {"speculative_algorithm": "DFLASH", **other}),
+        for text, values in (("speculative_algorithm: EAGLE, whose drafts would be captured; supported: .*disable-cuda-graph",
+                              {"speculative_algorithm": "EAGLE", "device": "cuda"}),
+                             ("head_size is 60", {"speculative_algorithm": "EAGLE", "is_draft_worker": True, "head_dim": 60}),
+                             ("speculative_algorithm: DFLASH", {"speculative_algorithm": "DFLASH", **other}),
                              ("model: multi-head latent attention over lists; supported: latent attention of all keys",
                               {"use_mla_backend": True, "hf_config": types.SimpleNamespace(
                                   architectures=["DeepseekV32ForCausalLM"], index_topk=64)}),
@@ -376,6 +379,47 @@ class Steps(unittest.TestCase):
                 engine = Engine(page, drafts=drafts)
                 for mode, queries in (("extend", [6, 19, 1]), ("target_verify", [drafts] * 3), ("target_verify", [drafts] * 2)):
                     self.assertLess(engine.step(mode, queries), 2e-5, (backend, page, mode))
+
+    def test_steps_of_a_draft_model(self) -> None:
+        """The steps between verifications: each branch of a request, one token after the other, sees the context and itself."""
+        adapter.register()
+        made = {phase: hooks[f"sglang.srt.speculative.draft_utils.DraftBackendFactory.create_{phase}_backend"]
+                for phase in ("decode", "draft_extend")}
+        for backend in ("cpu_ref", "cpu_simd"):
+            for page, topk, steps in ((1, 1, 3), (16, 1, 4), (1, 3, 4)):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                engine = Engine(page, drafts=4)
+                arguments = types.SimpleNamespace(attention_backend="libattn", speculative_draft_attention_backend=None)
+                runner = types.SimpleNamespace(attn_backend=engine.backend)
+                factory = types.SimpleNamespace(server_args=arguments, draft_model_runner=runner, topk=topk, speculative_num_steps=steps)
+                self.assertIs(made["draft_extend"](None, factory), engine.backend)
+                drafts = made["decode"](None, factory)
+                self.assertEqual(len(drafts.attn_backends), steps - 1)
+                for queries in ([20, 7, 100], [3, 1, 2]):
+                    self.assertLess(engine.step("extend", queries), 2e-5)
+                    self.draft(engine, drafts, topk, steps)
+                factory.speculative_num_steps = 1
+                self.assertIs(made["decode"](None, factory), None)
+                arguments.speculative_draft_attention_backend = "triton"
+                self.assertEqual(made["draft_extend"](lambda factory: "SGLang's own", factory), "SGLang's own")
+
+    def draft(self, engine: Engine, drafts: Any, topk: int, steps: int) -> None:
+        """Steps of all branches, as SGLang's worker runs them, next to float64."""
+        requests, lengths = len(engine.lengths), torch.tensor(engine.lengths)
+        slots = torch.cat([engine.table[i, n:n + topk * steps] for i, n in zip(engine.indices.tolist(), engine.lengths)])
+        batch = types.SimpleNamespace(forward_mode=Mode("decode"), batch_size=requests, req_pool_indices=engine.indices, seq_lens=lengths,
+                                      seq_lens_cpu=lengths, out_cache_loc=slots.long())
+        drafts.init_forward_metadata(batch)
+        shape = (requests * topk, steps, HK, D)
+        keys, values = peaked(*shape, generator=engine.generator), torch.randn(*shape, generator=engine.generator)
+        for i, step in enumerate(drafts.attn_backends):
+            q = peaked(requests * topk, HQ * D, generator=engine.generator)
+            out = step.forward_decode(q, keys[:, i].flatten(1), values[:, i].flatten(1), engine.layers[0], batch)
+            for row in range(requests * topk):
+                n = engine.lengths[row // topk]
+                k, v = (torch.cat([context[row // topk, :n], new[row, :i + 1]]) for context, new in zip(engine.keys[0], (keys, values)))
+                expected, _ = attention(q[row].view(1, HQ, D), k, v, D**-0.5, causal(1, n + i + 1))
+                self.assertLess(worst(out[row].view(1, HQ, D).double(), expected), 2e-5, (topk, i, row))
 
     def test_encoder_only(self) -> None:
         """Every query sees every key of its request, over the pool as well."""

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from .speculative import reconstruct_indices_from_tree_mask
+
 
 def assign_req_to_token_pool_cpu(req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, start_offset: torch.Tensor,
                                  end_offset: torch.Tensor, out_cache_loc: torch.Tensor, *_: Any) -> None:
@@ -71,14 +73,16 @@ def fill_bonus_tokens_cpu(accept_tokens: torch.Tensor, accept_lens: torch.Tensor
 def build_tree_kernel_efficient_cpu(parent_list: torch.Tensor, selected_index: torch.Tensor, seq_lens: torch.Tensor, tree_mask: torch.Tensor,
                                     positions: torch.Tensor, retrieve_index: torch.Tensor, retrieve_next_token: torch.Tensor,
                                     retrieve_next_sibling: torch.Tensor, topk: int, depth: int, count: int, mode: int) -> None:
-    """Chains alone: each token follows the one before it."""
-    assert topk == 1, topk
-    tree_mask.view(-1, count, count).copy_(torch.ones(count, count, dtype=torch.bool).tril())
-    place = torch.arange(count)
-    positions.view(-1, count).copy_(seq_lens[:, None] + place)
-    retrieve_index.copy_(torch.arange(retrieve_index.numel()).view_as(retrieve_index))
-    retrieve_next_token.copy_(torch.where(place + 1 < count, place + 1, -1))
-    retrieve_next_sibling.fill_(-1)
+    """Each token sees its ancestors. `selected_index`: the drafts after the first, among all that were scored, `topk` of each parent;
+    `parent_list`: those parents, by the same count."""
+    mask = tree_mask.view(-1, count, count)
+    mask.copy_(torch.eye(count, dtype=torch.bool))
+    for request, (parents, selected) in enumerate(zip(parent_list.tolist(), selected_index.tolist())):
+        for i, scored in enumerate(selected):
+            parent = 1 + selected.index(parents[scored // topk]) if scored >= topk else 0
+            mask[request, i + 1] |= mask[request, parent]
+    reconstruct_indices_from_tree_mask(tree_mask, seq_lens, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling,
+                                       len(mask), count)
 
 
 def __getattr__(name: str) -> Any:

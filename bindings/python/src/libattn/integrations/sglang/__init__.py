@@ -29,6 +29,8 @@ def register() -> None:
 
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _before_weights, HookType.BEFORE)
     HookRegistry.register("sglang.srt.layers.attention.attention_registry.attn_backend_wrapper", _with_states, HookType.AROUND)
+    for phase, hook in (("decode", _draft_steps), ("draft_extend", _draft_prompts)):
+        HookRegistry.register(f"sglang.srt.speculative.draft_utils.DraftBackendFactory.create_{phase}_backend", hook, HookType.AROUND)
     if is_cpu():  # SGLang asks by the backend's name whether Triton can write its tables, and knows its own names only
         HookRegistry.register("sglang.srt.utils.common.support_triton",
                               lambda original, backend: backend != NAME and original(backend), HookType.AROUND)
@@ -62,6 +64,25 @@ def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any,
 
             return with_states(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
     return original(runner, full_attn_backend, *args, **kwargs)
+
+
+def _draft_steps(original: Any, factory: Any) -> Any:
+    """The backends of a draft model's steps; SGLang's list of them is closed."""
+    if not (_is_asked(factory) and drafts_here(factory.server_args)):
+        return original(factory)
+    from .drafts import decode_backend
+
+    return decode_backend(factory)
+
+
+def _draft_prompts(original: Any, factory: Any) -> Any:
+    """The backend of a draft model's prompts and of the tokens that a step has verified."""
+    return factory.draft_model_runner.attn_backend if _is_asked(factory) and drafts_here(factory.server_args) else original(factory)
+
+
+def drafts_here(arguments: Any) -> bool:
+    """Whether a model drafts over libattn, not over another backend."""
+    return getattr(arguments, "speculative_draft_attention_backend", None) in (None, NAME)
 
 
 def _latent_queries() -> None:

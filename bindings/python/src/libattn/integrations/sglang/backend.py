@@ -2,8 +2,8 @@
 """SGLang's attention backend: extend, decode, verify, mixed and idle batches over its token pool, and captured decodes and
 verifications of drafts.
 
-Written against the published interface of SGLang 0.5.23. Draft models, encoder lengths, hybrid sliding-window pools and captured
-prefills are refused with a reason; gated delta layers have a backend of their own next to this one (`gdn`).
+Written against the published interface of SGLang 0.5.23. Encoder lengths, hybrid sliding-window pools and captured prefills are refused
+with a reason; gated delta layers (`gdn`) and the steps of a draft model (`drafts`) have modules of their own next to this one.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LibattnBackend(Gathered):
 
     def _read(self, forward_batch: Any) -> Step:
         lengths, per_request = self._lengths(forward_batch)
-        queries = np.full_like(lengths, per_request) if per_request else _numbers(forward_batch, "extend_seq_lens")
+        queries = np.full_like(lengths, per_request) if per_request else numbers(forward_batch, "extend_seq_lens")
         starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
         host, table = torch.from_numpy(lengths), self._table(forward_batch, lengths)
         count = int(starts[-1])
@@ -141,7 +141,7 @@ class LibattnBackend(Gathered):
             refuse("spec_info", type(spec_info).__name__, "no speculative batches without --speculative-algorithm")
         if getattr(forward_batch, "encoder_lens", None) is not None:
             refuse("encoder_lens", "cross attention", "decoders without an encoder")
-        lengths = _numbers(forward_batch, "seq_lens")
+        lengths = numbers(forward_batch, "seq_lens")
         if not mode.is_target_verify():
             return lengths, int(mode.is_decode())
         if getattr(spec_info, "draft_token_num", None) != self.drafts:
@@ -213,7 +213,7 @@ class LibattnBackend(Gathered):
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
 
-def _numbers(forward_batch: Any, name: str) -> np.ndarray:
+def numbers(forward_batch: Any, name: str) -> np.ndarray:
     """Lengths on the host: the engine's own copy where there is one."""
     host = getattr(forward_batch, f"{name}_cpu", None)
     values = host if host is not None else getattr(forward_batch, name)

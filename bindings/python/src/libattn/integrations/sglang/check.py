@@ -17,7 +17,7 @@ from ...errors import AttnError, make
 from ...layers import LayerDesc
 from ...torch.store import DTYPES, store
 from ..gated_delta import describe as gated_delta
-from . import NAME
+from . import NAME, drafts_here
 from .layers import KV_DTYPES, describe_latent, latent_sizes
 
 #: Releases whose interface is tested, the first in its engine.
@@ -32,7 +32,7 @@ ADVICE = f"; to serve this model without libattn, leave out --attention-backend 
 
 def before_weights(runner: Any) -> None:
     """Raises one error with what is not served and what to do, where the model, the options or the release do not fit."""
-    if getattr(runner, "is_draft_worker", False) and drafts_elsewhere(runner.server_args):
+    if getattr(runner, "is_draft_worker", False) and not drafts_here(runner.server_args):
         return
     status, cause = Status.UNSUPPORTED, None
     reasons = [f"{field}: {asked}; supported: {supported}" for field, asked, supported in _refusals(runner) if asked]
@@ -48,11 +48,6 @@ def before_weights(runner: Any) -> None:
     raise make(status, "attention_backend", "; ".join(reasons) + ADVICE) from cause
 
 
-def drafts_elsewhere(arguments: Any) -> bool:
-    """Whether drafts are made by a model over another backend."""
-    return getattr(arguments, "speculative_draft_attention_backend", None) not in (None, NAME)
-
-
 def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     arguments, model = runner.server_args, runner.model_config
     found, tried = sglang.__version__, os.environ.get("ATTN_SGLANG_ANY_VERSION")
@@ -60,6 +55,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     # SGLang has kernels of its own for them on GPUs, and where a CPU has AMX.
     states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
     latent = runner.use_mla_backend
+    captured = (runner.device != "cpu" and arguments.speculative_algorithm in VERIFIED and drafts_here(arguments) and
+                not getattr(arguments, "disable_cuda_graph", False))
     others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
         ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
@@ -70,9 +67,10 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
         ("kv_cache_dtype", arguments.kv_cache_dtype if latent and CACHES.get(arguments.kv_cache_dtype, model.dtype) != model.dtype else "",
          "auto, next to multi-head latent attention"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
-        ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM") or arguments.speculative_algorithm in VERIFIED and
-         drafts_elsewhere(arguments) else arguments.speculative_algorithm, f"NGRAM, and {', '.join(VERIFIED)} where another backend makes "
-         "the drafts and libattn verifies them (--speculative-draft-attention-backend triton)"),
+        ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM", *VERIFIED) else arguments.speculative_algorithm,
+         ", ".join(("NGRAM", *VERIFIED))),
+        ("speculative_algorithm", captured and f"{arguments.speculative_algorithm}, whose drafts would be captured",
+         "drafts in eager steps (--disable-cuda-graph), or over another backend (--speculative-draft-attention-backend triton)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
          "one pool for all layers (--disable-hybrid-swa-memory)"),

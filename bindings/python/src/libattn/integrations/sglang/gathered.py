@@ -62,7 +62,7 @@ class Gathered(AttentionBackend):
         if step is None or step.captured is None or capturing(self.req_to_token_pool.req_to_token.device):
             return
         step.ran.clear()
-        self._gather()
+        self.gather()
         if self.together:
             self.steps.capture(step.captured, step, lambda: step.batch, None)
 
@@ -72,7 +72,7 @@ class Gathered(AttentionBackend):
             raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests; they were not captured, or layers were "
                        "bound again since")
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
         """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""
         if len(self.layers) > len(self.together) and not self.steps.captures:
             self.together = list(self.layers.values())
