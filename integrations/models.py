@@ -47,8 +47,10 @@ SMALL = {
                 "head_dim": 60, "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": 1},
 }
 
-# As SGLang has them on a CPU: experts in every layer; positions that are scaled (YaRN).
+# As SGLang has them on a CPU: experts in every layer; all of them for each token, so that none is chosen by a hair over a long text;
+# positions that are scaled (YaRN).
 SMALL["qwen3-next-experts"] = SMALL["qwen3-next"] | {"mlp_only_layers": []}
+SMALL["qwen3-next-all-experts"] = SMALL["qwen3-next-experts"] | {"num_experts_per_tok": 4}
 SMALL["deepseek-v3-yarn"] = SMALL["deepseek-v3"] | {"moe_layer_freq": 1, "rope_parameters": {
     "rope_theta": 10000.0, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "beta_fast": 32, "beta_slow": 1,
     "mscale": 1.0, "mscale_all_dim": 1.0}}

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes as replays of CUDA graphs, played on a CPU, and SGLang's prefix cache of states that they write: a replay brings a captured
+plan to its batch, and Python runs its calls again. SGLang refuses that cache on a CPU, whose gated delta layers it has no kernels for.
+Imported before SGLang's workers are."""
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import torch
+from sglang.srt.server_args import ServerArgs
+
+
+def replay_decodes(backend: Any) -> None:
+    eager, masks = backend.init_forward_metadata, "masks_of_replays"
+
+    def init_forward_metadata(self: Any, batch: Any) -> None:
+        if not hasattr(self, masks):
+            self.init_cuda_graph_state(8, 8)
+            setattr(self, masks, {})
+        if not batch.forward_mode.is_decode():
+            return eager(self, batch)
+        given, size, captured = batch.mamba_track_mask, batch.batch_size, getattr(self, masks)
+        if size not in captured:  # all layers have run in prompts
+            batch.mamba_track_mask = captured[size] = torch.zeros(size, dtype=torch.bool)
+            self.init_forward_metadata_out_graph(batch, in_capture=True)
+            self.init_forward_metadata_in_graph(batch)
+        captured[size].copy_(given)
+        batch.mamba_track_mask = None  # as in SGLang's replays
+        self.init_forward_metadata_out_graph(batch)
+        batch.mamba_track_mask = given
+
+    backend.init_forward_metadata = init_forward_metadata
+
+
+ServerArgs._validate_mamba_extra_buffer = lambda *_: None
+if multiprocessing.current_process().name != "MainProcess":  # that one has Transformers' model, too
+    from libattn.integrations.sglang.backend import LibattnBackend
+    from libattn.integrations.sglang.gdn import LibattnGdnBackend
+
+    tensor = torch.tensor  # a CPU has no pinned memory
+    torch.tensor = lambda *given, pin_memory=False, **options: tensor(*given, **options)
+    torch.Tensor.pin_memory = lambda self, *_: self
+    for each in (LibattnBackend, LibattnGdnBackend):
+        replay_decodes(each)
