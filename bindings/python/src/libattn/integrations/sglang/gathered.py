@@ -45,7 +45,7 @@ class Gathered(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Read the batch of an eager step; it is planned when the first layer runs."""
-        self._gather()
+        self.gather()
         self.forward_metadata = None if forward_batch.forward_mode.is_idle() else self._read(forward_batch)
 
     def _read(self, forward_batch: Any) -> Step:
