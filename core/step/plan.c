@@ -48,7 +48,9 @@ void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses)
 
 void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, uint32_t uses)
 {
-    const int64_t lse = rows * step->q.heads * (int64_t)sizeof(float);
+    /* MLA's partial results have the engine's padded heads, too */
+    const int64_t heads = step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
+    const int64_t lse = rows * heads * (int64_t)sizeof(float);
     plan_area(plan, &plan->layout.out, rows * step_row_bytes(step), uses);
     plan_area(plan, &plan->layout.lse[0], lse, uses);
     plan_area(plan, &plan->layout.lse[1], lse, uses);
