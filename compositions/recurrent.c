@@ -479,11 +479,11 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
         states->ext.next = &views->whole.ring.ext;
     }
     BAD_IF(states->state_slots == NULL || states->state_slots_stride < row, "state_slots",
-           "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
-           "drafted",
+           "%p, rows %lld apart; an array is needed, with rows of 1 or more states, where tokens "
+           "are drafted of %d",
            (const void *)states->state_slots, (long long)states->state_slots_stride, most);
     BAD_IF(states->initial_slots != NULL && states->initial_slots_stride < row,
-           "initial_slots_stride", "is %lld; rows of %d states where tokens are drafted",
+           "initial_slots_stride", "is %lld; 1 or more, where tokens are drafted %d",
            (long long)states->initial_slots_stride, most);
     BAD_IF(states->checkpoint_slots != NULL && plan->given.seq_lens == NULL, "seq_lens",
            "is NULL; checkpoint_slots need the requests' lengths");

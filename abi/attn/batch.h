@@ -10,7 +10,8 @@
 enum attn_batch_mode {
     ATTN_BATCH_AUTO = 0,   /* extend, decode or mixed, by the query lengths; drafts too */
     ATTN_BATCH_IDLE = 1,   /* out becomes zero, lse is left as it is, nothing is computed */
-    ATTN_BATCH_PROFILE = 2 /* no batch: output zero, the worst case of the workspace is touched */
+    ATTN_BATCH_PROFILE = 2 /* no requests: output zero, all of the workspace is touched; num_tokens,
+                            * as of an idle batch, is 0 to the plan's max_num_tokens */
 };
 
 #define ATTN_BATCH_NO_CASCADE 1u

@@ -81,7 +81,9 @@ static attn_status add_copies(attn_layer *layer, int32_t kind, int32_t table,
     }
     for (int32_t i = 0; i < all.count; i++) {
         const struct plane *mine = &all.planes[i];
-        uint8_t *theirs = other != NULL ? (uint8_t *)other->base + bytes : mine->base;
+        uint8_t *theirs = other == NULL         ? mine->base
+                          : other->base != NULL ? (uint8_t *)other->base + bytes
+                                                : NULL; /* refused below */
         int64_t their_stride = other != NULL ? stride : mine->stride;
         copies[i] = out ? (struct attn_block_copy){mine->base, theirs, mine->stride, their_stride,
                                                    mine->bytes}

@@ -265,18 +265,18 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
            "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
     ERROR_IF(!plan->graph, ATTN_ERROR_ORDER, "graph",
              "the plan was made without attn_plan_options.graph");
-    plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
-        plan->stream = stream;
         const bool begun = plan->mode == ATTN_PLAN_CAPTURE || plan->mode == ATTN_PLAN_OUT_OF_GRAPH;
-        return plan->ready != NULL && begun
-                   ? call_vendors(plan, mode, false, stream, error)
-                   : error_set(error, ATTN_ERROR_ORDER, "mode",
-                               "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
+        ERROR_IF(plan->ready == NULL || !begun, ATTN_ERROR_ORDER, "mode",
+                 "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
+        plan->capturing = true;
+        plan->stream = stream;
+        return call_vendors(plan, mode, false, stream, error);
     }
     struct captured *captured = &plan->captured;
     ERROR_IF(mode == ATTN_PLAN_REPLAY && !captured->there, ATTN_ERROR_ORDER, "mode",
              "REPLAY comes after CAPTURE");
+    plan->capturing = mode == ATTN_PLAN_CAPTURE;
     attn_status status = plan_steps(plan, batch, mode, false, stream, error);
     const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
                                  plan->given.num_tokens, plan->steps[0].program == run_idle};

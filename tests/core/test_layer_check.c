@@ -280,8 +280,8 @@ TEST(test_names_and_sharing)
 {
     struct attn_layer_desc layers[3] = {fixture_layer("0"), fixture_layer("1"), fixture_layer("2")};
     struct attn_error error;
-    OWNED(assignment_end) attn_assignment *a = NULL;
     OWNED(fixture_finish) struct fixture f;
+    OWNED(assignment_end) attn_assignment *a = NULL;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 1);
     layers[2].name = "0";

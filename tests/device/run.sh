@@ -41,8 +41,8 @@ for model in "$models/gpt-oss-20b.json" "$work/gdn.json"; do
     ATTN_VALIDATE=1 expect 0 'all right' "$run" --model "$model" --layers 1 --steps 7 \
         --requests "$work/requests" --verify
 done
-# Index keys that their write norms, rotates and transforms, and those that attn-run does so with, where no backend declares such
-# writes (bit 22); lists are shorter than the requests.
+# Index keys that their write norms, rotates and transforms; where no backend declares such writes (bit 22) attn-run does so before
+# the write. Lists are shorter than the requests.
 sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 128/_heads": 8/; s/n_heads": 64/n_heads": 8/' "$models/deepseek-v3.2.json" >"$work/dsa.json"
 sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 64/_heads": 8/; s/n_heads": 32/n_heads": 8/' "$models/glm-5.json" >"$work/glm.json"
 sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$work/msa.json"

@@ -32,7 +32,7 @@ TEST(test_refused_graphs)
 {
     OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
+    fixture_mixed(&f, "cpu_ref", &decoder, true);
     attn_plan *plan = another_plan(&f, 1, &workspace);
     const struct attn_batch *b = &f.batch;
     assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
@@ -42,7 +42,8 @@ TEST(test_refused_graphs)
                f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
     CHECK(&f, f.api->plan_batch(plan, b, NULL, &f.error)); /* an eager plan, which began nothing */
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "mode",
-               f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error));
+               f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, workspace, &f.error));
+    run(&f, plan); /* on the eager plan's stream, as before */
     INVALID(&f.error, "mode", f.api->plan_graph(plan, 9, b, NULL, &f.error));
     REFUSED_AS(ATTN_ERROR_ORDER, &f.error, "graph", /* made without options.graph */
                f.api->plan_graph(f.plan, ATTN_PLAN_CAPTURE, b, NULL, &f.error));

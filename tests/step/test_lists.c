@@ -117,7 +117,7 @@ TEST(test_validation)
     fixture_finish(&l->f);
 }
 
-/* The host knows bounds, of lengths and of tokens: lists of tokens that are none are not looked at.
+/* The host knows bounds of lengths and of tokens: lists of rows after the last token are not read.
  */
 TEST(test_bounds)
 {
