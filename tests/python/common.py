@@ -74,7 +74,7 @@ def worst_of(out: torch.Tensor, q: torch.Tensor, keys: Sequence[torch.Tensor], v
         got = out[at:at + count].double()
         found.append((error or worst)(torch.where((got - expected).abs() <= least, expected, got), expected) if count else 0.0)
         at += count
-    return max(found)
+    return max(math.inf if math.isnan(one) else one for one in found)
 
 
 def worst_of_batch(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float = 0.25,
@@ -82,7 +82,7 @@ def worst_of_batch(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch
     """The `worst` of a padded batch as `libattn.torch.attend` has it: out [B, S, Hq, Dv], the others [B, heads, rows, size]; seen [S, L],
     or [B, S, L]."""
     rows = zip(*(t.transpose(1, 2) for t in (q, k, v)), seen.expand(len(q), -1, -1), strict=True)
-    return max(worst(got, attention(*qkv, scale, mine, **terms)[0]) for got, (*qkv, mine) in zip(out, rows))
+    return max(worst(got, attention(*qkv, scale, mine, **terms)[0]) for got, (*qkv, mine) in zip(out, rows, strict=True))
 
 
 def each_backend(**options: Any) -> Iterator[str]:

@@ -179,7 +179,9 @@ void engine_finish(struct check_engine *engine)
     }
     for (int32_t i = 0; i < 2; i++) {
         engine->core->api->plan_destroy(engine->plans[i].plan);
-        guarded_free(engine->device, engine->plans[i].workspace);
+        if (engine->device != NULL) { /* bound once, so that there may be a workspace */
+            guarded_free(engine->device, engine->plans[i].workspace);
+        }
     }
     engine->core->api->model_destroy(engine->model);
 }

@@ -38,14 +38,17 @@ mla_weights = attn_mla_weights
 indexer_io = attn_io_indexer
 #: For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv).
 kv_quant_params = attn_kv_quant_params
-#: For `Layer.bind_params` of a multimodal encoder in fp8: float32 `scales` [3] and `amax_history` [3, amax_history_len], of q, k and v.
-mm_encoder_state = attn_mm_encoder_state
 #: For `LayerDesc.extensions`: caches beyond those of its kind, ``libattn.abi.attn_cache_desc(role=…)`` each.
 layer_caches = attn_layer_caches
 #: For `Plan.run`: new rows of each of those caches.
 caches_io = attn_io_caches
 #: For `Batch` of layers with a `ContextParallel`: int32 tensors as in the header.
 context_parallel_batch = attn_batch_context_parallel
+
+
+def mm_encoder_state(scales: Any | None = None, amax_history: Any | None = None) -> Struct:
+    """For `Layer.bind_params` of a multimodal encoder in fp8: float32 [3] and [3, amax_history_len], of q, k and v."""
+    return attn_mm_encoder_state(scales=scales, amax_history=amax_history)
 
 
 def replay_cache(gdn: GdnDesc, dtype: str | int, replay: int, gate_per_channel: bool = False) -> Struct:

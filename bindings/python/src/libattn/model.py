@@ -224,7 +224,8 @@ class Layer(Unique):
     def _bind_views(self, made: Sequence[tuple[attn_kv_view, list[Any]]], keep: bool = True) -> None:
         for spec, (_, (t, *_)) in zip(self._cache_specs(), made):
             wanted = _PLAIN.get(spec.kv_dtype)
-            if wanted is not None and t.dtype != wanted:  # a view does not say what its elements are
+            # A view does not say what its elements are. NumPy, which has no bf16, brings them as bits.
+            if wanted is not None and t.dtype not in (wanted, f"uint{wanted[-2:]}"):
                 raise refused("view", f"{t}; the layer's cache has {wanted}")
         pointers = (c_void_p * max(1, len(made)))(*(addressof(view) for view, _ in made))
         self.call("layer_bind_caches", pointers, len(made))

@@ -153,9 +153,9 @@ def _recurrent(out: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: to
     desc = LayerDesc("layers.0", q.shape[1], q.shape[1], q.shape[2], scale, "recurrent", dense.dtype_of(q.dtype),
                      head_size_v=v.shape[2], gdn=gdn, rule=RecurrentRule(gate="given"))
 
-    if state.dtype != torch.float32 or state.shape[1:] != (v.shape[1], v.shape[2], q.shape[2]) or not state.is_contiguous():
+    if state.dtype != torch.float32 or state.shape[1:] != (v.shape[1], v.shape[2], q.shape[2]) or not state[:1].is_contiguous():
         raise make(Status.INVALID_ARGUMENT, "state", f"{state.dtype} {list(state.shape)} with strides {list(state.stride())}; "
-                   f"torch.float32 [N, {v.shape[1]}, {v.shape[2]}, {q.shape[2]}], contiguous, is needed")
+                   f"torch.float32 [N, {v.shape[1]}, {v.shape[2]}, {q.shape[2]}], each slot contiguous, is needed")
 
     def bind(bound: Bound) -> None:
         bind_pages(bound, 0, state.flatten(2).unsqueeze(1), None)

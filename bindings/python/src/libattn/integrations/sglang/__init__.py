@@ -68,7 +68,7 @@ def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any,
 
 def _draft_steps(original: Any, factory: Any) -> Any:
     """The backends of a draft model's steps; SGLang's list of them is closed."""
-    if not (_is_asked(factory) and drafts_here(factory.server_args)):
+    if not _drafts_with(factory.draft_model_runner):
         return original(factory)
     from .drafts import decode_backend
 
@@ -77,7 +77,12 @@ def _draft_steps(original: Any, factory: Any) -> Any:
 
 def _draft_prompts(original: Any, factory: Any) -> Any:
     """The backend of a draft model's prompts and of the tokens that a step has verified."""
-    return factory.draft_model_runner.attn_backend if _is_asked(factory) and drafts_here(factory.server_args) else original(factory)
+    runner = factory.draft_model_runner
+    return runner.attn_backend if _drafts_with(runner) else original(factory)
+
+
+def _drafts_with(runner: Any) -> bool:
+    return _is_asked(runner) and drafts_here(runner.server_args)
 
 
 def drafts_here(arguments: Any) -> bool:

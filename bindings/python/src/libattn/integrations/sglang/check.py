@@ -48,6 +48,12 @@ def before_weights(runner: Any) -> None:
     raise make(status, "attention_backend", "; ".join(reasons) + ADVICE) from cause
 
 
+def _captures_decodes(arguments: Any) -> bool:
+    """SGLang folds its other options into cuda_graph_config; releases before it have disable_cuda_graph alone."""
+    backend = getattr(getattr(getattr(arguments, "cuda_graph_config", None), "decode", None), "backend", None)
+    return not getattr(arguments, "disable_cuda_graph", False) if backend is None else getattr(backend, "value", backend) != "disabled"
+
+
 def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     arguments, model = runner.server_args, runner.model_config
     found, tried = sglang.__version__, os.environ.get("ATTN_SGLANG_ANY_VERSION")
@@ -55,8 +61,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     # SGLang has kernels of its own for them on GPUs, and where a CPU has AMX.
     states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
     latent = runner.use_mla_backend
-    captured = (runner.device != "cpu" and arguments.speculative_algorithm in VERIFIED and drafts_here(arguments) and
-                not getattr(arguments, "disable_cuda_graph", False))
+    drafts = arguments.speculative_algorithm in VERIFIED and drafts_here(arguments)
+    branches, page = getattr(arguments, "speculative_eagle_topk", None) or 1, getattr(arguments, "page_size", None) or 1
     others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
         ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
@@ -69,7 +75,10 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
         ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM", *VERIFIED) else arguments.speculative_algorithm,
          ", ".join(("NGRAM", *VERIFIED))),
-        ("speculative_algorithm", captured and f"{arguments.speculative_algorithm}, whose drafts would be captured",
+        ("speculative_eagle_topk", drafts and branches > 1 and page > 1 and f"{branches} with pages of {page} tokens",
+         "1, or a page_size of 1"),
+        ("speculative_algorithm", drafts and runner.device != "cpu" and _captures_decodes(arguments) and
+         f"{arguments.speculative_algorithm}, whose drafts would be captured",
          "drafts in eager steps (--disable-cuda-graph), or over another backend (--speculative-draft-attention-backend triton)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
