@@ -13,7 +13,7 @@ import published
 import libattn
 import libattn.torch
 from captured import Graph
-from common import causal, each_backend, peaked, worst_of
+from common import attention, causal, each_backend, peaked, worst, worst_of
 
 registered: dict[str, Any] = {}
 handlers: dict[str, Any] = {}
