@@ -141,6 +141,7 @@ attn_status attn_layout_id(const struct attn_api *api, const struct attn_layout_
                              "is NULL; id and text are needed");
     }
     if (!write_text(layer->desc, &caches, text)) {
+        text[0] = '\0';
         return layout_refuse(error, ATTN_ERROR_LIMIT, "text",
                              "%d caches take more than ATTN_LAYOUT_TEXT_SIZE, %d bytes",
                              caches.count, ATTN_LAYOUT_TEXT_SIZE);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,11 +156,13 @@ char *read_whole_file(const char *name, size_t most, size_t *size, const char **
     return bytes;
 }
 
-/* The memory, unless it is NULL: then the process ends. */
+/* The memory, unless it is NULL: then the process ends, by the first thread that has none. */
 static void *found(void *memory, size_t count, size_t size)
 {
+    static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
     if (memory == NULL) {
-        fprintf(stderr, "%s: no memory for %zu times %zu bytes; a smaller task may have it\n",
+        pthread_mutex_lock(&ends);
+        fprintf(stderr, "%s: memory: no %zu times %zu bytes; a smaller task may have them\n",
                 program_invocation_short_name, count, size);
         exit(EXIT_FAILURE);
     }

@@ -12,7 +12,6 @@
 #include "common/capsule_read.h"
 #include "common/command.h"
 #include "common/memory.h"
-#include "common/command.h"
 #include "common/json.h"
 #include "common/find.h"
 #include "support/client.h"

@@ -29,11 +29,12 @@ const struct run_layer *compressor_of(const struct run_engine *engine,
 
 const struct attn_tensor *angles(struct run_engine *engine, int32_t rotary, struct shaped *to)
 {
-    if (engine->angles == NULL) {
+    if (engine->angles == NULL || engine->angles_dims != rotary) {
         const size_t bytes = (size_t)engine->longest * (size_t)rotary * sizeof(float);
         float *table = command_calloc(1, bytes);
         oracle_angles(table, engine->longest, rotary);
         engine->angles = memory_upload(&engine->kept, table, bytes);
+        engine->angles_dims = rotary;
         free(table);
     }
     return device_tensor(engine, to, engine->angles, ATTN_DTYPE_F32, 2,

@@ -136,7 +136,8 @@ struct run_engine {
     struct device device; /* that the layers run on */
     void *stream;
     struct memory kept, batches, rows; /* the run's, a group's plan's, a layer's run's */
-    void *angles;                      /* [longest, rotary dim] of rotations; the device's */
+    void *angles;                      /* [longest, angles_dims] of rotations; the device's */
+    int32_t angles_dims;
     struct model_config config;
     struct run_layer *layers;
     int32_t num_layers;

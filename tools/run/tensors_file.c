@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "common/command.h"
-#include "common/command.h"
 
 #define MAX_FILE ((size_t)1 << 32)
 #define MAX_HEADER (100 << 20)
