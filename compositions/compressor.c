@@ -2,7 +2,6 @@
 /* Compressors: layers whose output are rows for others' caches. A step writes its tokens' states
  * and is one call of `attend`, which pools the rows that they finish. */
 #include <attn/draft/compressor.h>
-#include <float.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -58,8 +57,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     }
     TRY(check_rows("out", io->out, &step->out, plan->num_tokens, error));
     BAD_IF(given == NULL, "attn_io_compressor", "is missing, and the run attends");
-    BAD_IF(!(given->norm_eps >= 0 && given->norm_eps <= FLT_MAX), "norm_eps",
-           "is %g; finite, 0 or above", (double)given->norm_eps);
+    TRY(step_check_eps(given->norm_eps, error));
     int64_t longest = plan->given.max_seq_len > 0 ? plan->given.max_seq_len : 1;
     const bool on_cpu = plan->model->device.type == ATTN_DEVICE_CPU && plan->given.seq_lens != NULL;
     for (int32_t r = 0; on_cpu && r < plan->given.num_reqs; r++) {

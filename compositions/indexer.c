@@ -3,7 +3,6 @@
  * rotate and transform first, and is one call of `attend`, whose output is lists. */
 #include <attn/draft/index_write.h>
 #include <attn/indexer.h>
-#include <math.h>
 #include <string.h>
 
 #include "compositions.h"
@@ -135,8 +134,7 @@ static attn_status check_norm(const struct layer *layer, const struct attn_io_in
 {
     const int32_t norm = layer->index_write->norm;
     const int64_t size = layer->desc.head_size;
-    BAD_IF(!isfinite(given->norm_eps) || given->norm_eps < 0, "norm_eps",
-           "is %g; finite, 0 or above", (double)given->norm_eps);
+    TRY(step_check_eps(given->norm_eps, error));
     BAD_IF(given->norm_eps != 0 && norm == ATTN_KEY_NORM_NONE, "norm_eps",
            "is %g, and the layer's norm is none", (double)given->norm_eps);
     BAD_IF(given->norm_weight != NULL && norm == ATTN_KEY_NORM_NONE, "norm_weight",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every run's tensors must be, in each dimension, dtype and stride that a kernel goes by. */
-#include <float.h>
+#include <math.h>
 
 #include "step/plan_state.h"
 
@@ -33,6 +33,12 @@ attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t
                            struct attn_error *error)
 {
     CHECK_TENSOR_IF(lse != NULL, lse, NULL, "lse", 2, {heads, rows}, 2, float32, true);
+    return ATTN_OK;
+}
+
+attn_status step_check_eps(float eps, struct attn_error *error)
+{
+    BAD_IF(!isfinite(eps) || eps < 0, "norm_eps", "is %g; finite, 0 or above", (double)eps);
     return ATTN_OK;
 }
 
@@ -164,8 +170,7 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
         CHECK_TENSOR_IF(norms[i].weight != NULL, norms[i].weight, NULL, norms[i].field, 1,
                         {layer->head_size});
     }
-    BAD_IF(!(rope->norm_eps >= 0 && rope->norm_eps <= FLT_MAX), "norm_eps",
-           "is %g; finite, 0 or above", (double)rope->norm_eps);
+    TRY(step_check_eps(rope->norm_eps, error));
     BAD_IF(slots < plan->given.num_actual_tokens || slots > plan->num_tokens, "num_slots",
            "%lld slots, and attn_io_rope rotates the queries of as many tokens; the batch has %d "
            "to %d",

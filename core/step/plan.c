@@ -5,12 +5,18 @@
 
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 
+/* Heads of q or out, whichever are more: MLA's partial results have the engine's padded heads. */
+static int64_t widest_heads(const struct step *step)
+{
+    return step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
+}
+
 /* Limits under which no size below overflows: a bound on the largest area, in floating point. The
  * widest are partial results of all ranks' rows and heads, and log-sum-exps of all their parts. */
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
                             double parts, struct attn_error *error)
 {
-    double heads = step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
+    double heads = (double)widest_heads(step);
     double bytes = parts * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
     ERROR_IF(bytes > MAX_AREA, ATTN_ERROR_LIMIT, "max_num_tokens",
              "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may take %g bytes, and "
@@ -48,9 +54,7 @@ void plan_area(attn_plan *plan, size_t *place, int64_t bytes, uint32_t uses)
 
 void plan_area_of_merge(attn_plan *plan, const struct step *step, int64_t rows, uint32_t uses)
 {
-    /* MLA's partial results have the engine's padded heads, too */
-    const int64_t heads = step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
-    const int64_t lse = rows * heads * (int64_t)sizeof(float);
+    const int64_t lse = rows * widest_heads(step) * (int64_t)sizeof(float);
     plan_area(plan, &plan->layout.out, rows * step_row_bytes(step), uses);
     plan_area(plan, &plan->layout.lse[0], lse, uses);
     plan_area(plan, &plan->layout.lse[1], lse, uses);

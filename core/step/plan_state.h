@@ -424,6 +424,8 @@ attn_status step_check_rope(const attn_plan *plan, const struct step *step,
 /* [heads, rows or more] float32, or NULL */
 attn_status step_check_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
                            struct attn_error *error);
+/* norm_eps, what a norm adds to a mean of squares: finite, 0 or above */
+attn_status step_check_eps(float eps, struct attn_error *error);
 /* Columns of an output that share a scale, by its form. */
 int32_t output_group(int32_t form);
 

@@ -63,6 +63,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
            "keys already");
     TRY_IF(!idle || step->check_io == step_check_plain,
            step->check_io(plan, step, io, writes, attends, error));
+    /* an idle step of a composition brings no inputs, but out is filled */
     TRY_IF(idle && attends && io->out != NULL && step->check_io != step_check_plain,
            step_check_out(plan, step, io, error));
     TRY_IF(attends && step->check_more != NULL && !idle,

@@ -64,7 +64,7 @@ static void spoil(struct blocks *blocks, struct input *input, struct attn_tensor
     }
 }
 
-/* Numbers that are none: NaN, infinite, negative, the largest. */
+/* NaN, infinite, negative, the largest. */
 static float odd_float(struct input *input, float usual)
 {
     static const float odd[] = {NAN, INFINITY, -INFINITY, -1, 0, 3.4e38f};

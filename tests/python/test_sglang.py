@@ -267,7 +267,8 @@ class Interface(unittest.TestCase):
         check = hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
-                     "speculative_draft_attention_backend": None, "disable_cuda_graph": False}
+                     "speculative_draft_attention_backend": None, "disable_cuda_graph": False, "speculative_eagle_topk": None,
+                     "cuda_graph_config": None}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
                  "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
@@ -283,11 +284,16 @@ class Interface(unittest.TestCase):
         load(speculative_algorithm="NGRAM")
         load(use_mla_backend=True)
         other = {"speculative_draft_attention_backend": "triton"}
+        full, disabled = (types.SimpleNamespace(decode=types.SimpleNamespace(backend=name)) for name in ("full", "disabled"))
         load(speculative_algorithm="EAGLE", **other)
         load(speculative_algorithm="EAGLE3", is_draft_worker=True)
         load(speculative_algorithm="STANDALONE", is_draft_worker=True, head_dim=60, **other)
         for text, values in (("speculative_algorithm: EAGLE, whose drafts would be captured; supported: .*disable-cuda-graph",
                               {"speculative_algorithm": "EAGLE", "device": "cuda"}),
+                             ("speculative_algorithm: EAGLE, whose drafts would be captured",
+                              {"speculative_algorithm": "EAGLE", "device": "cuda", "disable_cuda_graph": True, "cuda_graph_config": full}),
+                             ("speculative_eagle_topk: 3 with pages of 16 tokens; supported: 1, or a page_size of 1",
+                              {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 3}),
                              ("head_size is 60", {"speculative_algorithm": "EAGLE", "is_draft_worker": True, "head_dim": 60}),
                              ("speculative_algorithm: DFLASH", {"speculative_algorithm": "DFLASH", **other}),
                              ("model: multi-head latent attention over lists; supported: latent attention of all keys",
@@ -302,6 +308,10 @@ class Interface(unittest.TestCase):
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
+        with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
+            load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=disabled, dtype=torch.float64)
+        self.assertNotIn("captured", str(refused.exception))
+        load(speculative_algorithm="EAGLE", speculative_eagle_topk=3, **other)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
         module = sys.modules["sglang"]
         try:

@@ -64,15 +64,22 @@ TEST(parts_of_a_cascade_are_named)
     unlink(path);
 }
 
+/* A traced model's plan for graphs. */
+static attn_plan *begin_graphs(struct fixture *f, void **workspace)
+{
+    attn_plan *plan;
+    begin_trace();
+    fixture_mixed(f, "cpu_ref", &decoder, false);
+    CHECK(f, client_plan(f->api, f->model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                         &plan, workspace, &f->error));
+    return plan;
+}
+
 TEST(captured_runs_say_so)
 {
     struct fixture f;
-    attn_plan *plan;
     void *workspace;
-    begin_trace();
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
-    CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
-                          &plan, &workspace, &f.error));
+    attn_plan *plan = begin_graphs(&f, &workspace);
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error));
     CHECK(&f, f.api->run(plan, f.bound, &f.io, &f.error));
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error));
@@ -99,12 +106,8 @@ static int32_t *lens_apart(struct fixture *f)
 TEST(device_parts_read_no_earlier_arrays)
 {
     struct fixture f;
-    attn_plan *plan;
     void *workspace;
-    begin_trace();
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
-    CHECK(&f, client_plan(f.api, f.model, 0, CLIENT_PLAN(1, MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
-                          &plan, &workspace, &f.error));
+    attn_plan *plan = begin_graphs(&f, &workspace);
     int32_t *lens = lens_apart(&f);
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error));
     assert_int_equal(munmap(lens, PAGE), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said of a fatal signal. */
+/* The text about a fatal signal. */
 #include "harness/worker.h"
 #include "harness/image.h"
 

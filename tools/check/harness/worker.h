@@ -39,7 +39,7 @@ typedef int worker_run(void *user, const struct outlet *outlet, int32_t skip);
 int workers_run(struct report *report, worker_run *run, void *user, int32_t case_seconds,
                 bool fail_fast);
 
-/* crash.c. What is said of a fatal signal: its name, the address, the buffer next to it. */
+/* crash.c: the text about a fatal signal: its name, the address, the buffer next to it. */
 /* From now on a fatal signal is reported and ends the process with status 1: on stderr with the
  * case and the command that repeats it under a debugger (`target` and `seed` of this run), or,
  * after crash_report_to, by a function that is safe in a

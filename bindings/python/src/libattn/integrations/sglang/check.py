@@ -62,7 +62,7 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
     latent = runner.use_mla_backend
     drafts = arguments.speculative_algorithm in VERIFIED and drafts_here(arguments)
-    branches, page = getattr(arguments, "speculative_eagle_topk", None) or 1, getattr(arguments, "page_size", None) or 1
+    branches, page = getattr(arguments, "speculative_eagle_topk", None) or 1, runner.page_size or 1
     others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
         ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
