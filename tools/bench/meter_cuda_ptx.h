@@ -92,7 +92,73 @@ static const char *const meter_ptx[] = {
     PTX_MMA(0, 1, 2, 3) PTX_MMA(4, 5, 6, 7) PTX_MMA(8, 9, 10, 11) PTX_MMA(12, 13, 14, 15)
     PTX_MMA(16, 17, 18, 19) PTX_MMA(20, 21, 22, 23) PTX_MMA(24, 25, 26, 27)
     PTX_MMA(28, 29, 30, 31)
-    "sub.u64 %d7, %d7, 1;\n setp.ne.u64 %p0, %d7, 0;\n @%p0 bra MMA;\n" PTX_KEEP_FLOAT "}\n"};
+    "sub.u64 %d7, %d7, 1;\n setp.ne.u64 %p0, %d7, 0;\n @%p0 bra MMA;\n" PTX_KEEP_FLOAT "}\n",
+    NULL};
+
+/* One m64n256k16 product of a warp group into 128 sums. */
+#define PTX_EIGHT(i)                                                                               \
+    "%s" #i "_0, %s" #i "_1, %s" #i "_2, %s" #i "_3, %s" #i "_4, %s" #i "_5, %s" #i "_6, %s" #i "_7"
+#define PTX_WGMMA                                                                                  \
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" PTX_EIGHT(0) ", " PTX_EIGHT(1) ", "  \
+    PTX_EIGHT(2) ", " PTX_EIGHT(3) ", " PTX_EIGHT(4) ", " PTX_EIGHT(5) ", " PTX_EIGHT(6) ", "      \
+    PTX_EIGHT(7) ", " PTX_EIGHT(8) ", " PTX_EIGHT(9) ", " PTX_EIGHT(10) ", " PTX_EIGHT(11) ", "    \
+    PTX_EIGHT(12) ", " PTX_EIGHT(13) ", " PTX_EIGHT(14) ", " PTX_EIGHT(15) "}, %d5, %d6, %p1, 1, " \
+    "1, 0, 0;\n add.u64 %d5, %d5, 2;\n add.u64 %d6, %d6, 2;\n setp.eq.u32 %p1, 0, 0;\n"
+#define PTX_SUMS(i) ".reg .f32 %s" #i "_<8>;\n"
+
+/* Begins a bulk copy of the next 8 KiB into a slot, if any are left. */
+#define PTX_BULK                                                                                   \
+    "setp.lt.u64 %p0, %d4, %d8;\n"                                                                 \
+    "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r4], 8192;\n"                                  \
+    "@%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d4], 8192, "  \
+    "[%r4];\n add.u64 %d4, %d4, %d3;\n"
+#define PTX_NEXT_SLOT "add.u32 %r3, %r3, 8192;\n add.u32 %r4, %r4, 8;\n"
+#define PTX_FIRST_SLOT "mov.u32 %r3, slots;\n mov.u32 %r4, arrived;\n"
+#define PTX_FIRST_BULK                                                                             \
+    "mbarrier.init.shared.b64 [%r4], 1;\n fence.proxy.async;\n" PTX_BULK PTX_NEXT_SLOT
+
+/* Compute capability 9.0. wgmma_all: 64 and 256 rows of 64 numbers with a swizzle of 128 bytes (8
+ * KiB and 32 KiB of random numbers), whose products every warp group sums again and again.
+ * read_bulk: a thread copies 8 KiB at a time into five slots. */
+static const char *const meter_sm90_ptx[] = {
+    ".version 8.0\n.target sm_90a\n.address_size 64\n"
+    ".visible .entry wgmma_all(.param .u64 from, .param .u64 to, .param .u64 amount) {\n"
+    ".shared .align 1024 .b8 tiles[40960];\n"
+    ".reg .b32 %r<16>;\n.reg .b64 %d<12>;\n.reg .pred %p<3>;\n"
+    PTX_SUMS(0) PTX_SUMS(1) PTX_SUMS(2) PTX_SUMS(3) PTX_SUMS(4) PTX_SUMS(5) PTX_SUMS(6) PTX_SUMS(7)
+    PTX_SUMS(8) PTX_SUMS(9) PTX_SUMS(10) PTX_SUMS(11) PTX_SUMS(12) PTX_SUMS(13) PTX_SUMS(14)
+    PTX_SUMS(15)
+    "ld.param.u64 %d0, [from];\n ld.param.u64 %d4, [to];\n ld.param.u64 %d7, [amount];\n"
+    "mov.u32 %r2, %tid.x;\n shl.b32 %r2, %r2, 4;\n cvt.u64.u32 %d1, %r2;\n"
+    "add.u64 %d0, %d0, %d1;\n mov.u32 %r3, tiles;\n add.u32 %r4, %r3, %r2;\n mov.u32 %r5, 10;\n"
+    "FILL:\n ld.global.v4.u32 {%r8, %r9, %r10, %r11}, [%d0];\n"
+    "st.shared.v4.u32 [%r4], {%r8, %r9, %r10, %r11};\n add.u64 %d0, %d0, 4096;\n"
+    "add.u32 %r4, %r4, 4096;\n sub.u32 %r5, %r5, 1;\n setp.ne.u32 %p0, %r5, 0;\n"
+    "@%p0 bra FILL;\n fence.proxy.async;\n bar.sync 0;\n"
+    /* descriptors: address, 1024 bytes between groups of eight rows, the swizzle */
+    "shr.u32 %r3, %r3, 4;\n cvt.u64.u32 %d2, %r3;\n or.b64 %d2, %d2, 0x4000004000010000;\n"
+    "add.u64 %d3, %d2, 512;\n setp.ne.u32 %p1, 0, 0;\n",
+    "WGMMA:\n mov.u64 %d5, %d2;\n mov.u64 %d6, %d3;\n wgmma.fence.sync.aligned;\n",
+    PTX_WGMMA, PTX_WGMMA, PTX_WGMMA, PTX_WGMMA,
+    "wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;\n"
+    "sub.u64 %d7, %d7, 1;\n setp.ne.u64 %p0, %d7, 0;\n @%p0 bra WGMMA;\n"
+    "setp.eq.f32 %p2, %s0_0, 0f7149f2ca;\n @%p2 st.global.f32 [%d4], %s0_0;\n ret;\n}\n",
+
+    ".visible .entry read_bulk(.param .u64 from, .param .u64 to, .param .u64 amount) {\n"
+    ".shared .align 128 .b8 slots[40960];\n.shared .align 8 .b64 arrived[5];\n"
+    ".reg .b32 %r<16>;\n.reg .b64 %d<12>;\n.reg .pred %p<3>;\n"
+    "mov.u32 %r2, %tid.x;\n setp.ne.u32 %p0, %r2, 0;\n @%p0 ret;\n"
+    "ld.param.u64 %d4, [from];\n ld.param.u64 %d7, [amount];\n add.u64 %d8, %d4, %d7;\n"
+    "mov.u32 %r0, %ctaid.x;\n mul.wide.u32 %d2, %r0, 8192;\n add.u64 %d4, %d4, %d2;\n"
+    "mov.u32 %r0, %nctaid.x;\n mul.wide.u32 %d3, %r0, 8192;\n mov.u64 %d5, %d4;\n" PTX_FIRST_SLOT
+    PTX_FIRST_BULK PTX_FIRST_BULK PTX_FIRST_BULK PTX_FIRST_BULK PTX_FIRST_BULK,
+    PTX_FIRST_SLOT "mov.u32 %r5, 0;\n mov.u32 %r6, 0;\n" /* slot, phase */
+    "WAIT:\n setp.ge.u64 %p0, %d5, %d8;\n @%p0 ret;\n"
+    "TRY:\n mbarrier.try_wait.parity.shared.b64 %p1, [%r4], %r6;\n @!%p1 bra TRY;\n" PTX_BULK
+    "add.u64 %d5, %d5, %d3;\n" PTX_NEXT_SLOT "add.u32 %r5, %r5, 1;\n"
+    "setp.lt.u32 %p0, %r5, 5;\n @%p0 bra WAIT;\n" PTX_FIRST_SLOT
+    "mov.u32 %r5, 0;\n xor.b32 %r6, %r6, 1;\n bra WAIT;\n}\n",
+    NULL};
 /* clang-format on */
 
 #endif
