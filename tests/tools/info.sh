@@ -46,6 +46,23 @@ expect 0 'mla  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$mo
 expect 1 'kernel attend_mla' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/deepseek-v3.json"
 expect 1 'kernel recurrent' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/qwen3-next-80b-a3b.json"
 
+# A page of all, whose table of layers has a row for each.
+expect 0 'layers on' "$info" --model "$models/llama-3.1-8b.json" --capabilities --html page.html
+expect 0 '<td>cpu_ref' cat page.html
+expect 0 '^32 rows of layers$' python3 -c '
+import html.parser, sys
+class Page(html.parser.HTMLParser):
+    rows, part = [], ""
+    def handle_starttag(self, tag, attributes):
+        self.part = tag
+        if tag == "tr": self.rows.append([])
+    def handle_data(self, data):
+        if self.part == "td" and self.rows: self.rows[-1].append(data.strip())
+page = Page()
+page.feed(open(sys.argv[1]).read())
+print(sum("full" in row for row in page.rows), "rows of layers")' page.html
+expect 1 'absent/page: html: No such file' "$info" --html absent/page
+
 # Locks: written, compared, held by whatever binds; what cannot be written leaves nothing.
 locks=$(mktemp -d)
 llama=$models/llama-3.1-8b.json

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-info's --layouts, the id of each layer's cache layout, and its --lock and --diff. The core
- * writes locks, under ATTN_LOCK=write:FILE. */
+/* attn-info's --layouts, the id of each layer's cache layout, its --html, and its --lock and
+ * --diff. The core writes locks, under ATTN_LOCK=write:FILE. */
 #ifndef TOOLS_INFO_INFO_H
 #define TOOLS_INFO_INFO_H
 
@@ -17,6 +17,9 @@ attn_status layouts_add(const struct attn_api *api, attn_runtime *runtime,
                         const attn_assignment *assignment, struct attn_device device,
                         const struct model_config *config, struct json *layers,
                         struct attn_error *error);
+
+/* Writes the document to `file` as a page. */
+attn_status html_write(const char *file, const struct json *root, struct attn_error *error);
 
 /* A lock that is written under a name of its own and then takes the place of `file`. */
 struct lock_file {

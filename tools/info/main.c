@@ -22,7 +22,7 @@
 
 static const char usage[] =
     "usage: attn-info [--model FILE [--layouts] [--lock FILE]] [--explain] [--devices]\n"
-    "                 [--capabilities] [--json] [--help] [--version]\n"
+    "                 [--capabilities] [--html FILE] [--json] [--help] [--version]\n"
     "       attn-info --diff A B\n"
     "\n"
     "Lists plugins and backends; with a model, the backend of every layer and phase.\n"
@@ -32,6 +32,7 @@ static const char usage[] =
     "  --devices       lists the devices, too\n"
     "  --capabilities  lists what each backend declares\n"
     "  --json          one JSON document on stdout\n"
+    "  --html FILE     writes the same document as a page, too\n"
     "  --layouts       for each layer, the id of its caches' layout\n"
     "  --lock FILE     writes what was chosen, and the files that it was chosen from; "
     "ATTN_LOCK=FILE\n"
@@ -45,7 +46,7 @@ static const char *const verdict_names[] = {"chosen", "eligible", "excluded by a
                                             "unsupported", "on another device"};
 
 struct options {
-    const char *model, *lock;
+    const char *model, *lock, *html;
     const char *diff, *with; /* two locks */
     bool explain, layouts, devices, capabilities, json;
 };
@@ -67,7 +68,8 @@ static int parse(int argc, char **argv, struct options *options)
         {"model", .text = &options->model},       {"lock", .text = &options->lock},
         {"diff", .text = &options->diff},         {"explain", &options->explain},
         {"layouts", &options->layouts},           {"devices", &options->devices},
-        {"capabilities", &options->capabilities}, {"json", &options->json}};
+        {"capabilities", &options->capabilities}, {"json", &options->json},
+        {"html", .text = &options->html}};
     const struct command command = {"attn-info",
                                     usage,
                                     .options = names,
@@ -650,7 +652,7 @@ static bool all_served(const struct info *info)
 static int show(struct info *info)
 {
     struct json *root = whole_json(info);
-    bool served = all_served(info);
+    bool served = all_served(info), shown = true;
     struct attn_error error = ATTN_ERROR_INIT;
     if (served && info->options.layouts &&
         layouts_add(info->api, info->runtime, info->assignment, info->device, &info->config,
@@ -663,12 +665,16 @@ static int show(struct info *info)
     } else {
         print_text(root, &info->options);
     }
+    if (info->options.html != NULL && html_write(info->options.html, root, &error) != ATTN_OK) {
+        command_failed("attn-info", info->options.html, &error);
+        shown = false;
+    }
     json_destroy(root);
     if (!served) {
         fprintf(stderr, "attn-info: %s: a layer has no backend%s\n", info->options.model,
                 info->options.explain || info->options.json ? "" : "; --explain tells why");
     }
-    return served ? EXIT_SUCCESS : EXIT_FAILURE;
+    return served && shown ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 static int run_tool(int argc, char **argv)
