@@ -7,8 +7,8 @@ SECTION is a heading of PAGE with two tables under it: one names the runs, the o
 with a shape as attn-bench takes it: `decode:r=1,l=1024`, f32, cache fp8_e4m3 (any words). COMMAND is attn-bench with its
 arguments but for --shape, --dtype, --kv-dtype and --json. It runs once for each pair of dtypes. Where it names several
 backends, the first one's values are written, with the fastest other one as best peer. A new row needs its cell only.
---only leaves out cells that REGEX does not match. The run is entered as KEY, and runs that no row names are dropped. A
-measurement that failed keeps its old row, is named, and makes the exit status 1.
+--only leaves out cells that REGEX does not match. The run is entered as KEY, and runs that no table of the section names are
+dropped. A measurement that failed keeps its old row, is named, and makes the exit status 1.
 """
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ class Table:
         while end < len(lines) and lines[end].startswith("|"):
             end += 1
         self.span = range(first + 2, end)
+        for line in lines[first + 2 : end]:
+            if len(cells_of(line)) != len(self.columns):
+                sys.exit(f"results.py: the row has {len(cells_of(line))} columns, its table {len(self.columns)}: {line}")
         self.rows = [dict(zip(self.columns, cells_of(line), strict=True)) for line in lines[first + 2 : end]]
 
     def lines(self) -> list[str]:
@@ -74,6 +77,11 @@ def measure(command: list[str], dtype: str, kv_dtype: str, shapes: list[str]) ->
     return document
 
 
+def digits(value: float, count: int = 3) -> str:
+    """These digits, or all before the point: no exponents."""
+    return f"{value:.{count}g}" if value < 10**count else f"{value:.0f}"
+
+
 def enter(row: dict[str, str], results: list[dict[str, Any]], key: str) -> bool:
     """The first backend's values, and the fastest of the others; False: the first one failed."""
     own, others = results[0], [peer for peer in results[1:] if "error" not in peer and not peer["failed"]]
@@ -81,8 +89,8 @@ def enter(row: dict[str, str], results: list[dict[str, Any]], key: str) -> bool:
         print(f"{row['cell']}: {own.get('error', 'the measurement failed')}", file=sys.stderr)
         return False
     bytes_limit = own["bound"] == "bytes"
-    row["us"] = f"{own['time_us']:.4g}"
-    row["rate"] = f"{own['gb_s']:.3g} GB/s" if bytes_limit else f"{own['tflop_s']:.3g} TFLOP/s"
+    row["us"] = digits(own["time_us"], 4)
+    row["rate"] = f"{digits(own['gb_s'])} GB/s" if bytes_limit else f"{digits(own['tflop_s'])} TFLOP/s"
     row["over the floor"] = f"{own['ratio_to_floor']:.2f}"
     row["run"] = key
     if others:
@@ -115,7 +123,9 @@ def main() -> int:
             good &= enter(row, results[at * each : (at + 1) * each], given.key)
         floors = floors or ", ".join(text.format(ceilings[name]) for name, text in FLOORS.items() if ceilings.get(name))
     spelled = shlex.join([Path(given.command[0]).name, *given.command[1:]])
-    named = {row[column] for row in cells.rows for column in ("run", "its run") if column in row}
+    later = next((at for at in range(cells.span.stop, len(lines)) if lines[at].startswith("## ")), len(lines))
+    rest = [cells_of(line) for line in [*cells.lines(), *lines[cells.span.stop : later]]]
+    named = {key for row in rest for cell in row[1:] for key in cell.split(", ")}
     entry = {"run": given.key, "date": str(datetime.date.today()), "command": f"`{spelled}`; floors of {floors}"}
     runs.rows = [row for row in runs.rows if row["run"] in named - {given.key}] + ([entry] if given.key in named else [])
     for table in sorted((runs, cells), key=lambda table: -table.span.start):

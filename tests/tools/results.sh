@@ -37,6 +37,7 @@ cat >"$page" <<END
 | A | 2026-01-01 | \`a\` |
 | B | 2026-01-01 | \`b\` |
 | C | 2026-01-01 | \`c\` |
+| D | 2026-01-01 | \`d\` |
 
 | cell | us | rate | over the floor | run | best peer | its run |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -44,6 +45,10 @@ cat >"$page" <<END
 | \`decode:l=2\`, f16, cache fp8_e4m3 |  |  |  |  |  |  |
 | a plan | 7 |  |  | A |  |  |
 | \`decode:r=1,l=64,hq=2,hkv=1\` | 1 |  |  | C |  |  |
+
+| what | us | run |
+| --- | --- | --- |
+| a step | 2 | B2, D |
 
 The end.
 END
@@ -65,6 +70,7 @@ has "| \`decode:l=1\`, f16, cache fp8_e4m3 (some words) | 10 | 123 GB/s | 1.26 |
 grep -q 'decode:l=2.*failed' "$folder/said" || wrong "the failed cell is not named: $(cat "$folder/said")"
 has "| K | $(date +%F) | \`attn-bench --backend a\`; floors of 100 GB/s read, 2.5 TFLOP/s in bf16 |"
 grep -qF '| B |' "$page" && wrong "a run that no row names stays"
+has "| D | 2026-01-01 | \`d\` |"
 [ "$(cat "$folder/arguments")" = "--backend a --json --dtype f16 --kv-dtype fp8_e4m3 --shape decode:l=1 --shape decode:l=2" ] ||
     wrong "unexpected arguments: $(cat "$folder/arguments")"
 diff "$folder/before" "$page" | grep '^[<>]' | grep -vE 'l=1`|B \||K \|' && wrong "other lines changed"
@@ -73,4 +79,7 @@ diff "$folder/before" "$page" | grep '^[<>]' | grep -vE 'l=1`|B \||K \|' && wron
 grep -qE '^\| `decode:r=1,l=64,hq=2,hkv=1` \| [0-9.e+]+ \| [0-9.e+-]+ [GT].* \| [0-9.]+ \| R \|  \|  \|$' "$page" || wrong "no row of a real run"
 "$python" "$results" "$page" 'No device' R "$bench" 2>"$folder/said" && wrong "an unknown section passed"
 grep -q "no section 'No device'" "$folder/said" || wrong "unexpected: $(cat "$folder/said")"
+sed 's/^| a plan | 7 | /| a plan | 7 | | /' "$page" >"$folder/wide"
+"$python" "$results" "$folder/wide" 'A device' R "$bench" 2>"$folder/said" && wrong "a row of eight columns passed"
+grep -q 'the row has 8 columns, its table 7: | a plan' "$folder/said" || wrong "unexpected: $(cat "$folder/said")"
 exit $failed
