@@ -22,7 +22,7 @@ import libattn
 import libattn.integrations.transformers as integration
 import libattn.torch
 from common import BACKENDS
-from libattn.integrations.transformers import forward
+from libattn.integrations.transformers import forward, hooks
 from libattn.torch import dense
 
 torch.set_num_threads(1)
@@ -303,6 +303,7 @@ class Caches(unittest.TestCase):
             self.assertEqual(made.call_args.kwargs["local_size"], 8 if kept else None)
 
 
+@unittest.skipUnless(hooks.allow_continuous_batching("libattn"), "this release takes its own implementations alone")
 class ContinuousBatching(unittest.TestCase):
     def run_family(self, name: str, pages: int) -> int:
         """Mixed lengths in small batches: the tokens of each prompt as when it is generated alone."""
