@@ -84,7 +84,7 @@ static int fail_with(const char *what, const struct attn_error *error)
 static int fail_saying(const char *what, const char *message)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    snprintf(error.message, sizeof error.message, "%s", message);
+    command_error(&error, ATTN_ERROR_INTERNAL, "", "%s", message);
     return fail_with(what, &error);
 }
 
@@ -325,11 +325,10 @@ static void run_attends(struct run *run)
 }
 
 /* Attends that write codes: random cases of each form that is declared, in one way in turn. */
-static bool run_outputs(struct run *run)
+static void run_outputs(struct run *run)
 {
     const struct options *options = run->options;
     const int32_t wanted_cases = options->full ? FULL_OUTPUT_CASES : QUICK_OUTPUT_CASES;
-    bool ok = true;
     for (int32_t i = 0; i < CASE_OUTPUTS; i++) {
         if (!(run->space.caps.output_forms >> case_outputs[i].form & 1)) {
             continue;
@@ -342,10 +341,8 @@ static bool run_outputs(struct run *run)
                 try_attend(run, &drawn.cases[c], c % TRIAL_WAY_COUNT);
             }
         }
-        ok = ok && !drawn.failed;
         free(drawn.cases);
     }
-    return ok;
 }
 
 static void try_engine(struct run *run, const struct case_space *space, const struct attend_case *c,
@@ -419,12 +416,11 @@ static void try_many_entries(struct run *run, int32_t shape)
 }
 
 /* Attends over lists of keys: random cases of each form that is declared. */
-static bool run_lists(struct run *run)
+static void run_lists(struct run *run)
 {
     const struct options *options = run->options;
     const int32_t wanted_cases = options->full ? FULL_LIST_CASES : QUICK_LIST_CASES;
     int32_t way = 0;
-    bool ok = true;
     for (int32_t i = 0; i < CASE_LISTS; i++) {
         const struct case_lists lists = case_lists_at(i);
         if (!case_lists_declared(&run->space.caps, &lists, false)) {
@@ -444,7 +440,6 @@ static bool run_lists(struct run *run)
                 try_attend(run, one, ++way % TRIAL_WAY_COUNT);
             }
         }
-        ok = ok && !drawn.failed;
         free(drawn.cases);
         if (options->full && lists.granularity >= 64) {
             try_prompts(run, &lists, ATTN_DTYPE_BF16);
@@ -453,7 +448,6 @@ static bool run_lists(struct run *run)
     }
     try_many_entries(run, SHAPE_LONG_DECODE);
     try_many_entries(run, SHAPE_SPECULATIVE);
-    return ok;
 }
 
 /* A case next to the attends. */
@@ -540,8 +534,7 @@ static attn_status write_record(const struct report *report, bool complete,
     struct conformance record;
     char path[4096], line[512];
     if (report->record == NULL || !conformance_parse(&record, report->record)) {
-        snprintf(error->message, sizeof error->message, "the backend's file cannot be read");
-        return error->status = ATTN_ERROR_IO;
+        return command_error(error, ATTN_ERROR_IO, "", "the backend's file cannot be read");
     }
     record.passed = report->counts[TRIAL_PASSED];
     record.failed = report->counts[TRIAL_FAILED] + !complete;
@@ -560,29 +553,23 @@ static enum trial_result run_conduct(struct trial *trial, const void *variant, u
 }
 
 /* Cases through the core, each in one way in turn. */
-static bool run_engines(struct run *run)
+static void run_engines(struct run *run)
 {
-    int32_t wanted_cases = run->options->full ? FULL_ENGINE_CASES : QUICK_ENGINE_CASES;
+    const int32_t wanted_cases = run->options->full ? FULL_ENGINE_CASES : QUICK_ENGINE_CASES;
     struct case_space space;
-    struct attend_cases drawn = {NULL};
-    bool ok = engine_space_init(&space, &run->trial);
-    if (ok) {
-        drawn = case_space_draw(&space, run->options->seed, wanted_cases);
-    }
+    engine_space_init(&space, &run->trial);
+    const struct attend_cases drawn = case_space_draw(&space, run->options->seed, wanted_cases);
     for (int32_t i = 0; i < drawn.num_cases; i++) {
         try_engine(run, &space, &drawn.cases[i], i % ENGINE_WAY_COUNT);
     }
-    if (ok) {
-        const struct kernel_sink sink = sink_of(run, &space);
-        idle_cases(&sink);
-        blocks_cases(&sink);
-        compressed_cases(&sink);
-        compressor_cases(&sink);
-        engine_output_cases(&sink);
-    }
+    const struct kernel_sink sink = sink_of(run, &space);
+    idle_cases(&sink);
+    blocks_cases(&sink);
+    compressed_cases(&sink);
+    compressor_cases(&sink);
+    engine_output_cases(&sink);
     free(drawn.cases);
     case_space_finish(&space);
-    return ok && !drawn.failed;
 }
 
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
@@ -593,10 +580,10 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
         memcpy(&slot, (const char *)&backend->kernels + target->slot, sizeof slot);
         const bool declared = (backend->caps.kernels & target->kernel) != 0;
         if ((slot != NULL) != declared) {
-            snprintf(error->field, sizeof error->field, "kernels");
-            snprintf(error->message, sizeof error->message,
-                     "%s is %s in the declared mask and %s in the table of kernels", target->name,
-                     declared ? "set" : "not set", slot != NULL ? "there" : "NULL");
+            command_error(error, ATTN_ERROR_PLUGIN, "kernels",
+                          "%s is %s in the declared mask and %s in the table of kernels",
+                          target->name, declared ? "set" : "not set",
+                          slot != NULL ? "there" : "NULL");
             return false;
         }
     }
@@ -624,9 +611,6 @@ static int run_suite(struct run *run)
     run->space.serves = trial_serves;
     run->space.user = &run->trial;
     run->cases = case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0);
-    if (run->cases.failed) {
-        return fail_saying(options->target, "no memory for the cases");
-    }
     if (options->expect != NULL && !options->list && run->skip == 0) {
         bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
                                     sizeof run->trial.message);
@@ -636,11 +620,10 @@ static int run_suite(struct run *run)
     run_kernels(run);
     run_attends(run);
     run_long_prompts(run);
-    bool drawn = run_outputs(run) && run_lists(run) && run_engines(run);
+    run_outputs(run);
+    run_lists(run);
+    run_engines(run);
     run_core_cases(run);
-    if (!drawn) {
-        return fail_saying(options->target, "no memory for the cases");
-    }
     return EXIT_SUCCESS;
 }
 
@@ -757,7 +740,7 @@ static int run_tool(int argc, char **argv)
             fputc('\n', stderr);
         }
         if (options->json) {
-            report.failed |= !report_json(&report);
+            report_json(&report);
         } else {
             report_text(&report);
         }
@@ -767,12 +750,10 @@ static int run_tool(int argc, char **argv)
         if (options->badge != NULL && !report_badge(&report, options->badge)) {
             code = fail_saying(options->badge, "cannot be written");
         }
-        const bool complete = code == EXIT_SUCCESS && !report.failed;
-        if (options->record && write_record(&report, complete, &error) != ATTN_OK) {
+        if (options->record && write_record(&report, code == EXIT_SUCCESS, &error) != ATTN_OK) {
             code = fail_with("--record", &error);
         }
-        bool passed = report.counts[TRIAL_FAILED] == 0 && report.counts[TRIAL_PASSED] > 0;
-        code = code == EXIT_SUCCESS && (!passed || report.failed) ? EXIT_FAILURE : code;
+        code = code == EXIT_SUCCESS && !report_passed(&report) ? EXIT_FAILURE : code;
     }
     report_finish(&report);
     return code;

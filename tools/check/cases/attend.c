@@ -8,7 +8,7 @@
 
 #include "cases/problem.h"
 #include "cases/problem_copy.h"
-#include "harness/image.h"
+#include "common/command.h"
 #include "harness/trial.h"
 #include "harness/watch.h"
 #include "support/number.h"
@@ -219,9 +219,9 @@ static enum trial_result run_apart(struct trial *trial, struct problem_copy *tes
     const size_t bytes = problem->image.size;
     OWNED(memory_end)
     uint8_t *together = trial_read(trial, tested->device, tested->memory, bytes);
-    OWNED(memory_end) uint8_t *alone = malloc(bytes), *rows = wanted_rows(problem);
+    OWNED(memory_end) uint8_t *alone = command_calloc(bytes, 1), *rows = wanted_rows(problem);
     attn_status status = ATTN_OK;
-    if (together == NULL || alone == NULL || rows == NULL) {
+    if (together == NULL) {
         return TRIAL_FAILED;
     }
     for (int32_t r = 0; r < problem->num_reqs && status == ATTN_OK; r++) {

@@ -108,7 +108,6 @@ struct case_space {
     /* What no list can say: whether the backend and the reference serve the case's layer. */
     bool (*serves)(void *user, const struct factor_value *v);
     void *user;
-    bool failed;          /* there was no memory for a value */
     int32_t num_covering; /* cases of the array, before the random ones */
 };
 
@@ -137,8 +136,7 @@ struct attend_case {
 /* factors.c. The layer of a case. */
 void case_layer(const struct factor_value *v, struct attn_layer_desc *layer);
 int32_t case_phase(const struct factor_value *v);
-/* Lists the declared values of each factor. False when a factor has none, or when there is no
- * memory. */
+/* Lists the declared values of each factor. False when a factor has none. */
 bool case_space_init(struct case_space *space, const struct attn_backend_caps *caps);
 void case_space_finish(struct case_space *space);
 /* ATTN_TERM_* and ATTN_FEATURE_* of a case's values. */
@@ -162,7 +160,6 @@ struct attend_cases {
     const struct case_space *space;
     struct attend_case *cases; /* for free() */
     int32_t num_cases;
-    bool failed; /* there was no memory */
 };
 /* A covering array, and `extra` random cases after it. */
 struct attend_cases case_space_cover(struct case_space *space, uint64_t seed, int32_t extra);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "cases/cases.h"
+#include "common/command.h"
 #include "support/random.h"
 
 #define COVER_CANDIDATES 24 /* random completions tried for each row of the array */
@@ -45,13 +46,8 @@ static void draw(const struct case_space *space, uint64_t *random, struct attend
 
 static void take(struct attend_cases *list, const struct attend_case *c)
 {
-    struct attend_case *larger =
-        realloc(list->cases, sizeof *larger * (size_t)(list->num_cases + 1));
-    list->failed = list->failed || larger == NULL;
-    if (larger != NULL) {
-        list->cases = larger;
-        larger[list->num_cases++] = *c;
-    }
+    list->cases = command_realloc(list->cases, (size_t)list->num_cases + 1, sizeof *list->cases);
+    list->cases[list->num_cases++] = *c;
 }
 
 /* A random case without conflicts is taken, if the backend does not refuse it. */
@@ -112,11 +108,8 @@ struct attend_cases case_space_cover(struct case_space *space, uint64_t seed, in
         cover.first[i + 1] = cover.first[i] + space->factors[i].count;
     }
     size_t total = (size_t)cover.first[FACTOR_COUNT];
-    cover.seen = calloc(total, total);
-    list.failed = cover.seen == NULL;
-    if (!list.failed) {
-        cover_pairs(&list, &cover, &seed);
-    }
+    cover.seen = command_calloc(total, total);
+    cover_pairs(&list, &cover, &seed);
     space->num_covering = list.num_cases;
     for (int32_t i = 0; i < extra; i++) {
         take_random(&list, &seed);

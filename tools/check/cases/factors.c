@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cases/cases.h"
+#include "common/command.h"
 #include "support/client.h"
 
 static const int32_t model_head_sizes[] = {24,  32,  40,  64,  72,  80,  96, 112,
@@ -15,14 +16,9 @@ static const struct factor_value usual_heads[] = {{4, 4}, {8, 2}, {9, 3}, {8, 1}
 static void add(struct case_space *space, int32_t which, int32_t a, int32_t b)
 {
     struct factor *factor = &space->factors[which];
-    struct factor_value *larger =
-        realloc(factor->values, sizeof *larger * (size_t)(factor->count + 1));
-    if (larger == NULL) {
-        space->failed = true;
-        return;
-    }
-    factor->values = larger;
-    larger[factor->count++] = (struct factor_value){a, b};
+    factor->values =
+        command_realloc(factor->values, (size_t)factor->count + 1, sizeof *factor->values);
+    factor->values[factor->count++] = (struct factor_value){a, b};
 }
 
 static void add_head_sizes(struct case_space *space)
@@ -246,13 +242,11 @@ bool case_space_init(struct case_space *space, const struct attn_backend_caps *c
     add_cache_factors(space);
     add_declared_values(space);
     add_features(space);
+    bool whole = true;
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
-        space->failed = space->failed || space->factors[i].count == 0;
+        whole = whole && space->factors[i].count > 0;
     }
-    if (space->failed) {
-        case_space_finish(space);
-    }
-    return !space->failed;
+    return whole;
 }
 
 void case_space_finish(struct case_space *space)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/image.h"
+#include "common/command.h"
 #include "kernels/kernels.h"
 #include "support/number.h"
 
@@ -58,25 +58,23 @@ static size_t bytes_of(const struct operand *o)
     return o->bytes > 0 || o->ndim == 0 ? o->bytes : (size_t)elements_of(o) * element_bytes(o);
 }
 
-bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
+void kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
                       int32_t num_operands, uint64_t *random)
 {
     *test =
         (struct kernel_test){.trial = trial, .operands = operands, .num_operands = num_operands};
-    image_init(&test->image);
     for (int32_t i = 0; i < num_operands; i++) {
         const struct operand *o = &operands[i];
         const size_t e = element_bytes(o), bytes = bytes_of(o);
         test->at[i] = o->slice ? test->at[o->of] + (size_t)o->first * e
                                : image_add(&test->image, o->name, bytes, 256, o->written);
-        if (!test->image.failed && o->from != NULL) {
+        if (o->from != NULL) {
             memcpy(test_input(test, i), o->from, bytes);
-        } else if (!test->image.failed && o->deviation > 0) {
+        } else if (o->deviation > 0) {
             number_fill_normal(test_input(test, i), 0, (int64_t)(bytes / e), o->dtype, o->deviation,
                                random);
         }
     }
-    return !test->image.failed;
 }
 
 void kernel_test_finish(struct kernel_test *test)
@@ -88,22 +86,15 @@ void kernel_test_finish(struct kernel_test *test)
     image_finish(&test->image);
 }
 
-static bool take_memory(struct kernel_test *test)
+static enum trial_result take_memory(struct kernel_test *test)
 {
-    const struct device *device = test->trial->device;
-    size_t bytes = test->image.size;
-    if (test->image.failed) {
-        return false;
-    }
-    test->expected = malloc(bytes);
-    test->found = malloc(bytes);
-    test->memory = device_alloc(device, bytes);
-    if (test->expected == NULL || test->found == NULL || test->memory == NULL) {
-        return false;
-    }
+    const size_t bytes = test->image.size;
+    test->expected = memcpy(command_calloc(bytes, 1), test->image.bytes, bytes);
+    test->found = command_calloc(bytes, 1);
+    test->memory = device_alloc(test->trial->device, bytes);
     buffers_add(test->memory, &test->image, 0, NULL);
-    memcpy(test->expected, test->image.bytes, bytes);
-    return true;
+    TRIAL_FAIL_IF(test->trial, test->memory == NULL, "no memory for the case");
+    return TRIAL_PASSED;
 }
 
 enum trial_result verify_image(struct trial *trial, const struct image *image, const uint8_t *after)
@@ -220,8 +211,8 @@ static enum trial_result run_tested(struct kernel_test *test, kernel_call_run *r
 enum trial_result kernel_test_run_tested(struct kernel_test *test, kernel_call_run *run,
                                          const void *context)
 {
-    return take_memory(test) ? run_tested(test, run, context)
-                             : trial_say(test->trial, TRIAL_FAILED, "no memory for the case");
+    TRIAL_TRY(take_memory(test));
+    return run_tested(test, run, context);
 }
 
 enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run,
@@ -230,11 +221,10 @@ enum trial_result kernel_test_run(struct kernel_test *test, kernel_call_run *run
     struct trial *trial = test->trial;
     struct attn_error error = ATTN_ERROR_INIT;
     struct kernel_call call;
-    TRIAL_FAIL_IF(trial, !take_memory(test), "no memory for the case");
+    TRIAL_TRY(take_memory(test));
     call_bind(&call, test, trial->reference, &device_host, test->expected);
-    attn_status status = run(&call, context, &error);
-    return status == ATTN_OK ? run_tested(test, run, context)
-                             : trial_call_failed(trial, "reference", status, &error);
+    TRIAL_CALL(trial, "reference", run(&call, context, &error), &error);
+    return run_tested(test, run, context);
 }
 
 enum trial_result kernel_test_parts(struct kernel_test *test, kernel_call_run *run,

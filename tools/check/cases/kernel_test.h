@@ -115,9 +115,9 @@ void call_narrow(struct kernel_call *call, int32_t operand, int32_t dim, int64_t
 void call_bind(struct kernel_call *call, const struct kernel_test *test, struct backend *backend,
                const struct device *device, uint8_t *base);
 
-/* Makes and fills the buffers, normal numbers in the order of the operands. False: there is no
- * memory, as kernel_test_run says, too. OWNED(kernel_test_finish) is due either way. */
-bool kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
+/* Makes and fills the buffers, normal numbers in the order of the operands.
+ * OWNED(kernel_test_finish) is due. */
+void kernel_test_init(struct kernel_test *test, struct trial *trial, const struct operand *operands,
                       int32_t num_operands, uint64_t *random);
 void kernel_test_finish(struct kernel_test *test);
 

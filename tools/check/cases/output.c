@@ -67,10 +67,8 @@ void output_add(struct check_problem *p)
     at->code_scales = image_add(&p->image, "code_scales",
                                 tokens * (size_t)num_groups(p) * sizeof(float), 256, true);
     at->code_scale = image_add(&p->image, "output_scale", sizeof(float), 256, false);
-    if (!p->image.failed) {
-        *(float *)(p->image.bytes + at->code_scale) =
-            p->output.form == ATTN_OUTPUT_NVFP4 ? GLOBAL_SCALE : STATIC_SCALE;
-    }
+    *PROBLEM_AT(p, float, code_scale) =
+        p->output.form == ATTN_OUTPUT_NVFP4 ? GLOBAL_SCALE : STATIC_SCALE;
 }
 
 void output_bind(const struct check_problem *p, struct output_binding *b,

@@ -191,7 +191,7 @@ static void add_lists(struct check_problem *p)
     }
 }
 
-bool problem_init(struct check_problem *p, const struct case_space *space,
+void problem_init(struct check_problem *p, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed)
 {
     uint64_t random = seed;
@@ -211,18 +211,10 @@ bool problem_init(struct check_problem *p, const struct case_space *space,
     p->paged = shape_is_paged(p->shape);
     p->phase = case_phase(p->v);
     p->q_dtype = p->v[FACTOR_QUERY].a ? p->v[FACTOR_QUERY].a : p->dtype;
-    image_init(&p->image);
     draw_requests(p, &random);
     add_tensors(p);
     add_arrays(p);
     output_add(p);
     add_lists(p);
-    if (!p->image.failed) {
-        problem_fill(p, &random);
-    }
-    if (p->image.failed) {
-        image_finish(&p->image);
-        return false;
-    }
-    return true;
+    problem_fill(p, &random);
 }

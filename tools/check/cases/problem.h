@@ -90,8 +90,8 @@ struct binding {
 
 /* problem.c. Random inputs with logits of standard deviation 4 and a needle per request and head.
  * The cache's context is not filled yet: the reference writes it (binding.write_context).
- * image_finish of its image is due on success. */
-bool problem_init(struct check_problem *problem, const struct case_space *space,
+ * image_finish of its image is due. */
+void problem_init(struct check_problem *problem, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed);
 /* Keys of a request that are in the cache before the step. */
 static inline int32_t problem_context(const struct check_problem *p, int32_t r)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cases/problem_copy.h"
 
-#include <stdio.h>
 #include <string.h>
 
-#include "harness/image.h"
+#include "common/command.h"
 #include "support/client.h"
 
 void problem_copy_finish(struct problem_copy *copy)
@@ -76,10 +75,9 @@ static attn_status take_plan_memory(struct problem_copy *copy,
 {
     attn_status status = plan_memory_init(&copy->plan, copy->device, size);
     if (status == ATTN_ERROR_OUT_OF_MEMORY) {
-        snprintf(error->field, sizeof error->field, "schedule_size");
-        snprintf(error->message, sizeof error->message,
-                 "attn-check found no %zu bytes on the host and %zu on the device for it",
-                 size->host_bytes, size->device_bytes + size->scratch_bytes);
+        command_error(error, status, "schedule_size",
+                      "attn-check found no %zu bytes on the host and %zu on the device for it",
+                      size->host_bytes, size->device_bytes + size->scratch_bytes);
     }
     plan_memory_bind(&copy->plan, &copy->binding.attend);
     copy->binding.attend.limits = &copy->limits;
@@ -307,7 +305,7 @@ enum trial_result problem_copies_init(struct problem_copies *copies, struct tria
     struct attn_error error = ATTN_ERROR_INIT;
     copies->reference = (struct problem_copy){.device = &device_host};
     copies->tested = (struct problem_copy){.device = trial->device};
-    TRIAL_FAIL_IF(trial, !problem_init(&copies->problem, space, c, seed), "no memory for the case");
+    problem_init(&copies->problem, space, c, seed);
     TRIAL_CALL(trial, "reference write_kv",
                write_context(trial->reference, &copies->problem, &error), &error);
     return problem_copy_init(&copies->reference, trial->reference, &device_host,

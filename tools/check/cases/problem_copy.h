@@ -90,7 +90,7 @@ void problem_copies_finish(struct problem_copies *copies);
 
 /* What is held between the reference's copy and the tested one. */
 /* verify.c. Which rows of out are compared: those of the batch's requests, and of them what fast
- * prefill was asked for. NULL: no memory; else for free. */
+ * prefill was asked for. For free. */
 uint8_t *wanted_rows(const struct check_problem *problem);
 /* Outputs within their bounds, everything else untouched. */
 enum trial_result verify_step(struct trial *trial, const struct problem_copy *reference,

@@ -4,17 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "support/number.h"
 #include "cases/problem.h"
 #include "cases/kernel_test.h"
 
 uint8_t *wanted_rows(const struct check_problem *problem)
 {
-    uint8_t *rows = calloc((size_t)problem->num_tokens, 1);
-    const int32_t *listed = (const int32_t *)(problem->image.bytes + problem->at.logits_indices);
-    if (rows == NULL) {
-        return NULL;
-    }
+    uint8_t *rows = command_calloc((size_t)problem->num_tokens, 1);
+    const int32_t *listed = PROBLEM_AT(problem, int32_t, logits_indices);
     for (int32_t t = problem->first_row; t < problem->num_actual_tokens; t++) {
         rows[t] = problem->v[FACTOR_FAST_PREFILL].a == 0;
     }
@@ -60,8 +58,8 @@ enum trial_result verify_step(struct trial *trial, const struct problem_copy *re
     const uint8_t *expected = reference->memory;
     OWNED(memory_end)
     uint8_t *found = trial_read(trial, tested->device, tested->memory, problem->image.size);
-    OWNED(memory_end) uint8_t *rows = found != NULL ? wanted_rows(problem) : NULL;
-    if (rows == NULL) {
+    OWNED(memory_end) uint8_t *rows = wanted_rows(problem);
+    if (found == NULL) {
         return TRIAL_FAILED;
     }
     TRIAL_TRY(problem->output.form == ATTN_OUTPUT_PLAIN

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "harness/image.h"
+#include "common/command.h"
 #include "support/number.h"
 #include "cases/problem_copy.h"
 
@@ -273,9 +273,8 @@ enum trial_result verify_cache(struct trial *trial, const struct check_problem *
     if (!p->paged || memcmp(expected + first, found + first, bytes) == 0) {
         return TRIAL_PASSED;
     }
-    OWNED(memory_end) uint8_t *patched = malloc(p->image.size);
-    TRIAL_FAIL_IF(trial, patched == NULL, "no memory for the case");
-    memcpy(patched, found, p->image.size);
+    OWNED(memory_end)
+    uint8_t *patched = memcpy(command_calloc(p->image.size, 1), found, p->image.size);
     for (int32_t i = 0; i < 2; i++) {
         struct rows rows = {.kv_dtype = case_kv(p->v, i == 1), .value = i == 1};
         uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};

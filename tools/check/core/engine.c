@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/engine.h"
 
-#include <stdio.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/find.h"
 #include "harness/planned.h"
 #include "harness/watch.h"
@@ -43,14 +43,12 @@ static attn_status find_backend(struct core *core, const struct attn_backend_cap
             return ATTN_OK;
         }
     }
-    error->status = ATTN_ERROR_PLUGIN;
-    snprintf(error->field, sizeof error->field, "backend");
-    snprintf(error->message, sizeof error->message, "the core does not offer %s", core->order);
+    command_error(error, ATTN_ERROR_PLUGIN, "backend", "the core does not offer %s", core->order);
     for (int32_t i = 0; i < api->plugin_count(core->runtime); i++) {
         struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
         if (api->plugin_info(core->runtime, i, &plugin) == ATTN_OK && plugin.reason[0] != '\0') {
-            snprintf(error->message, sizeof error->message, "the core does not offer %s: %.700s",
-                     core->order, plugin.reason);
+            command_error(error, ATTN_ERROR_PLUGIN, "backend", "the core does not offer %s: %.700s",
+                          core->order, plugin.reason);
         }
     }
     return ATTN_ERROR_PLUGIN;
@@ -73,9 +71,8 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
               .cache_dir = "", .num_threads = CORE_THREADS, .ignore_environment = 1,
               .no_default_plugins = 1, .isolation = -1);
     attn_status status = library_open(&core->api, error);
-    status =
-        status == ATTN_OK ? core->api->runtime_create(&options, &core->runtime, error) : status;
-    status = status == ATTN_OK ? find_backend(core, tested, error) : status;
+    status = status ? status : core->api->runtime_create(&options, &core->runtime, error);
+    status = status ? status : find_backend(core, tested, error);
     if (status != ATTN_OK) {
         core_close(core);
     }
@@ -118,12 +115,9 @@ attn_status engine_open(struct check_engine *engine, struct core *core, const st
 {
     const struct attn_select_options options = core_options(core);
     *engine = (struct check_engine){.core = core, .device = device};
-    attn_status status =
-        client_model(core->api, core->runtime, &options, &layer, 1, &engine->model, error);
-    if (status == ATTN_OK) {
-        engine->layer = core->api->model_layer(engine->model, 0);
-    }
-    return status;
+    TRY(client_model(core->api, core->runtime, &options, &layer, 1, &engine->model, error));
+    engine->layer = core->api->model_layer(engine->model, 0);
+    return ATTN_OK;
 }
 
 attn_status engine_bind(struct check_engine *engine, const struct problem_copy *copy,
@@ -131,16 +125,12 @@ attn_status engine_bind(struct check_engine *engine, const struct problem_copy *
 {
     const struct binding *binding = &copy->binding;
     const struct attn_api *api = engine->core->api;
-    attn_status status = engine_open(engine, engine->core, copy->device, &binding->layer, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    TRY(engine_open(engine, engine->core, copy->device, &binding->layer, error));
     if (binding->attend.k_cache != NULL) {
-        status = client_bind(api, engine->layer, binding->attend.k_cache, binding->attend.v_cache,
-                             error);
+        TRY(client_bind(api, engine->layer, binding->attend.k_cache, binding->attend.v_cache,
+                        error));
     }
-    return status == ATTN_OK ? api->layer_bind_params(engine->layer, &binding->params, error)
-                             : status;
+    return api->layer_bind_params(engine->layer, &binding->params, error);
 }
 
 attn_status engine_make_plan(struct check_engine *engine, int32_t index,
@@ -148,15 +138,12 @@ attn_status engine_make_plan(struct check_engine *engine, int32_t index,
 {
     const struct attn_api *api = engine->core->api;
     struct engine_plan *plan = &engine->plans[index];
-    attn_status status = api->plan_create(engine->model, 0, options, &plan->plan, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
+    attn_status status = ATTN_OK;
+    TRY(api->plan_create(engine->model, 0, options, &plan->plan, error));
     plan->bytes = client_workspace_bytes(api, plan->plan);
     plan->workspace = guarded_alloc(engine->device, plan->bytes, "workspace", &status);
-    return status == ATTN_OK
-               ? client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error)
-               : status;
+    TRY(status);
+    return client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error);
 }
 
 attn_status engine_add_plan(struct check_engine *engine, int32_t index,

@@ -82,7 +82,7 @@ enum trial_result engine_trial(struct trial *trial, const struct case_space *spa
                                const struct attend_case *attend_case, uint64_t seed, int32_t way);
 /* The cases that an engine may bring: what the backend declares and what the core composes of it.
  */
-bool engine_space_init(struct case_space *space, struct trial *trial);
+void engine_space_init(struct case_space *space, struct trial *trial);
 
 /* Cases next to the attends: steps without work and blocks that move, which give what cpu_ref gives
  * in the same core; composed steps; and what has to be refused, where the core checks for every

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/names.h"
 #include "support/client.h"
 #include "support/owned.h"
@@ -84,22 +85,16 @@ static attn_status bind_layers(struct caches *c, const struct factor_value *v,
 static attn_status caches_init(struct caches *c, const struct factor_value *v,
                                const uint8_t *initial, struct attn_error *error)
 {
-    attn_status status = make_model(c, v, error);
+    TRY(make_model(c, v, error));
     c->memory = device_alloc(c->device, LAYERS * c->layer_bytes);
-    if (status == ATTN_OK && (c->memory == NULL || !device_write(c->device, c->memory, initial,
-                                                                 LAYERS * c->layer_bytes))) {
+    if (c->memory == NULL ||
+        !device_write(c->device, c->memory, initial, LAYERS * c->layer_bytes)) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    status = status == ATTN_OK ? bind_layers(c, v, error) : status;
+    TRY(bind_layers(c, v, error));
     c->swap_bytes = LAYERS * SWAP_BLOCKS * (size_t)(c->page_bytes + SWAP_GAP);
-    c->swap = status == ATTN_OK ? malloc(c->swap_bytes) : NULL;
-    if (status == ATTN_OK && c->swap == NULL) {
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    if (status == ATTN_OK) {
-        memset(c->swap, IMAGE_POISON, c->swap_bytes);
-    }
-    return status;
+    c->swap = memset(command_calloc(c->swap_bytes, 1), IMAGE_POISON, c->swap_bytes);
+    return ATTN_OK;
 }
 
 /* Pages of the swap space lie further apart than those of the cache. */
@@ -166,11 +161,10 @@ static enum trial_result verify_moved(struct trial *trial, const struct factor_v
 {
     size_t bytes = LAYERS * tested->layer_bytes;
     OWNED(memory_end) uint8_t *found = trial_read(trial, tested->device, tested->memory, bytes);
-    OWNED(memory_end) uint8_t *expected = malloc(bytes);
-    if (found == NULL || expected == NULL) {
+    OWNED(memory_end) uint8_t *expected = memcpy(command_calloc(bytes, 1), initial, bytes);
+    if (found == NULL) {
         return TRIAL_FAILED;
     }
-    memcpy(expected, initial, bytes);
     for (int32_t i = 0; i < 2 * LAYERS; i++) {
         move_rows(&tested->views[i / 2][i % 2], v, i % 2 == 1, tested->memory, initial, expected);
     }
@@ -194,8 +188,7 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
                   tested = {trial->core, trial->device, NULL, bytes, scales};
     struct caches *const caches[] = {&reference, &tested};
     struct attn_error error = ATTN_ERROR_INIT;
-    OWNED(memory_end) uint8_t *initial = malloc(LAYERS * bytes);
-    TRIAL_FAIL_IF(trial, initial == NULL, "no memory for the case");
+    OWNED(memory_end) uint8_t *initial = command_calloc(LAYERS, bytes);
     for (size_t i = 0; i < LAYERS * bytes; i++) {
         initial[i] = (uint8_t)random_bits(&seed);
     }

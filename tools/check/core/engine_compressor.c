@@ -135,8 +135,7 @@ static enum trial_result run_compressor(struct trial *trial, const void *variant
     OWNED(kernel_test_finish) struct kernel_test test;
     steps_init(&c.steps);
     steps_operands(&c.steps, operands);
-    TRIAL_FAIL_IF(trial, !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed),
-                  "no memory for the case");
+    kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed);
     steps_fill(&c.steps, &test, &seed);
     oracle_angles(test_input(&test, COS_SIN), STEPS_LONGEST, ROTARY);
     TRIAL_TRY(kernel_test_run_tested(&test, run_steps, &c));

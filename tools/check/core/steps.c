@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/steps.h"
 
-#include <stdio.h>
-
+#include "common/command.h"
 #include "support/client.h"
 #include "support/random.h"
 
@@ -103,8 +102,8 @@ attn_status steps_call(const struct steps_layer *layer, struct kernel_call *call
     }
     device_wait(e.device);
     if (status == ATTN_OK && !engine_guards_whole(&e)) {
-        status = error->status = ATTN_ERROR_PLUGIN;
-        snprintf(error->message, sizeof error->message, "the workspace was written past its size");
+        status =
+            command_error(error, ATTN_ERROR_PLUGIN, "", "the workspace was written past its size");
     }
     engine_finish(&e);
     return status;

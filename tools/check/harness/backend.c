@@ -7,21 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/command.h"
 #include "common/find.h"
 #include "harness/watch.h"
 #include "support/client.h"
 #include "support/services.h"
 
 #define HOST_THREADS 2
-
-static attn_status fail(struct attn_error *error, attn_status status, const char *field,
-                        const char *format, const char *value)
-{
-    error->status = status;
-    snprintf(error->field, sizeof error->field, "%s", field);
-    snprintf(error->message, sizeof error->message, format, value);
-    return status;
-}
 
 static bool is_path(const char *target)
 {
@@ -64,7 +56,8 @@ attn_status resolve(struct resolved *resolved, const char *target, struct attn_e
         resolved->name = NULL;
         char *absolute = realpath(target, NULL);
         if (absolute == NULL || strlen(absolute) >= sizeof resolved->file) {
-            status = fail(error, ATTN_ERROR_NOT_FOUND, "file", "'%s' cannot be opened", target);
+            status =
+                command_error(error, ATTN_ERROR_NOT_FOUND, "file", "'%s' cannot be opened", target);
         } else {
             strcpy(resolved->file, absolute);
         }
@@ -115,11 +108,8 @@ static void host_parallel_for(void *user, int64_t count, int64_t grain, attn_par
 
 static void *copy_bytes(const void *source, size_t size)
 {
-    void *copy = malloc(size ? size : 1);
-    if (copy != NULL && size > 0) {
-        memcpy(copy, source, size);
-    }
-    return copy;
+    void *copy = command_calloc(size, 1);
+    return size > 0 ? memcpy(copy, source, size) : copy;
 }
 
 /* The first backend of that name; text and arrays are copied since they are the plugin's only until
@@ -196,8 +186,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     mine->extensions = NULL;
     mine->num_extensions = 0;
     take_extensions(wanted->backend, caps);
-    bool ok = mine->name && mine->variant && mine->head_sizes && mine->block_sizes && mine->refused;
-    return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    return ATTN_OK;
 }
 
 /* The first of what it did to the process until the end of `stage`; undone as far as it can be. */
@@ -228,8 +217,8 @@ static attn_status create(struct backend *backend, const char *name, struct attn
         return status;
     }
     if (backend->caps.name == NULL) {
-        return fail(error, ATTN_ERROR_NOT_FOUND, "backend", "%s",
-                    "the plugin reports no backend of that name");
+        return command_error(error, ATTN_ERROR_NOT_FOUND, "backend", "%s",
+                             "the plugin reports no backend of that name");
     }
     status = backend->plugin->create(
         &SIZED(attn_create_args, .host = &backend->services.host, .backend = backend->caps.name,
@@ -258,7 +247,7 @@ attn_status backend_open(struct backend *backend, const char *file, const char *
     judge_conduct(backend, "a constructor");
     void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
     if (symbol == NULL) {
-        return fail(error, ATTN_ERROR_PLUGIN, "file", "%s", dlerror());
+        return command_error(error, ATTN_ERROR_PLUGIN, "file", "%s", dlerror());
     }
     memcpy(&backend->entry, &symbol, sizeof backend->entry);
     status = backend->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &backend->plugin, error);

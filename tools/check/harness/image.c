@@ -5,31 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
+
 #define MAX_BUFFERS 32
 #define NEAR ((uint64_t)1 << 32) /* bytes; what is further away is no neighbour */
 #define NULL_PAGE 65536
-
-void image_init(struct image *image)
-{
-    memset(image, 0, sizeof *image);
-}
 
 void image_finish(struct image *image)
 {
     free(image->bytes);
     free(image->regions);
-    image_init(image);
-}
-
-static bool grow(void **memory, size_t item, size_t have, size_t want)
-{
-    void *larger = realloc(*memory, item * want);
-    if (larger == NULL) {
-        return false;
-    }
-    memset((uint8_t *)larger + item * have, IMAGE_POISON, item * (want - have));
-    *memory = larger;
-    return true;
+    *image = (struct image){NULL};
 }
 
 size_t image_add(struct image *image, const char *name, size_t size, size_t alignment,
@@ -37,26 +23,14 @@ size_t image_add(struct image *image, const char *name, size_t size, size_t alig
 {
     size_t offset = (image->used + IMAGE_GUARD + alignment - 1) / alignment * alignment;
     size_t end = offset + size + IMAGE_GUARD;
-    if (image->failed) {
-        return 0;
-    }
     if (end > image->size) {
-        size_t want = end > 2 * image->size ? end : 2 * image->size;
-        if (!grow((void **)&image->bytes, 1, image->size, want)) {
-            image->failed = true;
-            return 0;
-        }
+        const size_t want = end > 2 * image->size ? end : 2 * image->size;
+        image->bytes = command_realloc(image->bytes, want, 1);
+        memset(image->bytes + image->size, IMAGE_POISON, want - image->size);
         image->size = want;
     }
-    if (image->num_regions == image->max_regions) {
-        int32_t want = image->max_regions ? 2 * image->max_regions : 32;
-        if (!grow((void **)&image->regions, sizeof *image->regions, (size_t)image->max_regions,
-                  (size_t)want)) {
-            image->failed = true;
-            return 0;
-        }
-        image->max_regions = want;
-    }
+    image->regions =
+        command_realloc(image->regions, (size_t)image->num_regions + 1, sizeof *image->regions);
     image->regions[image->num_regions++] = (struct region){name, offset, size, writable};
     image->used = end;
     return offset;

@@ -22,17 +22,15 @@ struct region {
     bool writable;
 };
 
+/* All zeros is an empty image. */
 struct image {
     uint8_t *bytes; /* the initial contents */
     size_t size;
     size_t used;
     struct region *regions;
     int32_t num_regions;
-    int32_t max_regions;
-    bool failed; /* an allocation failed: every later call is a no-op */
 };
 
-void image_init(struct image *image);
 void image_finish(struct image *image);
 /* Reserves `size` poisoned bytes at a multiple of `alignment` and gives their offset. `name` is a
  * constant. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "harness/planned.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "harness/image.h"
 #include "harness/trial.h"
 #include "harness/watch.h"
@@ -16,16 +16,12 @@ uint8_t *guarded_alloc(const struct device *device, size_t bytes, const char *na
                        attn_status *status)
 {
     uint8_t *memory = device_alloc(device, bytes + PLAN_GUARD);
-    uint8_t *poison = malloc(bytes + PLAN_GUARD);
-    if (memory == NULL || poison == NULL) {
+    buffers_add(memory, NULL, bytes, name);
+    if (memory == NULL) {
         *status = ATTN_ERROR_OUT_OF_MEMORY;
-    } else {
-        buffers_add(memory, NULL, bytes, name);
-        memset(poison, IMAGE_POISON, bytes + PLAN_GUARD);
-        *status =
-            device_write(device, memory, poison, bytes + PLAN_GUARD) ? *status : ATTN_ERROR_DEVICE;
+    } else if (device_set(device, memory, IMAGE_POISON, bytes + PLAN_GUARD, NULL) != ATTN_OK) {
+        *status = ATTN_ERROR_DEVICE;
     }
-    free(poison);
     return memory;
 }
 
@@ -134,10 +130,8 @@ attn_status planned_call(struct backend *backend, const struct device *device,
     status = status == ATTN_OK ? run_step(backend, device, args, kernel, error) : status;
     device_wait(device);
     if (status == ATTN_OK && !plan_memory_guards_whole(&memory, device)) {
-        snprintf(error->field, sizeof error->field, "schedule_size");
-        snprintf(error->message, sizeof error->message,
-                 "the plan's memory was written past what was asked for");
-        status = error->status = ATTN_ERROR_PLUGIN;
+        status = command_error(error, ATTN_ERROR_PLUGIN, "schedule_size",
+                               "the plan's memory was written past what was asked for");
     }
     planned_release(k, args);
     plan_memory_finish(&memory, device);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/command.h"
 #include "common/json.h"
 
 void report_finish(struct report *report)
@@ -89,19 +90,12 @@ static void add_to_junit(struct report *report, const struct report_line *line)
 void report_add(struct report *report, const char *name, enum trial_result result,
                 const char *message)
 {
-    struct report_line *lines =
-        realloc(report->lines, sizeof *lines * (size_t)(report->num_lines + 1));
+    report->lines =
+        command_realloc(report->lines, (size_t)report->num_lines + 1, sizeof *report->lines);
+    struct report_line *line = &report->lines[report->num_lines++];
+    *line =
+        (struct report_line){strdup(name), result != TRIAL_PASSED ? strdup(message) : NULL, result};
     report->counts[result]++;
-    if (lines == NULL) {
-        report->failed = true;
-        return;
-    }
-    report->lines = lines;
-    struct report_line *line = &lines[report->num_lines++];
-    *line = (struct report_line){strdup(name), NULL, result};
-    if (result != TRIAL_PASSED) {
-        line->message = strdup(message);
-    }
     add_to_junit(report, line);
     if (report->progress) {
         fprintf(stderr, "\r%d cases, %d failed", report->num_lines, report->counts[TRIAL_FAILED]);
@@ -133,17 +127,13 @@ void report_record(struct report *report, const char *line)
 static void add_counts(struct json *root, const struct report *report)
 {
     struct json *kinds = json_add(root, "cases", json_object());
-    for (int32_t i = 0; i < report->num_lines && kinds != NULL; i++) {
+    for (int32_t i = 0; i < report->num_lines; i++) {
         const char *name = report->lines[i].name;
         char kind[64];
         snprintf(kind, sizeof kind, "%.*s", (int)strcspn(name, "."), name);
         struct json *count = json_get(kinds, kind);
-        if (count == NULL) {
-            count = json_add(kinds, kind, json_number(0));
-        }
-        if (count != NULL) {
-            count->number++;
-        }
+        count = count != NULL ? count : json_add(kinds, kind, json_number(0));
+        count->number++;
     }
 }
 
@@ -154,7 +144,7 @@ static void repeat_command(const struct report *report, const struct report_line
              (unsigned long long)report->seed, line->name, report->bench ? " --bench" : "");
 }
 
-bool report_json(const struct report *report)
+void report_json(const struct report *report)
 {
     struct json *root = json_object();
     json_add(root, "backend", json_string(name_of(report)));
@@ -188,9 +178,8 @@ bool report_json(const struct report *report)
             json_push(failures, failure);
         }
     }
-    bool printed = json_print(root);
+    json_print(root);
     json_destroy(root);
-    return printed;
 }
 
 bool report_badge(const struct report *report, const char *file)
@@ -198,7 +187,7 @@ bool report_badge(const struct report *report, const char *file)
     struct json *root = json_object();
     char message[96];
     const int32_t passed = report->counts[TRIAL_PASSED], failed = report->counts[TRIAL_FAILED];
-    const bool good = failed == 0 && passed > 0 && !report->failed;
+    const bool good = report_passed(report);
     snprintf(message, sizeof message, "%d of %d cases passed", passed, passed + failed);
     json_add(root, "schemaVersion", json_number(1));
     json_add(root, "label", json_string("libattn " ATTN_VERSION));

@@ -29,8 +29,12 @@ struct report {
     struct report_line *lines;
     int32_t num_lines;
     int32_t counts[3]; /* by enum trial_result */
-    bool failed;       /* no memory: the report is not complete */
 };
+
+static inline bool report_passed(const struct report *report)
+{
+    return report->counts[TRIAL_FAILED] == 0 && report->counts[TRIAL_PASSED] > 0;
+}
 
 void report_finish(struct report *report);
 /* Both are copied. */
@@ -41,7 +45,7 @@ void report_add(struct report *report, const char *name, enum trial_result resul
 /* What the kernels of the case took that was added last. */
 void report_time(struct report *report, double us);
 /* One JSON document on stdout. */
-bool report_json(const struct report *report);
+void report_json(const struct report *report);
 void report_text(const struct report *report);
 /* A document of shields.io's endpoint: the backend, how many of its cases passed, and a colour.
  * False: the file cannot be written. */

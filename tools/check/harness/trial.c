@@ -57,8 +57,8 @@ enum trial_result trial_call_refused(struct trial *trial, const struct attn_erro
 uint8_t *trial_read(struct trial *trial, const struct device *device, const void *memory,
                     size_t bytes)
 {
-    uint8_t *read = malloc(bytes + 1);
-    if (read == NULL || !device_read(device, read, memory, bytes)) {
+    uint8_t *read = command_calloc(bytes, 1);
+    if (!device_read(device, read, memory, bytes)) {
         free(read);
         trial_say(trial, TRIAL_FAILED, "%zu bytes of the outputs cannot be read back", bytes);
         return NULL;

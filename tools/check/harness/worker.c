@@ -110,8 +110,8 @@ static bool take_frame(struct worker *worker, int pipe)
     char *texts[2] = {NULL, NULL};
     bool ok = move_bytes(pipe, &frame, sizeof frame, false);
     for (int32_t i = 0; i < 2 && ok; i++) {
-        texts[i] = calloc(1, (size_t)frame.sizes[i] + 1);
-        ok = texts[i] != NULL && move_bytes(pipe, texts[i], frame.sizes[i], false);
+        texts[i] = command_calloc(1, (size_t)frame.sizes[i] + 1);
+        ok = move_bytes(pipe, texts[i], frame.sizes[i], false);
     }
     if (!ok) {
         frame.kind = OUTLET_KIND_COUNT;

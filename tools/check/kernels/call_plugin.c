@@ -153,13 +153,10 @@ static enum trial_result run_prepare_no_memory(struct trial *trial, const void *
     const struct attend_variant *v = variant;
     struct check_problem problem;
     struct problem_copy tested = {.device = trial->device};
-    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
-    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
-        return result;
-    }
-    if (problem_copy_init(&tested, trial->tested, trial->device, &problem)) {
-        result = prepare_no_memory(trial, &tested.binding);
-    }
+    problem_init(&problem, v->space, &v->attend_case, seed);
+    enum trial_result result = problem_copy_init(&tested, trial->tested, trial->device, &problem)
+                                   ? prepare_no_memory(trial, &tested.binding)
+                                   : trial_say(trial, TRIAL_FAILED, "no memory for the case");
     problem_copy_finish(&tested);
     image_finish(&problem.image);
     return result;

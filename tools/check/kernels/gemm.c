@@ -112,16 +112,14 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
     if (v->mx) {
         o[W].as = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
     }
-    if (kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed) && v->mx) {
+    kernel_test_init(&test, trial, o, NUM_OPERANDS, &seed);
+    if (v->mx) {
         fill_mxfp4(&test, &n, &seed);
     }
-    enum trial_result result = kernel_test_run(&test, call_gemm, v);
+    TRIAL_TRY(kernel_test_run(&test, call_gemm, v));
     /* a batch is a row here, and its rows are heads */
-    result = result == TRIAL_PASSED
-                 ? kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype))
-                 : result;
-    return result == TRIAL_PASSED && v->parts ? kernel_test_parts(&test, call_gemm, v, NUM_PARTS)
-                                              : result;
+    TRIAL_TRY(kernel_test_compare(&test, OUT, NULL, bound_of_dtype(v->dtype)));
+    return v->parts ? kernel_test_parts(&test, call_gemm, v, NUM_PARTS) : TRIAL_PASSED;
 }
 
 void gemm_cases(const struct kernel_sink *sink)

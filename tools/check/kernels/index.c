@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/command.h"
 #include "common/names.h"
 #include "kernels/kernels.h"
 #include "kernels/latent.h"
@@ -292,10 +293,10 @@ static enum trial_result verify_index(struct kernel_test *test, const struct ind
 {
     const struct latent_batch *b = &c->batch;
     const int32_t d = c->v->form->head_size;
-    OWNED(memory_end) uint8_t *own = calloc((size_t)b->num_rows, 1);
+    OWNED(memory_end) uint8_t *own = command_calloc((size_t)b->num_rows, 1);
     OWNED(memory_end)
-    double *keys = malloc((size_t)(b->longest * (d + 1) + c->v->form->heads * d) * sizeof *keys);
-    TRIAL_FAIL_IF(test->trial, keys == NULL || own == NULL, "no memory for the case");
+    double *keys =
+        command_calloc((size_t)(b->longest * (d + 1) + c->v->form->heads * d), sizeof *keys);
     double *scores = keys + b->longest * d, *q = scores + b->longest;
     for (int32_t r = 0; r < REQS; r++) {
         TRIAL_TRY(verify_rows(test, c, r, keys));
@@ -355,11 +356,10 @@ static enum trial_result run_index(struct trial *trial, const void *variant, uin
     c.room = layer_list_room(&c.desc);
     describe_operands(&c, operands);
     OWNED(memory_end)
-    double *keys = calloc((size_t)(REQS * c.batch.longest * v->form->head_size), sizeof *keys);
+    double *keys =
+        command_calloc((size_t)(REQS * c.batch.longest * v->form->head_size), sizeof *keys);
     c.keys = keys;
-    TRIAL_FAIL_IF(trial,
-                  !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed) || keys == NULL,
-                  "no memory for the case");
+    kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed);
     fill(&c, &test, &seed);
     call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
     bind_step(&step, &c, &call);

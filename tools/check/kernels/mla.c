@@ -333,8 +333,7 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     latent_init(&c.batch);
     c.shape = lists_shape(&trial->tested->caps, &c.v->lists, c.v->n.heads, 1);
     describe_operands(&c, operands);
-    TRIAL_FAIL_IF(trial, !kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed),
-                  "no memory for the case");
+    kernel_test_init(&test, trial, operands, NUM_OPERANDS, &seed);
     fill(&c, &test, &seed);
     call_bind(&call, &test, trial->reference, &device_host, test.image.bytes);
     bind_step(&step, &c, &call);

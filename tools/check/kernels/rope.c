@@ -145,9 +145,8 @@ static enum trial_result run_rope(struct trial *trial, const void *variant, uint
         [K_WEIGHT] = {"k_weight", dtype, 1, {d}},
     };
     OWNED(kernel_test_finish) struct kernel_test test;
-    if (kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL)) {
-        fill_tables(&test, &seed);
-    }
+    kernel_test_init(&test, trial, o, NUM_OPERANDS, NULL);
+    fill_tables(&test, &seed);
     test.outputs_outside = true;
     TRIAL_TRY(kernel_test_run(&test, call_rope, &c));
     TRIAL_TRY(verify_rope(trial, p, &copies.reference, &copies.tested));
