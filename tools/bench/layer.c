@@ -4,7 +4,6 @@
 
 #include "measured.h"
 #include "support/layer.h"
-#include "support/layer_io.h"
 
 #define MOST_QUERIES_OF_DRAFTS 1025 /* the ABI's limit of num_speculative_tokens, and one more */
 

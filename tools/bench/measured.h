@@ -109,9 +109,6 @@ double *measured_output(const struct measured *measured, const struct work *work
 
 /* layer.c: the description of the shape's layer. */
 void measured_describe(struct measured *measured);
-/* choose.c: the assignment and the backend's name, or all reasons against it. */
-attn_status measured_choose(struct measured *measured, const char *backend, struct json *reasons,
-                            struct attn_error *error);
 /* bind.c: parameters, caches filled by the backend's own write. */
 attn_status measured_bind(struct measured *measured, struct attn_error *error);
 /* tensors.c: batch and tensors of all layers. */

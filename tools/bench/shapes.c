@@ -2,7 +2,6 @@
 /* The shapes, their parameters, and sweeps over them out of the text of `--shape`. */
 #include "shapes.h"
 
-#include <attn/kv_cache.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

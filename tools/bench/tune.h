@@ -16,8 +16,6 @@ bool tune_takes(enum shape_kind_code kind);
 attn_status tune_write(const struct report *report, const struct session *session, char *path,
                        size_t size, struct attn_error *error);
 
-/* tune_model.c */
-
 /* Measures the shape on the named backends in turns and adds a result for each to the report. */
 typedef void tune_measure(void *user, const struct bench_shape *shape, const char *const *backends,
                           int32_t count);

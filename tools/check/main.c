@@ -481,6 +481,7 @@ static void run_core_cases(struct run *run)
 {
     const struct kernel_sink sink = sink_of(run, &run->space);
     call_cases(&sink);
+    call_plugin_cases(&sink);
     undeclared_cases(&sink);
 }
 

@@ -7,7 +7,6 @@
 #include "common/command.h"
 #include "support/client.h"
 #include "support/number.h"
-#include "support/random.h"
 
 /* Odd, so that no row or head repeats another. */
 #define PERIOD 65521

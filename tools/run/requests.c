@@ -2,7 +2,6 @@
 /* What is asked of the engine: generated from the seed, or read from a file. */
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

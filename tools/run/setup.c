@@ -2,7 +2,6 @@
 /* From a configuration to bound layers with caches, tables and plans. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/command.h"
 #include "engine.h"

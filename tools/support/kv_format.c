@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv_format.h"
 
-#include <attn/layer.h>
-
 #include "client.h"
 
 #define BOTH(...)                                                                                  \

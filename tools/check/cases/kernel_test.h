@@ -13,7 +13,6 @@
 #include "harness/watch.h"
 #include "support/owned.h"
 
-/* compare.c. Element-wise comparison of a tensor with the reference's, and the bounds of cases. */
 /* The bounds of an attend, and of its log-sum-exp. */
 struct bound bound_of_case(const struct factor_value *v);
 struct bound bound_of_lse(const struct factor_value *v);

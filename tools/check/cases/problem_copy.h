@@ -89,7 +89,7 @@ enum trial_result problem_copies_init(struct problem_copies *copies, struct tria
 void problem_copies_finish(struct problem_copies *copies);
 
 /* What is held between the reference's copy and the tested one. */
-/* verify.c. Which rows of out are compared: those of the batch's requests, and of them what fast
+/* attend.c. Which rows of out are compared: those of the batch's requests, and of them what fast
  * prefill was asked for. For free. */
 uint8_t *wanted_rows(const struct check_problem *problem);
 /* Outputs within their bounds, everything else untouched. */

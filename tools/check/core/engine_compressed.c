@@ -6,7 +6,6 @@
 #include <attn/draft/output_rope.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "common/command.h"
 #include "common/names.h"

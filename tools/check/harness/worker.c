@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +14,12 @@
 #include <unistd.h>
 
 #include "common/command.h"
+#include "harness/image.h"
 
 #define MAX_CRASHES 100 /* after so many nothing new is learned */
 #define MAX_HANGS 5     /* the same, after many times the seconds of a case */
-#define BUSY 50         /* a process that works has this part of a processor */
+#define HANDLER_STACK (64 * 1024)
+#define BUSY 50 /* a process that works has this part of a processor */
 
 /* Two texts follow it. */
 struct frame {
@@ -46,6 +50,90 @@ static void put_frame(int pipe, int32_t kind, int32_t value, const char *first, 
         !move_bytes(pipe, (void *)(uintptr_t)second, frame.sizes[1], true)) {
         _exit(EXIT_FAILURE); /* the reader has ended */
     }
+}
+
+static const struct {
+    int number;
+    const char *name;
+} signals[] = {{SIGSEGV, "SIGSEGV"},
+               {SIGBUS, "SIGBUS"},
+               {SIGFPE, "SIGFPE"},
+               {SIGILL, "SIGILL"},
+               {SIGABRT, "SIGABRT"}};
+
+static const char *volatile current;
+static volatile bool current_is_case;
+static int crash_pipe = -1; /* in a worker */
+static char command[1024];  /* that repeats cases, but for their name */
+
+static void put(const char *text)
+{
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) {
+        _exit(EXIT_FAILURE);
+    }
+}
+
+static const char *name_of(int number)
+{
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        if (signals[i].number == number) {
+            return signals[i].name;
+        }
+    }
+    return "a signal";
+}
+
+static void append(char *text, size_t size, const char *more)
+{
+    strncat(text, more, size - strlen(text) - 1);
+}
+
+/* Calls only functions that are safe in a signal handler. */
+static void on_crash(int number, siginfo_t *info, void *context)
+{
+    char text[BUFFER_TEXT + 64] = "crashed with ", place[BUFFER_TEXT];
+    append(text, sizeof text, name_of(number));
+    if (number == SIGSEGV || number == SIGBUS) {
+        append(text, sizeof text, " at ");
+        append(text, sizeof text, buffer_at_address(info->si_addr, place));
+    }
+    if (crash_pipe >= 0) {
+        put_frame(crash_pipe, OUTLET_CRASH, 0, text, "");
+        _exit(EXIT_FAILURE);
+    }
+    put("attn-check: ");
+    put(current != NULL ? current : "between cases");
+    put(": ");
+    put(text);
+    if (current != NULL && current_is_case) {
+        put("\n  ");
+        put(command);
+        put(current);
+        put("'");
+    }
+    put("\n");
+    _exit(EXIT_FAILURE);
+}
+
+void crash_watch(const char *target, uint64_t seed)
+{
+    static uint64_t stack[HANDLER_STACK / sizeof(uint64_t)]; /* the case may have used up its own */
+    const stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    struct sigaction action = {.sa_sigaction = on_crash,
+                               .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESETHAND};
+    snprintf(command, sizeof command, "gdb --args attn-check %s --full --seed %llu --filter '",
+             target, (unsigned long long)seed);
+    sigaltstack(&other, NULL);
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        sigaction(signals[i].number, &action, NULL);
+    }
+}
+
+void crash_case(const char *name, bool is_case)
+{
+    current_is_case = is_case;
+    current = name;
 }
 
 static void take(struct report *report, int32_t kind, int32_t value, const char *first,
@@ -161,13 +249,6 @@ static void say_end(const struct worker *worker, int32_t seconds, int status, ch
     }
 }
 
-static int crash_pipe = -1; /* in a worker */
-
-static void report_crash(const char *text)
-{
-    put_frame(crash_pipe, OUTLET_CRASH, 0, text, "");
-}
-
 /* A worker from its start to its end; false: it could not be started. */
 static bool run_worker(struct worker *worker, worker_run *run, void *user, int32_t seconds,
                        int *status)
@@ -183,7 +264,6 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int32
         const struct outlet outlet = {&own, ends[1]};
         close(ends[0]);
         crash_pipe = ends[1];
-        crash_report_to(report_crash);
         (void)prctl(PR_SET_CHILD_SUBREAPER, 1); /* processes that calls leave come to us */
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         int value = run(user, &outlet, worker->begun);

@@ -39,13 +39,10 @@ typedef int worker_run(void *user, const struct outlet *outlet, int32_t skip);
 int workers_run(struct report *report, worker_run *run, void *user, int32_t case_seconds,
                 bool fail_fast);
 
-/* crash.c: the text about a fatal signal: its name, the address, the buffer next to it. */
-/* From now on a fatal signal is reported and ends the process with status 1: on stderr with the
- * case and the command that repeats it under a debugger (`target` and `seed` of this run), or,
- * after crash_report_to, by a function that is safe in a
- * handler. */
+/* From now on a fatal signal ends the process with status 1, and its name, the address and the
+ * buffer next to it are reported: through a worker's pipe, else on stderr with the case and the
+ * command that repeats it under a debugger (`target` and `seed` of this run). */
 void crash_watch(const char *target, uint64_t seed);
-void crash_report_to(void (*report)(const char *text));
 /* What runs, a case or not; borrowed until the next call. NULL: nothing. */
 void crash_case(const char *name, bool is_case);
 

@@ -4,7 +4,6 @@
  * exact in float32, many scores are equal, and so there is one right list. */
 #include <attn/indexer.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "common/command.h"
 #include "common/names.h"

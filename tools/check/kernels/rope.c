@@ -2,7 +2,6 @@
 /* rope_write_kv: q and k are rotated in place, with q/k RMS norm before it, and the rotated keys
  * stand in the cache. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "cases/kernel_test.h"
 #include "cases/problem_copy.h"
