@@ -6,15 +6,12 @@ usage: mutants.py BUILD LIST [--part I/N] [--only GLOB] [--jobs N]
 mutants.txt has each mutant as
 
     name | CASES of attn-check that have to find it [OPTION ...], or attn-run MODEL | what it breaks
-    @ FILE of plugins/ of the texts that follow, where others than this one have a text, too
-    - a text that one file has, once; white space counts as one blank
-    + the text in its place; none, or a + alone before another text: the old text is dropped
-    < a text that stays, before which the + is put; > one after which it is put
-    = SET ARGUMENT: the changes that stand after `: SET`, with ARGUMENT in the place of each $
+    - a text of one file with what the mutant changes; ../mutant_list.py has the form
 
-with several texts, of several files, where one is not enough. The objects of a file, or of all sources that include it,
-are compiled with the build's own command and linked with the others to a plugin whose backend is `mutant`. A `control_*` has
-to pass, by a sixteenth of the cases if they are many. LIST is a committed list of capabilities, for `--expect`."""
+with several texts, of several files of plugins/ (an @ says which, where more than one have a text), where one is not enough.
+The objects of a file, or of all sources that include it, are compiled with the build's own command and linked with the
+others to a plugin whose backend is `mutant`. A `control_*` has to pass, by a sixteenth of the cases if they are many. LIST
+is a committed list of capabilities, for `--expect`."""
 import argparse
 import concurrent.futures
 import fnmatch
@@ -30,49 +27,8 @@ import tempfile
 HERE = pathlib.Path(__file__).parent
 TREE = HERE.parent.parent
 PLUGINS = TREE / "plugins"
-
-
-def read_mutants():
-    """(name, cases, what it breaks, [[file or None, old, new]]) of each."""
-    mutants, sets, changes, file, kept, last = [], {}, None, None, None, None
-    for line in (HERE / "mutants.txt").read_text().splitlines():
-        mark, text = line[:1], line[2:] + "\n"
-        if mark == "#":
-            continue
-        if mark == "@":
-            file = line[2:]
-        elif mark == "=":
-            name, _, argument = line[2:].partition(" ")
-            changes += [[where, old, new.replace("$", argument)] for where, old, new in sets[name]]
-        elif mark == "+":
-            _, old, new = changes[-1]
-            changes[-1][2] = new.removesuffix(old) + text + old if kept == "<" else new + text
-        elif mark in "-<>":
-            if last != mark:
-                changes.append([file, "", ""])
-            changes[-1][1] += text
-            changes[-1][2] += text if mark != "-" else ""
-            kept = mark
-        else:
-            changes, file = [], None
-            if mark == ":":
-                sets[line[2:]] = changes
-            else:
-                name, cases, breaks = (part.strip() for part in line.split(" | "))
-                mutants.append((name, cases.split(), breaks, changes))
-        last = mark
-    return mutants
-
-
-def found_in(text, old):
-    return list(re.finditer(r"\s+".join(map(re.escape, old.split())), text))
-
-
-def changed(text, old, new, file):
-    found = found_in(text, old)
-    if len(found) != 1:
-        raise ValueError(f"'{' '.join(old.split())}' is found {len(found)} times in {file}; once is needed")
-    return text[: found[0].start()] + new + text[found[0].end():]
+sys.path.insert(0, str(HERE.parent))
+import mutant_list
 
 
 class Build:
@@ -85,7 +41,7 @@ class Build:
                 self.commands[str(source.relative_to(PLUGINS))] = (entry["output"], shlex.split(entry["command"]))
         sources = [path for folder in ("cpu_ref", "common") for path in (PLUGINS / folder).rglob("*.[ch]")]
         self.texts = {str(path.relative_to(PLUGINS)): path.read_text() for path in sources}
-        self.texts["cpu_ref/plugin.c"] = changed(self.texts["cpu_ref/plugin.c"], '.name = "cpu_ref",', '.name = "mutant",', "plugin.c")
+        self.texts["cpu_ref/plugin.c"] = mutant_list.changed(self.texts["cpu_ref/plugin.c"], '.name = "[-cpu_ref-]{+mutant+}",', "plugin.c")
         self.place = tempfile.TemporaryDirectory(prefix="mutants-")
         self.plugin = self.compile("cpu_ref/plugin.c", self.texts["cpu_ref/plugin.c"], pathlib.Path(self.place.name))
 
@@ -94,8 +50,7 @@ class Build:
         source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text(text)
         own, command = self.commands[name]
-        command = [str(source) if command[i - 1] == "-c" else word for i, word in enumerate(command)]
-        command = [f"{source}.o" if word == own else word.replace(f"{own}.d", f"{source}.d") for word in command]
+        command = mutant_list.compile_command(command, own, source)
         at = command.index("-c")
         self.call(command[:at] + ["-w", "-O1", "-fdiagnostics-color=never", f"-I{TREE}"] + command[at:], place)
         return f"{source}.o"
@@ -104,7 +59,7 @@ class Build:
         first = next(i for i, word in enumerate(command) if word.startswith("-"))
         done = subprocess.run(command[:first] + [f"-I{place}"] + command[first:], cwd=self.folder, capture_output=True, text=True)
         if done.returncode != 0:
-            raise ValueError((done.stderr or done.stdout).strip()[:600])
+            raise mutant_list.Broken((done.stderr or done.stdout).strip()[:600])
 
     def includes(self, text, header):
         """Directly, or by a header of plugins/."""
@@ -112,13 +67,13 @@ class Build:
         paths = [path for name in found for path in (PLUGINS / "cpu_ref" / name, PLUGINS / name) if path.exists()]
         return header in found or any(self.includes(path.read_text(), header) for path in paths)
 
-    def link(self, mutant, place):
+    def link(self, changes, place):
         texts = {}
-        for file, old, new in mutant[3]:
-            files = [file] if file else [name for name, text in self.texts.items() if found_in(text, old)]
+        for file, diff in changes:
+            files = [file] if file else [name for name, text in self.texts.items() if mutant_list.found_in(text, diff)]
             if len(files) != 1:
-                raise ValueError(f"'{' '.join(old.split())}' is found in {len(files)} files; an @ has to say which")
-            texts[files[0]] = changed(texts.get(files[0]) or self.texts[files[0]], old, new, files[0])
+                raise mutant_list.Broken(f"'{diff}' is found in {len(files)} files; an @ has to say which")
+            texts[files[0]] = mutant_list.changed(texts.get(files[0]) or self.texts[files[0]], diff, files[0])
         for file, text in list(texts.items()):
             if file not in self.commands:
                 (place / file).parent.mkdir(parents=True, exist_ok=True)
@@ -133,13 +88,14 @@ class Build:
 
     def check(self, mutant):
         """What is wrong with it, or None."""
-        name, (cases, *options), _, _ = mutant
+        (name, cases, _), changes = mutant
+        cases, *options = cases.split()
         control = name.startswith("control_")
         options = [*options, self.expected] if "--expect" in options else options
         with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
             try:
-                library = self.link(mutant, pathlib.Path(folder))
-            except ValueError as why:
+                library = self.link(changes, pathlib.Path(folder))
+            except mutant_list.Broken as why:
                 return str(why)
             part = "1/16" if control and not options else "1/1"
             environment = None
@@ -166,13 +122,13 @@ def main():
     given = parser.parse_args()
     part, count = map(int, given.part.split("/"))
     build = Build(given.build.resolve(), given.expected)
-    mutants = [mutant for mutant in read_mutants() if fnmatch.fnmatch(mutant[0], given.only)][part - 1 :: count]
+    mutants = [mutant for mutant in mutant_list.read(HERE / "mutants.txt") if fnmatch.fnmatch(mutant[0][0], given.only)][part - 1 :: count]
     bad = 0
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
         for mutant, wrong in zip(mutants, pool.map(build.check, mutants)):
             if wrong is not None:
                 bad += 1
-                print(f"{mutant[0]}: {mutant[2]}: {wrong}", flush=True)
+                print(f"{mutant[0][0]}: {mutant[0][2]}: {wrong}", flush=True)
     print(f"{len(mutants) - bad} of {len(mutants)} mutants and controls as expected")
     return 1 if bad or not mutants else 0
 

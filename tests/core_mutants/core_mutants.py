@@ -6,16 +6,15 @@ usage: core_mutants.py BUILD [--only GLOB] [--sample N --seed S] [--jobs N]
 A room's mutants stand in ROOM.txt next to this file, each as
 
     name | FILE of core/, or compositions/FILE, formats/FILE, isolation/FILE, observers/FILE, operators/FILE | tests that find it, first | what it breaks
-    - the text that is replaced, found once in FILE; white space counts as one blank
-    + the text in its place; nothing: the old text is dropped
+    - a text of FILE with what the mutant changes; ../mutant_list.py has the form
 
-of one or several lines. The object of FILE is compiled with the build's own command, the library and the white-box
-tests are linked with it, and tests run until one fails: those that the mutant names, then the others of the suite `core`
-but for SLOW ones. Tests that open the library are given the mutant by redirect.c. A test counts as one that finds a mutant
-only if it passes on the core as it is, in the same way. What no test finds has survived: a test is missing, and the exit
-status is 1. With `-` in the place of tests a mutant is known to survive, says why after what it breaks, counts as not
-killed, and is in no sample. A text that is not found once, or a mutant that does not compile, is an error. Tests that
-this build does not have (collectives without MPI) leave out the mutants that name them alone."""
+The object of FILE is compiled with the build's own command, the library and the white-box tests are linked with it, and
+tests run until one fails: those that the mutant names, then the others of the suite `core` but for SLOW ones. Tests
+that open the library are given the mutant by redirect.c. A test counts as one that finds a mutant only if it passes on
+the core as it is, in the same way. What no test finds has survived: a test is missing, and the exit status is 1. With
+`-` in the place of tests a mutant is known to survive, says why after what it breaks, counts as not killed, and is in
+no sample. A text that is not found once, or a mutant that does not compile, is an error. Tests that this build does not
+have (collectives without MPI) leave out the mutants that name them alone."""
 import argparse
 import collections
 import concurrent.futures
@@ -25,7 +24,6 @@ import json
 import os
 import pathlib
 import random
-import re
 import resource
 import shlex
 import signal
@@ -36,36 +34,25 @@ import time
 
 HERE = pathlib.Path(__file__).parent
 TREE = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent))
+import mutant_list
 ROOMS = ["util", "host", "runtime", "select", "bind", "step", "compositions", "observers"]
 SLOW = ["abi_*", "cache_trust", "soak", "core_mutants"]
 LIMIT_S = 60
 KNOWN = ["-"]  # no test
 STATIC, LIBRARY = "core/libcore_static.a", "core/libattn.so.1"
 
-Mutant = collections.namedtuple("Mutant", "name file tests breaks old new")
-
-
-class Broken(Exception):
-    """A mutant that cannot be made."""
+Mutant = collections.namedtuple("Mutant", "name file tests breaks diff")
 
 
 def read_mutants():
     mutants = []
     for room in ROOMS:
-        head, old, new = None, [], []
-        for number, line in enumerate((HERE / f"{room}.txt").read_text().splitlines() + [""], 1):
-            if line.startswith("- "):
-                old.append(line[2:])
-            elif line.startswith("+"):
-                new.append(line[2:])
-            else:
-                if head is not None:
-                    mutants.append(Mutant(f"{room}.{head[0]}", head[1], head[2].split(), head[3], " ".join(old), "\n".join(new)))
-                head, old, new = None, [], []
-                if line and not line.startswith("#"):
-                    head = [part.strip() for part in line.split("|")]
-                    if len(head) != 4:
-                        sys.exit(f"{room}.txt:{number}: name | file | tests | what it breaks is expected")
+        for fields, changes in mutant_list.read(HERE / f"{room}.txt"):
+            if len(fields) != 4 or len(changes) != 1:
+                sys.exit(f"{room}.{fields[0]}: name | file | tests | what it breaks and one change are expected")
+            name, file, tests, breaks = fields
+            mutants.append(Mutant(f"{room}.{name}", file, tests.split(), breaks, changes[0][1]))
     names = [mutant.name for mutant in mutants]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -78,11 +65,7 @@ def place_of(mutant):
 
 
 def mutated_source(mutant):
-    text = place_of(mutant).read_text()
-    found = list(re.finditer(r"\s+".join(map(re.escape, mutant.old.split())), text))
-    if len(found) != 1 or not mutant.old.split():
-        raise Broken(f"'{mutant.old}' is found {len(found)} times in {mutant.file}; once is needed")
-    return text[: found[0].start()] + mutant.new + text[found[0].end() :]
+    return mutant_list.changed(place_of(mutant).read_text(), mutant.diff, mutant.file)
 
 
 class Build:
@@ -122,20 +105,18 @@ class Build:
     def call(self, command):
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
         if done.returncode != 0:
-            raise Broken((done.stderr or done.stdout).strip())
+            raise mutant_list.Broken((done.stderr or done.stdout).strip())
 
     def compile(self, mutant, place):
         """The mutant's object in the folder `place`, and the library with it."""
         if mutant.file not in self.objects:
-            raise Broken(f"{mutant.file} is no source of the core")
-        source, target = place / "mutant.c", place / "mutant.o"
+            raise mutant_list.Broken(f"{mutant.file} is no source of the core")
+        source = place / "mutant.c"
         source.write_text(mutated_source(mutant))
         own, command = self.objects[mutant.file]
-        command = [str(source) if command[i - 1] == "-c" else word for i, word in enumerate(command)]
-        command = [str(target) if word == own else word.replace(f"{own}.d", f"{target}.d") for word in command]
-        self.call([*command, "-w", f"-I{place_of(mutant).parent}"])
+        self.call([*mutant_list.compile_command(command, own, source), "-w", f"-I{place_of(mutant).parent}"])
         others = [output for output, _ in self.objects.values() if output != own]
-        self.link_library(place, [str(target), *others])
+        self.link_library(place, [f"{source}.o", *others])
 
     def link_library(self, place, objects):
         """In a folder that looks like the build: the core finds plugins and tools by its own place."""
@@ -161,7 +142,7 @@ class Build:
             variables["ATTN_REDIRECT"] = str((place or pathlib.Path(self.control.name)) / LIBRARY)
         elif place is not None:
             command[0] = str(place / "test")
-            self.link(self.white_box[name], command[0], [str(place / "mutant.o"), STATIC])
+            self.link(self.white_box[name], command[0], [str(place / "mutant.c.o"), STATIC])
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command,
@@ -209,7 +190,7 @@ def try_mutant(build, mutant):
         try:
             build.compile(mutant, place)
             found = next((test for test in named + others if build.finds(test, place)), None)
-        except Broken as why:
+        except mutant_list.Broken as why:
             return mutant, "error", str(why), time.monotonic() - began
     return mutant, "killed" if found else "known" if known else "survived", found or "", time.monotonic() - began
 
@@ -229,7 +210,7 @@ def main():
     for mutant in mutants:  # also those that are not drawn: texts change with the core
         try:
             mutated_source(mutant)
-        except Broken as broken:
+        except mutant_list.Broken as broken:
             sys.exit(f"{mutant.name}: {broken}")
     mutants = [mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, given.only)]
     if given.sample is not None:
