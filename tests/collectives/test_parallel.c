@@ -79,8 +79,7 @@ static double difference(const float *a, const float *b, int64_t count)
 static void verify(size_t which, int32_t kv_heads, int32_t interleave, int32_t exchange,
                    int32_t sinks)
 {
-    const struct attn_layer_desc desc = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = kv_heads, .has_sinks = sinks};
+    const struct attn_layer_desc desc = DECODER(.num_kv_heads = kv_heads, .has_sinks = sinks);
     struct fixture f;
     struct spread s = {0};
     fixture_init(&f, "cpu_ref", &desc, batches[which].queries, batches[which].lens,
@@ -133,8 +132,7 @@ TEST(test_equal_to_one_rank)
 TEST(test_graph_stays)
 {
     static const int32_t uneven[] = {0, 2, 2, 3, 4, 5};
-    const struct attn_layer_desc desc = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1};
+    const struct attn_layer_desc desc = DECODER(.num_kv_heads = 1);
     struct fixture f;
     struct spread s = {0};
     fixture_init(&f, "cpu_ref", &desc, batches[0].queries, batches[0].lens, batches[0].num_reqs, 0,
@@ -162,8 +160,7 @@ TEST(test_graph_stays)
 /* gather_heads and merge_heads come together. */
 TEST(test_half_a_table)
 {
-    const struct attn_layer_desc desc = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1};
+    const struct attn_layer_desc desc = DECODER(.num_kv_heads = 1);
     struct fixture f;
     struct attn_collectives half = *heads_over(ranks);
     const struct attn_context_parallel cp =

@@ -186,14 +186,9 @@ static void check_trial(const struct trial *t, const struct attn_layer_desc *des
 TEST(test_whole_cache)
 {
     static const struct attn_layer_desc descs[] = {
-        {.kind = ATTN_LAYER_DECODER, .causal = 1},
-        {.kind = ATTN_LAYER_DECODER,
-         .causal = 1,
-         .has_window = 1,
-         .window_left = 9,
-         .has_sinks = 1,
-         .soft_cap = 5},
-        {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 24},
+        DECODER(),
+        DECODER(.has_window = 1, .window_left = 9, .has_sinks = 1, .soft_cap = 5),
+        DECODER(.chunk_size = 24),
     };
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t order = 0; order < 2; order++) {
@@ -210,10 +205,8 @@ TEST(test_spread_cache)
     static const int32_t interleaves[] = {1, 2, 16};
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t i = 0; i < 6; i++) {
-            const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER,
-                                                 .causal = 1,
-                                                 .num_kv_heads = 1 + i % 2,
-                                                 .has_sinks = i % 3 == 1};
+            const struct attn_layer_desc desc =
+                DECODER(.num_kv_heads = 1 + i % 2, .has_sinks = i % 3 == 1);
             struct trial t = {which, ranks, self, i / 3, interleaves[i % 3], i % 2, true};
             check_trial(&t, &desc);
             t.split = false;
@@ -231,7 +224,7 @@ TEST(test_spread_cache)
 
 TEST(test_refused_batches)
 {
-    const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    const struct attn_layer_desc desc = DECODER();
     const struct trial t = {1, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct rank_part *s = rank_part_init(&f, &t, &desc);
@@ -258,7 +251,7 @@ TEST(test_refused_batches)
 /* Reasons name what a layer asks for that split queries do not go with. */
 TEST(test_refused_layers)
 {
-    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    const struct attn_layer_desc plain = DECODER();
     const struct trial t = {0, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct rank_part *s = rank_part_init(&f, &t, &plain);

@@ -33,6 +33,12 @@ struct fixture {
     struct attn_error error;
 };
 
+/* A causal decoder with these fields, in an initializer. */
+#define DECODER(...)                                                                               \
+    {                                                                                              \
+        .kind = ATTN_LAYER_DECODER, .causal = 1, __VA_ARGS__                                       \
+    }
+
 /* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks.
  * Contexts are written; `layer` is completed (4 heads over 2 and D 32 if it says neither, blocks of
  * 16). `host` may be NULL. */

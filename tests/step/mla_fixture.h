@@ -48,6 +48,12 @@ struct setting {
     int32_t interleave, reduce;
 };
 
+/* One of cpu_ref with these fields, in an initializer. */
+#define CPU_REF(...)                                                                               \
+    {                                                                                              \
+        "cpu_ref", __VA_ARGS__                                                                     \
+    }
+
 struct mla {
     OPENED;
     const struct setting *s;

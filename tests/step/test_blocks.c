@@ -19,16 +19,16 @@ static const struct shape {
     struct attn_layer_desc layer;
     bool shared; /* a prefix, which the core takes apart */
 } shapes[] = {
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 20}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, false},
+    {DECODER(), false},
+    {DECODER(.has_window = 1, .window_left = 20), false},
+    {DECODER(.chunk_size = 32), false},
+    {DECODER(.sink_len = 5), false},
     {{.kind = ATTN_LAYER_CROSS}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_NVFP4, .head_size = 64}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .padded_page_bytes = 16384}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .padded_page_bytes = 16384 + 4 * 4}, false},
-    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1}, true},
+    {DECODER(.kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD), false},
+    {DECODER(.kv_dtype = ATTN_KV_NVFP4, .head_size = 64), false},
+    {DECODER(.padded_page_bytes = 16384), false},
+    {DECODER(.padded_page_bytes = 16384 + 4 * 4), false},
+    {DECODER(.num_kv_heads = 1), true},
 };
 
 static void init(struct fixture *f, const char *backend, const struct shape *shape, bool lists)

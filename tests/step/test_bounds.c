@@ -12,15 +12,11 @@ enum { FEW = 5, D = 32, HQ = 4, HK = 2, BLOCK = 16 };
 static const int32_t queries[FEW] = {1, 3, 1, 20, 0}, lens[FEW] = {40, 3, 65, 80, 0};
 
 static const struct attn_layer_desc layers[] = {
-    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1},
-    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .num_speculative_tokens = 4},
-    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .has_window = 1, .window_left = 20},
-    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .needs_page_lists = 1},
-    {.kind = ATTN_LAYER_DECODER,
-     .causal = 1,
-     .host_bounds = 1,
-     .output_form = ATTN_OUTPUT_PLAIN,
-     .soft_cap = 20},
+    DECODER(.host_bounds = 1),
+    DECODER(.host_bounds = 1, .num_speculative_tokens = 4),
+    DECODER(.host_bounds = 1, .has_window = 1, .window_left = 20),
+    DECODER(.host_bounds = 1, .needs_page_lists = 1),
+    DECODER(.host_bounds = 1, .output_form = ATTN_OUTPUT_PLAIN, .soft_cap = 20),
 };
 
 /* What the engine knows of a step that is still being sampled: each request may have had `more`
@@ -124,7 +120,7 @@ TEST(test_refused)
 TEST(test_more_chunks_than_requests)
 {
     static const int32_t many[] = {1, 100, 100, MAX_TOKENS - 201}, keys[] = {40, 100, 117, 60};
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 8};
+    const struct attn_layer_desc layer = DECODER(.chunk_size = 8);
     OWNED(fixture_finish) struct fixture whole, composed;
     fixture_init(&whole, "cpu_ref", &layer, many, keys, 4, 0, NULL, false);
     fixture_init(&composed, "recording_narrow", &layer, many, keys, 4, 0, NULL, false);

@@ -18,10 +18,8 @@ TEST(test_requests_without_keys)
     static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
                          idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
     for (int32_t i = 0; i < 2; i++) {
-        const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER,
-                                              .causal = 1,
-                                              .sink_len = i == 0 ? 5 : 0,
-                                              .chunk_size = i == 1 ? 16 : 0};
+        const struct attn_layer_desc layer =
+            DECODER(.sink_len = i == 0 ? 5 : 0, .chunk_size = i == 1 ? 16 : 0);
         OWNED(fixture_finish) struct fixture whole, composed;
         fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
         fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
@@ -38,7 +36,7 @@ TEST(test_requests_without_keys)
 /* All but the first request, whose row and log-sum-exp stay as they are. */
 TEST(test_rows_of_others)
 {
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
+    const struct attn_layer_desc layer = DECODER(.sink_len = 5);
     OWNED(fixture_finish) struct fixture whole, composed;
     fixture_mixed(&whole, "cpu_ref", &layer, true);
     fixture_mixed(&composed, "example", &layer, true);
@@ -121,14 +119,9 @@ static void check_cascade(const struct shared *s)
 
 TEST(test_cascade)
 {
-    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1},
-                                 sinks = {.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1},
-                                 window = {.kind = ATTN_LAYER_DECODER,
-                                           .causal = 1,
-                                           .has_window = 1,
-                                           .window_left = 400},
-                                 invariant = {
-                                     .kind = ATTN_LAYER_DECODER, .causal = 1, .batch_invariant = 1};
+    const struct attn_layer_desc plain = DECODER(), sinks = DECODER(.has_sinks = 1),
+                                 window = DECODER(.has_window = 1, .window_left = 400),
+                                 invariant = DECODER(.batch_invariant = 1);
     const struct shared cases[] = {
         {&plain, "cpu_ref", 8, 272, 0, 0, true},
         {&plain, "example", 8, 272, 0, 0, true},

@@ -66,7 +66,7 @@ TEST(test_of_all_layers)
 {
     struct recorded_extension ours = extension(RECORDED_EXTENSION, 0, 1),
                               theirs = extension(ATTN_EXT_VENDOR, 0, 2);
-    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    const struct attn_layer_desc plain = DECODER();
     OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, "recording", &plain, queries, lens, 2, 0, NULL, false);
     for (int32_t i = 0; i < 2; i++) {

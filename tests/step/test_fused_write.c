@@ -11,8 +11,7 @@
 
 static const int32_t prefill[4] = {9, 5, 12, 20}, decode[4] = {1, 1, 1, 1}, mixed[4] = {1, 1, 4, 9},
                      drafts[4] = {3, 3, 3, 3};
-static const struct attn_layer_desc codes = {
-    .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
+static const struct attn_layer_desc codes = DECODER(.kv_dtype = ATTN_KV_INT8_KV);
 
 /* A step's calls, by what it is made of; its output and its cache are by every bit those of a
  * backend whose attends do not write. */
@@ -106,10 +105,8 @@ TEST(test_flags_of_runs)
 TEST(test_rotated_keys)
 {
     static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER,
-                                          .causal = 1,
-                                          .kv_dtype = ATTN_KV_INT8_KV,
-                                          .rope = ATTN_ROPE_NEOX};
+    const struct attn_layer_desc layer =
+        DECODER(.kv_dtype = ATTN_KV_INT8_KV, .rope = ATTN_ROPE_NEOX);
     static float cos_sin[64][32];
     static const int64_t positions[] = {39, 16, 32};
     int64_t shape[] = {64, 32};
@@ -138,8 +135,7 @@ TEST(test_rotated_keys)
 /* A shared prefix is attended apart; the attend of what is after it writes. */
 TEST(test_cascade)
 {
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
+    const struct attn_layer_desc layer = DECODER(.kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4);
     int32_t ones[8], lens[8];
     OWNED(fixture_finish) struct fixture f, whole;
     struct recorded *c = recorded_by_core();
@@ -162,8 +158,7 @@ TEST(test_cascade)
 /* A step of eight requests whose output is static fp8; `codes` is of all of it. */
 static void run_codes(const char *backend, uint32_t flags, uint8_t *codes, struct recorded *found)
 {
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .output_form = ATTN_OUTPUT_FP8_STATIC};
+    const struct attn_layer_desc layer = DECODER(.output_form = ATTN_OUTPUT_FP8_STATIC);
     const int32_t queries[8] = {1, 2, 1, 3, 1, 1, 2, 1};
     const int32_t lens[8] = {300, 280, 290, 401, 275, 273, 310, 300};
     const float scale = 0.002f;

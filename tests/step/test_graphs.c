@@ -8,7 +8,7 @@
 #include "support/test.h"
 #include "support/client.h"
 
-static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const struct attn_layer_desc decoder = DECODER();
 enum { TOKENS = 31, OUT_BYTES = TOKENS * 4 * 32 * sizeof(float) };
 
 static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspace)

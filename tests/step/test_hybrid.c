@@ -11,8 +11,8 @@
 enum { FULL, SLIDING, SHARED, LAYERS, OUT_BYTES = 31 * 4 * 32 * sizeof(float) };
 
 static const struct attn_layer_desc kinds[] = {
-    [FULL] = {.kind = ATTN_LAYER_DECODER, .causal = 1},
-    [SLIDING] = {.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 6},
+    [FULL] = DECODER(),
+    [SLIDING] = DECODER(.has_window = 1, .window_left = 6),
 };
 
 struct hybrid {

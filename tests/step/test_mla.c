@@ -12,6 +12,13 @@
 #include "mla_fixture.h"
 #include "support/number.h"
 
+/* Batches of decodes, then of prefills with and without context. */
+#define ONE_REQ .num_reqs = 1, .queries = {1}, .lens = {30}
+#define TWO_REQS .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}
+#define THREE_REQS .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41}
+#define FOUR_REQS .num_reqs = 4, .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}
+#define FIVE_REQS .num_reqs = 5, .queries = {1, 1, 4, 3, 20}, .lens = {30, 1, 41, 3, 60}
+
 /* Each is run twice on one plan; per_head: prefills read the new keys as they came, not from the
  * cache. */
 static const struct {
@@ -19,71 +26,53 @@ static const struct {
     bool per_head;
 } steps[] = {
     /* decodes */
-    {{"cpu_ref", .heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1}, .lens = {1, 8, 9, 70}}, true},
-    {{"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {3, 1, 4}, .lens = {17, 9, 24}, .drafted = 3,
-      .apart = true},
+    {CPU_REF(.heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1}, .lens = {1, 8, 9, 70}), true},
+    {CPU_REF(.heads = 4, .drafted = 3, .apart = true, .num_reqs = 3, .queries = {3, 1, 4},
+             .lens = {17, 9, 24}),
      true},
     /* prefills: without context, and with all of it in one chunk, in several that cut requests, one
      * row at a time */
-    {{"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {5, 30, 2}, .lens = {5, 30, 2}}, true},
-    {{"cpu_ref", .heads = 6, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
-      .lens = {30, 1, 41, 3, 60}},
-     true},
-    {{"cpu_ref", .heads = 6, .chunk = 7, .apart = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
-      .lens = {30, 1, 41, 3, 60}},
-     true},
-    {{"cpu_ref", .heads = 6, .chunk = 16, .split = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
-      .lens = {30, 1, 41, 3, 60}},
-     true},
-    {{"cpu_ref", .heads = 6, .chunk = 1, .no_lse = true, .num_reqs = 5, .queries = {1, 1, 4, 3, 20},
-      .lens = {30, 1, 41, 3, 60}},
-     true},
+    {CPU_REF(.heads = 6, .num_reqs = 3, .queries = {5, 30, 2}, .lens = {5, 30, 2}), true},
+    {CPU_REF(.heads = 6, FIVE_REQS), true},
+    {CPU_REF(.heads = 6, .chunk = 7, .apart = true, FIVE_REQS), true},
+    {CPU_REF(.heads = 6, .chunk = 16, .split = true, FIVE_REQS), true},
+    {CPU_REF(.heads = 6, .chunk = 1, .no_lse = true, FIVE_REQS), true},
     /* idle requests */
-    {{"cpu_ref", .heads = 4, .chunk = 8, .num_reqs = 5, .queries = {1, 0, 5, 0, 9},
-      .lens = {12, 20, 17, 0, 40}},
+    {CPU_REF(.heads = 4, .chunk = 8, .num_reqs = 5, .queries = {1, 0, 5, 0, 9},
+             .lens = {12, 20, 17, 0, 40}),
      true},
     /* sparse */
-    {{"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4, .queries = {1, 1, 6, 12},
-      .lens = {30, 1, 41, 12}},
-     false},
-    {{"cpu_ref", .heads = 6, .fp8 = ATTN_KV_FP8_E4M3, .chunk = 16, .num_reqs = 4,
-      .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
-     true},
+    {CPU_REF(.heads = 6, .topk = 8, FOUR_REQS), false},
+    {CPU_REF(.heads = 6, .fp8 = ATTN_KV_FP8_E4M3, .chunk = 16, FOUR_REQS), true},
     /* a quantized query in both ways, its parts in tensors of their own */
-    {{"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
-      .queries = {1, 1, 6}, .lens = {30, 9, 41}},
+    {CPU_REF(.heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
+             .queries = {1, 1, 6}, .lens = {30, 9, 41}),
      true},
-    {{"cpu_ref", .heads = 6, .fp8 = ATTN_KV_FP8_E5M2, .fp8_query = true, .apart = true, .chunk = 16,
-      .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}},
+    {CPU_REF(.heads = 6, .fp8 = ATTN_KV_FP8_E5M2, .fp8_query = true, .apart = true, .chunk = 16,
+             .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}),
      true},
     /* a sink counts once, whatever the step is made of */
-    {{"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4, .queries = {1, 1, 6, 12},
-      .lens = {30, 9, 41, 20}},
+    {CPU_REF(.heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4, .queries = {1, 1, 6, 12},
+             .lens = {30, 9, 41, 20}),
      true},
     /* a window needs positions, which projected context has not: everything goes the latent way */
-    {{"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4, .queries = {1, 1, 6, 12},
-      .lens = {30, 1, 41, 12}},
-     false},
-    {{"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41},
-      .chunk = 16},
-     true},
+    {CPU_REF(.heads = 4, .window = 7, FOUR_REQS), false},
+    {CPU_REF(.heads = 5, .padded = 8, .chunk = 16, THREE_REQS), true},
     /* weights in codes: what they read as is what is multiplied */
-    {{"cpu_ref", .heads = 4, .int8 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
-      .lens = {30, 20, 3}},
+    {CPU_REF(.heads = 4, .int8 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
+             .lens = {30, 20, 3}),
      true},
-    {{"cpu_ref", .heads = 4, .mxfp4 = true, .num_reqs = 4, .queries = {1, 1, 1, 1},
-      .lens = {30, 1, 41, 12}},
+    {CPU_REF(.heads = 4, .mxfp4 = true, .num_reqs = 4, .queries = {1, 1, 1, 1},
+             .lens = {30, 1, 41, 12}),
      true},
-    {{"cpu_ref", .heads = 4, .mxfp4 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
-      .lens = {30, 20, 3}},
+    {CPU_REF(.heads = 4, .mxfp4 = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
+             .lens = {30, 20, 3}),
      true},
-    {{"cpu_ref", .heads = 4, .mxfp4 = true, .topk = 6, .num_reqs = 3, .queries = {1, 5, 3},
-      .lens = {30, 20, 3}},
+    {CPU_REF(.heads = 4, .mxfp4 = true, .topk = 6, .num_reqs = 3, .queries = {1, 5, 3},
+             .lens = {30, 20, 3}),
      false},
     /* without absorption */
-    {{"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3, .queries = {1, 1, 6},
-      .lens = {30, 1, 41}},
-     false},
+    {CPU_REF(.heads = 5, .latent = true, THREE_REQS), false},
 };
 
 TEST(test_steps)
@@ -97,8 +86,7 @@ TEST(test_steps)
 /* Latent rows that no window reaches may be anything. */
 TEST(test_rows_before_windows)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .window = 7,
-                              .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    const struct setting s = CPU_REF(.heads = 4, .window = 7, TWO_REQS);
     OWNED(mla_end) struct mla *m = mla_create(&s);
     for (int32_t r = 0; r < s.num_reqs; r++) {
         for (int32_t j = 0; j <= s.lens[r] - s.queries[r] - s.window; j++) {
@@ -124,12 +112,8 @@ TEST(test_joined_queries)
 {
     static const int32_t dtypes[] = {ATTN_DTYPE_F32, ATTN_DTYPE_F16, ATTN_DTYPE_BF16};
     for (int32_t i = 0; i < 3; i++) {
-        const struct setting whole = {"cpu_ref",
-                                      .heads = 4,
-                                      .dtype = dtypes[i],
-                                      .num_reqs = 3,
-                                      .queries = {1, 6, 12},
-                                      .lens = {30, 41, 12}};
+        const struct setting whole = CPU_REF(.heads = 4, .dtype = dtypes[i], .num_reqs = 3,
+                                             .queries = {1, 6, 12}, .lens = {30, 41, 12});
         struct setting moved = whole;
         moved.moved = true;
         OWNED(mla_end) struct mla *a = mla_create(&whole), *b = mla_create(&moved);
@@ -170,8 +154,7 @@ TEST(test_decodes_over_ranks)
 /* If layers ask for context workspaces of two sizes, the smaller counts. */
 TEST(test_smallest_chunks)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,     .chunk = 8,
-                              .num_reqs = 1, .queries = {1}, .lens = {30}};
+    const struct setting s = CPU_REF(.heads = 4, .chunk = 8, ONE_REQ);
     OWNED(mla_end) struct mla *m = mla_create(&s);
     struct attn_mla_desc large = m->desc;
     struct attn_layer_desc second = m->described;
@@ -224,8 +207,8 @@ TEST(test_first_row)
 /* The maximum of q is taken over both its parts. */
 TEST(test_amax)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .apart = true,
-                              .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
+    const struct setting s =
+        CPU_REF(.heads = 4, .apart = true, .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9});
     float amax = 20, largest = 0;
     OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_io_mla *io = (const struct attn_io_mla *)m->io.next;
@@ -257,8 +240,7 @@ TEST(test_amax)
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
 TEST(test_fp8_output)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,           .fp8_out = true,    .chunk = 16,
-                              .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41}};
+    const struct setting s = CPU_REF(.heads = 4, .fp8_out = true, .chunk = 16, THREE_REQS);
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     for (int32_t r = 0; r < s.num_reqs; r++) {
@@ -277,11 +259,11 @@ TEST(test_fp8_output)
 /* Rows of 656 bytes: written, gathered and attended as what they read as. */
 TEST(test_ds_mla)
 {
-    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .chunk = 5, .num_reqs = 3,
-                            .queries = {1, 3, 2}, .lens = {9, 12, 2}},
+    check(&(struct setting)CPU_REF(.heads = 2, .ds_mla = true, .chunk = 5, .num_reqs = 3,
+                                   .queries = {1, 3, 2}, .lens = {9, 12, 2}),
           true);
-    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .topk = 4, .num_reqs = 3,
-                            .queries = {1, 3, 2}, .lens = {9, 12, 2}},
+    check(&(struct setting)CPU_REF(.heads = 2, .ds_mla = true, .topk = 4, .num_reqs = 3,
+                                   .queries = {1, 3, 2}, .lens = {9, 12, 2}),
           false);
 }
 
@@ -289,10 +271,10 @@ TEST(test_ds_mla)
  */
 TEST(test_graph)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {1, 1, 6},
-                              .lens = {30, 9, 41}};
-    static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1},
-                                     .lens = {22, 4}};
+    const struct setting s =
+        CPU_REF(.heads = 4, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41});
+    static struct setting shorter =
+        CPU_REF(.heads = 4, .num_reqs = 2, .queries = {1, 1}, .lens = {22, 4});
     OWNED(mla_end) struct mla *m = mla_create(&s);
     m->api->plan_destroy(m->plan);
     free(m->workspace);
@@ -399,8 +381,8 @@ TEST(test_invariant_prefix)
 /* In a batch of another order a decode would be computed as a prefill. */
 TEST(test_invariant_order)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .invariant = 1,
-                              .num_reqs = 2, .queries = {5, 1}, .lens = {9, 9}};
+    const struct setting s =
+        CPU_REF(.heads = 4, .invariant = 1, .num_reqs = 2, .queries = {5, 1}, .lens = {9, 9});
     OWNED(mla_end) struct mla *m = mla_create(&s);
     assert_int_equal(m->api->plan_batch(m->plan, &m->batch, NULL, &m->error),
                      ATTN_ERROR_INVALID_ARGUMENT);
@@ -494,8 +476,7 @@ TEST(test_refusals)
 
 TEST(test_bad_runs)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 0,
-                              .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    const struct setting s = CPU_REF(.heads = 4, .topk = 0, TWO_REQS);
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     struct attn_tensor few = *m->ext.kv_c; /* prefills read them where nothing is written, too */
@@ -523,10 +504,9 @@ TEST(test_bad_runs)
 /* Padding may hold NaN where rows are written alone; rows after the tokens may have slots. */
 TEST(test_nan_of_padding)
 {
-    static const struct setting alone = {"cpu_ref",     .heads = 4,        .topk = 0,
-                                         .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}},
-                                projected = {"cpu_ref",     .heads = 4,        .topk = 0,
-                                             .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    static const struct setting alone = CPU_REF(.heads = 4, .topk = 0, .num_reqs = 2,
+                                                .queries = {1, 1}, .lens = {30, 41}),
+                                projected = CPU_REF(.heads = 4, .topk = 0, TWO_REQS);
     for (int32_t i = 0; i < 2; i++) {
         OWNED(mla_end) struct mla *m = mla_create(i == 0 ? &alone : &projected);
         const int32_t tokens = i == 0 ? 2 : 7;
@@ -547,8 +527,8 @@ TEST(test_nan_of_padding)
 
 TEST(test_bad_topk)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,
-                              .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
+    const struct setting s =
+        CPU_REF(.heads = 4, .topk = 4, .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41});
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     RUN_REFUSED("topk_indices", m->ext.topk_stride = 3);
@@ -558,9 +538,9 @@ TEST(test_bad_topk)
 TEST(test_lists)
 {
     static const struct setting all[] = {
-        {"cpu_ref", .heads = 6, .topk = 8, .lists = true},
-        {"cpu_ref", .heads = 6, .topk = 8, .lists = true, .lengths = true},
-        {"cpu_ref", .heads = 6, .topk = 8, .lists = true, .lengths = true, .window = 7},
+        CPU_REF(.heads = 6, .topk = 8, .lists = true),
+        CPU_REF(.heads = 6, .topk = 8, .lists = true, .lengths = true),
+        CPU_REF(.heads = 6, .topk = 8, .lists = true, .lengths = true, .window = 7),
         {"cpu_simd", .heads = 6, .topk = 8, .lists = true},
         {"cpu_simd", .heads = 6, .topk = 8, .lists = true, .lengths = true}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -577,8 +557,8 @@ TEST(test_lists)
 
 TEST(test_bad_lists)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,       .lists = true,
-                              .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
+    const struct setting s = CPU_REF(.heads = 4, .topk = 4, .lists = true, .num_reqs = 2,
+                                     .queries = {1, 1}, .lens = {30, 41});
     OWNED(mla_end) struct mla *m = mla_create(&s);
     step(m);
     RUN_REFUSED("topk_indices", m->ext.topk_indices = m->topk[0]);
@@ -595,7 +575,7 @@ TEST(test_bad_lists)
 
 TEST(test_bad_weights)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
+    const struct setting s = CPU_REF(.heads = 4, ONE_REQ);
     struct attn_mla_weights weights = EXTENSION(attn_mla_weights, ATTN_EXT_MLA_WEIGHTS, NULL, );
     struct attn_layer_params params = {.struct_size = sizeof params};
     OWNED(mla_end) struct mla *m = mla_create(&s);
@@ -620,7 +600,7 @@ TEST(test_bad_weights)
 
 TEST(test_mxfp4_is_refused_at_selection)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
+    const struct setting s = CPU_REF(.heads = 4, ONE_REQ);
     const struct attn_select_options options = SIZED(attn_select_options, .backend = "latent_only");
     OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->described};
@@ -639,8 +619,7 @@ TEST(test_mxfp4_is_refused_at_selection)
 
 TEST(test_bad_mxfp4_weights)
 {
-    const struct setting s = {"cpu_ref",     .heads = 4,     .mxfp4 = true,
-                              .num_reqs = 1, .queries = {1}, .lens = {30}};
+    const struct setting s = CPU_REF(.heads = 4, .mxfp4 = true, ONE_REQ);
     OWNED(mla_end) struct mla *m = mla_create(&s);
     struct attn_mla_weights weights = m->given;
     const struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
@@ -701,8 +680,8 @@ static uint8_t *take_contents(const struct setting *s, size_t *size)
 /* However an engine lays them out: weights joined or split, queries in one tensor or two. */
 TEST(test_capsules_hold_the_same)
 {
-    const struct setting plain = {"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {1, 4, 20},
-                                  .lens = {30, 41, 60}};
+    const struct setting plain =
+        CPU_REF(.heads = 6, .num_reqs = 3, .queries = {1, 4, 20}, .lens = {30, 41, 60});
     size_t size, sizes[3];
     uint8_t *bytes = take_contents(&plain, &size);
     assert_int_equal(size,

@@ -13,7 +13,7 @@ static void refuse_runs(int32_t form, int32_t pow2, int32_t column_major)
 {
     static uint8_t codes[TOKENS * ROW];
     static float numbers[TOKENS * ROW / 16], global = 0.002f; /* groups; nvfp4: bytes in here */
-    struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    struct attn_layer_desc layer = DECODER();
     OWNED(fixture_finish) struct fixture f;
     layer.output_form = form;
     layer.output_scale_pow2 = pow2;
@@ -95,7 +95,7 @@ TEST(test_refused_runs)
 /* 4 heads of 24 are no whole groups of 64 columns. */
 TEST(test_columns)
 {
-    struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = 24};
+    struct attn_layer_desc layer = DECODER(.head_size = 24);
     const struct attn_layer_desc *layers[] = {&layer};
     OWNED(fixture_finish) struct fixture f;
     attn_model *model;

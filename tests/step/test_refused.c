@@ -10,7 +10,7 @@
 #include "support/tensor.h"
 #include "support/test.h"
 
-static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const struct attn_layer_desc decoder = DECODER();
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 
 static void init(struct fixture *f, const struct attn_host *host, bool validate)
@@ -115,8 +115,7 @@ TEST(test_flags)
 /* Rows of a tree before its first. */
 TEST(test_tree_strides)
 {
-    static const struct attn_layer_desc drafts = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
+    static const struct attn_layer_desc drafts = DECODER(.tree_mask = ATTN_TREE_BITS);
     static const uint32_t bits[32];
     OWNED(fixture_finish) struct fixture f;
     fixture_init(&f, "cpu_ref", &drafts, queries, lens, 4, 0, NULL, false);
@@ -196,17 +195,12 @@ TEST(test_unseen_blocks)
         struct attn_layer_desc layer;
         int32_t first; /* block that is seen */
     } cases[] = {
-        {{.kind = ATTN_LAYER_DECODER, .causal = 1}, 0},
-        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 39}, 5},
-        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 40}, 4},
-        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, 6},
-        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32, .chunk_lookback = 1}, 4},
-        {{.kind = ATTN_LAYER_DECODER,
-          .causal = 1,
-          .has_window = 1,
-          .window_left = 40,
-          .prefix_lm = 1},
-         0},
+        {DECODER(), 0},
+        {DECODER(.has_window = 1, .window_left = 39), 5},
+        {DECODER(.has_window = 1, .window_left = 40), 4},
+        {DECODER(.chunk_size = 32), 6},
+        {DECODER(.chunk_size = 32, .chunk_lookback = 1), 4},
+        {DECODER(.has_window = 1, .window_left = 40, .prefix_lm = 1), 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         OWNED(fixture_finish) struct fixture f;
@@ -236,7 +230,7 @@ TEST(test_lengths)
 /* The keys of a static sink, in each dimension and dtype. */
 TEST(test_sink_tensors)
 {
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3};
+    const struct attn_layer_desc layer = DECODER(.sink_len = 3);
     OWNED(fixture_finish) struct fixture f;
     int64_t shape[] = {3, 2, 30}, strides[] = {128, 64, 2}, longer[] = {4, 2, 32};
     fixture_mixed(&f, "cpu_ref", &layer, false);
@@ -258,7 +252,7 @@ TEST(test_sink_tensors)
 TEST(test_spans)
 {
     static const int32_t spans[4][2], starts[] = {0, 1, 2, 2, 4};
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1};
+    const struct attn_layer_desc layer = DECODER(.prefix_lm = 1);
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
@@ -291,10 +285,9 @@ TEST(test_common_prefix)
 /* Terms that a batch's word cannot turn round: chunks and spans are of causal layers. */
 TEST(test_causal_terms)
 {
-    static const struct attn_layer_desc layers[] = {
-        {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16},
-        {.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1},
-        {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1}};
+    static const struct attn_layer_desc layers[] = {DECODER(.chunk_size = 16),
+                                                    DECODER(.chunk_size = 16, .chunk_lookback = 1),
+                                                    DECODER(.prefix_lm = 1)};
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         OWNED(fixture_finish) struct fixture f;
         fixture_mixed(&f, "cpu_ref", &layers[i], false);
@@ -308,8 +301,7 @@ TEST(test_causal_terms)
 /* Rows that alone are wanted are rows of the step. */
 TEST(test_wanted_rows)
 {
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
+    const struct attn_layer_desc layer = DECODER(.fast_prefill = 1);
     OWNED(fixture_finish) struct fixture f;
     fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.num_logits_indices = 2;
@@ -331,8 +323,7 @@ TEST(test_wanted_rows)
  * under validation, each position. */
 TEST(test_rotation)
 {
-    const struct attn_layer_desc rotated = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .rope = ATTN_ROPE_NEOX, .qk_norm = 1};
+    const struct attn_layer_desc rotated = DECODER(.rope = ATTN_ROPE_NEOX, .qk_norm = 1);
     static int64_t positions[31];
     static float angles[64][32], weights[32];
     struct shaped angled, normed, short_norm;

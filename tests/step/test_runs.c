@@ -10,7 +10,7 @@
 #include "support/test.h"
 #include "support/client.h"
 
-static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const struct attn_layer_desc decoder = DECODER();
 static const size_t out_bytes = 31 * 4 * 32 * sizeof(float);
 
 static attn_status run(struct fixture *f, const struct attn_step_io *io)
@@ -86,8 +86,7 @@ TEST(test_bad_lse)
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */
 TEST(test_parameters_are_kept)
 {
-    struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_sinks = 1};
+    struct attn_layer_desc layer = DECODER(.sink_len = 16, .has_sinks = 1);
     OWNED(fixture_finish) struct fixture f;
     float right[31 * 4 * 32];
     fixture_mixed(&f, "cpu_ref", &layer, false);

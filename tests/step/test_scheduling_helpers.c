@@ -12,8 +12,7 @@ static int open_api(void **state)
 {
     static struct fixture f;
     static const int32_t one = 1;
-    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1},
-                 &one, &one, 1, 0, NULL, false);
+    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc)DECODER(), &one, &one, 1, 0, NULL, false);
     api = f.api; /* lives as long as the library is loaded */
     fixture_finish(&f);
     return 0;

@@ -78,15 +78,13 @@ static const struct {
     struct attn_layer_desc layer;
     void (*add)(struct fixture *f);
 } cases[] = {
-    {"tables", {.kind = ATTN_LAYER_DECODER, .causal = 1}, add_nothing},
+    {"tables", DECODER(), add_nothing},
     {"cross", {.kind = ATTN_LAYER_CROSS}, add_nothing},
-    {"rows", {.kind = ATTN_LAYER_DECODER, .causal = 1}, add_rows},
-    {"causal flags",
-     {.kind = ATTN_LAYER_DECODER, .causal = 1, .causal_per_request = 1},
-     add_causal},
-    {"spans", {.kind = ATTN_LAYER_DECODER, .causal = 1, .prefix_lm = 1}, add_spans},
-    {"trees", {.kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS}, add_bits},
-    {"biases", {.kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BIAS}, add_bias},
+    {"rows", DECODER(), add_rows},
+    {"causal flags", DECODER(.causal_per_request = 1), add_causal},
+    {"spans", DECODER(.prefix_lm = 1), add_spans},
+    {"trees", DECODER(.tree_mask = ATTN_TREE_BITS), add_bits},
+    {"biases", DECODER(.tree_mask = ATTN_TREE_BIAS), add_bias},
 };
 
 TEST(test_parts_like_the_whole)
@@ -143,8 +141,7 @@ TEST(test_prefix_before_trees)
     static const int32_t two[MANY] = {2, 2, 2, 2, 2, 2, 2, 2},
                          long_lens[MANY] = {400, 333, 350, 401, 380, 352, 399, 336};
     static const uint32_t bits[2] = {1, 2}; /* none sees the other */
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .tree_mask = ATTN_TREE_BITS};
+    const struct attn_layer_desc layer = DECODER(.tree_mask = ATTN_TREE_BITS);
     OWNED(fixture_finish) struct fixture plain, cascade;
     fixture_init(&plain, "cpu_ref", &layer, two, long_lens, MANY, SHARED, NULL, true);
     fixture_init(&cascade, "recording", &layer, two, long_lens, MANY, SHARED, NULL, true);
@@ -162,8 +159,7 @@ TEST(test_prefix_before_trees)
 TEST(test_drafts_are_decodes)
 {
     static const int32_t drafted[] = {1, 3, 4, 5}, lengths[] = {40, 17, 33, 20};
-    struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_DECODER, .causal = 1, .num_speculative_tokens = 2};
+    struct attn_layer_desc layer = DECODER(.num_speculative_tokens = 2);
     for (int32_t parallel = 0; parallel < 2; parallel++) {
         struct attn_batch_split split = {.struct_size = sizeof split};
         OWNED(fixture_finish) struct fixture f;
@@ -178,7 +174,7 @@ TEST(test_drafts_are_decodes)
 /* New rows of the table in the same plan of the batch, and back. */
 TEST(test_rows_are_updated)
 {
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    const struct attn_layer_desc layer = DECODER();
     OWNED(fixture_finish) struct fixture plain, updated;
     fixture_init(&plain, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);
     fixture_init(&updated, "cpu_ref", &layer, queries, lens, REQS, 0, NULL, true);

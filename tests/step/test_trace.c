@@ -16,7 +16,7 @@
 
 enum { PAGE = 65536 }; /* bytes, whatever the size of a page */
 
-static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const struct attn_layer_desc decoder = DECODER();
 static char path[64];
 
 static void begin_trace(void)
