@@ -334,34 +334,21 @@ enum atomic { ADD, SUB, SWAP, AND, OR, XOR, SMAX, SMIN, UMAX, UMIN, INC, CMPSWAP
 static uint64_t combined(enum atomic kind, uint64_t old, uint64_t x, uint64_t compared, bool wide)
 {
     int64_t so = wide ? (int64_t)old : (int32_t)old, sx = wide ? (int64_t)x : (int32_t)x;
-    switch (kind) {
-    case ADD:
-        return old + x;
-    case SUB:
-        return old - x;
-    case SWAP:
-        return x;
-    case AND:
-        return old & x;
-    case OR:
-        return old | x;
-    case XOR:
-        return old ^ x;
-    case SMAX:
-        return so > sx ? old : x;
-    case SMIN:
-        return so < sx ? old : x;
-    case UMAX:
-        return old > x ? old : x;
-    case UMIN:
-        return old < x ? old : x;
-    case INC:
-        return old >= x ? 0 : old + 1;
-    case CMPSWAP:
-        return old == compared ? x : old;
-    default:
-        return as_bits(as_float((uint32_t)old) + as_float((uint32_t)x));
-    }
+    const uint64_t results[] = {[ADD] = old + x,
+                                [SUB] = old - x,
+                                [SWAP] = x,
+                                [AND] = old & x,
+                                [OR] = old | x,
+                                [XOR] = old ^ x,
+                                [SMAX] = so > sx ? old : x,
+                                [SMIN] = so < sx ? old : x,
+                                [UMAX] = old > x ? old : x,
+                                [UMIN] = old < x ? old : x,
+                                [INC] = old >= x ? 0 : old + 1,
+                                [CMPSWAP] = old == compared ? x : old,
+                                [ADD_F32] =
+                                    as_bits(as_float((uint32_t)old) + as_float((uint32_t)x))};
+    return results[kind];
 }
 
 /* One lane's turn at `to`; the old value goes to the destination if it is wanted. */
@@ -582,6 +569,19 @@ static void run_s_load(struct wave *w, const struct insn *i)
         "ds_" NAME, TYPES, RUN, NULL, 0, CLASS_LDS, ARG                                            \
     }
 
+/* Loads' and stores' sizes, and halves of a register, by gfx9's names and later ones. */
+#define SIZES(OP)                                                                                  \
+    OP("u8", 1), OP("i8", 1 | SIGNED), OP("u16", 2), OP("i16", 2 | SIGNED), OP("b32", 4),          \
+        OP("b64", 8), OP("b96", 12), OP("b128", 16)
+#define STORED_SIZES(OP)                                                                           \
+    OP("b8", 1), OP("b16", 2), OP("b32", 4), OP("b64", 8), OP("b96", 12), OP("b128", 16)
+#define HALF(OP, NAME, LATER, ARG) OP(NAME, ARG), OP(LATER, ARG)
+#define DS_LOAD(NAME, ARG) DS("load_" NAME, "n=U", run_ds, ARG)
+#define DS_STORE(NAME, ARG) DS("store_" NAME, "Un", run_ds, ARG)
+#define DS_TWO(NAME, ARG)                                                                          \
+    DS("load_2addr_" NAME, "n=U", run_ds, (ARG) | TWO),                                            \
+        DS("store_2addr_" NAME, "Unn", run_ds, (ARG) | TWO)
+
 static const struct op ops[] = {
     S(s_load_b32, 1),
     S(s_load_b64, 2),
@@ -589,36 +589,16 @@ static const struct op ops[] = {
     S(s_load_b128, 4),
     S(s_load_b256, 8),
     S(s_load_b512, 16),
-    LOAD("ubyte_d16", 1 | LOW16),
-    LOAD("ubyte_d16_hi", 1 | HIGH16),
-    LOAD("sbyte_d16", 1 | SIGNED | LOW16),
-    LOAD("sbyte_d16_hi", 1 | SIGNED | HIGH16),
-    LOAD("short_d16", 2 | LOW16),
-    LOAD("short_d16_hi", 2 | HIGH16),
-    LOAD("u8", 1),
-    LOAD("i8", 1 | SIGNED),
-    LOAD("u16", 2),
-    LOAD("i16", 2 | SIGNED),
-    LOAD("b32", 4),
-    LOAD("b64", 8),
-    LOAD("b96", 12),
-    LOAD("b128", 16),
-    LOAD("d16_u8", 1 | LOW16),
-    LOAD("d16_hi_u8", 1 | HIGH16),
-    LOAD("d16_i8", 1 | SIGNED | LOW16),
-    LOAD("d16_hi_i8", 1 | SIGNED | HIGH16),
-    LOAD("d16_b16", 2 | LOW16),
-    LOAD("d16_hi_b16", 2 | HIGH16),
-    STORE("byte_d16_hi", 1 | HIGH16),
-    STORE("short_d16_hi", 2 | HIGH16),
-    STORE("b8", 1),
-    STORE("b16", 2),
-    STORE("b32", 4),
-    STORE("b64", 8),
-    STORE("b96", 12),
-    STORE("b128", 16),
-    STORE("d16_hi_b8", 1 | HIGH16),
-    STORE("d16_hi_b16", 2 | HIGH16),
+    SIZES(LOAD),
+    HALF(LOAD, "ubyte_d16", "d16_u8", 1 | LOW16),
+    HALF(LOAD, "ubyte_d16_hi", "d16_hi_u8", 1 | HIGH16),
+    HALF(LOAD, "sbyte_d16", "d16_i8", 1 | SIGNED | LOW16),
+    HALF(LOAD, "sbyte_d16_hi", "d16_hi_i8", 1 | SIGNED | HIGH16),
+    HALF(LOAD, "short_d16", "d16_b16", 2 | LOW16),
+    HALF(LOAD, "short_d16_hi", "d16_hi_b16", 2 | HIGH16),
+    STORED_SIZES(STORE),
+    HALF(STORE, "byte_d16_hi", "d16_hi_b8", 1 | HIGH16),
+    HALF(STORE, "short_d16_hi", "d16_hi_b16", 2 | HIGH16),
     ATOM("global_atomic_add global_atomic_add_u32", ADD, 4),
     ATOM("global_atomic_sub global_atomic_sub_u32", SUB, 4),
     ATOM("global_atomic_swap global_atomic_swap_b32", SWAP, 4),
@@ -633,34 +613,18 @@ static const struct op ops[] = {
     ATOM("global_atomic_cmpswap global_atomic_cmpswap_b32", CMPSWAP, 4),
     ATOM("global_atomic_add_f32", ADD_F32, 4),
     ATOM("global_atomic_add_x2 global_atomic_add_u64", ADD, 8),
-    DS("load_b32", "n=U", run_ds, 4),
-    DS("load_b64", "n=U", run_ds, 8),
-    DS("load_b96", "n=U", run_ds, 12),
-    DS("load_b128", "n=U", run_ds, 16),
-    DS("load_u8", "n=U", run_ds, 1),
-    DS("load_i8", "n=U", run_ds, 1 | SIGNED),
-    DS("load_u16", "n=U", run_ds, 2),
-    DS("load_i16", "n=U", run_ds, 2 | SIGNED),
-    DS("load_u8_d16", "n=U", run_ds, 1 | LOW16),
-    DS("load_u8_d16_hi", "n=U", run_ds, 1 | HIGH16),
-    DS("load_u16_d16", "n=U", run_ds, 2 | LOW16),
-    DS("load_u16_d16_hi", "n=U", run_ds, 2 | HIGH16),
-    DS("store_b8", "Un", run_ds, 1),
-    DS("store_b16", "Un", run_ds, 2),
-    DS("store_b8_d16_hi", "Un", run_ds, 1 | HIGH16),
-    DS("store_b16_d16_hi", "Un", run_ds, 2 | HIGH16),
-    DS("store_b32", "Un", run_ds, 4),
-    DS("store_b64", "Un", run_ds, 8),
-    DS("store_b96", "Un", run_ds, 12),
-    DS("store_b128", "Un", run_ds, 16),
-    DS("load_2addr_b32", "n=U", run_ds, 4 | TWO),
-    DS("load_2addr_b64", "n=U", run_ds, 8 | TWO),
-    DS("load_2addr_stride64_b32", "n=U", run_ds, 4 | TWO | FAR),
-    DS("load_2addr_stride64_b64", "n=U", run_ds, 8 | TWO | FAR),
-    DS("store_2addr_b32", "Unn", run_ds, 4 | TWO),
-    DS("store_2addr_b64", "Unn", run_ds, 8 | TWO),
-    DS("store_2addr_stride64_b32", "Unn", run_ds, 4 | TWO | FAR),
-    DS("store_2addr_stride64_b64", "Unn", run_ds, 8 | TWO | FAR),
+    SIZES(DS_LOAD),
+    DS_LOAD("u8_d16", 1 | LOW16),
+    DS_LOAD("u8_d16_hi", 1 | HIGH16),
+    DS_LOAD("u16_d16", 2 | LOW16),
+    DS_LOAD("u16_d16_hi", 2 | HIGH16),
+    STORED_SIZES(DS_STORE),
+    DS_STORE("b8_d16_hi", 1 | HIGH16),
+    DS_STORE("b16_d16_hi", 2 | HIGH16),
+    DS_TWO("b32", 4),
+    DS_TWO("b64", 8),
+    DS_TWO("stride64_b32", 4 | FAR),
+    DS_TWO("stride64_b64", 8 | FAR),
     DS("add_u32", "Un", run_ds_atomic, ATOMIC(ADD, 4)),
     DS("max_u32", "Un", run_ds_atomic, ATOMIC(UMAX, 4)),
     DS("max_i32", "Un", run_ds_atomic, ATOMIC(SMAX, 4)),

@@ -249,34 +249,16 @@ static void s_bitset(struct wave *w, const struct insn *i)
 }
 
 /* EXEC is kept in the destination and changed by the source. */
+enum { SAVE_AND, SAVE_OR, SAVE_ANDN2, SAVE_ANDN1, SAVE_XOR, SAVE_ORN2 };
+
 static void saveexec(struct wave *w, const struct insn *i)
 {
-    uint64_t known, a = mask_get(w, &i->src[0], &known), exec = exec_of(w), d;
-    uint64_t all = all_lanes(w);
-    switch (i->op->arg) {
-    case 0:
-        d = a & exec;
-        known |= ~exec;
-        break;
-    case 1:
-        d = a | exec;
-        known |= exec;
-        break;
-    case 2:
-        d = a & ~exec; /* andn2 */
-        known |= exec;
-        break;
-    case 3:
-        d = exec & ~a; /* andn1 is ~a & exec */
-        known |= ~exec;
-        break;
-    case 4:
-        d = a ^ exec;
-        break;
-    default:
-        d = a | ~exec; /* orn2 */
-        break;
-    }
+    uint64_t known, a = mask_get(w, &i->src[0], &known), exec = exec_of(w);
+    const uint64_t all = all_lanes(w);
+    const uint64_t results[] = {a & exec, a | exec, a & ~exec, exec & ~a, a ^ exec, a | ~exec};
+    const uint64_t decided[] = {~exec, exec, exec, ~exec, 0, 0}; /* by EXEC alone */
+    const uint64_t d = results[i->op->arg];
+    known |= decided[i->op->arg];
     if ((known & all) != all) {
         wave_fail(w, "EXEC from what was never written");
     }
@@ -430,15 +412,15 @@ static const struct op ops[] = {
     S(s_bitset1_b32, "S=S", s_bitset, 1),
     S(s_bitset0_b64, "T=S", s_bitset, 0),
     S(s_bitset1_b64, "T=S", s_bitset, 1),
-    SAVE(s_and, 0),
-    SAVE(s_or, 1),
-    SAVE(s_andn2, 2),
-    SAVE(s_and_not1, 2),
-    SAVE(s_andn1, 3),
-    SAVE(s_and_not0, 3),
-    SAVE(s_xor, 4),
-    SAVE(s_orn2, 5),
-    SAVE(s_or_not1, 5),
+    SAVE(s_and, SAVE_AND),
+    SAVE(s_or, SAVE_OR),
+    SAVE(s_andn2, SAVE_ANDN2),
+    SAVE(s_and_not1, SAVE_ANDN2),
+    SAVE(s_andn1, SAVE_ANDN1),
+    SAVE(s_and_not0, SAVE_ANDN1),
+    SAVE(s_xor, SAVE_XOR),
+    SAVE(s_orn2, SAVE_ORN2),
+    SAVE(s_or_not1, SAVE_ORN2),
     C("s_branch", "i", s_branch, 0),
     C("s_cbranch_scc0", "i", s_cbranch, ON_SCC0),
     C("s_cbranch_scc1", "i", s_cbranch, ON_SCC1),
