@@ -55,7 +55,7 @@ TEST(test_equal_to_the_formula)
 TEST(test_refusals)
 {
     struct setting s = settings[0];
-    struct mla *m = mla_create(&s);
+    OWNED(mla_end) struct mla *m = mla_create(&s);
     const struct attn_layer_desc *layers[] = {&m->described};
     const struct attn_select_options options = SIZED(attn_select_options, .backend = "cpu_ref");
     for (int32_t i = 0; i < 4; i++) {
@@ -74,7 +74,6 @@ TEST(test_refusals)
         assert_non_null(strstr(error.message, "context_parallel"));
         assert_non_null(strstr(error.message, i == 3 ? "a window" : "MLA with sinks"));
     }
-    mla_destroy(m);
 }
 
 static int64_t scratch_of(struct mla *m, int32_t tokens)
@@ -92,15 +91,13 @@ static int64_t scratch_of(struct mla *m, int32_t tokens)
 TEST(test_scratch)
 {
     struct setting s = settings[0];
-    struct mla *one = mla_create(&s);
+    OWNED(mla_end) struct mla *one = mla_create(&s);
     s.ranks = ranks;
     s.interleave = 1;
     s.reduce = ATTN_CP_ALL_TO_ALL;
-    struct mla *of_all = mla_create(&s);
+    OWNED(mla_end) struct mla *of_all = mla_create(&s);
     assert_true(scratch_of(of_all, 4000) - scratch_of(of_all, 1000) <=
                 scratch_of(one, 4000) - scratch_of(one, 1000));
-    mla_destroy(of_all);
-    mla_destroy(one);
 }
 
 int main(int argc, char **argv)

@@ -80,7 +80,7 @@ static void verify(size_t which, int32_t kv_heads, int32_t interleave, int32_t e
                    int32_t sinks)
 {
     const struct attn_layer_desc desc = DECODER(.num_kv_heads = kv_heads, .has_sinks = sinks);
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct spread s = {0};
     fixture_init(&f, "cpu_ref", &desc, batches[which].queries, batches[which].lens,
                  batches[which].num_reqs, 0, NULL, true);
@@ -90,7 +90,8 @@ static void verify(size_t which, int32_t kv_heads, int32_t interleave, int32_t e
         f.q[i] = f.q[i] * (ranks->rank % 2 ? -1.0f : 1.0f) + 0.01f * (float)(i % 7 * ranks->rank);
     }
     fixture_step(&f);
-    float *out = malloc((size_t)elements * sizeof *out), *lse = malloc((size_t)rows * sizeof *lse);
+    OWNED(memory_end) float *out = malloc((size_t)elements * sizeof *out);
+    OWNED(memory_end) float *lse = malloc((size_t)rows * sizeof *lse);
     memcpy(out, f.out, (size_t)elements * sizeof *out);
     memcpy(lse, f.lse, (size_t)rows * sizeof *lse);
     spread_init(&s, &f, interleave, exchange);
@@ -109,9 +110,6 @@ static void verify(size_t which, int32_t kv_heads, int32_t interleave, int32_t e
     assert_true(d < BOUND);
     assert_int_equal(heads_merges() - merges, exchanges[exchange].small ? 2 : 0);
     shard_finish(&s.shard, &f);
-    fixture_finish(&f);
-    free(out);
-    free(lse);
 }
 
 TEST(test_equal_to_one_rank)
@@ -133,13 +131,13 @@ TEST(test_graph_stays)
 {
     static const int32_t uneven[] = {0, 2, 2, 3, 4, 5};
     const struct attn_layer_desc desc = DECODER(.num_kv_heads = 1);
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct spread s = {0};
     fixture_init(&f, "cpu_ref", &desc, batches[0].queries, batches[0].lens, batches[0].num_reqs, 0,
                  NULL, true);
     const int64_t elements = f.batch.num_tokens * f.layer.num_q_heads * f.layer.head_size;
     fixture_step(&f);
-    float *out = malloc((size_t)elements * sizeof *out);
+    OWNED(memory_end) float *out = malloc((size_t)elements * sizeof *out);
     memcpy(out, f.out, (size_t)elements * sizeof *out);
     spread_init(&s, &f, 2, 2);
     struct attn_batch other = s.batch;
@@ -153,15 +151,13 @@ TEST(test_graph_stays)
     CHECK(&f, f.api->run(s.shard.plan, f.api->model_layer(s.shard.model, 0), &f.io, &f.error));
     assert_true(difference(out, f.out, elements) < BOUND);
     shard_finish(&s.shard, &f);
-    fixture_finish(&f);
-    free(out);
 }
 
 /* gather_heads and merge_heads come together. */
 TEST(test_half_a_table)
 {
     const struct attn_layer_desc desc = DECODER(.num_kv_heads = 1);
-    struct fixture f;
+    OWNED(fixture_finish) struct fixture f;
     struct attn_collectives half = *heads_over(ranks);
     const struct attn_context_parallel cp =
         EXTENSION(attn_context_parallel, ATTN_EXT_CONTEXT_PARALLEL, NULL, .decode = &half);
@@ -175,7 +171,6 @@ TEST(test_half_a_table)
     layer.next = &cp.ext;
     INVALID(&f.error, "decode",
             f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error));
-    fixture_finish(&f);
 }
 
 TEST(test_table)

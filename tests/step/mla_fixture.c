@@ -362,12 +362,12 @@ struct mla *mla_create(const struct setting *s)
     return m;
 }
 
-void mla_destroy(struct mla *m)
+void mla_end(struct mla **m)
 {
-    free(m->cache);
-    free(m->out);
-    free(m->lse);
-    CLOSE(m);
+    free((*m)->cache);
+    free((*m)->out);
+    free((*m)->lse);
+    CLOSE(*m);
 }
 
 /* 512 e4m3 in tiles of 128 with a float32 scale each, the rope part in bf16. */
@@ -465,12 +465,11 @@ void step(struct mla *m)
 
 void check(const struct setting *s, bool per_head)
 {
-    struct mla *m = mla_create(s);
+    OWNED(mla_end) struct mla *m = mla_create(s);
     step(m);
     compare(m, per_head);
     /* a second step on the same plan finds nothing of the first */
     memset(m->out, 0xff, (size_t)m->starts[s->num_reqs] * (size_t)s->heads * V * 4);
     step(m);
     compare(m, per_head);
-    mla_destroy(m);
 }

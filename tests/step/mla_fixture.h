@@ -93,11 +93,7 @@ void open_core(struct mla *m);
 void describe(struct mla *m);
 /* The contexts are in the cache; the step's own keys are staged. */
 struct mla *mla_create(const struct setting *s);
-void mla_destroy(struct mla *m);
-static inline void mla_end(struct mla **m)
-{
-    mla_destroy(*m);
-}
+void mla_end(struct mla **m);
 int32_t stage_keys(struct mla *m, bool context);
 void set_io(struct mla *m, int32_t keys);
 const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a,

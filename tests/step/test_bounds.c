@@ -79,8 +79,8 @@ TEST(test_looser_than_the_lengths)
     static const char *const backends[] = {"cpu_ref", "recording", "recording_narrow"};
     for (size_t i = 0; i < 3 * (sizeof layers / sizeof *layers); i++) {
         for (int32_t more = 0; more < 12; more += 5) {
-            struct fixture exact, loose;
-            struct loose l = {.start = {0}};
+            OWNED(fixture_finish) struct fixture exact, loose;
+            OWNED(finish) struct loose l = {.start = {0}};
             fixture_init(&exact, backends[i % 3], &layers[i / 3], queries, lens, FEW, 0, NULL,
                          true);
             fixture_init(&loose, backends[i % 3], &layers[i / 3], queries, lens, FEW, 0, NULL,
@@ -95,9 +95,6 @@ TEST(test_looser_than_the_lengths)
                 memcpy(&bits, &l.rows[3][j], sizeof bits);
                 assert_int_equal(bits, UINT32_MAX);
             }
-            fixture_finish(&exact);
-            fixture_finish(&loose);
-            finish(&l);
         }
     }
 }
@@ -106,13 +103,12 @@ TEST(test_looser_than_the_lengths)
 TEST(test_refused)
 {
     OWNED(fixture_finish) struct fixture f;
-    struct loose l = {.start = {0}};
+    OWNED(finish) struct loose l = {.start = {0}};
     struct attn_layer_desc plain = layers[0];
     plain.host_bounds = 0;
     fixture_init(&f, "recording", &plain, queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     fixture_refuse_plan(&f, "flags");
-    finish(&l);
 }
 
 /* Chunks as virtual requests: more of them than the engine's plan has requests. recording refuses
@@ -132,8 +128,8 @@ TEST(test_more_chunks_than_requests)
 /* Validation finds a bound that is too small. */
 TEST(test_wrong_bounds)
 {
-    struct fixture f;
-    struct loose l = {.start = {0}};
+    OWNED(fixture_finish) struct fixture f;
+    OWNED(finish) struct loose l = {.start = {0}};
     fixture_init(&f, "recording", &layers[0], queries, lens, FEW, 0, NULL, true);
     loosen(&f, &l, 5);
     l.lens[2] = lens[2] - 1;
@@ -141,6 +137,4 @@ TEST(test_wrong_bounds)
     l.lens[2] = lens[2];
     l.start[1] = 0; /* a request of one query */
     fixture_refuse_plan(&f, "query_start_loc");
-    fixture_finish(&f);
-    finish(&l);
 }

@@ -83,7 +83,7 @@ struct shared {
 /* Requests over one prefix of 272 keys: with the cascade and without it. */
 static void check_cascade(const struct shared *s)
 {
-    struct fixture plain, cascade;
+    OWNED(fixture_finish) struct fixture plain, cascade;
     fixture_init(&plain, s->backend, s->layer, prefix_queries, prefix_lens, s->num_reqs, 272, NULL,
                  false);
     fixture_init(&cascade, s->backend, s->layer, prefix_queries, prefix_lens, s->num_reqs, 272,
@@ -94,7 +94,7 @@ static void check_cascade(const struct shared *s)
     cascade.batch.common_prefix_len = s->prefix;
     /* Poison over partial results shows whether the merge read them. */
     memset(cascade.workspace, 0xff, client_workspace_bytes(cascade.api, cascade.plan));
-    uint8_t *copy = malloc(client_workspace_bytes(cascade.api, cascade.plan));
+    OWNED(memory_end) uint8_t *copy = malloc(client_workspace_bytes(cascade.api, cascade.plan));
     memcpy(copy, cascade.workspace, client_workspace_bytes(cascade.api, cascade.plan));
     fixture_step(&plain);
     fixture_step(&cascade);
@@ -108,9 +108,6 @@ static void check_cascade(const struct shared *s)
     bool again =
         strcmp(s->backend, "cpu_ref") == 0 && /* example's own plan lies there, too */
         memcmp(copy, cascade.workspace, client_workspace_bytes(cascade.api, cascade.plan)) != 0;
-    free(copy);
-    fixture_finish(&plain);
-    fixture_finish(&cascade);
     if (!(difference < BOUND) || taken != s->expected || again) {
         fail_msg("cascade %s%s, largest difference %g", taken ? "taken" : "not taken",
                  again ? ", without a prefix too" : "", difference);

@@ -178,15 +178,10 @@ static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafte
     return gdn_open(backend, &given);
 }
 
-static void gdn_destroy(struct gdn *g)
-{
-    free(g->memory);
-    CLOSE(g);
-}
-
 static void gdn_end(struct gdn **g)
 {
-    gdn_destroy(*g);
+    free((*g)->memory);
+    CLOSE(*g);
 }
 
 static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
@@ -413,25 +408,23 @@ static struct gdn *move_states(const char *backend)
 /* The prefills' own part of each array that a batch brings. */
 TEST(test_parts_of_every_array)
 {
-    struct gdn *whole = move_states("cpu_ref");
-    struct gdn *cut = move_states("decode=cpu_ref;prefill=opaque");
+    OWNED(gdn_end)
+    struct gdn *whole = move_states("cpu_ref"),
+               *cut = move_states("decode=cpu_ref;prefill=opaque");
     const float *a = &whole->states[0][0][0][0], *b = &cut->states[0][0][0][0];
     for (int32_t i = 0; i < SLOTS * HV * DV * DK; i++) {
         assert_true(isnan(a[i]) ? isnan(b[i]) : fabsf(a[i] - b[i]) < 1e-4f);
     }
-    gdn_destroy(whole);
-    gdn_destroy(cut);
     for (int32_t replays = 0; replays < 2; replays++) {
         static struct gdn given = {.width = WIDTH, .drafted = DRAFTS};
         given.replays = replays;
-        cut = gdn_open("decode=cpu_ref;prefill=opaque", &given);
+        OWNED(gdn_end) struct gdn *part = gdn_open("decode=cpu_ref;prefill=opaque", &given);
         for (int32_t r = 0; r < REQS; r++) {
-            cut->accepted[r] = 1;
+            part->accepted[r] = 1;
         }
-        step(cut, (const int32_t[]){3, 3, 20, 0, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
-        step(cut, (const int32_t[]){3, 3, 3, 0, 2}, NULL, false);
-        step(cut, (const int32_t[]){3, 3, 9, 5, 3}, NULL, false); /* the last is no decode */
-        gdn_destroy(cut);
+        step(part, (const int32_t[]){3, 3, 20, 0, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+        step(part, (const int32_t[]){3, 3, 3, 0, 2}, NULL, false);
+        step(part, (const int32_t[]){3, 3, 9, 5, 3}, NULL, false); /* the last is no decode */
     }
 }
 
@@ -466,7 +459,7 @@ TEST(test_groups)
 TEST(test_bad_steps)
 {
     static const int32_t queries[] = {1, 1, 7, 5, 2};
-    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
     set_step(g, queries, false);
     g->slots[2][0] = 4;
     PLAN_REFUSED("attn_batch_recurrent", g->batch.next = NULL);
@@ -487,7 +480,7 @@ TEST(test_bad_steps)
     RUN_REFUSED("b", g->io_ext.b = NULL);
     RUN_REFUSED("out", g->io.out = g->io_ext.mixed_qkv);
     RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = &spread);
-    gdn_destroy(g);
+    gdn_end(&g);
     g = gdn_create("cpu_ref", WIDTH, DRAFTS);
     set_step(g, queries, false);
     PLAN_REFUSED("state_slots", g->ext.state_slots_stride = DRAFTS); /* drafts' states, and one */
@@ -498,7 +491,6 @@ TEST(test_bad_steps)
     }
     PLAN(g);
     PLAN_REFUSED("state_slots", g->slots[1][1] = -1);
-    gdn_destroy(g);
 }
 
 /* A window in the layer's dtype rounds wider inputs, which a cut of a prompt must not show. */

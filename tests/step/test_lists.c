@@ -20,6 +20,12 @@ struct listed {
     int32_t indices[MAX_TOKENS][GROUPS][ENTRIES], lengths[MAX_TOKENS][GROUPS];
 };
 
+static void listed_end(struct listed **l)
+{
+    fixture_finish(&(*l)->f);
+    free(*l);
+}
+
 static struct attn_layer_desc describe(struct listed *l)
 {
     l->lists =
@@ -62,7 +68,7 @@ static void init(struct listed *l, bool validate)
 
 TEST(test_runs)
 {
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l);
     init(l, false);
     l->f.io.lse = NULL; /* the plain way, but for the lists */
     RUN_REFUSED("attn_io_index_lists", "attn_index_lists needs", l->f.io.next = NULL);
@@ -78,13 +84,12 @@ TEST(test_runs)
     l->f.io.flags = 0;
     l->f.batch.mode = ATTN_BATCH_IDLE;
     fixture_step(&l->f);
-    fixture_finish(&l->f);
 }
 
 TEST(test_undescribed)
 {
     static const struct attn_layer_desc dense = {.kind = ATTN_LAYER_DECODER};
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l);
     struct attn_layer_desc without = describe(l);
     fixture_init(&l->f, "cpu_ref", &dense, queries, lens, 4, 0, NULL, false);
     bring(l);
@@ -96,12 +101,11 @@ TEST(test_undescribed)
     bring(l);
     CHECK(&l->f, fixture_batch(&l->f));
     RUN_REFUSED("lengths", "the layer does not say has_lengths", );
-    fixture_finish(&l->f);
 }
 
 TEST(test_validation)
 {
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l);
     init(l, true);
     RUN_REFUSED("indices", "indices[30, 1, 5] is 3, which stands in the list before",
                 l->indices[30][1][5] = 3);
@@ -114,14 +118,13 @@ TEST(test_validation)
     RUN_REFUSED("lengths", "lengths[30, 1] is 25; 0 to max_entries, 24",
                 l->lengths[30][1] = ENTRIES + 1);
     RUN_REFUSED("lengths", "lengths[0, 0] is -1; 0 to max_entries, 24", l->lengths[0][0] = -1);
-    fixture_finish(&l->f);
 }
 
 /* The host knows bounds of lengths and of tokens: lists of rows after the last token are not read.
  */
 TEST(test_bounds)
 {
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l);
     struct attn_layer_desc layer = describe(l);
     int32_t bounds[5];
     layer.host_bounds = 1;
@@ -137,7 +140,6 @@ TEST(test_bounds)
     l->lengths[27][1] = -1;
     fixture_step(&l->f);
     RUN_REFUSED("lengths", "lengths[25, 1] is -1", l->lengths[25][1] = -1);
-    fixture_finish(&l->f);
 }
 
 /* Requests with a common prefix: its keys stay where the lists say they are. */
@@ -145,7 +147,7 @@ TEST(test_common_prefix)
 {
     enum { REQS = 8, SHARED = 256 };
     int32_t one[REQS], long_lens[REQS];
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l), *apart = calloc(1, sizeof *apart);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l), *apart = calloc(1, sizeof *apart);
     for (int32_t r = 0; r < REQS; r++) {
         one[r] = 1;
         long_lens[r] = SHARED + 10 + r;
@@ -160,14 +162,12 @@ TEST(test_common_prefix)
     fixture_step(&l->f);
     fixture_step(&apart->f);
     assert_true(fixture_difference(&l->f, &apart->f) == 0);
-    fixture_finish(&l->f);
-    fixture_finish(&apart->f);
 }
 
 /* Lists that differ are no schedule to share. */
 TEST(test_schedules)
 {
-    OWNED(memory_end) struct listed *l = calloc(1, sizeof *l);
+    OWNED(listed_end) struct listed *l = calloc(1, sizeof *l);
     init(l, false);
     struct attn_index_lists other = l->lists;
     other.max_entries = ENTRIES + 1;
@@ -182,5 +182,4 @@ TEST(test_schedules)
     assert_int_equal(l->f.api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
     assert_int_equal(l->f.api->model_num_groups(model, ATTN_GROUP_SCHEDULE), 4); /* two phases */
     l->f.api->model_destroy(model);
-    fixture_finish(&l->f);
 }

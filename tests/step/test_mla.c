@@ -654,7 +654,7 @@ static uint8_t *take_contents(const struct setting *s, size_t *size)
     snprintf(file, sizeof file, "/tmp/attn-mla-%ld/layer-0-step-0-%ld.capsule", (long)getpid(),
              (long)getpid());
     setenv("ATTN_RECORD", record, 1);
-    struct mla *m = mla_create(s);
+    OWNED(mla_end) struct mla *m = mla_create(s);
     unsetenv("ATTN_RECORD");
     step(m);
     FILE *opened = fopen(file, "rb");
@@ -673,7 +673,6 @@ static uint8_t *take_contents(const struct setting *s, size_t *size)
     const float *pe = m->q[0][0] + (s->moved ? RANK : NOPE);
     assert_memory_equal(bytes, m->q[0][0], sizeof(float) * NOPE);
     assert_memory_equal(bytes + sizeof(float) * NOPE, pe, sizeof(float) * ROPE);
-    mla_destroy(m);
     return bytes;
 }
 

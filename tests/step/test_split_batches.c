@@ -91,7 +91,7 @@ TEST(test_parts_like_the_whole)
 {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct attn_batch_split split = {.struct_size = sizeof split};
-        struct fixture whole, cut;
+        OWNED(fixture_finish) struct fixture whole, cut;
         fixture_init(&whole, "cpu_ref", &cases[i].layer, queries, lens, REQS, 0, NULL, true);
         fixture_init(&cut, "prefill=recording;decode=recording_apart", &cases[i].layer, queries,
                      lens, REQS, 0, NULL, true);
@@ -105,8 +105,6 @@ TEST(test_parts_like_the_whole)
         assert_int_equal(split.num_prefills, 2);
         assert_int_equal(split.num_prefill_tokens, 9 + LONGEST);
         const double difference = fixture_difference(&whole, &cut);
-        fixture_finish(&whole);
-        fixture_finish(&cut);
         if (difference != 0) {
             fail_msg("%s: the largest difference is %g", cases[i].name, difference);
         }
