@@ -6,12 +6,39 @@
 #include "select/grammar.h"
 #include "select_fixture.h"
 
-static attn_status parse(struct fixture *fixture, struct arena *arena, struct rules *rules,
-                         const char *text, struct attn_error *error)
+/* What every CASE begins with; rules lie in the arena until the next text is parsed. */
+static struct fixture fixture;
+static struct arena arena;
+static struct rules rules;
+static struct attn_error error;
+
+static int begin(void **state)
 {
-    *error = (struct attn_error)ATTN_ERROR_INIT;
-    arena_init(arena, &fixture->runtime.host);
-    return rules_parse(rules, text, strlen(text), arena, error);
+    fixture_init(&fixture);
+    arena_init(&arena, &fixture.runtime.host);
+    return 0;
+}
+
+static int end(void **state)
+{
+    arena_finish(&arena);
+    fixture_finish(&fixture);
+    return 0;
+}
+
+#define CASE(name) TEST_AROUND(name, begin, end)
+
+static attn_status parse_bytes(const char *text, size_t length)
+{
+    error = (struct attn_error)ATTN_ERROR_INIT;
+    arena_finish(&arena);
+    arena_init(&arena, &fixture.runtime.host);
+    return rules_parse(&rules, text, length, &arena, &error);
+}
+
+static attn_status parse(const char *text)
+{
+    return parse_bytes(text, strlen(text));
 }
 
 struct good {
@@ -21,7 +48,7 @@ struct good {
     const char *pattern; /* the last one of the last rule */
 };
 
-TEST(test_forms)
+CASE(test_forms)
 {
     static const struct good forms[] = {
         {"a", 1, WHERE_ALL, 0, 0, 1, 1, false, "a"},
@@ -39,14 +66,9 @@ TEST(test_forms)
         {"b;c;mla_sparse=a", 3, WHERE_KIND, 0, 0, 1, 1, false, "a"},
         {"static_sink=a", 1, WHERE_KIND, 0, 0, 1, 1, false, "a"},
     };
-    OWNED(fixture_finish) struct fixture fixture;
-    fixture_init(&fixture);
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         const struct good *form = &forms[i];
-        struct arena arena;
-        struct rules rules;
-        struct attn_error error;
-        assert_ok(parse(&fixture, &arena, &rules, form->text, &error));
+        assert_ok(parse(form->text));
         assert_int_equal(rules.count, form->num_rules);
         const struct rule *rule = &rules.rules[rules.count - 1];
         assert_int_equal(rule->where, form->where);
@@ -56,26 +78,19 @@ TEST(test_forms)
         assert_int_equal(rule->num_wanted, form->num_wanted);
         assert_int_equal(rule->wish, form->wish);
         assert_string_equal(rule->patterns[rule->num_patterns - 1].text, form->pattern);
-        arena_finish(&arena);
     }
 }
 
-TEST(test_empty)
+CASE(test_empty)
 {
     static const char *const texts[] = {"", "  ", "\t\n"};
-    OWNED(fixture_finish) struct fixture fixture;
-    fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        struct arena arena;
-        struct rules rules;
-        struct attn_error error;
-        assert_ok(parse(&fixture, &arena, &rules, texts[i], &error));
+        assert_ok(parse(texts[i]));
         assert_int_equal(rules.count, 0);
-        arena_finish(&arena);
     }
 }
 
-TEST(test_malformed)
+CASE(test_malformed)
 {
     static const struct {
         const char *text;
@@ -101,14 +116,9 @@ TEST(test_malformed)
                  {"a;b$", 3},
                  {"?", 0},
                  {"a;decode=^", 10}};
-    OWNED(fixture_finish) struct fixture fixture;
-    fixture_init(&fixture);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        struct arena arena;
-        struct rules rules;
-        struct attn_error error;
         char expected[32];
-        attn_status status = parse(&fixture, &arena, &rules, texts[i].text, &error);
+        attn_status status = parse(texts[i].text);
         snprintf(expected, sizeof expected, "position %zu:", texts[i].position);
         if (status != ATTN_ERROR_SYNTAX ||
             strncmp(error.message, expected, strlen(expected)) != 0) {
@@ -120,38 +130,23 @@ TEST(test_malformed)
         assert_non_null(caret);
         assert_int_equal(strlen(caret + 1), texts[i].position + 3);
         assert_non_null(strstr(error.message, texts[i].text));
-        arena_finish(&arena);
     }
 }
 
-TEST(test_not_terminated)
+CASE(test_not_terminated)
 {
-    OWNED(fixture_finish) struct fixture fixture;
-    struct arena arena;
-    struct rules rules;
-    struct attn_error error = ATTN_ERROR_INIT;
     char text[3] = {'a', '\0', 'b'};
-    fixture_init(&fixture);
-    arena_init(&arena, &fixture.runtime.host);
-    assert_int_equal(rules_parse(&rules, text, sizeof text, &arena, &error), ATTN_ERROR_SYNTAX);
-    assert_ok(rules_parse(&rules, "abc", 1, &arena, &error));
+    assert_int_equal(parse_bytes(text, sizeof text), ATTN_ERROR_SYNTAX);
+    assert_ok(parse_bytes("abc", 1));
     assert_string_equal(rules.rules[0].patterns[0].text, "a");
-    arena_finish(&arena);
 }
 
-TEST(test_last_match_wins)
+CASE(test_last_match_wins)
 {
-    OWNED(fixture_finish) struct fixture fixture;
-    struct arena arena;
-    struct rules rules;
-    struct attn_error error;
     struct attn_layer_desc full = fixture_layer("full"), sliding = full;
     sliding.has_window = 1;
     sliding.window_left = 127;
-    fixture_init(&fixture);
-    assert_int_equal(
-        parse(&fixture, &arena, &rules, "a;sliding=b;decode=c;layers.2-3=d;decoder=e?", &error),
-        ATTN_OK);
+    assert_ok(parse("a;sliding=b;decode=c;layers.2-3=d;decoder=e?"));
     rules.count = 4;
     assert_ptr_equal(rules_find(&rules, 0, &full, ATTN_PHASE_PREFILL), &rules.rules[0]);
     assert_ptr_equal(rules_find(&rules, 0, &sliding, ATTN_PHASE_PREFILL), &rules.rules[1]);
@@ -162,7 +157,6 @@ TEST(test_last_match_wins)
     assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[4]);
     full.sink_len = 4; /* a kind of its own */
     assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[3]);
-    arena_finish(&arena);
 }
 
 TEST(test_patterns)

@@ -45,6 +45,16 @@ struct fixture {
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);
+/* A test of the file's one `static struct fixture f`, which `begin` makes. */
+#define CASE(name, begin)                                                                          \
+    static void name##_case(void);                                                                 \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        begin;                                                                                     \
+        name##_case();                                                                             \
+        fixture_finish(&f);                                                                        \
+    }                                                                                              \
+    static void name##_case(void)
 /* The batch of most tests: two decodes, a prefill of 9 queries over 24 keys, and one of 20. */
 void fixture_mixed(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                    bool validate);

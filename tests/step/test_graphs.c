@@ -26,13 +26,13 @@ static void run(struct fixture *f, attn_plan *plan)
     CHECK(f, f->api->run(plan, f->bound, &f->io, &f->error));
 }
 
+static struct fixture f;
+
 /* Replays of a graph next to eager steps are attn-check's (engine.*). Other counts are refused, and
  * the refused ones do not become the captured ones. */
-TEST(test_refused_graphs)
+CASE(test_refused_graphs, fixture_mixed(&f, "cpu_ref", &decoder, true))
 {
-    OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    fixture_mixed(&f, "cpu_ref", &decoder, true);
     attn_plan *plan = another_plan(&f, 1, &workspace);
     const struct attn_batch *b = &f.batch;
     assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
@@ -125,11 +125,9 @@ TEST(test_shared_scratch)
 }
 
 /* A source that is planned, and a batch of a size that there is. */
-TEST(test_updates)
+CASE(test_updates, fixture_mixed(&f, "cpu_ref", &decoder, false))
 {
-    OWNED(fixture_finish) struct fixture f;
     void *workspace;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
     struct attn_batch tables =
         SIZED(attn_batch, .block_table = f.block_table, .block_table_stride = MAX_BLOCKS,

@@ -91,13 +91,13 @@ TEST(test_failing_collectives)
     }
 }
 
+static struct fixture f;
+
 /* The attend reads k and v of all tokens, those among them that another rank's cache has. */
-TEST(test_own_keys)
+CASE(test_own_keys, init(&f, several))
 {
     enum { ROW = 2 * D, OTHERS = 3 };
     static const char *const names[] = {"k", "v"};
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, several);
     f.slots[OTHERS] = -1;
     fixture_step(&f);
     float *const data[] = {f.k, f.v};
@@ -115,12 +115,10 @@ TEST(test_own_keys)
 }
 
 /* Layers share a table only where a block has the same tokens of the same ranks. */
-TEST(test_groups)
+CASE(test_groups, init(&f, ones))
 {
     struct attn_collectives others = table;
     struct attn_context_parallel cps[] = {spread, spread, spread, spread};
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, ones);
     cps[1].reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* which changes no table */
     cps[2].interleave = 2;
     cps[3].decode = &others;
@@ -160,15 +158,13 @@ TEST(test_ranks_of_a_cache)
 }
 
 /* An engine's own counts of the keys that are here: no more than the context has. */
-TEST(test_local_lengths)
+CASE(test_local_lengths, init(&f, ones))
 {
     int32_t local[REQS] = {20, 8, 16};
     const struct attn_batch_context_parallel counts =
         EXTENSION(attn_batch_context_parallel, ATTN_EXT_BATCH_CONTEXT, NULL,
                   .local_seq_lens = local, .local_seq_lens_host = local,
                   .query_lens_host = ones); /* not read: no ranks split the queries */
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, ones);
     f.batch.next = &counts.ext;
     fixture_step(&f);
     local[1] = 17; /* more than the context's 16 */

@@ -41,16 +41,16 @@ static void refuse_run(struct fixture *f, const char *field, const char *text)
     refuse(f, fixture_run(f), field, text);
 }
 
+static struct fixture f;
+
 /* With a change of the fixture `f`, which is taken back: its batch, arrays, io and tensors. */
 #define PLAN_REFUSED(field, text, change) WITH(f, change, refuse_plan(&f, field, text))
 #define RUN_REFUSED(field, text, change) WITH(f, change, refuse_run(&f, field, text))
 #define RUNS(change) WITH(f, change, assert_ok(fixture_run(&f)))
 
-TEST(test_values)
+CASE(test_values, init(&f, NULL, false))
 {
-    OWNED(fixture_finish) struct fixture f;
     int64_t shape[] = {31, 3, 32}, strides[] = {128, 32, 2}, few[] = {30, 2, 32};
-    init(&f, NULL, false);
     RUN_REFUSED("q",
                 "q is [31, 3, 32] float32; [31 or more, 4, 32] float32, the last dimension "
                 "contiguous, is needed",
@@ -69,12 +69,10 @@ TEST(test_values)
 }
 
 /* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
-TEST(test_keys_without_slots)
+CASE(test_keys_without_slots, init(&f, NULL, false))
 {
     static const char text[] = "brings k and the batch has no slots (num_slots 0)";
-    OWNED(fixture_finish) struct fixture f;
     int64_t other_heads[] = {31, 3, 32};
-    init(&f, NULL, false);
     f.batch.num_slots = 0;
     f.batch.slot_mapping = NULL;
     plan(&f);
@@ -85,11 +83,9 @@ TEST(test_keys_without_slots)
 }
 
 /* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
-TEST(test_flags)
+CASE(test_flags, init(&f, NULL, false))
 {
-    OWNED(fixture_finish) struct fixture f;
     uint8_t of_layer[31 * 4 * 32 * sizeof(float)]; /* compared byte by byte */
-    init(&f, NULL, false);
     RUN_REFUSED("flags", "a bit of the run's flags is not known", f.io.flags = 4);
     RUNS(f.io.flags = 1u << 31);
     PLAN_REFUSED("flags", "flags is 0x8; 0x8 is not", f.batch.flags = 8);
@@ -113,12 +109,11 @@ TEST(test_flags)
 }
 
 /* Rows of a tree before its first. */
-TEST(test_tree_strides)
+CASE(test_tree_strides,
+     fixture_init(&f, "cpu_ref", &(struct attn_layer_desc)DECODER(.tree_mask = ATTN_TREE_BITS),
+                  queries, lens, 4, 0, NULL, false))
 {
-    static const struct attn_layer_desc drafts = DECODER(.tree_mask = ATTN_TREE_BITS);
     static const uint32_t bits[32];
-    OWNED(fixture_finish) struct fixture f;
-    fixture_init(&f, "cpu_ref", &drafts, queries, lens, 4, 0, NULL, false);
     f.batch.tree = bits;
     PLAN_REFUSED("tree", "trees lie 0 words apart, their rows -1", f.batch.tree_stride_row = -1);
     PLAN_REFUSED("tree", "trees lie -1 words apart", f.batch.tree_stride_request = -1);
@@ -126,11 +121,9 @@ TEST(test_tree_strides)
 }
 
 /* Under validation every way of a run looks for NaN, in each row and head that it reads. */
-TEST(test_nan)
+CASE(test_nan, init(&f, NULL, true))
 {
     static const char *const names[] = {"q", "k", "v"};
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, true);
     float *const data[] = {f.q, f.k, f.v};
     for (int32_t i = 0; i < 12; i++) {
         const int32_t which = i % 3, heads = which == 0 ? 4 : 2;
@@ -218,10 +211,8 @@ TEST(test_unseen_blocks)
 }
 
 /* A length above the plan's limit is the length's fault. */
-TEST(test_lengths)
+CASE(test_lengths, init(&f, NULL, false))
 {
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, false);
     f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
     REFUSED_AS(ATTN_ERROR_LIMIT, &f.error, "seq_lens_host", fixture_batch(&f));
     assert_non_null(strstr(f.error.message, "a request has 1537 keys"));
@@ -249,12 +240,10 @@ TEST(test_sink_tensors)
     }
 }
 
-TEST(test_spans)
+CASE(test_spans,
+     fixture_mixed(&f, "cpu_ref", &(struct attn_layer_desc)DECODER(.prefix_lm = 1), true))
 {
     static const int32_t spans[4][2], starts[] = {0, 1, 2, 2, 4};
-    const struct attn_layer_desc layer = DECODER(.prefix_lm = 1);
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.spans = spans[0];
     f.batch.num_spans = 4;
     PLAN_REFUSED("spans", "span_start_loc (nil)", );
@@ -299,11 +288,9 @@ TEST(test_causal_terms)
 }
 
 /* Rows that alone are wanted are rows of the step. */
-TEST(test_wanted_rows)
+CASE(test_wanted_rows,
+     fixture_mixed(&f, "cpu_ref", &(struct attn_layer_desc)DECODER(.fast_prefill = 1), true))
 {
-    const struct attn_layer_desc layer = DECODER(.fast_prefill = 1);
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &layer, true);
     f.batch.num_logits_indices = 2;
     f.batch.logits_indices = (const int32_t[]){0, 30};
     plan(&f);
@@ -380,10 +367,8 @@ TEST(test_rotation)
 }
 
 /* Runs go to the stream of the plan's batch, which another plan_batch may change. */
-TEST(test_stream)
+CASE(test_stream, init(&f, NULL, true))
 {
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, true);
     f.io.stream = &f;
     RUN_REFUSED("stream", "is not the stream that plan_batch was given", );
     CHECK(&f, f.api->plan_batch(f.plan, &f.batch, &f, &f.error));
@@ -391,10 +376,8 @@ TEST(test_stream)
 }
 
 /* Reserved fields that no other test sets, with keys and without (the fast path). */
-TEST(test_reserved)
+CASE(test_reserved, init(&f, NULL, false))
 {
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, false);
     struct attn_workspace workspace = {.struct_size = sizeof workspace};
     CHECK(&f, f.api->plan_workspace(f.plan, &workspace, &f.error));
     workspace.memory = f.workspace;
@@ -455,12 +438,10 @@ TEST(test_unread_extensions)
 }
 
 /* What is written lies in no place twice. */
-TEST(test_shared_places)
+CASE(test_shared_places, init(&f, NULL, true))
 {
-    OWNED(fixture_finish) struct fixture f;
     int64_t rows_on_rows[] = {64, 32, 1}, one_row[] = {0, 32, 1}, turned[] = {1, 4},
             one_head[] = {0, 1}, endless[] = {INT64_MAX / 8, 32, 1};
-    init(&f, NULL, true);
     RUN_REFUSED("out", "stride 64 of dimension 0", f.tensors[3].strides = rows_on_rows);
     RUN_REFUSED("out", "stride 0 of dimension 0", f.tensors[3].strides = one_row);
     RUN_REFUSED("out", "or reach past all memory", f.tensors[3].strides = endless);
@@ -470,10 +451,8 @@ TEST(test_shared_places)
 
 /* Slots: two tokens in one, wherever the slots lie, and more of them than a cache and a step can
  * have. */
-TEST(test_slots)
+CASE(test_slots, init(&f, NULL, true))
 {
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, true);
     PLAN_REFUSED("slot_mapping", "request 3, token 30: slot 147 is that of an earlier token, too",
                  f.slots[5] = f.slots[30]);
     WITH(f, f.slots[5] = f.slots[6] = -1, plan(&f)); /* skipped, any number of times */
@@ -508,11 +487,9 @@ TEST(test_smallest_cache)
 }
 
 /* The keys of a cross layer are the encoder's: no more of them than the plan has room for. */
-TEST(test_encoder_lengths)
+CASE(test_encoder_lengths,
+     fixture_mixed(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_CROSS}, true))
 {
-    const struct attn_layer_desc cross = {.kind = ATTN_LAYER_CROSS};
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &cross, true);
     PLAN_REFUSED("max_encoder_seq_len", "a request has 40 keys", f.batch.max_encoder_seq_len = 39);
     PLAN_REFUSED("seq_lens", "request 0 has 40 keys on the device",
                  (f.batch.max_encoder_seq_len = 39, f.batch.encoder_seq_lens_host = NULL));
@@ -536,10 +513,8 @@ TEST(test_fewer_keys_than_queries)
 }
 
 /* Lengths that only the device knows are held to the bounds, too. */
-TEST(test_device_lengths)
+CASE(test_device_lengths, init(&f, NULL, true))
 {
-    OWNED(fixture_finish) struct fixture f;
-    init(&f, NULL, true);
     f.batch.seq_lens_host = NULL;
     f.batch.max_seq_len = 40;
     plan(&f);
@@ -549,11 +524,9 @@ TEST(test_device_lengths)
                  f.seq_lens[3] = 19);
 }
 
-TEST(test_odd_address)
+CASE(test_odd_address, init(&f, NULL, false))
 {
-    OWNED(fixture_finish) struct fixture f;
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    init(&f, NULL, false);
     CHECK(&f,
           client_views(f.api, f.bound, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error));
     k.data = (char *)k.data + 2;

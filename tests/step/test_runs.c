@@ -66,10 +66,10 @@ static void refuse(struct fixture *f, const struct attn_step_io *io, const char 
     }
 }
 
-TEST(test_bad_lse)
+static struct fixture f;
+
+CASE(test_bad_lse, fixture_mixed(&f, "cpu_ref", &decoder, false))
 {
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
     io.lse = io.q;
@@ -99,11 +99,9 @@ TEST(test_parameters_are_kept)
     assert_memory_equal(f.out, right, sizeof right);
 }
 
-TEST(test_extensions)
+CASE(test_extensions, fixture_mixed(&f, "cpu_ref", &decoder, false))
 {
     struct attn_ext unknown = {.id = 0x1345, .struct_size = sizeof unknown};
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct attn_step_io io = f.io;
     io.next = &unknown;
@@ -121,10 +119,8 @@ struct grown_io {
     uint64_t tail;
 };
 
-TEST(test_older_and_newer_io)
+CASE(test_older_and_newer_io, fixture_mixed(&f, "cpu_ref", &decoder, false))
 {
-    OWNED(fixture_finish) struct fixture f;
-    fixture_mixed(&f, "cpu_ref", &decoder, false);
     fixture_step(&f);
     struct grown_io grown = {f.io, 0};
     grown.io.struct_size = sizeof grown;
