@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "runtime/runtime.h"
@@ -113,9 +112,7 @@ int home_teardown(void **state)
 
 void home_start(struct cache_home *home, attn_status expected, const char *says, bool asked)
 {
-    int status = -1;
-    const pid_t pid = fork();
-    if (pid == 0) {
+    if (test_apart()) {
         attn_runtime *runtime = home_create(home, home->plugin, ATTN_OK);
         const struct plugin *plugin = &runtime->plugins[0];
         if (plugin->status != expected || (plugin->table != NULL) != asked ||
@@ -127,8 +124,6 @@ void home_start(struct cache_home *home, attn_status expected, const char *says,
         api->runtime_destroy(runtime);
         _exit(0);
     }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
 }
 
 void home_warm_up(struct cache_home *home)

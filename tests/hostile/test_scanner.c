@@ -24,11 +24,9 @@
 TEST(forks)
 {
     attn_runtime *runtime = NULL;
-    int status = -1;
     for (int later = 0; later < 2; later++) {
         runtime = later ? create(PLUGIN("none"), 0) : NULL;
-        const pid_t pid = fork();
-        if (pid == 0) {
+        if (test_apart()) {
             attn_runtime *own = create(PLUGIN("crash_in_entry") ":" PLUGIN("rich"), 0);
             const bool right =
                 api->backend_count(own) == 2 && (!later || api->backend_count(runtime) == 1);
@@ -36,8 +34,6 @@ TEST(forks)
             api->runtime_destroy(runtime);
             _exit(right ? 0 : 1);
         }
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        assert_int_equal(status, 0);
         api->runtime_destroy(runtime);
     }
 }
@@ -84,9 +80,7 @@ TEST(other_children_are_left_alone)
 TEST(limits_on_files_refuse_no_plugin)
 {
     for (int hard = 0; hard < 2; hard++) {
-        int status = -1;
-        const pid_t pid = fork();
-        if (pid == 0) {
+        if (test_apart()) {
             const struct rlimit limit = {512, hard ? 512 : RLIM_INFINITY};
             attn_runtime *own = NULL;
             if (setrlimit(RLIMIT_FSIZE, &limit) == 0) {
@@ -97,8 +91,6 @@ TEST(limits_on_files_refuse_no_plugin)
             api->runtime_destroy(own);
             _exit(right ? 0 : 1);
         }
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        assert_int_equal(status, 0);
     }
 }
 
@@ -147,9 +139,7 @@ TEST(every_allocation_fails_in_turn)
 /* An engine that has closed its standard streams, as daemons do. */
 TEST(closed_streams)
 {
-    int status = -1;
-    const pid_t pid = fork();
-    if (pid == 0) {
+    if (test_apart()) {
         for (int i = 0; i < 256; i++) {
             close(i);
         }
@@ -159,8 +149,6 @@ TEST(closed_streams)
         api->runtime_destroy(runtime);
         _exit(right ? 0 : 1);
     }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
 }
 
 static void copy_file(const char *from, const char *to)
@@ -251,17 +239,13 @@ TEST(scanner_of_an_installed_core)
 /* With no descriptor left a plugin is not examined, and not in the engine's own process either. */
 TEST(no_descriptors)
 {
-    int status = -1;
-    const pid_t pid = fork();
-    if (pid == 0) {
+    if (test_apart()) {
         while (dup(0) >= 0) {
         }
         attn_runtime *runtime = create_by(api, PLUGIN("crash_in_entry"), 0, 0, NULL, ATTN_OK);
         const struct attn_plugin_info info = info_of(api, runtime, 0);
         _exit(info.status != ATTN_ERROR_IO || strstr(info.reason, "no file for attn-scan") == NULL);
     }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
 }
 
 /* Sixteen that hang cost two deadlines, since eight are waited for at once; each has its own

@@ -2,6 +2,8 @@
 #include "test.h"
 
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static struct test *first;
 static size_t count;
@@ -29,6 +31,19 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down)
         tests[i++] = test->unit;
     }
     return cmocka_run_group_tests(tests, set_up, tear_down);
+}
+
+bool test_apart(void)
+{
+    int status = -1;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        alarm(60);
+        return true;
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    return false;
 }
 
 bool test_maps(const char *file)

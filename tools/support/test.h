@@ -100,6 +100,10 @@ int test_run(CMFixtureFunction set_up, CMFixtureFunction tear_down);
         (object) = kept_;                                                                          \
     } while (0)
 
+/* Goes on as true in a child process, whose block ends with _exit(0) within a minute, and then as
+ * false in this one. */
+bool test_apart(void);
+
 /* Whether this process has mapped a file of that name. */
 bool test_maps(const char *file);
 
