@@ -29,16 +29,9 @@ static attn_status finish(struct attn_error *error)
     return hostile.status;
 }
 
-/* Kernels that do nothing. */
-#define NO_OP(name, type)                                                                          \
-    static attn_status name(const struct type *args, struct attn_error *error)                     \
-    {                                                                                              \
-        (void)args;                                                                                \
-        return finish(error);                                                                      \
-    }
-NO_OP(gather_kv, attn_gather_kv_args)
-NO_OP(copy_blocks_nowhere, attn_copy_blocks_args)
-NO_OP(make_block_table, attn_block_table_args)
+BACKEND_KERNEL(gather_kv, attn_gather_kv_args, finish(error))
+BACKEND_KERNEL(copy_blocks_nowhere, attn_copy_blocks_args, finish(error))
+BACKEND_KERNEL(make_block_table, attn_block_table_args, finish(error))
 
 attn_status backend_exchange(const struct attn_collective_args *args, struct attn_error *error)
 {

@@ -74,6 +74,14 @@ bool sample_has(const struct sampled *sampled, const struct attn_ext *ext);
 /* A collective that moves nothing. */
 attn_status backend_exchange(const struct attn_collective_args *args, struct attn_error *error);
 
+/* A kernel that does nothing but end. */
+#define BACKEND_KERNEL(name, type, status)                                                         \
+    static attn_status name(const struct type *args, struct attn_error *error)                     \
+    {                                                                                              \
+        (void)args;                                                                                \
+        return status;                                                                             \
+    }
+
 /* A runtime that has both, on the CPU. */
 void backend_init(struct fixture *fixture);
 

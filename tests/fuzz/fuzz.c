@@ -62,36 +62,23 @@ int64_t input_int64(struct input *input)
 const char *input_text(struct input *input, const char *usual)
 {
     static char longest[5000];
+    const char *const end = longest + sizeof longest - 1;
+    const char *const texts[] = {usual,
+                                 NULL,
+                                 "",
+                                 longest,
+                                 end - 63,
+                                 end - 64,
+                                 "a\nb",
+                                 "\xff\xfe",
+                                 "\xe2\x82",
+                                 "%s%n%d",
+                                 "b",
+                                 "Upper",
+                                 "\xe2\x82\xac name=a b"};
     uint8_t tag = input_byte(input);
     memset(longest, 'a', sizeof longest - 1);
-    switch (tag) {
-    case 1:
-        return NULL;
-    case 2:
-        return "";
-    case 3:
-        return longest;
-    case 4:
-        return longest + sizeof longest - 1 - 63;
-    case 5:
-        return longest + sizeof longest - 1 - 64;
-    case 6:
-        return "a\nb";
-    case 7:
-        return "\xff\xfe";
-    case 8:
-        return "\xe2\x82";
-    case 9:
-        return "%s%n%d";
-    case 10:
-        return "b";
-    case 11:
-        return "Upper";
-    case 12:
-        return "\xe2\x82\xac name=a b";
-    default:
-        return usual;
-    }
+    return texts[tag < sizeof texts / sizeof *texts ? tag : 0];
 }
 
 void input_patch(struct input *input, void *bytes, size_t from, size_t end)
@@ -136,26 +123,9 @@ void blocks_free(struct blocks *blocks)
 
 size_t input_struct_size(struct input *input, size_t size)
 {
-    switch (input_byte(input)) {
-    case 1:
-        return 0;
-    case 2:
-        return size - 1;
-    case 3:
-        return size + 8;
-    case 4:
-        return 24;
-    case 5:
-        return 65536;
-    case 6:
-        return 65537;
-    case 7:
-        return SIZE_MAX;
-    case 8:
-        return (size_t)input_int64(input);
-    default:
-        return size;
-    }
+    const size_t sizes[] = {size, 0, size - 1, size + 8, 24, 65536, 65537, SIZE_MAX};
+    const uint8_t tag = input_byte(input);
+    return tag < 8 ? sizes[tag] : tag == 8 ? (size_t)input_int64(input) : size;
 }
 
 void *blocks_struct(struct blocks *blocks, struct input *input, const void *source, size_t size,

@@ -5,21 +5,38 @@
 #include "bind/bound.h"
 #include "support/client.h"
 
-#define LINK(first, ...) link_all((struct attn_ext *[]){first, __VA_ARGS__, NULL})
-
-/* One after the other. */
-static struct attn_ext *link_all(struct attn_ext **all)
+/* Its kind, and the chain of the extensions that it has. */
+static void set_sort(struct sampled *s, int32_t sample)
 {
-    for (int32_t i = 0; all[i] != NULL; i++) {
-        all[i]->next = all[i + 1];
+    const struct {
+        int32_t kind;
+        struct attn_ext *chain[4];
+    } sorts[SAMPLE_COUNT] = {
+        [SAMPLE_CROSS] = {ATTN_LAYER_CROSS},
+        [SAMPLE_ENCODER] = {ATTN_LAYER_ENCODER},
+        [SAMPLE_MLA] = {ATTN_LAYER_MLA, {&s->mla.ext}},
+        [SAMPLE_MLA_SPARSE] = {ATTN_LAYER_MLA, {&s->mla.ext}},
+        [SAMPLE_GDN] = {ATTN_LAYER_RECURRENT, {&s->gdn.ext}},
+        [SAMPLE_PARALLEL] = {ATTN_LAYER_DECODER, {&s->cp.ext}},
+        [SAMPLE_MM_ENCODER] = {ATTN_LAYER_ENCODER, {&s->mm_quant.ext}},
+        [SAMPLE_LISTS] = {ATTN_LAYER_DECODER, {&s->lists.ext}},
+        [SAMPLE_OUTPUT_ROPE] = {ATTN_LAYER_DECODER, {&s->output_rope.ext}},
+        [SAMPLE_RULE] = {ATTN_LAYER_RECURRENT, {&s->gdn.ext, &s->rule.ext, &s->norm.ext}},
+        [SAMPLE_RING] = {ATTN_LAYER_RECURRENT, {&s->gdn.ext, &s->caches.ext}},
+        [SAMPLE_INDEXER] = {ATTN_LAYER_INDEXER, {&s->indexer.ext, &s->index_write.ext}},
+        [SAMPLE_COMPRESSOR] = {ATTN_LAYER_DRAFT_COMPRESSOR, {&s->compressor.ext}},
+        [SAMPLE_COMPRESSED] = {ATTN_LAYER_MLA, {&s->mla.ext, &s->compressed.ext, &s->caches.ext}}};
+    struct attn_ext *const *chain = sorts[sample].chain;
+    s->desc.kind = sorts[sample].kind;
+    s->desc.next = chain[0];
+    for (int32_t i = 0; chain[i] != NULL; i++) {
+        chain[i]->next = chain[i + 1];
     }
-    return all[0];
 }
 
-/* Extensions that come after the others, and the chain of those that the sort has. */
-static void add_drafts(struct sampled *s, int32_t sample)
+/* Extensions that come after the others. */
+static void add_drafts(struct sampled *s, bool ring)
 {
-    const bool ring = sample == SAMPLE_RING;
     s->rule = EXTENSION(attn_recurrent_rule, ATTN_EXT_DRAFT_RECURRENT_RULE, NULL,
                         .gate_per_channel = 1, .dt_max = 2);
     s->norm = EXTENSION(attn_recurrent_norm, ATTN_EXT_DRAFT_RECURRENT_NORM, NULL, .epsilon = 1e-6f);
@@ -45,68 +62,13 @@ static void add_drafts(struct sampled *s, int32_t sample)
                                         .tokens_per_row = ring ? 1 : 4};
     s->caches = EXTENSION(attn_layer_caches, ATTN_EXT_LAYER_CACHES, NULL, .caches = &s->cache,
                           .num_caches = 1, .cache_stride = sizeof s->cache);
-    switch (sample) {
-    case SAMPLE_MLA:
-    case SAMPLE_MLA_SPARSE:
-        s->desc.next = &s->mla.ext;
-        break;
-    case SAMPLE_GDN:
-        s->desc.next = &s->gdn.ext;
-        break;
-    case SAMPLE_PARALLEL:
-        s->desc.next = &s->cp.ext;
-        break;
-    case SAMPLE_MM_ENCODER:
-        s->desc.next = &s->mm_quant.ext;
-        break;
-    case SAMPLE_LISTS:
-        s->desc.next = &s->lists.ext;
-        break;
-    case SAMPLE_OUTPUT_ROPE:
-        s->desc.next = &s->output_rope.ext;
-        break;
-    case SAMPLE_RULE:
-        s->gdn.has_initial_slots = 1;
-        s->gdn.checkpoint_interval = 4;
-        s->desc.next = LINK(&s->gdn.ext, &s->rule.ext, &s->norm.ext);
-        break;
-    case SAMPLE_RING:
-        s->desc.next = LINK(&s->gdn.ext, &s->caches.ext);
-        break;
-    case SAMPLE_INDEXER:
-        s->desc.next = LINK(&s->indexer.ext, &s->index_write.ext);
-        break;
-    case SAMPLE_COMPRESSOR:
-        s->desc.next = &s->compressor.ext;
-        break;
-    case SAMPLE_COMPRESSED:
-        s->mla.kv_lora_rank = 32;
-        s->mla.qk_rope_head_dim = s->mla.absorb_in_core = 0;
-        s->desc.next = LINK(&s->mla.ext, &s->compressed.ext, &s->caches.ext);
-        break;
-    default:
-        break;
-    }
 }
 
 void sample_layer(struct sampled *s, int32_t sample)
 {
-    static const int32_t kinds[SAMPLE_COUNT] = {[SAMPLE_CROSS] = ATTN_LAYER_CROSS,
-                                                [SAMPLE_ENCODER] = ATTN_LAYER_ENCODER,
-                                                [SAMPLE_STATIC_SINK] = ATTN_LAYER_DECODER,
-                                                [SAMPLE_MLA] = ATTN_LAYER_MLA,
-                                                [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA,
-                                                [SAMPLE_GDN] = ATTN_LAYER_RECURRENT,
-                                                [SAMPLE_MM_ENCODER] = ATTN_LAYER_ENCODER,
-                                                [SAMPLE_RULE] = ATTN_LAYER_RECURRENT,
-                                                [SAMPLE_RING] = ATTN_LAYER_RECURRENT,
-                                                [SAMPLE_INDEXER] = ATTN_LAYER_INDEXER,
-                                                [SAMPLE_COMPRESSOR] = ATTN_LAYER_DRAFT_COMPRESSOR,
-                                                [SAMPLE_COMPRESSED] = ATTN_LAYER_MLA};
     const bool mla = sample == SAMPLE_MLA || sample == SAMPLE_MLA_SPARSE;
     const bool compressed = sample == SAMPLE_COMPRESSED;
     *s = (struct sampled){.desc = fixture_layer("layers.0")};
-    s->desc.kind = kinds[sample];
     s->desc.encoder = sample == SAMPLE_MM_ENCODER ? ATTN_ENCODER_MULTIMODAL : 0;
     s->desc.dtype = ATTN_DTYPE_F32;
     s->desc.num_q_heads = 2;
@@ -128,13 +90,16 @@ void sample_layer(struct sampled *s, int32_t sample)
         s->desc.num_kv_heads = sample == SAMPLE_INDEXER ? 1 : 4;
         s->desc.head_size = 32;
     }
-    s->mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 32,
-                       .qk_nope_head_dim = 16, .qk_rope_head_dim = 8, .v_head_dim = 16,
-                       .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0, .absorb_in_core = 1,
-                       .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = 48);
+    s->mla =
+        EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, .kv_lora_rank = 32,
+                  .qk_nope_head_dim = 16, .qk_rope_head_dim = compressed ? 0 : 8, .v_head_dim = 16,
+                  .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0, .absorb_in_core = !compressed,
+                  .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = 48);
     s->gdn = EXTENSION(attn_recurrent_desc, ATTN_EXT_RECURRENT_DESC, NULL, .num_k_heads = 2,
                        .num_v_heads = 2, .head_size_k = 64, .head_size_v = 64, .conv_width = 4,
-                       .num_speculative_tokens = 2, .state_dtype = ATTN_DTYPE_F32);
+                       .num_speculative_tokens = 2, .state_dtype = ATTN_DTYPE_F32,
+                       .has_initial_slots = sample == SAMPLE_RULE,
+                       .checkpoint_interval = sample == SAMPLE_RULE ? 4 : 0);
     s->ranks = SIZED(attn_collectives, .rank = 1, .world_size = 3, .all_gather = backend_exchange,
                      .all_to_all = backend_exchange, .reduce_scatter_f32 = backend_exchange,
                      .all_reduce_max_f32 = backend_exchange);
@@ -143,7 +108,8 @@ void sample_layer(struct sampled *s, int32_t sample)
     s->mm_quant = EXTENSION(attn_mm_encoder_quant, ATTN_EXT_DRAFT_MM_ENCODER, NULL, .fp8 = 1);
     s->lists = EXTENSION(attn_index_lists, ATTN_EXT_DRAFT_INDEX_LISTS, NULL, .max_entries = 8,
                          .granularity = 4, .groups = ATTN_LISTS_PER_Q_HEAD, .has_lengths = 1);
-    add_drafts(s, sample);
+    add_drafts(s, sample == SAMPLE_RING);
+    set_sort(s, sample);
 }
 
 bool sample_has(const struct sampled *s, const struct attn_ext *ext)

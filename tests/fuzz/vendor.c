@@ -39,20 +39,9 @@ static attn_status answer(struct attn_error *error)
     return (attn_status)input_int(script);
 }
 
-static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
-{
-    return answer(error);
-}
-
-static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
-{
-    return answer(error);
-}
-
-static attn_status merge(const struct attn_merge_states_args *args, struct attn_error *error)
-{
-    return answer(error);
-}
+BACKEND_KERNEL(attend, attn_attend_args, answer(error))
+BACKEND_KERNEL(write_kv, attn_write_kv_args, answer(error))
+BACKEND_KERNEL(merge, attn_merge_states_args, answer(error))
 
 static attn_status schedule_size(const struct attn_schedule_size_args *args,
                                  struct attn_schedule_size *size, struct attn_error *error)

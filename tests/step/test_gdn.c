@@ -409,8 +409,7 @@ static struct gdn *move_states(const char *backend)
 TEST(test_parts_of_every_array)
 {
     OWNED(gdn_end)
-    struct gdn *whole = move_states("cpu_ref"),
-               *cut = move_states("decode=cpu_ref;prefill=opaque");
+    struct gdn *whole = move_states("cpu_ref"), *cut = move_states("decode=cpu_ref;prefill=opaque");
     const float *a = &whole->states[0][0][0][0], *b = &cut->states[0][0][0][0];
     for (int32_t i = 0; i < SLOTS * HV * DV * DK; i++) {
         assert_true(isnan(a[i]) ? isnan(b[i]) : fabsf(a[i] - b[i]) < 1e-4f);
