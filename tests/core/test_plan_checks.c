@@ -78,38 +78,17 @@ TEST(tensors_have_their_own_forms)
 static bool spoil(struct attn_tensor *t, int32_t how)
 {
     static int64_t strides[] = {4 * FAKE_HEAD_SIZE, FAKE_HEAD_SIZE, 2};
-    switch (how) {
-    case 0:
-        t->ndim = 2;
-        return true;
-    case 1:
-        t->dtype.code = ATTN_CODE_INT;
-        return true;
-    case 2:
-        t->dtype.bits = 16;
-        return true;
-    case 3:
-        t->device.type = ATTN_DEVICE_CUDA;
-        return true;
-    case 4:
-        t->shape = NULL;
-        return true;
-    case 5:
-        t->shape[0] = 4; /* one less than 5 */
-        return true;
-    case 6:
-    case 7:
-        t->shape[how - 5]--;
-        return true;
-    case 8:
-        t->strides = strides;
-        return true;
-    case 9:
-        t->data = NULL;
-        return true;
-    default:
-        return false;
-    }
+    t->ndim = how == 0 ? 2 : t->ndim;
+    t->dtype.code = how == 1 ? ATTN_CODE_INT : t->dtype.code;
+    t->dtype.bits = how == 2 ? 16 : t->dtype.bits;
+    t->device.type = how == 3 ? ATTN_DEVICE_CUDA : t->device.type;
+    t->shape[0] = how == 5 ? 4 : t->shape[0]; /* one less than 5 */
+    t->shape[1] -= how == 6;
+    t->shape[2] -= how == 7;
+    t->shape = how == 4 ? NULL : t->shape;
+    t->strides = how == 8 ? strides : t->strides;
+    t->data = how == 9 ? NULL : t->data;
+    return how < 10;
 }
 
 /* Each fault of each tensor, by its name, where one run of many is fast: over keys that are there,
