@@ -231,6 +231,52 @@ static attn_status bind(attn_layer *layer, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* By the last plan: what a view carries. */
+struct recurrent_view {
+    struct attn_batch_recurrent states;
+    struct attn_batch_replay ring; /* chained to it where the layer has one */
+};
+struct recurrent_views {
+    struct recurrent_view whole, decode, prefill;
+};
+
+/* Does the step leave request r, its rows of out and its states, as they are? What the step brings
+ * for it may be anything. */
+static bool is_left_alone(const struct attn_batch *b, const struct attn_batch_recurrent *states,
+                          int32_t r)
+{
+    return num_queries(b, r) == 0 || states->state_slots[r * states->state_slots_stride] < 0 ||
+           (b->seq_lens != NULL && b->seq_lens[r] == 0);
+}
+
+/* NaN in what the requests of a step bring. */
+static attn_status validate_inputs(const attn_plan *plan, const struct attn_step_io *io,
+                                   const struct attn_io_recurrent *gdn,
+                                   const struct attn_tensor *gate, struct attn_error *error)
+{
+    const struct recurrent_views *views = plan->data[COMPOSITION_RECURRENT];
+    const bool convolves = plan->steps[0].layer->selected->gdn->conv_width > 0;
+    const struct {
+        const char *name;
+        const struct attn_tensor *tensor;
+    } inputs[] = {{"mixed_qkv", convolves ? gdn->mixed_qkv : NULL},
+                  {"q", convolves ? NULL : io->q},
+                  {"k", convolves ? NULL : io->k},
+                  {"v", convolves ? NULL : io->v},
+                  {"a", gdn->a},
+                  {"b", gdn->b},
+                  {"gate", gate}};
+    const int32_t *starts = plan->given.query_start_loc;
+    for (int32_t r = 0; plan->looks && r < plan->given.num_reqs; r++) {
+        const bool reads = !is_left_alone(&plan->given, &views->whole.states, r);
+        for (size_t i = 0; reads && i < sizeof inputs / sizeof *inputs; i++) {
+            TRY(validate_rows(plan, inputs[i].tensor, starts[r], starts[r + 1], inputs[i].name,
+                              error));
+        }
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
@@ -258,13 +304,16 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                     {rows, num_channels(g)}, 1,
                     as_kept ? dtype_of_id(l->dtype) : (struct attn_dtype){0});
     if (g->conv_width == 0) {
-        TRY(check_input(plan, "q", io->q, &step->q, rows, error));
-        TRY(step_check_keys(plan, step, io, rows, error));
+        TRY(check_rows("q", io->q, &step->q, rows, error));
+        TRY(check_rows("k", io->k, &step->k, rows, error));
+        TRY(check_rows("v", io->v, &step->v, rows, error));
     }
     const struct attn_io_recurrent_gate *gate =
         ext_find(io->next, ATTN_EXT_DRAFT_IO_RECURRENT_GATE);
-    CHECK_TENSOR_IF(step->layer->selected->norm != NULL, gate != NULL ? gate->gate : NULL, NULL,
-                    "attn_io_recurrent_gate", 3, {rows, g->num_v_heads, g->head_size_v}, 1);
+    const bool norm = step->layer->selected->norm != NULL;
+    CHECK_TENSOR_IF(norm, gate != NULL ? gate->gate : NULL, NULL, "attn_io_recurrent_gate", 3,
+                    {rows, g->num_v_heads, g->head_size_v}, 1);
+    TRY(validate_inputs(plan, io, gdn, norm ? gate->gate : NULL, error));
     return step_check_out(plan, step, io, error);
 }
 
@@ -285,15 +334,6 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     }
     return ATTN_OK;
 }
-
-/* By the last plan: what a view carries. */
-struct recurrent_view {
-    struct attn_batch_recurrent states;
-    struct attn_batch_replay ring; /* chained to it where the layer has one */
-};
-struct recurrent_views {
-    struct recurrent_view whole, decode, prefill;
-};
 
 /* Drafted tokens after each of which a request has a state of its own. */
 static int32_t drafted_states(const struct layer *layer)
@@ -339,7 +379,7 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
     const int32_t drafted = drafted_states(plan->steps[0].layer->selected);
     const bool all = accepted != NULL && queries <= 1 + drafted;
     const int32_t kept = all ? queries : 1;
-    if (queries == 0 || row[0] < 0 || (b->seq_lens != NULL && b->seq_lens[r] == 0)) {
+    if (is_left_alone(b, states, r)) {
         return false;
     }
     if (n < 2) { /* the window's, the state's */
@@ -408,9 +448,7 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
     const int64_t slots = layer_num_blocks(plan_smallest(plan, 0), 0);
     struct slot_use use, other;
     for (int32_t r = 0; r < plan->given.num_reqs; r++) {
-        TRY_IF(num_queries(&plan->given, r) > 0 &&
-                   states->state_slots[r * states->state_slots_stride] >= 0,
-               check_counts(plan, states, r, error));
+        TRY_IF(!is_left_alone(&plan->given, states, r), check_counts(plan, states, r, error));
         for (int64_t n = 0; slot_use_of(plan, states, r, n, &use); n++) {
             BAD_IF((use.reads || use.writes) && (use.slot < 0 || use.slot >= slots), use.array,
                    "request %d %s slot %d; the layer has slots 0 to %lld", r,

@@ -342,6 +342,15 @@ static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, con
     return ATTN_OK;
 }
 
+attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tensor, int64_t first,
+                          int64_t end, const char *name, struct attn_error *error)
+{
+    for (int64_t t = first; looks_at(plan, tensor) && t < end && t < tensor->shape[0]; t++) {
+        TRY(validate_row(tensor, t, name, error));
+    }
+    return ATTN_OK;
+}
+
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, struct attn_error *error)
 {
@@ -349,10 +358,7 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     if (looks_at(plan, tensor) && plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
         rows = plan->given.query_start_loc[plan->given.num_reqs]; /* what follows is padding */
     }
-    for (int64_t t = 0; looks_at(plan, tensor) && t < rows && t < tensor->shape[0]; t++) {
-        TRY(validate_row(tensor, t, name, error));
-    }
-    return ATTN_OK;
+    return validate_rows(plan, tensor, 0, rows, name, error);
 }
 
 attn_status validate_written(const attn_plan *plan, const struct attn_tensor *tensor,

@@ -249,7 +249,9 @@ static void norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, i
         load_gated(gdn, row, h, x, gate);
         sum += dot(x, x, dv);
     }
-    const double rms = sqrt(sum / ((double)num_heads * dv) + gdn->norm->epsilon);
+    const double mean = sum / ((double)num_heads * dv);
+    /* divided by infinity, the other outputs would be zeros */
+    const double rms = isfinite(mean) ? sqrt(mean + gdn->norm->epsilon) : NAN;
     for (int32_t h = first_head; h < end; h++) {
         load_gated(gdn, row, h, x, gate);
         number_load_row(weight, gdn_norm_weight(gdn, h), number_dtype_name(gdn->norm_weight->dtype),

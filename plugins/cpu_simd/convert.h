@@ -35,4 +35,14 @@ static inline uint16_t f32_to_f16(float value)
     return sign | (uint16_t)((magnitude - 0x38000000u) >> 13);
 }
 
+/* For rows whose sum of squares is no float. */
+static inline double sum_of_squares(const float *row, int32_t n)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        sum += (double)row[i] * (double)row[i];
+    }
+    return sum;
+}
+
 #endif

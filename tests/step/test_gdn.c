@@ -4,6 +4,7 @@
 #include <attn/draft/recurrent.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,10 +37,11 @@ struct gdn {
     bool trusted; /* the core does not look at what a step reads */
     bool replays; /* with a ring of inputs, from which the state is written once in REPLAY tokens */
     bool paged;   /* a window lies after its state, in memory of this fixture's */
+    bool norms;   /* the layer has a norm and a gate of its output */
     void *memory;
     struct attn_layer_desc described;
     struct attn_recurrent_desc desc;
-    float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
+    float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV], scales[DV];
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
     double state[REQS][HV][DV][DK];
     float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
@@ -48,12 +50,14 @@ struct gdn {
     struct attn_cache_desc cache;
     struct attn_layer_caches caches;
     struct attn_batch_replay replay;
+    struct attn_recurrent_norm norm;
+    struct attn_io_recurrent_gate gate;
     const int32_t *initial, *checkpoint; /* slots of each request in the next steps, or NULL */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
     int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
-        out[REQS * LENGTH][HV][DV];
-    struct shaped tensors[8];
+        out[REQS * LENGTH][HV][DV], z[REQS * LENGTH][HV][DV];
+    struct shaped tensors[9];
     struct attn_batch batch;
     struct attn_batch_recurrent ext;
     struct attn_io_recurrent io_ext;
@@ -85,7 +89,8 @@ static void describe(struct gdn *g)
                          .num_speculative_tokens = g->drafted);
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
     g->caches = layer_caches(&g->cache, 1, NULL);
-    g->desc.ext.next = g->replays ? &g->caches.ext : NULL;
+    g->norm = EXTENSION(attn_recurrent_norm, ATTN_EXT_DRAFT_RECURRENT_NORM, NULL, .epsilon = 1e-5f);
+    g->desc.ext.next = g->replays ? &g->caches.ext : g->norms ? &g->norm.ext : NULL;
     layer_set_recurrent(&g->described, &g->desc);
 }
 
@@ -134,9 +139,12 @@ static void bind(struct gdn *g, const char *backend)
     } else {
         CHECK(g, client_bind(g->api, layer, &state, second, &g->error));
     }
+    const struct attn_recurrent_norm_weight scales =
+        EXTENSION(attn_recurrent_norm_weight, ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT, NULL,
+                  .weight = tensor(g, 1, g->scales, 1, DV, 0, 0, 1, 0));
     struct attn_recurrent_weights weights =
-        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, NULL, .a_log = g->a_log,
-                  .dt_bias = g->dt_bias);
+        EXTENSION(attn_recurrent_weights, ATTN_EXT_RECURRENT_WEIGHTS, g->norms ? &scales.ext : NULL,
+                  .a_log = g->a_log, .dt_bias = g->dt_bias);
     struct attn_layer_params params = SIZED(attn_layer_params, .next = &weights.ext);
     if (g->width > 0) {
         weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
@@ -233,7 +241,10 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
     g->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
                           .ring_tokens = g->ring_tokens);
     g->ext.ext.next = g->replays ? &g->replay.ext : NULL;
-    g->io_ext = EXTENSION(attn_io_recurrent, ATTN_EXT_IO_RECURRENT, NULL, );
+    g->gate = EXTENSION(attn_io_recurrent_gate, ATTN_EXT_DRAFT_IO_RECURRENT_GATE, NULL,
+                        .gate = tensor(g, 8, g->z, 3, tokens, HV, DV, HV * DV, DV));
+    g->io_ext =
+        EXTENSION(attn_io_recurrent, ATTN_EXT_IO_RECURRENT, g->norms ? &g->gate.ext : NULL, );
     g->io = SIZED(attn_step_io, .next = &g->io_ext.ext);
     if (g->width > 0) {
         g->io_ext.mixed_qkv = tensor(g, 1, g->rows, 2, tokens, CHANNELS, 0, CHANNELS, 1);
@@ -492,6 +503,55 @@ TEST(test_bad_steps)
     PLAN_REFUSED("state_slots", g->slots[1][1] = -1);
 }
 
+/* Under validation each input is looked at for NaN, but for those of requests that are left alone
+ * and of padding. */
+TEST(test_nan_of_inputs)
+{
+    static const int32_t queries[] = {1, 3, 7, 0, 2};
+    enum { LAST = 13, PADDED = 2 };
+    for (int32_t width = WIDTH; width >= 0; width -= WIDTH) {
+        static struct gdn given = {.norms = true};
+        given.width = width;
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
+        const struct {
+            const char *name, *says;
+            float *row;
+            int32_t last, size; /* the element, and elements of a row */
+        } inputs[] = {
+            {width > 0 ? "mixed_qkv" : "v", width > 0 ? "mixed_qkv[%d, 0, 159]" : "v[%d, 3, 23]",
+             g->rows[0], CHANNELS - 1, CHANNELS},
+            {width > 0 ? "mixed_qkv" : "q", width > 0 ? "mixed_qkv[%d, 0, 31]" : "q[%d, 1, 15]",
+             g->rows[0], KEYS - 1, CHANNELS},
+            {width > 0 ? "mixed_qkv" : "k", width > 0 ? "mixed_qkv[%d, 0, 32]" : "k[%d, 0, 0]",
+             g->rows[0], KEYS, CHANNELS},
+            {"a", "a[%d, 0, 3]", g->a[0], HV - 1, HV},
+            {"b", "b[%d, 0, 3]", g->b[0], HV - 1, HV},
+            {"gate", "gate[%d, 3, 23]", g->z[0][0], HV * DV - 1, HV * DV}};
+        g->slots[1][0] = -1;
+        set_step(g, queries, false);
+        g->batch.num_tokens -= PADDED;
+        g->batch.num_actual_tokens -= PADDED;
+        g->batch.num_reqs -= 1;
+        PLAN(g);
+        for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+            for (int32_t t = 0; t < LAST; t++) {
+                float *number = inputs[i].row + t * inputs[i].size + inputs[i].last, kept = *number;
+                const bool reads = (t < 1 || t > 3) && t < LAST - PADDED;
+                *number = NAN;
+                attn_status status = g->api->run(g->plan, g->layer, &g->io, &g->error);
+                assert_int_equal(status, reads ? ATTN_ERROR_NAN : ATTN_OK);
+                if (reads) {
+                    char says[64];
+                    snprintf(says, sizeof says, inputs[i].says, t);
+                    assert_string_equal(g->error.field, inputs[i].name);
+                    assert_non_null(strstr(g->error.message, says));
+                }
+                *number = kept;
+            }
+        }
+    }
+}
+
 /* A window in the layer's dtype rounds wider inputs, which a cut of a prompt must not show. */
 TEST(test_inputs_of_windows)
 {
@@ -504,6 +564,7 @@ TEST(test_inputs_of_windows)
         PLAN(g);
         struct attn_tensor other = *g->io_ext.mixed_qkv;
         other.dtype.bits = 16;
+        other.data = g->z; /* zeros of any dtype */
         if (invariant == 2) {
             RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = &other);
         } else {

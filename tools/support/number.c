@@ -77,8 +77,11 @@ void number_store(void *memory, int64_t at, int32_t dtype, double value)
         out = (1u << bits) - (bits == 16 ? 2 : 1);
         out = dtype == ATTN_DTYPE_FP8_E4M3FNUZ ? 0x80 : out;
     } else {
+        const int32_t mantissa_bits = formats[dtype].mantissa_bits;
         double magnitude = fabs(value) > largest ? largest : fabs(value);
-        out = small_float_bits(magnitude, formats[dtype].mantissa_bits, formats[dtype].bias);
+        out = bits == 16 && isinf(value)
+                  ? (1u << 15) - (1u << mantissa_bits)
+                  : small_float_bits(magnitude, mantissa_bits, formats[dtype].bias);
         bool signed_zero = dtype != ATTN_DTYPE_FP8_E4M3FNUZ;
         out |= signbit(value) && (out != 0 || signed_zero) ? 1u << (bits - 1) : 0;
     }

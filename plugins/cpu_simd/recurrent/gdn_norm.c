@@ -2,6 +2,7 @@
 /* The norm and the gate of a recurrent layer's outputs (attn_recurrent_norm), in place. */
 #include <math.h>
 
+#include "cpu_simd/convert.h"
 #include "gdn.h"
 
 /* Rows of a head in floats, padded with zeros. */
@@ -38,12 +39,15 @@ void gdn_norm_heads(const struct gdn *gdn, int64_t row, int32_t first_head, int3
     const struct attn_tensor *weight = gdn->norm_weight;
     const int32_t dv = gdn->desc->head_size_v, width = (int32_t)round_up(dv, COLUMN_MULTIPLE);
     struct norm_rows rows;
-    float sum = 0;
+    double sum = 0;
     for (int32_t h = first_head; h < first_head + num_heads; h++) {
         load_head(gdn, row, h, width, &rows);
-        sum += kernels->dot(rows.x, rows.x, width);
+        const float squares = kernels->dot(rows.x, rows.x, width);
+        sum += isfinite(squares) ? (double)squares : sum_of_squares(rows.x, width);
     }
-    const float factor = 1 / sqrtf(sum / ((float)num_heads * (float)dv) + norm->epsilon);
+    const double mean = sum / ((double)num_heads * dv);
+    /* divided by infinity, the other outputs would be zeros */
+    const float factor = isfinite(mean) ? (float)(1 / sqrt(mean + (double)norm->epsilon)) : NAN;
     for (int32_t h = first_head; h < first_head + num_heads; h++) {
         if (num_heads > 1) {
             load_head(gdn, row, h, width, &rows);

@@ -53,13 +53,13 @@ static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float o
 /* x less its floor; vf_times_power takes *whole */
 static inline vf vf_fraction(vf x, vf *whole)
 {
-    float limited = x < -160.0f ? -160.0f : x;
+    float limited = x < -160.0f ? -160.0f : x > 200.0f ? 200.0f : x;
     *whole = floorf(limited);
     return limited - *whole;
 }
 static inline vf vf_times_power(vf p, vf whole)
 {
-    return ldexpf(p, whole == whole ? (int)(whole > 200.0f ? 200.0f : whole) : 0);
+    return ldexpf(p, whole == whole ? (int)whole : 0);
 }
 
 #include "vec_common.h"

@@ -179,7 +179,9 @@ GPU_KERNEL(delta_norm, gpu_delta_norm_params)
             const float x = gated_output(p, token, head, i, gate);
             sum += x * x;
         }
-        const float rms = sqrtf(warp_sum(sum) / (float)size + p.epsilon);
+        const float mean = warp_sum(sum) / (float)size;
+        /* NaN of infinity: divided by it, the other outputs would be zeros */
+        const float rms = sqrtf(mean + (mean - mean) + p.epsilon);
         for (int32_t i = lane_index(); i < size; i += GPU_LANES) {
             const int32_t h = head + i / dv, d = i % dv;
             const float x = gated_output(p, token, head, i, gate) / rms *

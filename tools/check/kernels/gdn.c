@@ -74,21 +74,26 @@ static double mean_square(const uint8_t *out, const struct gdn_case *c, const ui
     double sum = 0;
     for (int64_t i = 0; i < c->num_rows * row; i++) {
         double x = rows[i / row] ? number_load(out, i, c->v.dtype) : 0;
-        bool counts = rows[i / row] && !(c->v.nan && isnan(x));
+        bool counts = rows[i / row] &&
+                      !(c->v.odd == GDN_NAN ? isnan(x) : c->v.odd == GDN_INFINITE && !isfinite(x));
         sum += counts ? x * x : 0;
         count += counts;
     }
     return count > 0 ? sum / (double)count : 0;
 }
 
-/* The reference's replace numbers that a chunk's products may make of a NaN (struct gdn_nan). */
-#define NAN_CHUNK 64
-static void forgive(const uint8_t *expected, uint8_t *found, int64_t first, int64_t count,
-                    int32_t dtype)
+/* The reference's replace numbers that a chunk's products may make of what was planted (struct
+ * gdn_planted). */
+#define PLANTED_CHUNK 64
+static void forgive(const struct gdn_case *c, const uint8_t *expected, uint8_t *found,
+                    int64_t first, int64_t count, int32_t dtype)
 {
+    const bool infinite = c->v.odd == GDN_INFINITE;
     for (int64_t i = first; i < first + count; i++) {
-        if (isnan(number_load(found, i, dtype))) {
-            number_store(found, i, dtype, number_load(expected, i, dtype));
+        const double want = number_load(expected, i, dtype), have = number_load(found, i, dtype);
+        if ((c->spreads && isnan(have)) ||
+            (infinite && !isfinite(have) && (c->spreads || !isfinite(want)))) {
+            number_store(found, i, dtype, want);
         }
     }
 }
@@ -96,12 +101,13 @@ static void forgive(const uint8_t *expected, uint8_t *found, int64_t first, int6
 static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t heads = c->v.num_v_heads, size = c->v.head_size_v;
-    for (int32_t i = 0; i < c->num_spreading; i++) {
-        const struct gdn_nan *nan = &c->nans[i];
-        for (int32_t t = nan->token / NAN_CHUNK * NAN_CHUNK; t < c->tokens[nan->request]; t++) {
-            forgive(test_expected(test, GDN_OUT), test_found(test, GDN_OUT),
-                    ((c->starts[nan->request] + t) * heads + nan->first_head) * size,
-                    nan->num_heads * size, c->v.dtype);
+    for (int32_t i = 0; i < GDN_PLANTED && c->v.odd != GDN_USUAL; i++) {
+        const struct gdn_planted *odd = &c->planted[i];
+        const int32_t from = odd->token / PLANTED_CHUNK * PLANTED_CHUNK;
+        for (int32_t t = from; t < c->tokens[odd->request]; t++) {
+            forgive(c, test_expected(test, GDN_OUT), test_found(test, GDN_OUT),
+                    ((c->starts[odd->request] + t) * heads + odd->first_head) * size,
+                    odd->num_heads * size, c->v.dtype);
         }
     }
 }
@@ -109,12 +115,12 @@ static void forgive_outputs(struct kernel_test *test, const struct gdn_case *c)
 static void forgive_states(struct kernel_test *test, const struct gdn_case *c)
 {
     const int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
-    for (int32_t i = 0; i < c->num_spreading; i++) {
-        const struct gdn_nan *nan = &c->nans[i];
-        if (nan->in_state) {
-            forgive(test_expected(test, GDN_STATE), test_found(test, GDN_STATE),
-                    c->slots[nan->request][0] * c->state_stride + nan->first_head * size,
-                    nan->num_heads * size, c->v.state_dtype);
+    for (int32_t i = 0; i < GDN_PLANTED && c->v.odd != GDN_USUAL; i++) {
+        const struct gdn_planted *odd = &c->planted[i];
+        if (odd->in_state) {
+            forgive(c, test_expected(test, GDN_STATE), test_found(test, GDN_STATE),
+                    c->slots[odd->request][0] * c->state_stride + odd->first_head * size,
+                    odd->num_heads * size, c->v.state_dtype);
         }
     }
 }
@@ -315,7 +321,7 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 
 /* clang-format off */
 /* A rule's cases: steps; chunks, whole, with checkpoints and forks; a mixed batch without a
- * convolution; drafts; and chunks with NaN. `norm`: of q and k. */
+ * convolution; drafts; and chunks with NaN, and with infinities. `norm`: of q and k. */
 #define RULE(code, norm)                                                                           \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code},        \
     {GDN_CHUNKS, 0, 1, 3, 24, 32, 4, 64, 0, true, false, norm, .strong = true, .rule = code},      \
@@ -324,7 +330,8 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
     {GDN_MIXED, 0, 2, 2, 24, 16, 0, 0, 0, false, false, norm, .strided = true, .rule = code},      \
     {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, norm, .initial = true, .kept = 4,          \
      .rule = code},                                                                                \
-    {GDN_CHUNKS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .nan = true, .rule = code}
+    {GDN_CHUNKS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .odd = GDN_NAN, .rule = code},       \
+    {GDN_CHUNKS, 0, 2, 4, 24, 16, 4, 0, 0, true, false, norm, .odd = GDN_INFINITE, .rule = code}
 #define STATES16(code, dtype, norm)                                                                \
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, norm, .strided = true, .rule = code,         \
      .state_dtype = dtype},                                                                        \
@@ -346,7 +353,7 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
      .rule = code, .state_dtype = dtype, .replay = 16}
 static const struct gdn_variant variants[] = {
     /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong,
-     * strided, initial, kept, nan */
+     * strided, initial, kept, odd */
     {GDN_STEPS, 0, 2, 4, 32, 32, 4, 0, 0, true, false, true, false, false, false},
     {GDN_STEPS, 0, 1, 3, 64, 24, 4, 0, 0, true, true, true, true, true, true},
     {GDN_STEPS, 0, 2, 2, 16, 40, 0, 0, 0, false, false, false, false, false, true},
@@ -370,9 +377,9 @@ static const struct gdn_variant variants[] = {
     {GDN_MIXED, 0, 2, 2, 24, 16, 3, 0, 0, true, true, true, false, true, false, true, 33},
     {GDN_DRAFTS, 0, 2, 4, 32, 24, 4, 0, 3, true, false, true, false, false, true, true, 4},
     {GDN_DRAFTS, 0, 1, 2, 24, 16, 0, 0, 5, false, false, true, true, false, false, false, 3},
-    {GDN_STEPS, 0, 2, 4, 24, 32, 4, 0, 0, true, false, true, false, false, false, false, 0, true},
-    {GDN_CHUNKS, 0, 2, 4, 24, 32, 4, 64, 0, true, false, true, false, false, false, false, 0, true},
-    {GDN_MIXED, 0, 1, 2, 32, 40, 0, 0, 0, false, false, true, false, false, false, false, 0, true},
+    {GDN_STEPS, 0, 2, 4, 24, 32, 4, 0, 0, true, false, true, false, false, false, false, 0, GDN_NAN},
+    {GDN_CHUNKS, 0, 2, 4, 24, 32, 4, 64, 0, true, false, true, false, false, false, false, 0, GDN_NAN},
+    {GDN_MIXED, 0, 1, 2, 32, 40, 0, 0, 0, false, false, true, false, false, false, false, 0, GDN_NAN},
     STATES16(GDN_GATED_DELTA, ATTN_DTYPE_BF16, true),
     STATES16(GDN_GATED_DELTA, ATTN_DTYPE_F16, true),
     RULE(GDN_KDA, true),
@@ -389,6 +396,13 @@ static const struct gdn_variant variants[] = {
     {GDN_CHUNKS, 0, 1, 4, 24, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA, .norm = 2},
     {GDN_MIXED, 0, 2, 6, 16, 40, 4, 0, 0, true, true, false, .strided = true, .rule = GDN_MAMBA2, .norm = 3},
     {GDN_DRAFTS, 0, 2, 4, 16, 24, 4, 0, 3, true, false, true, .norm = 2},
+    /* numbers whose squares are no float32, and infinities under a norm */
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .odd = GDN_INFINITE},
+    {GDN_CHUNKS, 0, 2, 4, 32, 24, 4, 0, 0, false, true, true, .odd = GDN_INFINITE, .norm = 1},
+    {GDN_MIXED, 0, 2, 4, 16, 24, 0, 0, 0, false, false, true, .rule = GDN_KDA, .odd = GDN_INFINITE, .norm = 2},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, false, true, .odd = GDN_INFINITE, .norm = 3},
+    {GDN_CHUNKS, 0, 2, 4, 24, 16, 4, 0, 0, false, false, true, .odd = GDN_HUGE, .norm = 1},
+    {GDN_STEPS, 0, 2, 4, 24, 16, 0, 0, 0, false, false, true, .rule = GDN_KDA, .odd = GDN_HUGE, .norm = 2},
     /* a ring of inputs: steps; requests of many tokens; drafts; forks; checkpoints between writes */
     REPLAY(GDN_GATED_DELTA, 0, true),
     REPLAY(GDN_KDA, ATTN_DTYPE_BF16, true),
@@ -397,13 +411,13 @@ static const struct gdn_variant variants[] = {
     REPLAY(GDN_MAMBA2, 0, false),
     REPLAY(GDN_LIGHTNING, ATTN_DTYPE_BF16, false),
     {GDN_STEPS, 0, 1, 2, 24, 16, 4, 0, 0, true, true, true, .replay = 1},
-    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .nan = true},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .odd = GDN_NAN},
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .norm = 1},
     {GDN_STEPS, 0, 1, 3, 200, 33, 0, 0, 0, false, false, true, .strided = true, .replay = 4},
     /* heads for which backends have other kernels */
     {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
-    {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, false, 0, GDN_MAMBA2},
-    {GDN_DRAFTS, 0, 1, 1, 200, 24, 4, 0, 3, true, false, true, false, false, true, true, 4, false, 0, GDN_KDA, ATTN_DTYPE_BF16},
+    {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, GDN_USUAL, 0, GDN_MAMBA2},
+    {GDN_DRAFTS, 0, 1, 1, 200, 24, 4, 0, 3, true, false, true, false, false, true, true, 4, GDN_USUAL, 0, GDN_KDA, ATTN_DTYPE_BF16},
     RULE(GDN_DELTA_SKIP, true),
     RULE(GDN_DELTA_STEP, true),
     RULE(GDN_ADDITIVE_CHANNELS, false),
@@ -416,21 +430,21 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 0, 64, 0, false, false, true, false, false, false, true, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 8, 128, 128, 4, 64, 0, true, true, true, false, false, false, false, 0},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 8, 96, 104, 4, 64, 0, true, false, true, false, false, true, true, 64},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, true, false, 0, false, 0, GDN_MAMBA2},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 32, 96, 80, 4, 64, 0, true, false, false, true, true, true, true, 64, false, 0, GDN_MAMBA2_LIMITS},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, false, false, false, false, false, true, 64, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
-    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, false, false, true, false, false, 0, false, 0, GDN_LIGHTNING},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 3, 3, 64, 40, 0, 64, 0, false, false, true, false, false, false, false, 0, true, 0, GDN_LIGHTNING, ATTN_DTYPE_BF16},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 6, 128, 128, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_BOUNDED},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, true, false, true, 64, false, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, true, true, false, true, true, false, 0, false, 0, GDN_KDA},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 3, 96, 80, 4, 64, 0, true, false, true, true, false, true, true, 64, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_BF16},
-    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, true, false, true, false, false, 0, false, 0, GDN_KDA_GIVEN},
-    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 64, 40, 4, 64, 0, true, false, true, false, false, false, false, 0, true, 0, GDN_KDA},
-    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, false, true, true, 0, false, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
-    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, false, true, false, false, 0, false, 0, GDN_KDA},
-    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 2, 128, 72, 4, 64, 0, true, false, true, false, false, true, false, 0, false, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_F16},
-    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, false, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, true, false, 0, GDN_USUAL, 0, GDN_MAMBA2},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 32, 96, 80, 4, 64, 0, true, false, false, true, true, true, true, 64, GDN_USUAL, 0, GDN_MAMBA2_LIMITS},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, false, false, false, false, false, true, 64, GDN_USUAL, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, false, false, true, false, false, 0, GDN_USUAL, 0, GDN_LIGHTNING},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 3, 3, 64, 40, 0, 64, 0, false, false, true, false, false, false, false, 0, GDN_NAN, 0, GDN_LIGHTNING, ATTN_DTYPE_BF16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 6, 128, 128, 4, 64, 0, true, false, true, false, false, true, false, 0, GDN_USUAL, 0, GDN_BOUNDED},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, true, false, true, 64, GDN_USUAL, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, true, true, false, true, true, false, 0, GDN_USUAL, 0, GDN_KDA},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 1, 3, 96, 80, 4, 64, 0, true, false, true, true, false, true, true, 64, GDN_USUAL, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_BF16},
+    {GDN_MIXED, ATTN_DTYPE_BF16, 2, 2, 128, 128, 0, 64, 0, false, false, true, false, true, false, false, 0, GDN_USUAL, 0, GDN_KDA_GIVEN},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 64, 40, 4, 64, 0, true, false, true, false, false, false, false, 0, GDN_NAN, 0, GDN_KDA},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, false, false, true, true, 0, GDN_USUAL, 0, GDN_GATED_DELTA, ATTN_DTYPE_BF16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, false, true, false, false, 0, GDN_USUAL, 0, GDN_KDA},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 2, 128, 72, 4, 64, 0, true, false, true, false, false, true, false, 0, GDN_USUAL, 0, GDN_KDA_BOUNDED, ATTN_DTYPE_F16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, GDN_USUAL, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_DELTA_SKIP},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
     {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},
@@ -496,6 +510,7 @@ static void name_number(char part[24], const char *name, int32_t number)
 static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_caps *caps,
                     const struct gdn_variant *v)
 {
+    static const char *const odds[GDN_ODD_COUNT] = {"", ".nan", ".infinite", ".huge"};
     char kept[24] = "", invariant[24] = "", state[16] = "", norm[24] = "", replay[24] = "";
     if ((v->replay > 0 && !(sink->caps->cache_roles >> ATTN_CACHE_REPLAY & 1)) ||
         !(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
@@ -513,8 +528,7 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
                v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
                v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
                v->strong ? ".strong" : "", v->strided ? ".strided" : "",
-               v->initial ? ".initial" : "", kept, v->nan ? ".nan" : "", invariant, state, norm,
-               replay);
+               v->initial ? ".initial" : "", kept, odds[v->odd], invariant, state, norm, replay);
 }
 
 void gdn_cases(const struct kernel_sink *sink)
@@ -529,13 +543,19 @@ void gdn_cases(const struct kernel_sink *sink)
         for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
             struct gdn_variant v = variants[i];
             v.dtype = dtype;
-            if ((v.rule != GDN_GATED_DELTA || v.state_dtype != 0 || v.norm != 0 || v.replay != 0) &&
+            if (v.odd == GDN_HUGE &&
+                (dtype == ATTN_DTYPE_F16 || sink->caps->device.type != ATTN_DEVICE_CPU)) {
+                continue; /* GPUs add squares in float32 */
+            }
+            if (v.odd != GDN_HUGE &&
+                (v.rule != GDN_GATED_DELTA || v.state_dtype != 0 || v.norm != 0 || v.replay != 0) &&
                 dtype != ATTN_DTYPE_F16 + (int32_t)i % 3) {
                 continue; /* one dtype each */
             }
             try_gdn(sink, caps, &v);
             /* one in four again, level 2 where a request can be cut or is a step */
-            for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && !v.nan; v.invariant++) {
+            for (v.invariant = 1; v.invariant <= 2 && i % 4 == 0 && v.odd == GDN_USUAL;
+                 v.invariant++) {
                 const uint64_t needed = v.invariant == 1 ? ATTN_FEATURE_BATCH_INVARIANT
                                                          : ATTN_FEATURE_BATCH_INVARIANT_PREFIX;
                 bool cut = v.drafted == 0 && !v.initial && v.kept == 0 && v.replay == 0;

@@ -283,27 +283,50 @@ static int64_t draw_key_or_gate(const struct gdn_case *c, int32_t *head, bool *i
     return c->first_k + key;
 }
 
-static void plant_nans(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
+static void plant(struct gdn_case *c, struct kernel_test *test, uint64_t *random)
 {
+    static const double numbers[GDN_ODD_COUNT] = {0, NAN, INFINITY, 1e25};
     const struct gdn_variant *v = &c->v;
     const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
     const int32_t value = random_below(random, v->num_v_heads * v->head_size_v);
     const int32_t query = random_below(random, keys), r = requests_with_room[v->shape];
+    const int32_t means = gdn_norms[v->norm].num_groups;
+    const int32_t of_mean = means > 0 ? v->num_v_heads / means : 1;
     int32_t head;
     bool is_gate;
     const int64_t last = draw_key_or_gate(c, &head, &is_gate, random);
-    const int64_t elements[GDN_NANS] = {c->first_v + value, c->first_q + query, last};
-    c->nans[0] = (struct gdn_nan){r, 0, value / v->head_size_v, 1, true};
-    c->nans[1] = (struct gdn_nan){3, 0, query / v->head_size_k * group, group, false};
-    c->nans[2] = (struct gdn_nan){2, 0, head, is_gate ? 1 : group, true};
-    c->num_spreading = test->trial->device->device.type != ATTN_DEVICE_CPU ? GDN_NANS : 0;
-    for (int32_t i = 0; i < GDN_NANS; i++) {
-        struct gdn_nan *nan = &c->nans[i];
-        const bool gate = i == 2 && is_gate;
-        const int64_t stride = gate ? c->gate_stride : c->row_stride;
-        nan->token = random_below(random, c->tokens[nan->request]);
-        number_store(test_input(test, gate ? GDN_A : GDN_ROWS),
-                     (c->starts[nan->request] + nan->token) * stride + elements[i], v->dtype, NAN);
+    const struct operand *z = &c->operands[GDN_OUTPUT_GATE];
+    const int32_t of_z = value / v->head_size_v;
+    const int64_t in_z = of_z * z->strides[1] + value % v->head_size_v;
+    const struct {
+        int32_t operand;
+        int64_t element, stride;
+    } at[GDN_PLANTED] = {
+        {GDN_ROWS, c->first_v + value, c->row_stride},
+        {v->norm > 0 ? GDN_OUTPUT_GATE : GDN_ROWS, v->norm > 0 ? in_z : c->first_q + query,
+         v->norm > 0 ? z->strides[0] : c->row_stride},
+        {is_gate ? GDN_A : GDN_ROWS, last, is_gate ? c->gate_stride : c->row_stride}};
+    c->planted[0] = (struct gdn_planted){r, 0, value / v->head_size_v, 1, true};
+    c->planted[1] = v->norm > 0
+                        ? (struct gdn_planted){3, 0, of_z, 1, false}
+                        : (struct gdn_planted){3, 0, query / v->head_size_k * group, group, false};
+    c->planted[2] = (struct gdn_planted){2, 0, head, is_gate ? 1 : group, true};
+    c->spreads = test->trial->device->device.type != ATTN_DEVICE_CPU;
+    for (int32_t i = 0; i < GDN_PLANTED; i++) {
+        struct gdn_planted *to = &c->planted[i];
+        const bool positive = random_below(random, 2) == 0 || at[i].operand == GDN_OUTPUT_GATE;
+        const bool usual = v->odd == GDN_HUGE && at[i].operand != GDN_ROWS;
+        to->token = random_below(random, c->tokens[to->request]);
+        number_store(test_input(test, at[i].operand),
+                     (c->starts[to->request] + to->token) * at[i].stride + at[i].element, v->dtype,
+                     usual      ? 1
+                     : positive ? numbers[v->odd]
+                                : -numbers[v->odd]);
+        /* a mean takes it to all of its heads */
+        const int32_t first = to->first_head / of_mean * of_mean;
+        const int32_t end = (to->first_head + to->num_heads + of_mean - 1) / of_mean * of_mean;
+        to->first_head = first;
+        to->num_heads = end - first;
     }
 }
 
@@ -387,8 +410,8 @@ void gdn_case_place(struct gdn_case *c, struct kernel_test *test, struct trial *
     fill_rows(c, test, random);
     fill_past(c, test, random);
     fill_weights(c, test, random);
-    if (c->v.nan) {
-        plant_nans(c, test, random);
+    if (c->v.odd != GDN_USUAL) {
+        plant(c, test, random);
     }
 }
 

@@ -11,7 +11,7 @@
 enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
 #define GDN_MAX_KEPT 6      /* checkpoints of a request */
 #define GDN_MAX_TOKENS 8300 /* in a batch */
-#define GDN_NANS 3
+#define GDN_PLANTED 3
 #define GDN_MAX_SLOTS (GDN_REQS * (2 * GDN_MAX_STATES + GDN_MAX_KEPT) + 3)
 
 enum gdn_shape {
@@ -24,6 +24,15 @@ enum gdn_shape {
 };
 
 extern const char *const gdn_shape_names[GDN_SHAPE_COUNT];
+
+/* What one input of each of three requests is. */
+enum gdn_odd {
+    GDN_USUAL,
+    GDN_NAN,
+    GDN_INFINITE,
+    GDN_HUGE, /* its square is no float32 */
+    GDN_ODD_COUNT
+};
 
 /* A rule, and what its cases are named by. */
 struct gdn_rule {
@@ -57,7 +66,7 @@ struct gdn_variant {
     bool strided;        /* rows, slots and channels apart from each other */
     bool initial;        /* states are read from slots of their own */
     int32_t kept;        /* tokens from one checkpoint to the next; 0: none */
-    bool nan;            /* inputs of three requests, struct gdn_nan, are no numbers */
+    int32_t odd;         /* enum gdn_odd, inputs of three requests (struct gdn_planted) */
     int32_t invariant;   /* batch_invariant of the layer */
     int32_t rule;        /* enum gdn_rule_code */
     int32_t state_dtype; /* 0: F32 */
@@ -96,10 +105,11 @@ enum gdn_operand {
     GDN_OPERANDS
 };
 
-/* A NaN of one token. It reaches what the recurrence makes of it, and on a CPU nothing else; on a
- * GPU a kernel that works in chunks may take it to earlier tokens of its chunk, too, and to all
- * channels of its heads. */
-struct gdn_nan {
+/* A NaN or another odd number of one token. A NaN reaches what the recurrence makes of it, and on a
+ * CPU nothing else; on a GPU a kernel that works in chunks may take it to earlier tokens of its
+ * chunk, too, and to all channels of its heads. So does an infinity, of which kernels may make NaN
+ * or another infinity where the reference has one of them. */
+struct gdn_planted {
     int32_t request, token;
     int32_t first_head, num_heads; /* value heads that it reaches */
     bool in_state;
@@ -122,8 +132,9 @@ struct gdn_case {
     int32_t slots[GDN_REQS][GDN_MAX_STATES];
     int32_t initial[GDN_REQS][GDN_MAX_STATES], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
-    struct gdn_nan nans[GDN_NANS]; /* where v.nan: in a value, a query, and a key or a gate */
-    int32_t num_spreading;         /* how many may spread so: 0 on a CPU */
+    struct gdn_planted planted[GDN_PLANTED]; /* in a value, a query (of layers with a norm the
+                                                output's gate), and a key or a gate */
+    bool spreads;                            /* they may do so through a chunk: not on a CPU */
     struct operand operands[GDN_OPERANDS];
 };
 
