@@ -55,9 +55,9 @@ static struct compressed *open_runtime(void)
     return c;
 }
 
-static void bind(struct compressed *c, const char *backend)
+static void bind(struct compressed *c, const char *backend, const float *sinks)
 {
-    const struct attn_layer_params params = SIZED(attn_layer_params, .sinks = c->sinks);
+    const struct attn_layer_params params = SIZED(attn_layer_params, .sinks = sinks);
     OPEN_LAYER(c, backend, &c->described);
     c->own = client_memory((size_t)BLOCKS * BLOCK * D * 4);
     c->rows = client_memory((size_t)ROW_BLOCKS * ROW_BLOCK * D * 4);
@@ -163,7 +163,7 @@ static struct compressed *open_layer(const char *backend)
 {
     struct compressed *c = open_runtime();
     draw(c, c->sinks, HEADS);
-    bind(c, backend);
+    bind(c, backend, c->sinks);
     return c;
 }
 
@@ -194,6 +194,29 @@ TEST(test_phases)
     }
 }
 
+/* Partial outputs and log-sum-exps of heads that an engine adds have room of their own. */
+TEST(test_room_of_padded_heads)
+{
+    enum { ADDED = 29, MANY = 8192 }; /* the areas of so many tokens, not kernels' scratch, count */
+    const float sinks[HEADS + ADDED] = {0};
+    size_t bytes[2];
+    for (int32_t i = 0; i < (CPU_SIMD ? 2 : 0); i++) {
+        OWNED(close_all) struct compressed *c = open_runtime();
+        struct attn_workspace workspace = SIZED(attn_workspace, );
+        c->mla.padded_num_q_heads = i * (HEADS + ADDED);
+        bind(c, "cpu_simd", sinks);
+        c->api->plan_destroy(c->plan);
+        free(c->workspace);
+        OPEN_PLAN(c, REQS, MANY, LENGTH);
+        CHECK(c, c->api->plan_workspace(c->plan, &workspace, &c->error));
+        bytes[i] = workspace.bytes;
+    }
+    if (!CPU_SIMD) {
+        skip();
+    }
+    assert_true(bytes[1] >= bytes[0] + (size_t)MANY * ADDED * (D + 2) * sizeof(float));
+}
+
 /* A run that brings no rows writes none; one that only writes does. */
 TEST(test_rows_written_apart)
 {
@@ -221,7 +244,7 @@ TEST(test_rows_written_apart)
 TEST(test_batches)
 {
     OWNED(close_all) struct compressed *c = open_runtime();
-    bind(c, "cpu_ref");
+    bind(c, "cpu_ref", c->sinks);
     fill(c, prompts);
     set_step(c);
     c->row_length[3] = 15; /* 64 tokens finish 16 */
