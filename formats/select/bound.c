@@ -3,6 +3,7 @@
 
 #include <attn/draft/compressor.h>
 #include <attn/indexer.h>
+#include <attn/mla.h>
 
 /* float32: sums of float32 products and an exponential good to a few units in the last place.
  * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of
@@ -90,6 +91,23 @@ struct bound bound_of_attend_lse(const struct attend_form *f)
                           .least = least};
 }
 
+/* MLA's projections in the core round to the activations' dtype thrice: queries in latent space, or
+ * keys and values of each head; what is attended, or each part of it; what is projected back. Of
+ * simulated steps with scores up to 14 an output needs 2.2 times the bound of one attend. A score
+ * that two roundings, of a cached row and of its key, move by 2^-9 of itself each is off by
+ * 7 2^-7, and so may a log-sum-exp be; simulated ones need 3.9 times the bound. */
+#define PROJECTED_ROUNDINGS 3
+#define PROJECTED_LSE 8
+static bool projects(const struct attn_layer_desc *layer)
+{
+    const struct attn_ext *ext = layer->next;
+    while (ext != NULL && ext->id != ATTN_EXT_MLA_DESC) {
+        ext = ext->next;
+    }
+    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)(const void *)ext;
+    return mla != NULL && mla->absorb_in_core;
+}
+
 void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
 {
     const struct attend_form form = {
@@ -105,7 +123,9 @@ void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
         return; /* its output is lists */
     }
     const struct bound out = recurrent ? bound_of_dtype(layer->dtype) : bound_of_attend(&form);
-    choice->bound_of_row_rms = out.absolute;
-    choice->bound_of_element = out.relative;
-    choice->bound_of_lse = recurrent ? 0 : bound_of_attend_lse(&form).least;
+    const int32_t outputs = projects(layer) ? PROJECTED_ROUNDINGS : 1;
+    const int32_t lses = projects(layer) ? PROJECTED_LSE : 1;
+    choice->bound_of_row_rms = outputs * out.absolute;
+    choice->bound_of_element = outputs * out.relative;
+    choice->bound_of_lse = recurrent ? 0 : lses * bound_of_attend_lse(&form).least;
 }

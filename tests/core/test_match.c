@@ -6,6 +6,7 @@
 
 #include "match_setting.h"
 #include "runtime/probe.h"
+#include "select/bound.h"
 #include "support/layer.h"
 
 /* What every CASE begins with. */
@@ -374,6 +375,23 @@ CASE(test_mla)
     expect_fields(&s, others + 1, "topk");
     s.layer.head_size = 568;
     expect_unresolved(&s, "head_size");
+}
+
+/* Projections in the core round twice more than an attend. */
+CASE(test_bounds_of_projections)
+{
+    struct attn_mla_desc mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, );
+    struct attn_choice choice[2] = {{.kv_dtype = ATTN_KV_BF16}, {.kv_dtype = ATTN_KV_BF16}};
+    s.layer.kind = ATTN_LAYER_MLA;
+    s.layer.next = &mla.ext;
+    for (int32_t i = 0; i < 2; i++) {
+        mla.absorb_in_core = i;
+        bound_set(&choice[i], &s.layer);
+    }
+    assert_true(choice[0].bound_of_row_rms == 2e-2 && choice[0].bound_of_lse == 0x1p-7);
+    assert_true(choice[1].bound_of_row_rms == 3 * choice[0].bound_of_row_rms);
+    assert_true(choice[1].bound_of_element == 3 * choice[0].bound_of_element);
+    assert_true(choice[1].bound_of_lse == 8 * choice[0].bound_of_lse);
 }
 
 /* A layer with caches beyond those of its kind: alone, not composed of others, and with keys of its

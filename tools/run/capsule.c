@@ -379,7 +379,6 @@ static void replay_finish(struct replay *r)
 static void compare(struct json *results, const struct capsule *c, const char *what,
                     struct bound bound, const uint8_t *found, const uint8_t *reference)
 {
-    const int32_t roundings = c->kv_lora_rank > 0 ? 3 : 1; /* projected, attended, projected back */
     const int64_t rows = capsule_rows(c, 3) * c->num_q_heads, dims = c->head_size_v;
     int64_t off = 0, worst_at = 0;
     double worst = 0;
@@ -389,7 +388,7 @@ static void compare(struct json *results, const struct capsule *c, const char *w
             const double want = number_load(reference, row * dims + d, c->dtype);
             const double have = number_load(found, row * dims + d, c->dtype);
             const double allowed = bound_allows(bound, rms, c->dtype, want);
-            const double ratio = bound_ratio(want, have, roundings * allowed);
+            const double ratio = bound_ratio(want, have, allowed);
             off += ratio > 1;
             if (ratio > worst) {
                 worst = ratio;

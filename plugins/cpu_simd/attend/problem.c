@@ -344,7 +344,7 @@ int32_t find_listed_rows(const struct attend_problem *problem, const struct row_
         end = min_i32(end, lists->lengths[query * lists->length_stride + head] << shift);
     }
     for (int32_t i = first; i < end; i++) {
-        int64_t j = ((int64_t)list[i >> shift] << shift) + (i & mask);
+        int64_t j = (int64_t)list[i >> shift] * (mask + 1) + (i & mask);
         if (j < seen.low || j >= seen.high) {
             continue;
         }
