@@ -423,7 +423,10 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
             TRY(is_query ? check_rows(name, tensors[i].tensor, &query, plan->num_tokens, error)
                          : tensor_check(tensors[i].tensor, &flat, NULL, error));
             TRY_IF(!is_query && writes, validate_written(plan, tensors[i].tensor, name, error));
-            TRY_IF(is_query || projects, validate_tensor(plan, tensors[i].tensor, name, error));
+            /* heads that the engine pads to may hold anything */
+            const int64_t heads = is_query ? l->num_q_heads : INT64_MAX;
+            TRY_IF(is_query || projects,
+                   validate_heads(plan, tensors[i].tensor, heads, name, error));
         }
     }
     return attends ? check_attend(plan, step, io, mla, error) : ATTN_OK;

@@ -478,12 +478,14 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
 const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
-/* NaN in rows first .. end - 1 of a tensor; in all rows of the step; in those of k or v that have a
- * slot. */
+/* NaN in rows first .. end - 1 of a tensor; in all rows of the step, and there in the first heads
+ * alone; in those of k or v that have a slot. */
 attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tensor, int64_t first,
                           int64_t end, const char *name, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, struct attn_error *error);
+attn_status validate_heads(const attn_plan *plan, const struct attn_tensor *tensor, int64_t heads,
+                           const char *name, struct attn_error *error);
 attn_status validate_written(const attn_plan *plan, const struct attn_tensor *tensor,
                              const char *name, struct attn_error *error);
 /* The place of one of `count` numbers from `first` to end - 1, of `size` bytes each, that stands

@@ -326,11 +326,13 @@ static bool looks_at(const attn_plan *plan, const struct attn_tensor *tensor)
            tensor->data != NULL && tensor->ndim >= 2 && tensor->ndim <= 3;
 }
 
-static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, const char *name,
-                                struct attn_error *error)
+/* The first `most` heads of it. */
+static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, int64_t most,
+                                const char *name, struct attn_error *error)
 {
     const int32_t last = tensor->ndim - 1;
-    const int64_t bytes = tensor->dtype.bits / 8, heads = last == 2 ? tensor->shape[1] : 1;
+    const int64_t bytes = tensor->dtype.bits / 8, all = last == 2 ? tensor->shape[1] : 1;
+    const int64_t heads = all < most ? all : most;
     const int64_t dims = tensor->shape[last], dim = tensor_stride(tensor, last);
     const int64_t row = tensor_stride(tensor, 0), head = tensor_stride(tensor, last - 1);
     const uint8_t *data = tensor_data(tensor);
@@ -346,7 +348,20 @@ attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tenso
                           int64_t end, const char *name, struct attn_error *error)
 {
     for (int64_t t = first; looks_at(plan, tensor) && t < end && t < tensor->shape[0]; t++) {
-        TRY(validate_row(tensor, t, name, error));
+        TRY(validate_row(tensor, t, INT64_MAX, name, error));
+    }
+    return ATTN_OK;
+}
+
+attn_status validate_heads(const attn_plan *plan, const struct attn_tensor *tensor, int64_t heads,
+                           const char *name, struct attn_error *error)
+{
+    int64_t rows = plan->given.num_actual_tokens;
+    if (looks_at(plan, tensor) && plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
+        rows = plan->given.query_start_loc[plan->given.num_reqs]; /* what follows is padding */
+    }
+    for (int64_t t = 0; looks_at(plan, tensor) && t < rows && t < tensor->shape[0]; t++) {
+        TRY(validate_row(tensor, t, heads, name, error));
     }
     return ATTN_OK;
 }
@@ -354,11 +369,7 @@ attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tenso
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, struct attn_error *error)
 {
-    int64_t rows = plan->given.num_actual_tokens;
-    if (looks_at(plan, tensor) && plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
-        rows = plan->given.query_start_loc[plan->given.num_reqs]; /* what follows is padding */
-    }
-    return validate_rows(plan, tensor, 0, rows, name, error);
+    return validate_heads(plan, tensor, INT64_MAX, name, error);
 }
 
 attn_status validate_written(const attn_plan *plan, const struct attn_tensor *tensor,
@@ -366,7 +377,7 @@ attn_status validate_written(const attn_plan *plan, const struct attn_tensor *te
 {
     const struct attn_batch *b = &plan->given;
     for (int64_t t = 0; looks_at(plan, tensor) && t < b->num_slots && t < tensor->shape[0]; t++) {
-        TRY_IF(b->slot_mapping[t] >= 0, validate_row(tensor, t, name, error));
+        TRY_IF(b->slot_mapping[t] >= 0, validate_row(tensor, t, INT64_MAX, name, error));
     }
     return ATTN_OK;
 }

@@ -525,6 +525,22 @@ TEST(test_nan_of_padding)
     }
 }
 
+/* Heads that the engine pads to may hold anything, under validation too. */
+TEST(test_nan_of_padded_heads)
+{
+    static const struct setting s = {"cpu_ref",     .heads = 5,        .padded = 8,
+                                     .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    OWNED(mla_end) struct mla *m = mla_create(&s);
+    step(m);
+    PLAN(m);
+    m->q[6][5][0] = m->q[6][7][NOPE] = NAN;
+    RUN(m);
+    compare(m, true);
+    RUN_REFUSED("q_nope", m->q[6][4][NOPE - 1] = NAN);
+    m->q[6][4][NOPE - 1] = 1;
+    RUN_REFUSED("q_pe", m->q[6][4][NOPE] = NAN);
+}
+
 TEST(test_bad_topk)
 {
     const struct setting s =
