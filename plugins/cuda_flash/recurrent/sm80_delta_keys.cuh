@@ -68,6 +68,7 @@ typedef char prepare_raw[RAW_KEY_ROWS * CHUNK_DIMS * 2];
 /* What is prepared from gates per channel. */
 struct channel_gates {
     float beta[CHUNK];
+    float bias[CHUNK_DIMS];
     float past[BLOCKS][CHUNK_DIMS]; /* decays of blocks */
 };
 

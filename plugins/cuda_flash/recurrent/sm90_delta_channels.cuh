@@ -2,228 +2,178 @@
 /* The prepare kernel for gates per channel (KDA). With D_ijd the decay of channel d after token j
  * up to and including token i,
  *     A_ij = beta_i sum_d D_ijd k_id k_jd for j < i; scores: sum_d D_ijd q_id k_jd for j <= i
- * Each D_ij is split at a token between j and i: both factors are products of decays, so nothing
- * overflows, and they are applied to rows of k and q, which tensor cores multiply. Pairs of
- * different blocks are split at the ends of blocks. Pairs of one block are split at the middle of
- * the smallest aligned 2, 4, 8 or 16 tokens that have both; of each of these sizes, half of the
- * block's tokens are later and half earlier, and one product of 16 x 8 has q and k of the later
- * ones with k of the earlier ones. A warp has a block's tokens, a lane two channels of
- * each half of the key dims. */
+ * Each D_ij is split at a token: its factors are applied to rows of k and q, which tensor cores
+ * multiply. Pairs of different blocks are split at the ends of blocks, and pairs of different
+ * halves of a block at its middle, so that both factors are at most 1. Pairs of one half of a block
+ * are split at the half's fourth token, where a factor may be 2^96: they are tf32 numbers. A warp
+ * has a block's tokens, a lane rows and columns of them as mma's sums have. */
 #ifndef CUDA_FLASH_SM90_DELTA_CHANNELS_CUH
 #define CUDA_FLASH_SM90_DELTA_CHANNELS_CUH
 
+#include "cuda_flash/ptx/sm90_copy.cuh"
 #include "sm80_delta_prepare.cuh"
 
-/* Operands of blocks on the diagonal, later rows of k, follow q in memory. */
+/* log2 of a token's decay is at least this: four tokens' factors are then far from the limits of
+ * tf32, and a smaller decay rounds to 0 in f16. */
+#define LEAST_LOG2_DECAY -24.0f
+
+/* Gates' inputs and, in their place, rows of k by decays follow the inputs of q in memory. */
 #define TILE_BYTES ((int)sizeof(prepare_memory::q))
+#define FACTORS_AT ((int)sizeof(prepare_memory::inputs))
 struct alignas(256) channel_memory : prepare_memory {
-    char rest_of_factors[2 * TILE_BYTES - sizeof(prepare_memory::a)];
+    char rest_of_factors[FACTORS_AT + TILE_BYTES - sizeof(prepare_memory::a)];
 };
 static_assert(offsetof(prepare_memory, a) + sizeof(prepare_memory::a) == sizeof(prepare_memory),
               "factors follow q");
 
-/* Decays of a block's tokens in the lane's two channels. */
-typedef float block_decays[BLOCK][2];
-
-/* The offset of the lane's two channels in a tile's row of the block's first token, and in that of
- * token t. */
-GPU_INLINE uint32_t first_place(int32_t half)
+/* Whether gates' inputs are copied to shared memory 16 bytes at a time. */
+GPU_INLINE bool gates_are_wide(const gpu_delta_params &p)
 {
-    int32_t lane = lane_again();
-    return place16<CHUNK_DIMS / 8>(prepare_warp() * BLOCK, half * 8 + (lane >> 2)) + (lane & 3) * 4;
+    return p.a.dtype == ATTN_DTYPE_BF16 && p.a.column == 1 && p.a.row % 8 == 0 &&
+           p.rule.gates == CHUNK_DIMS && (uint64_t)p.a.data % 16 == 0 &&
+           p.rule.gate != ATTN_GATE_CONSTANT;
 }
 
-GPU_INLINE uint32_t place_of_token(uint32_t first, int t)
+/* Starts the copy of the gates' inputs to `factors`, zeros past the last token. */
+GPU_INLINE void fetch_gates(const gpu_delta_params &p, const prepare_item &item, int32_t head,
+                            char *factors)
 {
-    return (first ^ (t & 7) * 16) + t * 128;
+    int32_t thread = prepare_warp() * GPU_LANES + lane_index(), piece = thread % 16;
+    int32_t row = thread / 16, tokens = item.request.num_tokens - item.first;
+    const char *from = p.a.data + ((item.request.first_row + item.first + (int64_t)row) * p.a.row +
+                                   (int64_t)head * CHUNK_DIMS + piece * 8) *
+                                      2;
+    uint32_t to = shared_address(factors) + place16<CHUNK_DIMS / 8>(row, piece);
+#pragma unroll
+    for (int i = 0; i < CHUNK; i += 8) {
+        bool is_there = row + i < tokens;
+        copy16(to + i * 128, is_there ? from + i * p.a.row * 2 : p.a.data, is_there ? 16 : 0);
+    }
 }
 
-/* Loads the gates' inputs; tokens past the end read the last. Types other than bf16 and float32
- * pass through the memory at `stage`, so that the code is there once. */
-GPU_INLINE void load_decays(const gpu_delta_params &p, const prepare_item &item, int64_t at,
-                            int32_t real, char *stage, block_decays &x)
+GPU_INLINE float fast_log2(float x)
 {
-    const gpu_matrix &m = p.a;
-    int64_t first = item.request.first_row + item.first + prepare_warp() * BLOCK;
-    int32_t last = item.request.first_row + item.request.num_tokens - 1 - (int32_t)first;
-    bool wide = m.column == 1 && real == 2 && (m.row | at) % 2 == 0 && (uint64_t)m.data % 8 == 0;
-    if (wide && m.dtype == ATTN_DTYPE_BF16) {
-        uint32_t two[BLOCK];
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The larger one, NaN if one is. */
+GPU_INLINE float larger(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+/* Gates' inputs of the warp's tokens in the 16 channels from `first` on, eight in a lane: element i
+ * has channel first + lane / 4 + i / 4 * 8 and token_of_gate(i) of the block, as a right operand of
+ * mma has columns and rows. Wide ones are in the tile at `at`. */
+typedef float lane_gates[8];
+
+GPU_INLINE int32_t token_of_gate(int i)
+{
+    return (i >> 1 & 1) * 8 + (lane_again() & 3) * 2 + (i & 1);
+}
+
+GPU_INLINE void load_gates(const gpu_delta_params &p, const prepare_item &item, int32_t head,
+                           int32_t first, uint32_t at, lane_gates &x)
+{
+    if (gates_are_wide(p)) {
+        uint32_t four[4];
+        load4_transposed(four, at);
 #pragma unroll
-        for (int t = 0; t < BLOCK; t++) {
-            two[t] = *(const uint32_t *)(m.data + ((first + min(t, last)) * m.row + at) * 2);
+        for (int i = 0; i < 4; i++) {
+            *(float2 *)&x[2 * i] = two_floats<KIND_BF16>(four[i]);
         }
-#pragma unroll
-        for (int t = 0; t < BLOCK; t++) {
-            *(float2 *)x[t] = two_floats<KIND_BF16>(two[t]);
-        }
-    } else if (wide && m.dtype == ATTN_DTYPE_F32) {
-#pragma unroll
-        for (int t = 0; t < BLOCK; t++) {
-            *(float2 *)x[t] = *(const float2 *)(m.data + ((first + min(t, last)) * m.row + at) * 4);
-        }
-    } else {
-        float2 *own = (float2 *)stage + lane_again();
-#pragma unroll
-        for (int t = 0; t < BLOCK; t += 8) {
+        return;
+    }
+    float y[8]; /* indexed at run time, so that the code is there once */
 #pragma unroll 1
-            for (int i = 0; i < 8; i++) {
-                int64_t row = first + min(t + i, last);
-                own[i * GPU_LANES] = make_float2(real > 0 ? matrix_number(m, row, at) : 0.0f,
-                                                 real > 1 ? matrix_number(m, row, at + 1) : 0.0f);
-            }
+    for (int i = 0; i < 8; i++) {
+        int32_t channel = first + (lane_again() >> 2) + (i >> 2) * 8;
+        int32_t t = item.first + prepare_warp() * BLOCK + token_of_gate(i);
+        bool is_there = channel < p.rule.gates && t < item.request.num_tokens;
+        y[i] = is_there ? matrix_number(p.a, item.request.first_row + t,
+                                        (int64_t)head * p.rule.gates + channel)
+                        : 0.0f;
+    }
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                *(float2 *)x[t + i] = own[i * GPU_LANES];
-            }
-        }
+    for (int i = 0; i < 8; i++) {
+        x[i] = y[i];
     }
 }
 
-template <class F> GPU_INLINE void apply_to_decays(block_decays &x, const F &function)
+/* Puts log2 of decays in place of gates' inputs. scales: scale_of_gates for the lane's tokens, 0
+ * past the last token. */
+GPU_INLINE void make_log_decays(const gpu_delta_rule &rule, float rate, const float *bias,
+                                const float (&scales)[4], lane_gates &x)
 {
-#pragma unroll
-    for (int t = 0; t < BLOCK; t++) {
-        x[t][0] = function(x[t][0], 0);
-        x[t][1] = function(x[t][1], 1);
-    }
-}
-
-/* The decays of the warp's block, as log_decay has their logarithms: of tokens and channels that
- * do not exist, 1. */
-GPU_INLINE void make_decays(const gpu_delta_params &p, const prepare_item &item, int32_t head,
-                            int32_t half, char *factors, block_decays &x)
-{
-    const gpu_delta_rule &rule = p.rule;
     constexpr float log2_of_e = LOG2_OF_E;
-    int32_t d = half * (CHUNK_DIMS / 2) + lane_again() * 2, real = min(max(rule.gates - d, 0), 2);
-    int64_t at = (int64_t)head * rule.gates + (real > 0 ? d : 0);
-    int32_t tokens = item.request.num_tokens - item.first - prepare_warp() * BLOCK;
-    float rate = 0.0f, bias[2] = {0.0f, 0.0f};
-    if (rule.gate != ATTN_GATE_GIVEN) {
-        rate = expf(p.a_log[head]) * log2_of_e;
-    }
-    if (rule.gate == ATTN_GATE_CONSTANT) {
-        apply_to_decays(x, [=](float, int) { return fast_exp2(-rate); });
-    } else {
-        load_decays(p, item, at, real, factors + tile_at<16>(prepare_warp() * BLOCK, half * 8), x);
-    }
-    if (rule.gate == ATTN_GATE_SOFTPLUS || rule.gate == ATTN_GATE_BOUNDED) {
+    float of_piece[2] = {bias[lane_again() >> 2], bias[(lane_again() >> 2) + 8]};
+    if (rule.gate == ATTN_GATE_SOFTPLUS) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            bias[i] = i < real ? p.dt_bias[at + i] : 0.0f;
+        for (int i = 0; i < 8; i++) {
+            float y = (x[i] + of_piece[i >> 2]) * log2_of_e;
+            float softplus = fast_log2(1.0f + fast_exp2(y)); /* in units of log(2) */
+            x[i] = y > SOFTPLUS_LINEAR * log2_of_e ? y : softplus;
         }
-    }
-    if (rule.gate == ATTN_GATE_GIVEN) {
-        apply_to_decays(x, [=](float g, int) { return fast_exp2(g * log2_of_e); });
-    } else if (rule.gate == ATTN_GATE_BOUNDED) {
-        float bound = rule.gate_bound * log2_of_e;
-        apply_to_decays(x, [=](float a, int i) {
-            float sigmoid = fast_reciprocal(1.0f + fast_exp2(-rate * (a + bias[i])));
-            return fast_exp2(bound * sigmoid);
-        });
-    } else if (rule.gate == ATTN_GATE_SOFTPLUS) {
-        float least = rule.dt_min, most = rule.dt_max > 0.0f ? rule.dt_max : bits_float(0x7f800000);
-        apply_to_decays(x, [=](float a, int i) {
-            float y = a + bias[i];
-            float dt = 0.6931471805599453f * __log2f(1.0f + fast_exp2(y * log2_of_e));
-            dt = y > SOFTPLUS_LINEAR ? y : dt;
-            dt = dt < least ? least : dt > most ? most : dt;
-            return fast_exp2(-rate * dt);
-        });
-    }
+        if (rule.dt_min > 0.0f || rule.dt_max > 0.0f) {
+            float most = rule.dt_max > 0.0f ? rule.dt_max * log2_of_e : bits_float(0x7f800000);
 #pragma unroll
-    for (int t = 0; t < BLOCK; t++) {
-        x[t][0] = t < tokens && real > 0 ? x[t][0] : 1.0f;
-        x[t][1] = t < tokens && real > 1 ? x[t][1] : 1.0f;
-    }
-}
-
-GPU_INLINE void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[i] = multiply_halves(x[i], by[i]);
-    }
-}
-
-/* k of the block's tokens in the lane's two channels of a half of the key dims. */
-typedef uint32_t block_keys[BLOCK];
-
-/* Sums of q k^T and k k^T in the warp's block on the diagonal. */
-#define SPLITS 4 /* 2, 4, 8 and 16 tokens */
-struct diagonal_sums {
-    float same[2][4]; /* 16 x 16; on its diagonal, products of a token's q with its own k */
-    /* For pairs that are split at the middle of 2 HALF tokens, HALF = 1 << split, 8 x 8 each of q
-     * and of k: rows are the tokens of later halves, columns those of earlier ones. */
-    float split[SPLITS][4];
-
-    /* Adds products of the block's rows in half of the key dims. */
-    __device__ __forceinline__ void add_same(const prepare_memory &m, int32_t half)
-    {
-        int32_t lane = lane_again();
-        uint32_t tile = prepare_warp() * BLOCK * 128 + half * CHUNK * 128;
-        uint32_t row = tile + place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
-        uint32_t column =
-            tile + place16<CHUNK_DIMS / 8>((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
-#pragma unroll 1
-        for (int step = 0; step < CHUNK_DIMS / 32; step++) {
-            uint32_t left[4], right[4];
-            load4(left, shared_address(m.q) + (row ^ step * 32));
-            load4(right, shared_address(m.k) + (column ^ step * 32));
-            multiply<KIND_F16>(same[0], left, right[0], right[1]);
-            multiply<KIND_F16>(same[1], left, right[2], right[3]);
-        }
-    }
-
-    /* Adds pairs that are split at the middle of 2 HALF tokens. Rows of later halves, of q then of
-     * k, get the decay from the middle up to and including the token, in the block's rows of
-     * `left`; rows of k of earlier halves get that after the token up to the middle, in place of
-     * eight rows of m.k. */
-    template <int HALF>
-    __device__ __forceinline__ void add(prepare_memory &m, const block_decays &x,
-                                        const block_keys &keys, int32_t half, char *left,
-                                        float (&sums)[4])
-    {
-        uint32_t first = first_place(half);
-        char *right = (char *)m.k;
-        sync_lanes(); /* rows have been read */
-#pragma unroll
-        for (int middle = HALF; middle < BLOCK; middle += 2 * HALF) {
-            float later[2] = {1.0f, 1.0f}, earlier[2] = {1.0f, 1.0f};
-#pragma unroll
-            for (int i = 0; i < HALF; i++) {
-                int after = middle + i, before = middle - 1 - i;
-                int row = (middle - HALF) / 2 + i; /* among tokens of later halves */
-                int column = (middle - HALF) / 2 + HALF - 1 - i;
-                later[0] *= x[after][0], later[1] *= x[after][1];
-                uint32_t by = pack2<KIND_F16>(later[0], later[1]);
-                uint32_t q = *(const uint32_t *)((char *)m.q + place_of_token(first, after));
-                *(uint32_t *)(left + place_of_token(first, row)) = multiply_halves(q, by);
-                *(uint32_t *)(left + place_of_token(first, row + 8)) =
-                    multiply_halves(keys[after], by);
-                by = pack2<KIND_F16>(earlier[0], earlier[1]);
-                *(uint32_t *)(right + place_of_token(first, column)) =
-                    i == 0 ? keys[before] : multiply_halves(keys[before], by);
-                earlier[0] *= x[before][0], earlier[1] *= x[before][1];
+            for (int i = 0; i < 8; i++) {
+                x[i] = -larger(-larger(x[i], rule.dt_min * log2_of_e), -most);
             }
         }
-        sync_lanes();
-        int32_t lane = lane_again();
-        uint32_t tile = prepare_warp() * BLOCK * 128 + half * CHUNK * 128;
-        uint32_t of_left =
-            shared_address(left) + tile + place16<CHUNK_DIMS / 8>(lane & 15, lane >> 4);
-        uint32_t of_right =
-            shared_address(right) + tile + place16<CHUNK_DIMS / 8>(lane & 7, lane >> 3);
-#pragma unroll 1
-        for (int steps = 0; steps < CHUNK_DIMS / 64; steps++) {
-            uint32_t four[4], near[4], far[4];
-            load4(four, of_right ^ steps * 64);
-            load4(near, of_left ^ steps * 64);
-            load4(far, of_left ^ steps * 64 ^ 32);
-            multiply<KIND_F16>(sums, near, four[0], four[1]);
-            multiply<KIND_F16>(sums, far, four[2], four[3]);
+    } else if (rule.gate == ATTN_GATE_BOUNDED) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = fast_reciprocal(1.0f + fast_exp2((x[i] + of_piece[i >> 2]) * -rate));
         }
+    } else if (rule.gate == ATTN_GATE_CONSTANT) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = 1.0f;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x[i] = larger(x[i] * scales[i & 3], LEAST_LOG2_DECAY);
+    }
+}
+
+/* Gives the factor from a gate's function to log2 of the decay; rate: the factor of a bounded
+ * function's argument. */
+GPU_INLINE float scale_of_gates(const gpu_delta_params &p, int32_t head, float *rate)
+{
+    constexpr float log2_of_e = LOG2_OF_E;
+    if (p.rule.gate == ATTN_GATE_GIVEN) {
+        return log2_of_e;
+    }
+    float e = expf(p.a_log[head]);
+    *rate = e * log2_of_e;
+    return p.rule.gate == ATTN_GATE_BOUNDED    ? p.rule.gate_bound * log2_of_e
+           : p.rule.gate == ATTN_GATE_CONSTANT ? -*rate
+                                               : -e;
+}
+
+/* Adds sums over the eight tokens of each half of a block, for the eight rows of that half. `row`
+ * has the lane's two factors in the matrix of 8 x 8 that both halves share. */
+GPU_INLINE void add_tokens(float (&sums)[4], uint32_t row, uint32_t first, uint32_t second)
+{
+    const uint32_t rows[4] = {row, 0, 0, row};
+    multiply<KIND_F16>(sums, rows, first, second);
+}
+
+/* Sums of q k^T and k k^T in the warp's block on the diagonal, 8 x 8 each of q and of k: within the
+ * first half of its tokens, within the second, and of the second with the first. */
+struct diagonal_sums {
+    float sums[3][4];
+
+    __device__ __forceinline__ void add(int i, const float (&q)[2], const float (&k)[2],
+                                        const float (&by)[2])
+    {
+        multiply_tf32(sums[i], q[0], k[0], q[1], k[1], by[0], by[1]);
     }
 
     /* Stores the block of scores, and A in float32; q's sums go through the other head's memory. */
@@ -233,21 +183,11 @@ struct diagonal_sums {
                 column = (lane & 3) * 2;
         auto &of_q = a.diagonal[1].blocks[warp], &of_k = a.diagonal[0].blocks[warp];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (row == column + i) {
-                of_q[row][row] = same[0][i];
-                of_q[row + 8][row + 8] = same[1][2 + i];
-            }
-#pragma unroll
-            for (int split = 0; split < SPLITS; split++) {
-                int half = 1 << split;
-                int32_t later = (row & -half) * 2 + half + (row & (half - 1));
-                int32_t earlier = (column + i & -half) * 2 + (column + i & (half - 1));
-                if ((row ^ (column + i)) < half) {
-                    of_q[later][earlier] = this->split[split][i];
-                    of_k[later][earlier] = this->split[split][2 + i] * beta[warp * BLOCK + later];
-                }
-            }
+        for (int i = 0; i < 3; i++) {
+            int32_t later = row + (i > 0) * 8, earlier = column + (i == 1) * 8;
+            float write = beta[warp * BLOCK + later];
+            *(float2 *)&of_q[later][earlier] = make_float2(sums[i][0], sums[i][1]);
+            *(float2 *)&of_k[later][earlier] = make_float2(sums[i][2] * write, sums[i][3] * write);
         }
         sync_lanes();
         int32_t of_block = lane >> 1, first = (lane & 1) * 8;
@@ -264,65 +204,132 @@ struct diagonal_sums {
     }
 };
 
-/* Stores the lane's channels of the block's rows: q and, in place of factors, k by the decay from
- * the block's start, k by the decay up to its end. */
-GPU_INLINE void decay_rows(prepare_memory &m, const block_decays &x, const block_keys &keys,
-                           int32_t half, char *factors)
+/* Eight channels of the block's tokens: from the logarithms of their decays, adds to the block's
+ * sums and makes q and k (in place), by decays from the block's start, and k by decays up to the
+ * block's end. Registers of q, k and ends: rows lane / 4, then those + 8. past: decays of the block
+ * in channels 2 (lane % 4) and the next. */
+GPU_INLINE void decay_channels(const float *logs, diagonal_sums &diagonal, uint32_t *q, uint32_t *k,
+                               uint32_t *ends, float (&past)[2])
 {
-    uint32_t first = first_place(half);
-    float past[2] = {1.0f, 1.0f}, after[2] = {1.0f, 1.0f};
+    int32_t row = lane_again() >> 2, column = (lane_again() & 3) * 2;
+    /* log2 of decays since the half's fourth token, and of those of its first four tokens */
+    float since[4] = {}, first_four[4] = {}, in_first = column < 4 ? 1.0f : 0.0f;
+    uint32_t first = pack2<KIND_F16>(logs[0], logs[1]), second = pack2<KIND_F16>(logs[2], logs[3]);
+    add_tokens(since, pack2<KIND_F16>((column <= row) - in_first, (column < row) - in_first), first,
+               second);
+    add_tokens(first_four, pack2<KIND_F16>(in_first, in_first), first, second);
+    float rows[3][2][2];          /* q, k, and k by the inverse of the decay, in each half */
+    float four[2][2], last[2][2]; /* decays of the first and last four tokens of each half */
+    float later_q[2], later_k[2], earlier_k[2], of_first[2], of_second[2];
 #pragma unroll
-    for (int t = 0; t < BLOCK; t++) {
-        uint32_t at = place_of_token(first, t);
-        past[0] *= x[t][0], past[1] *= x[t][1];
-        uint32_t by = pack2<KIND_F16>(past[0], past[1]);
-        uint32_t &q = *(uint32_t *)((char *)m.q + at);
-        *(uint32_t *)(factors + at) = multiply_halves(keys[t], by);
-        q = multiply_halves(q, by);
+    for (int half = 0; half < 2; half++) {
+        float2 of_q = two_floats<KIND_F16>(q[half]), of_k = two_floats<KIND_F16>(k[half]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float x = since[2 * half + i], decay = fast_exp2(x);
+            rows[0][half][i] = (i == 0 ? of_q.x : of_q.y) * decay;
+            rows[1][half][i] = (i == 0 ? of_k.x : of_k.y) * decay;
+            rows[2][half][i] = (i == 0 ? of_k.x : of_k.y) * fast_exp2(-x);
+            four[half][i] = fast_exp2(first_four[2 * half + i]);
+            last[half][i] = lane_read(decay, 7 * 4 + (lane_again() & 3));
+        }
+        diagonal.add(half, rows[0][half], rows[1][half], rows[2][half]);
     }
 #pragma unroll
-    for (int t = BLOCK - 1; t >= 0; t--) {
-        *(uint32_t *)((char *)m.k + place_of_token(first, t)) =
-            multiply_halves(keys[t], pack2<KIND_F16>(after[0], after[1]));
-        after[0] *= x[t][0], after[1] *= x[t][1];
+    for (int i = 0; i < 2; i++) {
+        later_q[i] = rows[0][1][i] * four[1][i], later_k[i] = rows[1][1][i] * four[1][i];
+        earlier_k[i] = rows[2][0][i] * last[0][i];
+        of_first[i] = four[0][i] * last[0][i], of_second[i] = four[1][i] * last[1][i];
+        past[i] = of_first[i] * of_second[i];
     }
-    *(float2 *)&m.channels.past[prepare_warp()][half * (CHUNK_DIMS / 2) + lane_again() * 2] =
-        make_float2(past[0], past[1]);
+    diagonal.add(2, later_q, later_k, earlier_k);
+    q[0] = pack2<KIND_F16>(rows[0][0][0] * four[0][0], rows[0][0][1] * four[0][1]);
+    k[0] = pack2<KIND_F16>(rows[1][0][0] * four[0][0], rows[1][0][1] * four[0][1]);
+    q[1] = pack2<KIND_F16>(later_q[0] * of_first[0], later_q[1] * of_first[1]);
+    k[1] = pack2<KIND_F16>(later_k[0] * of_first[0], later_k[1] * of_first[1]);
+    ends[0] = pack2<KIND_F16>(earlier_k[0] * of_second[0], earlier_k[1] * of_second[1]);
+    ends[1] = pack2<KIND_F16>(rows[2][1][0] * last[1][0], rows[2][1][1] * last[1][1]);
 }
 
-/* Stores rows to global memory, times the decays of the blocks before theirs, or after theirs with
- * `backwards`; to_past: gets the decay of the chunk. */
-GPU_INLINE void store_decayed(const channel_gates &gates, const void *from, void *to,
-                              bool backwards, float *to_past)
+/* Makes the warp's block on the diagonal. Rows of q get the decays from the block's start, so do
+ * rows of k in place of gates' inputs at `factors`; rows of m.k get the decays up to its end. */
+GPU_INLINE void decay_block(const gpu_delta_params &p, prepare_memory &m, int32_t head,
+                            char *factors, diagonal_sums &diagonal)
+{
+    int32_t lane = lane_index(), warp = prepare_warp();
+    int32_t tokens = m.item.request.num_tokens - m.item.first - warp * BLOCK;
+    uint32_t first = place16<CHUNK_DIMS / 8>(warp * BLOCK + (lane & 15), lane >> 4);
+    float rate = 0.0f, scale = scale_of_gates(p, head, &rate), scales[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        scales[i] = token_of_gate(i) < tokens ? scale : 0.0f;
+    }
+#pragma unroll 1
+    for (int32_t step = 0; step < CHUNK_DIMS / 16; step++) {
+        uint32_t at = (first ^ step % 4 * 32) + step / 4 * CHUNK * 128, q[4], k[4], ends[4];
+        lane_gates logs;
+        if (p.rule.gate != ATTN_GATE_CONSTANT) {
+            load_gates(p, m.item, head, step * 16, shared_address(factors) + at, logs);
+        }
+        load4(q, shared_address(m.q) + at);
+        load4(k, shared_address(m.k) + at);
+        make_log_decays(p.rule, rate, m.channels.bias + step * 16, scales, logs);
+#pragma unroll
+        for (int piece = 0; piece < 2; piece++) {
+            float past[2];
+            decay_channels(logs + piece * 4, diagonal, q + piece * 2, k + piece * 2,
+                           ends + piece * 2, past);
+            if (lane < 4) {
+                *(float2 *)&m.channels.past[warp][step * 16 + piece * 8 + lane * 2] =
+                    make_float2(past[0], past[1]);
+            }
+        }
+        sync_lanes(); /* all lanes have read */
+        store4(shared_address(m.q) + at, q);
+        store4(shared_address(factors) + at, k);
+        store4(shared_address(m.k) + at, ends);
+    }
+}
+
+GPU_INLINE void multiply_four(uint32_t (&x)[4], const uint32_t (&by)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i] = multiply_halves(x[i], by[i]);
+    }
+}
+
+/* Stores COUNT tiles to global memory: rows times the decays of the blocks before theirs, or after
+ * theirs if BACKWARDS. `past` becomes the decay of the chunk in the eight channels of the thread's
+ * column. */
+template <bool BACKWARDS, int COUNT>
+GPU_INLINE void store_decayed(const channel_gates &gates, const void *const (&from)[COUNT],
+                              void *const (&to)[COUNT], float (&past)[8])
 {
     int32_t thread = prepare_warp() * GPU_LANES + lane_again();
     int32_t column = thread % 16, row = thread / 16;
-    float past[8] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
 #pragma unroll
     for (int i = 0; i < BLOCKS; i++) {
-        int32_t block = backwards ? BLOCKS - 1 - i : i;
+        int32_t block = BACKWARDS ? BLOCKS - 1 - i : i;
         uint32_t by[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            by[k] = pack2<KIND_F16>(past[2 * k], past[2 * k + 1]);
+            by[k] = i > 0 ? pack2<KIND_F16>(past[2 * k], past[2 * k + 1]) : 0;
         }
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            uint32_t at = place16<CHUNK_DIMS / 8>(block * BLOCK + row + k * 8, column);
-            uint4 four = *(const uint4 *)((const char *)from + at);
+        for (int k = 0; k < 2 * COUNT; k++) {
+            uint32_t at = place16<CHUNK_DIMS / 8>(block * BLOCK + row + k % 2 * 8, column);
+            uint4 four = *(const uint4 *)((const char *)from[k / 2] + at);
             uint32_t x[4] = {four.x, four.y, four.z, four.w};
-            multiply_four(x, by);
-            *(uint4 *)((char *)to + at) = make_uint4(x[0], x[1], x[2], x[3]);
+            if (i > 0) {
+                multiply_four(x, by);
+            }
+            *(uint4 *)((char *)to[k / 2] + at) = make_uint4(x[0], x[1], x[2], x[3]);
         }
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            past[k] *= gates.past[block][column * 8 + k];
-        }
-    }
-    if (to_past != nullptr && row == 0) {
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            to_past[column * 8 + k] = past[k];
+            float of_block = gates.past[block][column * 8 + k];
+            past[k] = i > 0 ? past[k] * of_block : of_block;
         }
     }
 }
@@ -401,12 +408,13 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
 {
     const gpu_delta_params &p = a.p;
     int32_t head = m.item.key_head * a.group + of_group, warp = prepare_warp();
-    char *factors = (char *)m.q + TILE_BYTES;
-    block_decays decays;
-    block_keys keys;
+    char *factors = (char *)m.q + FACTORS_AT;
     diagonal_sums diagonal = {};
     lower_sums lower;
     fetch_keys(a, m);
+    if (gates_are_wide(p)) {
+        fetch_gates(p, m.item, head, factors);
+    }
     if (of_group == 0) {
         find_next(a, next, m);
     }
@@ -421,30 +429,26 @@ GPU_INLINE void prepare_channels(const sm80_delta_params &a, int32_t of_group, i
         m.channels.beta[warp * BLOCK + lane_index()] =
             is_there ? write_gate(p, row, head, step) : 0.0f;
     }
+    int32_t channel = warp * GPU_LANES + lane_index();
+    bool biased = p.rule.gate == ATTN_GATE_SOFTPLUS || p.rule.gate == ATTN_GATE_BOUNDED;
+    m.channels.bias[channel] =
+        biased && channel < p.rule.gates ? p.dt_bias[head * p.rule.gates + channel] : 0.0f;
     wait_for_copies();
     sync_preparers(); /* all inputs are written */
     make_keys<GATES_OF_CHANNELS>(a, m);
-    sync_preparers(); /* keys and the write gates are written, and inputs beyond q read */
-#pragma unroll 1
-    for (int32_t half = 0; half < 2; half++) {
-        make_decays(p, m.item, head, half, factors, decays);
-        diagonal.add_same(m, half);
-#pragma unroll
-        for (int t = 0; t < BLOCK; t++) {
-            keys[t] = *(const uint32_t *)((char *)m.k + place_of_token(first_place(half), t));
-        }
-        diagonal.add<1>(m, decays, keys, half, factors, diagonal.split[0]);
-        diagonal.add<2>(m, decays, keys, half, factors, diagonal.split[1]);
-        diagonal.add<4>(m, decays, keys, half, factors, diagonal.split[2]);
-        diagonal.add<8>(m, decays, keys, half, factors, diagonal.split[3]);
-        sync_lanes(); /* operands have been read */
-        decay_rows(m, decays, keys, half, factors);
-    }
+    sync_lanes(); /* the warp's rows of keys are written */
+    decay_block(p, m, head, factors, diagonal);
     sync_preparers(); /* all rows have their decays */
     chunk_channels &to = ((chunk_channels *)m.item.chunk)[head];
-    store_decayed(m.channels, factors, to.keys.k, false, to.past);
-    store_decayed(m.channels, m.q, to.keys.q, false, nullptr);
-    store_decayed(m.channels, m.k, to.ends, true, nullptr);
+    float past[8];
+    store_decayed<true, 1>(m.channels, {m.k}, {to.ends}, past);
+    store_decayed<false, 2>(m.channels, {factors, m.q}, {to.keys.k, to.keys.q}, past);
+    if (warp == 0 && lane_again() < 16) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            to.past[lane_again() * 8 + k] = past[k];
+        }
+    }
     lower.multiply_blocks(m, factors);
     sync_preparers(); /* all warps have read q and factors */
     const float *beta = m.channels.beta;

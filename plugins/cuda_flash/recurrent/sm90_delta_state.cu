@@ -9,7 +9,7 @@
 #define MOST_STATE_FIFTHS 3
 #define LEAST_PARTS 4
 /* The time to prepare a part with gates per channel, in chunks of the state kernel. */
-#define CHANNEL_PART 9
+#define CHANNEL_PART 7
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
 /* Requests are cut into at most so many segments, if a walk becomes shorter by so many tokens. */

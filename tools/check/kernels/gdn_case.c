@@ -147,7 +147,8 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
     c->v.state_dtype = v->state_dtype != 0 ? v->state_dtype : ATTN_DTYPE_F32;
     c->window = v->conv_width > 0 ? v->conv_width - 1 + n : 0;
     c->row_stride = c->channels + (v->strided ? 8 : 0);
-    c->gate_stride = c->gates + v->num_v_heads + (v->strided ? 5 : 0);
+    c->gate_stride = c->gates + v->num_v_heads;
+    c->gate_stride += v->strided ? 5 : 7 - (c->gate_stride + 7) % 8; /* aligned rows or not */
     c->state_stride =
         (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
     c->channel_stride = c->window + (v->strided ? 3 : 0);
