@@ -49,9 +49,10 @@ def spoil(outputs: list[torch.Tensor]) -> None:
 
 
 def compare(cell: str, ours: Callable[[], None], peer: Callable[[], None] | None, outputs: list[torch.Tensor],
-            expected: Callable[[], torch.Tensor], error: Callable[[torch.Tensor, torch.Tensor], float], bound: float) -> None:
+            expected: Callable[[], torch.Tensor], error: Callable[[torch.Tensor, torch.Tensor], float], bound: float,
+            apart: float | None = None) -> None:
     """Both run once before they are captured: what is compiled or loaded is there. outputs: ours, then the peer's, which may be
-    another tensor after each call."""
+    another tensor after each call. apart: the bound of both against each other, if the peer is less precise."""
     for call in (ours, peer or ours):
         call()
     graphs = [Graph(call) for call in (ours, peer or ours)]
@@ -60,7 +61,7 @@ def compare(cell: str, ours: Callable[[], None], peer: Callable[[], None] | None
         graph.replay()
     report(cell, lambda: error(outputs[0], expected()), bound)
     if peer:
-        report(f"{cell}, next to Triton", lambda: error(outputs[0], outputs[1]), bound)
+        report(f"{cell}, next to Triton", lambda: error(outputs[0], outputs[1]), apart or bound)
     if not ON_CPU:
         times = [[graph.microseconds() for graph in graphs] for _ in range(ROUNDS)]
         mine, other = (median(row[i] for row in times) for i in range(2))
