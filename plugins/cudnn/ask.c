@@ -26,7 +26,7 @@ struct answer {
 /* The library and the devices are the process's, as are the answers. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cudnn_library library;
-static struct nvml_device devices[NVML_MAX_DEVICES];
+static struct gpu_found devices[GPU_MAX_FOUND];
 static int32_t opened, num_devices, num_answers;
 static struct answer answers[MAX_ANSWERS];
 
@@ -34,7 +34,7 @@ static struct answer answers[MAX_ANSWERS];
  * capability and by shared memory. */
 static void describe(int32_t id, char text[DEVICE_BYTES])
 {
-    const struct nvml_device *d = &devices[id];
+    const struct gpu_found *d = &devices[id];
     const int small = d->major == 12 || (d->major == 8 && d->minor != 0 && d->minor != 7);
     const int shared = small ? 101376 : d->major == 8 ? 166912 : 232448;
     snprintf(text, DEVICE_BYTES,
@@ -56,8 +56,7 @@ static void open_once(void)
     const char *none = "";
     if (!opened) {
         opened = 1;
-        num_devices =
-            cudnn_open(&library, cause) ? nvml_devices(devices, NVML_MAX_DEVICES, &none) : 0;
+        num_devices = cudnn_open(&library, cause) ? nvml_devices(devices, GPU_MAX_FOUND, &none) : 0;
     }
 }
 

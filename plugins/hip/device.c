@@ -48,7 +48,7 @@ static const char *const attend_names[] = {
 
 static const struct hip_attend attends[] = {HIP_ATTENDS(HIP_ATTEND_FOR)};
 
-static struct loaded devices[KFD_MAX_DEVICES];
+static struct loaded devices[GPU_MAX_FOUND];
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 static const struct hip_runtime *runtime_of(const struct gpu_device *device)
@@ -134,14 +134,14 @@ static int load_modules(const struct hip_runtime *hip, struct loaded *d)
 
 const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
-    struct kfd_device found[KFD_MAX_DEVICES];
+    struct gpu_found found[GPU_MAX_FOUND];
     const char *cause = NULL;
     int before = 0, count = 0;
     const struct hip_runtime *hip = hip_runtime(&cause);
     if (hip == NULL) {
         return cause;
     }
-    int32_t known = kfd_devices(found, KFD_MAX_DEVICES, &cause);
+    int32_t known = kfd_devices(found, GPU_MAX_FOUND, &cause);
     if (id < 0 || id >= known) {
         return known == 0 ? cause : "no such device";
     }
@@ -161,7 +161,7 @@ const char *gpu_device_open(struct gpu_device *device, int32_t id)
     }
     device->context = &devices[id];
     device->id = id;
-    device->num_sms = found[id].num_cus;
+    device->num_sms = found[id].num_sms;
     device->major = found[id].major;
     device->lanes = found[id].major == 9 ? 64 : 32;
     return text_of(hip, error);

@@ -67,7 +67,7 @@ static int is_served(const char *arch)
 }
 
 /* Node `node` if it is a GPU that this process may use; its properties cannot be read otherwise. */
-static int read_node(int node, struct kfd_device *device)
+static int read_node(int node, struct gpu_found *device)
 {
     char path[128], text[8192];
     memset(device, 0, sizeof *device);
@@ -84,8 +84,7 @@ static int read_node(int node, struct kfd_device *device)
     device->minor = (int32_t)(target / 100 % 100);
     snprintf(device->arch, sizeof device->arch, "gfx%d%x%x", device->major, (unsigned)device->minor,
              (unsigned)(target % 100));
-    device->num_cus = (int32_t)(simds / per_cu);
-    device->lds_bytes = (int32_t)property(text, "lds_size_in_kb", 64) * 1024;
+    device->num_sms = (int32_t)(simds / per_cu);
     device->memory_bytes = memory_of(node);
     device->served = is_served(device->arch);
     uint64_t id = property(text, "unique_id", 0);
@@ -102,9 +101,9 @@ static int read_node(int node, struct kfd_device *device)
 
 /* Entries of a variable, indices or, where UUIDs are allowed, the beginning of one: those devices
  * in that order, up to the first entry that names none. */
-static int32_t select_devices(const char *text, struct kfd_device *devices, int32_t count)
+static int32_t select_devices(const char *text, struct gpu_found *devices, int32_t count)
 {
-    struct kfd_device all[KFD_MAX_DEVICES];
+    struct gpu_found all[GPU_MAX_FOUND];
     int32_t found = 0;
     memcpy(all, devices, (size_t)count * sizeof *all);
     while (*text != '\0' && found < count) {
@@ -128,7 +127,7 @@ static int32_t select_devices(const char *text, struct kfd_device *devices, int3
     return found;
 }
 
-int32_t kfd_devices(struct kfd_device *devices, int32_t room, const char **cause)
+int32_t kfd_devices(struct gpu_found *devices, int32_t room, const char **cause)
 {
     /* The driver's runtime filters first, then HIP, which takes either of two names. */
     static const char *const variables[] = {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
@@ -145,7 +144,7 @@ int32_t kfd_devices(struct kfd_device *devices, int32_t room, const char **cause
         last = entry->d_name[0] >= '0' && entry->d_name[0] <= '9' && node > last ? node : last;
     }
     closedir(folder);
-    for (int node = 0; node <= last && count < room && count < KFD_MAX_DEVICES; node++) {
+    for (int node = 0; node <= last && count < room && count < GPU_MAX_FOUND; node++) {
         count += read_node(node, &devices[count]);
     }
     *cause = "no AMD GPU that this process may use in " NODES;

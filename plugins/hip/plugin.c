@@ -9,30 +9,12 @@
 
 #define NAME "hip"
 
-static attn_status report(const struct attn_probe_sink *sink, const struct kfd_device *device,
-                          int32_t id)
-{
-    const struct attn_device_info info = {
-        .struct_size = sizeof info,
-        .device = {ATTN_DEVICE_ROCM, id},
-        .name = device->name,
-        .arch = device->arch,
-        .isa = "",
-        .compute_capability_major = device->major,
-        .compute_capability_minor = device->minor,
-        .num_multiprocessors = device->num_cus,
-        .memory_bytes = device->memory_bytes,
-        .uuid = device->uuid,
-    };
-    return gpu_report(sink, &info, device->served ? &gpu_caps : NULL);
-}
-
 static attn_status hip_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                              struct attn_error *error)
 {
-    struct kfd_device devices[KFD_MAX_DEVICES];
+    struct gpu_found devices[GPU_MAX_FOUND];
     const char *cause = "";
-    int32_t count = kfd_devices(devices, KFD_MAX_DEVICES, &cause), usable = 0;
+    int32_t count = kfd_devices(devices, GPU_MAX_FOUND, &cause), usable = 0;
     attn_status status = ATTN_OK;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
@@ -41,7 +23,7 @@ static attn_status hip_probe(const struct attn_host *host, const struct attn_pro
         return plugin_error(error, ATTN_ERROR_ABSENT, "runtime", "%s", cause);
     }
     for (int32_t i = 0; i < count; i++) {
-        attn_status taken = report(sink, &devices[i], i);
+        attn_status taken = gpu_report(sink, &devices[i], i, &gpu_caps);
         status = status ? status : taken;
         usable += devices[i].served;
     }

@@ -83,8 +83,8 @@ static const char *find_device(const struct ze_functions *ze, const struct intel
         return ze_text(result);
     }
     for (uint32_t i = 0; i < num_drivers; i++) {
-        ze_device_handle_t handles[INTEL_MAX_DEVICES];
-        uint32_t count = INTEL_MAX_DEVICES;
+        ze_device_handle_t handles[GPU_MAX_FOUND];
+        uint32_t count = GPU_MAX_FOUND;
         if (ze->DeviceGet(drivers[i], &count, handles) != ZE_RESULT_SUCCESS) {
             continue;
         }
@@ -342,13 +342,13 @@ static const char *enter(struct gpu_device *device, const struct intel_device *p
 
 const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
-    struct intel_device found[INTEL_MAX_DEVICES];
+    struct intel_device found[GPU_MAX_FOUND];
     const char *cause = NULL;
     const struct ze_functions *ze = ze_loader(&cause);
     if (ze == NULL) {
         return cause;
     }
-    int32_t known = intel_devices(found, INTEL_MAX_DEVICES, &cause);
+    int32_t known = intel_devices(found, GPU_MAX_FOUND, &cause);
     if (id < 0 || id >= known) {
         return known == 0 ? cause : "no such device";
     }

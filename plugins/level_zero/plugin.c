@@ -15,32 +15,16 @@
      BIT(ATTN_KV_TURBOQUANT_4BIT_NC) | BIT(ATTN_KV_TURBOQUANT_K3V4_NC) |                           \
      BIT(ATTN_KV_TURBOQUANT_3BIT_NC))
 
-static attn_status report(const struct attn_probe_sink *sink, const struct intel_device *device,
-                          int32_t id)
-{
-    const struct attn_device_info info = {
-        .struct_size = sizeof info,
-        .device = {ATTN_DEVICE_ONEAPI, id},
-        .name = device->name,
-        .arch = device->arch,
-        .isa = "",
-        .memory_bytes = device->memory_bytes,
-    };
-    struct attn_backend_caps caps = gpu_caps;
-    if (!device->has_double) {
-        caps.kernels &= ~ATTN_KERNEL_QUANTIZE;
-        caps.kv_dtypes &= ~IN_DOUBLE;
-    }
-    return gpu_report(sink, &info, device->served ? &caps : NULL);
-}
-
 static attn_status level_zero_probe(const struct attn_host *host,
                                     const struct attn_probe_sink *sink, struct attn_error *error)
 {
-    struct intel_device devices[INTEL_MAX_DEVICES];
+    struct intel_device devices[GPU_MAX_FOUND];
     const char *cause = "";
-    int32_t count = intel_devices(devices, INTEL_MAX_DEVICES, &cause), usable = 0;
+    int32_t count = intel_devices(devices, GPU_MAX_FOUND, &cause), usable = 0;
     attn_status status = ATTN_OK;
+    struct attn_backend_caps without = gpu_caps;
+    without.kernels &= ~ATTN_KERNEL_QUANTIZE;
+    without.kv_dtypes &= ~IN_DOUBLE;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }
@@ -48,14 +32,15 @@ static attn_status level_zero_probe(const struct attn_host *host,
         return plugin_error(error, ATTN_ERROR_ABSENT, "runtime", "%s", cause);
     }
     for (int32_t i = 0; i < count; i++) {
-        attn_status taken = report(sink, &devices[i], i);
+        attn_status taken =
+            gpu_report(sink, &devices[i].found, i, devices[i].has_double ? &gpu_caps : &without);
         status = status ? status : taken;
-        usable += devices[i].served;
+        usable += devices[i].found.served;
     }
     if (usable == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "arch",
                             "%s is of no family that is served: pvc, dg2, mtl, lnl, bmg",
-                            devices[0].name);
+                            devices[0].found.name);
     }
     return status;
 }

@@ -78,20 +78,21 @@ static int read_card(int card, struct intel_device *device)
         return 0;
     }
     uint32_t id = read_number(card, "device");
-    device->arch = "unknown";
-    snprintf(device->name, sizeof device->name, "Intel GPU %04x", id);
+    struct gpu_found *found = &device->found;
+    snprintf(found->arch, sizeof found->arch, "unknown");
+    snprintf(found->name, sizeof found->name, "Intel GPU %04x", id);
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
         const struct family *f = &families[i];
         if (id >= f->first && id <= f->last) {
-            device->arch = f->arch;
+            snprintf(found->arch, sizeof found->arch, "%s", f->arch);
             device->has_double = f->has_double;
             device->has_matrix = f->has_matrix;
             device->discrete = f->discrete;
-            device->served = true;
-            snprintf(device->name, sizeof device->name, "Intel %s (%04x)", f->name, id);
+            found->served = true;
+            snprintf(found->name, sizeof found->name, "Intel %s (%04x)", f->name, id);
         }
     }
-    device->memory_bytes = device->discrete ? memory_of(card) : 0;
+    found->memory_bytes = device->discrete ? memory_of(card) : 0;
     return 1;
 }
 

@@ -4,19 +4,13 @@
 #ifndef LEVEL_ZERO_SYSFS_H
 #define LEVEL_ZERO_SYSFS_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
-#define INTEL_MAX_DEVICES 64
+#include "gpu/host/backend.h"
 
 struct intel_device {
-    char name[64];
-    const char *arch;                     /* as ocloc calls it, "pvc" */
+    struct gpu_found found; /* arch: as ocloc calls it, "pvc"; no memory_bytes: the host's */
     uint32_t domain, bus, slot, function; /* where it sits on PCI */
-    int64_t memory_bytes;                 /* 0: unknown, or the host's */
     bool has_double, has_matrix;
     bool discrete;
-    bool served; /* kernels run on it */
 };
 
 /* Fills devices, discrete ones first, in the order of their places on PCI, as Level Zero counts

@@ -43,15 +43,10 @@ static const char *leave_out_services(struct attn_instance *instance)
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    const struct attn_device_info info = {.struct_size = sizeof info,
-                                          .device = {ATTN_DEVICE_CPU, 0},
-                                          .name = "fibres",
-                                          .arch = "",
-                                          .isa = "",
-                                          .num_multiprocessors = 1};
+    const struct gpu_found found = {.name = "fibres", .num_sms = 1, .served = true};
     struct attn_backend_caps caps = gpu_caps;
     caps.output_forms = HOST_OUTPUT_FORMS;
-    return gpu_report(sink, &info, &caps);
+    return gpu_report(sink, &found, 0, &caps);
 }
 
 const struct gpu_vendor gpu_vendor = {

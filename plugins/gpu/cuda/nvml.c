@@ -3,6 +3,7 @@
  * Programming Guide, "CUDA Environment Variables". */
 #include "nvml.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +41,7 @@ static int open_nvml(void *library, struct nvml *n)
            library_find(library, "nvmlDeviceGetNumGpuCores", &n->cores);
 }
 
-static int read_device(const struct nvml *n, nvml_handle handle, struct nvml_device *device)
+static int read_device(const struct nvml *n, nvml_handle handle, struct gpu_found *device)
 {
     struct nvml_memory memory = {0, 0, 0};
     unsigned cores = 0;
@@ -57,24 +58,26 @@ static int read_device(const struct nvml *n, nvml_handle handle, struct nvml_dev
     device->minor = minor;
     device->num_sms = (int32_t)(cores / (major == 8 && minor == 0 ? 64 : 128));
     device->memory_bytes = (int64_t)memory.total;
+    device->served = major >= 8;
+    snprintf(device->arch, sizeof device->arch, "sm_%d%d", major, minor);
     return 1;
 }
 
-static int64_t speed_of(const struct nvml_device *d)
+static int64_t speed_of(const struct gpu_found *d)
 {
     return ((int64_t)d->major * 16 + d->minor) * 4096 + d->num_sms;
 }
 
 /* NVML orders by PCI bus. CUDA's default order has the fastest GPU first, without a documented
  * measure; this assumes newer, then larger is faster. Equal GPUs keep their order. */
-static void order_devices(struct nvml_device *devices, int32_t count)
+static void order_devices(struct gpu_found *devices, int32_t count)
 {
     const char *order = getenv("CUDA_DEVICE_ORDER");
     if (order != NULL && strcmp(order, "PCI_BUS_ID") == 0) {
         return;
     }
     for (int32_t i = 1; i < count; i++) {
-        struct nvml_device moved = devices[i];
+        struct gpu_found moved = devices[i];
         int32_t at = i;
         for (; at > 0 && speed_of(&devices[at - 1]) < speed_of(&moved); at--) {
             devices[at] = devices[at - 1];
@@ -85,8 +88,8 @@ static void order_devices(struct nvml_device *devices, int32_t count)
 
 /* Finds the device that one entry of CUDA_VISIBLE_DEVICES names: an index, a prefix of one GPU's
  * UUID, or the whole UUID of a MIG slice. */
-static int find_entry(const struct nvml *n, const char *entry, const struct nvml_device *all,
-                      int32_t count, struct nvml_device *found)
+static int find_entry(const struct nvml *n, const char *entry, const struct gpu_found *all,
+                      int32_t count, struct gpu_found *found)
 {
     int32_t matches = 0;
     char *end;
@@ -112,9 +115,8 @@ static int find_entry(const struct nvml *n, const char *entry, const struct nvml
 }
 
 /* Reads entries up to the first that names no device; a device that is named twice hides all. */
-static int32_t visible_devices(const struct nvml *n, const char *text,
-                               const struct nvml_device *all, int32_t count,
-                               struct nvml_device *devices, int32_t room)
+static int32_t visible_devices(const struct nvml *n, const char *text, const struct gpu_found *all,
+                               int32_t count, struct gpu_found *devices, int32_t room)
 {
     int32_t found = 0;
     while (found < room) {
@@ -147,10 +149,10 @@ static int32_t visible_devices(const struct nvml *n, const char *text,
     return found;
 }
 
-static int32_t list_devices(const struct nvml *n, struct nvml_device *devices, int32_t room,
+static int32_t list_devices(const struct nvml *n, struct gpu_found *devices, int32_t room,
                             const char **cause)
 {
-    struct nvml_device all[NVML_MAX_DEVICES];
+    struct gpu_found all[GPU_MAX_FOUND];
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     unsigned count = 0;
     int32_t found = 0;
@@ -158,7 +160,7 @@ static int32_t list_devices(const struct nvml *n, struct nvml_device *devices, i
         *cause = "the NVIDIA driver is there and no GPU is";
         return 0;
     }
-    for (unsigned i = 0; i < count && found < NVML_MAX_DEVICES; i++) {
+    for (unsigned i = 0; i < count && found < GPU_MAX_FOUND; i++) {
         nvml_handle handle;
         found += n->handle(i, &handle) == 0 && read_device(n, handle, &all[found]);
     }
@@ -179,7 +181,7 @@ static int32_t list_devices(const struct nvml *n, struct nvml_device *devices, i
     return found;
 }
 
-int32_t nvml_devices(struct nvml_device *devices, int32_t room, const char **cause)
+int32_t nvml_devices(struct gpu_found *devices, int32_t room, const char **cause)
 {
     struct nvml n;
     int32_t found = 0;

@@ -5,40 +5,20 @@
 #include "gpu/cuda/nvml.h"
 #include "gpu/host/backend.h"
 
-static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
-                          int32_t id, const struct attn_backend_caps *caps)
-{
-    char arch[16];
-    snprintf(arch, sizeof arch, "sm_%d%d", device->major, device->minor);
-    const struct attn_device_info info = {
-        .struct_size = sizeof info,
-        .device = {ATTN_DEVICE_CUDA, id},
-        .name = device->name,
-        .arch = arch,
-        .isa = "",
-        .compute_capability_major = device->major,
-        .compute_capability_minor = device->minor,
-        .num_multiprocessors = device->num_sms,
-        .memory_bytes = device->memory_bytes,
-        .uuid = device->uuid,
-    };
-    return gpu_report(sink, &info, device->major >= 8 ? caps : NULL);
-}
-
 attn_status cuda_probe(const struct attn_probe_sink *sink, const struct attn_backend_caps *caps,
                        const struct attn_backend_caps *hopper, struct attn_error *error)
 {
-    struct nvml_device devices[NVML_MAX_DEVICES];
+    struct gpu_found devices[GPU_MAX_FOUND];
     const char *cause = "";
-    int32_t count = nvml_devices(devices, NVML_MAX_DEVICES, &cause), usable = 0;
+    int32_t count = nvml_devices(devices, GPU_MAX_FOUND, &cause), usable = 0;
     attn_status status = ATTN_OK;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }
     for (int32_t i = 0; i < count; i++) {
-        attn_status taken = report(sink, &devices[i], i, devices[i].major == 9 ? hopper : caps);
+        attn_status taken = gpu_report(sink, &devices[i], i, devices[i].major == 9 ? hopper : caps);
         status = status ? status : taken;
-        usable += devices[i].major >= 8;
+        usable += devices[i].served;
     }
     if (usable == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "compute_capability",

@@ -83,16 +83,28 @@ attn_status gpu_supports(const struct attn_supports_args *args,
     return ATTN_OK;
 }
 
-attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
-                       const struct attn_backend_caps *caps)
+attn_status gpu_report(const struct attn_probe_sink *sink, const struct gpu_found *found,
+                       int32_t id, const struct attn_backend_caps *caps)
 {
-    attn_status status = sink->device(sink->user, info, NULL);
-    if (status != ATTN_OK || caps == NULL) {
+    const struct attn_device_info info = {
+        .struct_size = sizeof info,
+        .device = {gpu_vendor.device_type, id},
+        .name = found->name,
+        .arch = found->arch,
+        .isa = "",
+        .compute_capability_major = found->major,
+        .compute_capability_minor = found->minor,
+        .num_multiprocessors = found->num_sms,
+        .memory_bytes = found->memory_bytes,
+        .uuid = found->uuid,
+    };
+    attn_status status = sink->device(sink->user, &info, NULL);
+    if (status != ATTN_OK || !found->served) {
         return status;
     }
     struct attn_backend_caps mine = *caps;
     mine.name = gpu_vendor.name;
-    mine.device = info->device;
+    mine.device = info.device;
     return sink->backend(sink->user, &mine, NULL);
 }
 

@@ -7,6 +7,16 @@
 #include <attn/plugin.h>
 #include <stdbool.h>
 
+#define GPU_MAX_FOUND 64
+
+/* A GPU of the machine, by what can be read without its runtime. */
+struct gpu_found {
+    char name[96], arch[16], uuid[96]; /* arch: as compilers call it; uuid: empty if it has none */
+    int32_t major, minor, num_sms;     /* 0: not known */
+    int64_t memory_bytes;
+    bool served; /* kernels run on it */
+};
+
 /* What a plugin defines. */
 struct gpu_vendor {
     const char *name;
@@ -42,10 +52,9 @@ extern const struct attn_kernels gpu_kernels;
 /* Adds the reasons that masks cannot express; a plugin's `supports`. */
 attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error);
-/* Reports a device, and the vendor's backend on it with gpu_caps or fewer; caps NULL: the device is
- * not served. */
-attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
-                       const struct attn_backend_caps *caps);
+/* Reports a device and, if it is served, the vendor's backend on it with gpu_caps or fewer. */
+attn_status gpu_report(const struct attn_probe_sink *sink, const struct gpu_found *found,
+                       int32_t id, const struct attn_backend_caps *caps);
 /* A plugin's `create` and `destroy`. */
 attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,
                        const struct attn_kernels **kernels, struct attn_error *error);
