@@ -8,43 +8,8 @@
 #ifndef GPU_DEVICE_ITEMS_H
 #define GPU_DEVICE_ITEMS_H
 
-#include "gpu/device/rows.h"
-#include "gpu/device/softmax.h"
+#include "gpu/device/run.h"
 #include "gpu/device/visible.h"
-
-/* The tiles of one item in one segment. */
-struct gpu_run {
-    gpu_row_tile row_tile;
-    int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
-    int32_t segment, first, last; /* segments that share the item */
-    int32_t item;                 /* row tile x KV heads + head */
-};
-
-/* What all scores of a run are multiplied by. */
-GPU_INLINE float score_scale(const gpu_params &p, int32_t head)
-{
-    float scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, head) : 1.0f);
-    return scale * query_scale(p, head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
-}
-
-/* Where a row of an item goes. */
-struct out_row {
-    char *data;
-    float *lse;
-    float sink; /* base 2; -inf: none */
-};
-
-GPU_INLINE out_row out_row_of(const gpu_params &p, const gpu_run &r, int32_t row)
-{
-    int32_t at = r.row_tile.first_row + row, index = at / p.problem.group;
-    int64_t token = r.row_tile.query_start + index;
-    int32_t head = r.head * p.problem.group + at - index * p.problem.group;
-    out_row v;
-    v.data = p.out.data + token * p.out.row + head * p.out.head;
-    v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
-    v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
-    return v;
-}
 
 /* 4 neighbouring dims from `d` on. */
 GPU_INLINE void write_values(const gpu_params &p, int32_t head, char *row, int32_t d,
@@ -114,9 +79,7 @@ GPU_INLINE void merge_parts(const gpu_params &p, const gpu_run &r, int32_t first
 /* A part of an item, in floats: acc_o [rows][size], row_max [rows], row_sum [rows]. */
 template <class S> GPU_INLINE float *part_of_run(const gpu_params &p, const gpu_run &r)
 {
-    int32_t slot_step = p.schedule.by_item ? 1 : 2;
-    int32_t slot = slot_step * r.segment + (!p.schedule.by_item && r.tile == 0);
-    return p.schedule.parts + (int64_t)slot * S::rows * (S::size + 2);
+    return p.schedule.parts + (int64_t)slot_of_run(p, r) * S::rows * (S::size + 2);
 }
 
 /* Whether the run is all of its item. */

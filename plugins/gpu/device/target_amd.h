@@ -192,11 +192,6 @@ GPU_INLINE uint64_t double_bits(double x)
     return __builtin_bit_cast(uint64_t, x);
 }
 
-GPU_INLINE double bits_double(uint64_t x)
-{
-    return __builtin_bit_cast(double, x);
-}
-
 /* math.h */
 #define GPU_MATH1(type, name)                                                                      \
     GPU_INLINE type name(type x)                                                                   \

@@ -130,11 +130,6 @@ GPU_INLINE uint64_t double_bits(double x)
     return (uint64_t)__double_as_longlong(x);
 }
 
-GPU_INLINE double bits_double(uint64_t x)
-{
-    return __longlong_as_double((long long)x);
-}
-
 GPU_INLINE float divide_nearest(float a, float b)
 {
     return __fdiv_rn(a, b);

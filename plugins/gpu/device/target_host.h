@@ -321,11 +321,6 @@ GPU_INLINE uint64_t double_bits(double x)
     return host_bits<uint64_t>(x);
 }
 
-GPU_INLINE double bits_double(uint64_t x)
-{
-    return host_bits<double>(x);
-}
-
 GPU_INLINE int32_t min(int32_t a, int32_t b)
 {
     return a < b ? a : b;

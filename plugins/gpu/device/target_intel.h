@@ -170,20 +170,12 @@ GPU_INLINE uint64_t double_bits(float x)
     return as_uint(x);
 }
 
-GPU_INLINE float bits_double(uint64_t x)
-{
-    return as_float((uint32_t)x);
-}
 #else
 GPU_INLINE uint64_t double_bits(double x)
 {
     return as_ulong(x);
 }
 
-GPU_INLINE double bits_double(uint64_t x)
-{
-    return as_double(x);
-}
 #endif
 
 /* math.h, where OpenCL's names differ */
