@@ -1,71 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How each kv_dtype stores rows, one row of a cache in and out, and rows of a tile in the compute
  * type. Divisions are in double, so that scales and codes are those of exact arithmetic. */
-#include "common/turboquant.h"
 #include "cpu_simd/internal.h"
 
 #define INT8_LARGEST 127.0
 
-static struct row_form turboquant_form(int32_t kv_dtype, bool is_v)
-{
-    int32_t bits = turboquant_bits(kv_dtype, is_v);
-    if (bits == 0) { /* keys of k8v4 */
-        return (struct row_form){.element = ELEMENT_E4M3};
-    }
-    return (struct row_form){.element = ELEMENT_INT8,
-                             .coding = is_v ? CODING_STEPS : CODING_LEVELS,
-                             .bits = bits,
-                             .row_scale = !is_v};
-}
+#define ACTIVATION ELEMENT_COUNT /* the element of the activations */
+#define NOT_SERVED (-1)
+
+static const struct row_form forms[] = {
+    [ATTN_KV_AUTO] = {ACTIVATION},
+    [ATTN_KV_F16] = {ELEMENT_F16},
+    [ATTN_KV_BF16] = {ELEMENT_BF16},
+    [ATTN_KV_F32] = {ELEMENT_F32},
+    [ATTN_KV_FP8_E4M3] = {ELEMENT_E4M3, .head_scale = true},
+    [ATTN_KV_FP8_E5M2] = {ELEMENT_E5M2, .head_scale = true},
+    [ATTN_KV_FP8_E4M3FNUZ] = {NOT_SERVED},
+    [ATTN_KV_FP8_PER_TOKEN_HEAD] = {ELEMENT_E4M3, .row_scale = true},
+    [ATTN_KV_INT8_PER_TOKEN_HEAD] = {ELEMENT_INT8, .row_scale = true},
+    [ATTN_KV_INT4_PER_TOKEN_HEAD] = {ELEMENT_INT8, .nibbles = true, .row_scale = true},
+    [ATTN_KV_INT8_KV] = {ELEMENT_INT8, .row_scale = true},
+    [ATTN_KV_INT8_K] = {ELEMENT_INT8, .row_scale = true},
+    [ATTN_KV_NVFP4] = {ELEMENT_INT8, .coding = CODING_NVFP4, .head_scale = true},
+    [ATTN_KV_FP8_DS_MLA] = {ELEMENT_E4M3, .coding = CODING_DS_MLA},
+    [ATTN_KV_TURBOQUANT_K8V4] = {ELEMENT_E4M3},
+    [ATTN_KV_TURBOQUANT_4BIT_NC] = {ELEMENT_INT8, CODING_LEVELS, 4, .row_scale = true},
+    [ATTN_KV_TURBOQUANT_K3V4_NC] = {ELEMENT_INT8, CODING_LEVELS, 3, .row_scale = true},
+    [ATTN_KV_TURBOQUANT_3BIT_NC] = {ELEMENT_INT8, CODING_LEVELS, 3, .row_scale = true},
+    [ATTN_KV_Q8_0] = {ELEMENT_INT8, CODING_BLOCKS, 8},
+    [ATTN_KV_Q4_0] = {ELEMENT_INT8, CODING_BLOCKS, 4},
+    [ATTN_KV_OPAQUE] = {NOT_SERVED},
+    [ATTN_KV_FP8_DS_V4] = {ELEMENT_E4M3, .coding = CODING_DS_V4},
+    [ATTN_KV_MXFP4] = {ELEMENT_INT8, .coding = CODING_MXFP4},
+};
+
+/* Values that are stored otherwise than their keys; element 0: they are not. */
+static const struct row_form value_forms[sizeof forms / sizeof *forms] = {
+    [ATTN_KV_INT8_KV] = {ELEMENT_INT8, .channel_scale = true},
+    [ATTN_KV_INT8_K] = {ACTIVATION},
+    [ATTN_KV_TURBOQUANT_K8V4] = {ELEMENT_INT8, CODING_STEPS, 4},
+    [ATTN_KV_TURBOQUANT_4BIT_NC] = {ELEMENT_INT8, CODING_STEPS, 4},
+    [ATTN_KV_TURBOQUANT_K3V4_NC] = {ELEMENT_INT8, CODING_STEPS, 4},
+    [ATTN_KV_TURBOQUANT_3BIT_NC] = {ELEMENT_INT8, CODING_STEPS, 3},
+};
 
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
 {
-    switch (kv_dtype) {
-    case ATTN_KV_AUTO:
-        return (struct row_form){.element = activation};
-    case ATTN_KV_F16:
-        return (struct row_form){.element = ELEMENT_F16};
-    case ATTN_KV_BF16:
-        return (struct row_form){.element = ELEMENT_BF16};
-    case ATTN_KV_F32:
-        return (struct row_form){.element = ELEMENT_F32};
-    case ATTN_KV_FP8_E4M3:
-        return (struct row_form){.element = ELEMENT_E4M3, .head_scale = true};
-    case ATTN_KV_FP8_E5M2:
-        return (struct row_form){.element = ELEMENT_E5M2, .head_scale = true};
-    case ATTN_KV_FP8_PER_TOKEN_HEAD:
-        return (struct row_form){.element = ELEMENT_E4M3, .row_scale = true};
-    case ATTN_KV_INT8_PER_TOKEN_HEAD:
-        return (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
-    case ATTN_KV_INT4_PER_TOKEN_HEAD:
-        return (struct row_form){.element = ELEMENT_INT8, .nibbles = true, .row_scale = true};
-    case ATTN_KV_INT8_KV:
-        return (struct row_form){
-            .element = ELEMENT_INT8, .row_scale = !is_v, .channel_scale = is_v};
-    case ATTN_KV_INT8_K:
-        return is_v ? (struct row_form){.element = activation}
-                    : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
-    case ATTN_KV_FP8_DS_MLA:
-        return (struct row_form){.element = ELEMENT_E4M3, .coding = CODING_DS_MLA};
-    case ATTN_KV_FP8_DS_V4:
-        return (struct row_form){.element = ELEMENT_E4M3, .coding = CODING_DS_V4};
-    case ATTN_KV_NVFP4:
-        return (struct row_form){
-            .element = ELEMENT_INT8, .coding = CODING_NVFP4, .head_scale = true};
-    case ATTN_KV_MXFP4:
-        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_MXFP4};
-    case ATTN_KV_TURBOQUANT_K8V4:
-    case ATTN_KV_TURBOQUANT_4BIT_NC:
-    case ATTN_KV_TURBOQUANT_K3V4_NC:
-    case ATTN_KV_TURBOQUANT_3BIT_NC:
-        return turboquant_form(kv_dtype, is_v);
-    case ATTN_KV_Q8_0:
-        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_BLOCKS, .bits = 8};
-    case ATTN_KV_Q4_0:
-        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_BLOCKS, .bits = 4};
-    default:
-        return (struct row_form){.element = -1};
+    if (kv_dtype < 0 || (size_t)kv_dtype >= sizeof forms / sizeof *forms) {
+        return (struct row_form){NOT_SERVED};
     }
+    const bool apart = is_v && value_forms[kv_dtype].element != 0;
+    struct row_form form = apart ? value_forms[kv_dtype] : forms[kv_dtype];
+    form.element = form.element == ACTIVATION ? activation : form.element;
+    return form;
 }
 
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
