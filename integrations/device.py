@@ -66,11 +66,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, indexer": ("auto", DEEPSEEK_SPARSE),
     "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
+    "llama, eagle": ("auto", LLAMA_SMALL), "qwen3-next, mtp": ("auto", QWEN_NEXT_SMALL),
+    "deepseek-v3, mtp": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
 }
-#: Options of some. Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree; libattn's
-#: indexer in place of vLLM's, where libattn serves.
+#: Options of some. Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree; or of a model,
+#: by what serves the target; libattn's indexer in place of vLLM's, where libattn serves.
 OPTIONS: dict[str, dict[str, Any]] = {"llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3},
-                                      "deepseek-v3.2, indexer": {"indexer": True}}
+                                      "deepseek-v3.2, indexer": {"indexer": True},
+                                      "llama, eagle": {"drafts": 3, "method": "eagle"}, "qwen3-next, mtp": {"drafts": 3, "method": "mtp"},
+                                      "deepseek-v3, mtp": {"drafts": 3, "method": "mtp"}}
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}
@@ -100,12 +104,17 @@ INVARIANCE = "batch invariance"
 
 def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     """A line for one engine; the model's weights, the same for all, are made in `folder`."""
-    from models import invent
+    from models import draft, invent, predict
     from transformers import AutoModelForCausalLM
 
     cache, config = MODELS[name]
     at = folder / f"{name.replace(', ', '-')}-{dtype}-{backend}"
     invent(at, config, 0.05)
+    method = OPTIONS.get(name, {}).get("method")
+    if method == "mtp":
+        predict(at)
+    elif method == "eagle":
+        draft(at / "eagle", at, "LlamaForCausalLM")
     line: dict[str, Any] = {"model": name, "dtype": dtype, "backend": backend}
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))] * 2
@@ -124,6 +133,8 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
             right = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0].cpu()
             found.append((right - torch.tensor(given, dtype=torch.float64)).abs())
     apart = torch.cat(found)
+    if method:
+        line |= on_gpu.accepted(made)
     if backend == "libattn":
         line["served"] = served()
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)

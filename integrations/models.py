@@ -118,6 +118,34 @@ def draft(folder: Path, target: Path, architecture: str, eagle3: bool = False) -
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
 
 
+def predict(folder: Path, share: float = 1 / 32) -> None:
+    """Gives a model a layer that predicts further tokens (MTP): its last one once more, over embeddings. What layers add to hidden
+    states is made small, so that some of its tokens are the model's."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.split(".")[-2] in ("o_proj", "out_proj", "down_proj"):
+            weights[name] = tensor * (share / tensor.shape[1]**0.5)
+    size, count, embeddings = config["hidden_size"], config["num_hidden_layers"], weights["model.embed_tokens.weight"]
+    mixed = torch.randn(size, size, generator=torch.Generator().manual_seed(5)) * 1e-3
+    product = torch.cat([torch.eye(size) * embeddings.std(), mixed], 1)
+    last = {name.removeprefix(f"model.layers.{count - 1}."): tensor for name, tensor in weights.items() if f".layers.{count - 1}." in name}
+    if "kv_lora_rank" in config:
+        at, own = f"model.layers.{count}.", {"embed_tokens": embeddings, "enorm": torch.ones(size), "hnorm": torch.ones(size), "eh_proj": product,
+                                             "shared_head.norm": weights["model.norm.weight"], "shared_head.head": weights["lm_head.weight"]}
+        config |= {"first_k_dense_replace": count + 1}
+        weights |= {f"{at}{name}": tensor.clone() for name, tensor in last.items()}
+    else:  # norms whose weights have 1 added
+        at, own = "mtp.", {"pre_fc_norm_embedding": torch.zeros(size), "pre_fc_norm_hidden": torch.zeros(size), "fc": product,
+                           "norm": weights["model.norm.weight"]}
+        weights |= {f"{at}layers.0.{name}": tensor.clone() for name, tensor in last.items()}
+    weights |= {f"{at}{name}.weight": tensor.clone() for name, tensor in own.items()}
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+
+
 def convert(folder: Path, gguf: Path) -> None:
     """float32 weights and the tokenizer."""
     import torch
@@ -136,6 +164,10 @@ def main() -> None:
     for name, config in SMALL.items():
         if not (folder / name / "config.json").exists():
             invent(folder / name, config)
+    for name, target in (("qwen3-next-mtp", "qwen3-next-experts"), ("deepseek-v3-mtp", "deepseek-v3")):
+        if not (folder / name / "config.json").exists():
+            invent(folder / name, SMALL[target])
+            predict(folder / name)
     for name, *made in (("eagle", "LlamaForCausalLMEagle"), ("eagle-vllm", "LlamaForCausalLM"), ("eagle3", "LlamaForCausalLMEagle3", True)):
         if not (folder / name / "config.json").exists():
             draft(folder / name, folder / "multi-query", *made)

@@ -2,7 +2,7 @@
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
 usage: generate.py MODEL CPU_ATTN|CUSTOM|transformers [--tokens N] [--ranks N] [--interleave N] [--drafts N] [--speed]
-                   [--head FOLDER] [--kind KIND] [--connector FOLDER]
+                   [--head FOLDER | --mtp] [--kind KIND] [--connector FOLDER]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes next to
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
@@ -14,7 +14,7 @@ the keys of the first pass in FOLDER and brings them in the second; prompts are 
 
 With --drafts tokens are proposed that followed the same ones before, and the prefix cache is off; with --head those that the head in
 FOLDER drafts over the same backend (`eagle3` in its name: EAGLE3, else EAGLE), next to the prefix cache, and how many of them were accepted
-stands in the line.
+stands in the line. With --mtp the model's own layer drafts them; the prefix cache is off next to gated delta layers.
 
 With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token, of
 the clock and of all threads' CPU time, which other work on the machine changes less.
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--head")
+    parser.add_argument("--mtp", action="store_true")
     parser.add_argument("--kind")
     parser.add_argument("--connector")
     options = parser.parse_args()
@@ -83,11 +84,16 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     # vLLM 0.32's CPU kernel for rotary embeddings takes wrong strides of MLA's rotary parts: tokens depend on the batch.
-    latent = "kv_lora_rank" in (Path(options.model) / "config.json").read_text()
+    config = (Path(options.model) / "config.json").read_text()
+    latent, made = "kv_lora_rank" in config, bool(options.head or options.mtp)  # drafts of a model
     drafts = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     if options.head:
         drafts = {"method": "eagle3" if "eagle3" in options.head else "eagle", "model": options.head,
                   "num_speculative_tokens": options.drafts}
+    elif options.mtp:
+        drafts = {"method": "mtp", "num_speculative_tokens": options.drafts}
+    if made:  # vLLM chooses another backend for it else
+        drafts["attention_backend"] = options.backend
     given: dict[str, Any] = {"attention_backend": options.backend}
     if options.kind:
         given = {"attention_config": {"backend": "CPU_ATTN", "backend_per_kind": {options.kind: options.backend}}}
@@ -97,10 +103,10 @@ def main() -> None:
     engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []},
                  dtype="bfloat16" if options.speed else "float32",
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
-                 enable_prefix_caching=not (options.drafts and not options.head or options.connector),
+                 enable_prefix_caching=not (options.drafts and (not made or "linear_num_key_heads" in config) or options.connector),
                  speculative_config=drafts if options.drafts else None,
                  kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed or options.connector else 64, max_num_seqs=8,
-                 skip_tokenizer_init=True, disable_log_stats=not options.head, tensor_parallel_size=options.ranks,
+                 skip_tokenizer_init=True, disable_log_stats=not made, tensor_parallel_size=options.ranks,
                  decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave, **given)
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
@@ -109,7 +115,7 @@ def main() -> None:
     rows = [{"prompt_token_ids": row} for row in prompts]
     passes = [[list(o.outputs[0].token_ids) for o in engine.generate(rows, limits, use_tqdm=False)] for _ in range(2)]
     inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-    metrics = engine.get_metrics() if options.head else []
+    metrics = engine.get_metrics() if made else []
     print(json.dumps({"tokens": passes, "served": served() if inside else [],
                       "accepted": sum(one.value for one in metrics if one.name == "vllm:spec_decode_num_accepted_tokens")}))
 

@@ -14,7 +14,8 @@ REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
-       "qwen3-next, drafts": ("FLASH_ATTN",)}
+       "qwen3-next, drafts": ("FLASH_ATTN",), "llama, eagle": ("FLASH_ATTN",), "qwen3-next, mtp": ("FLASH_ATTN",),
+       "deepseek-v3, mtp": ("FLASH_ATTN_MLA",)}
 #: Models whose bits must not depend on the batch, and vLLM's own backends that have that mode: none for gated delta layers.
 INVARIANT = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA",), "qwen3-next": ()}
 
@@ -50,7 +51,7 @@ def norms_by_torch(graphs: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0,
-          indexer: bool = False, invariant: bool = False) -> Any:
+          indexer: bool = False, invariant: bool = False, method: str = "ngram") -> Any:
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))
     from vllm import LLM
 
@@ -66,8 +67,13 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         graphs["cudagraph_capture_sizes"] = [1, 2, 4, 8]
     if drafts:  # whole steps of all requests are captured
         graphs["cudagraph_capture_sizes"] = [(1 + drafts) * n for n in graphs["cudagraph_capture_sizes"]]
-        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-        options["enable_prefix_caching"] = False
+        options["speculative_config"] = {"method": method, "num_speculative_tokens": drafts}
+        if method == "ngram":
+            options["speculative_config"] |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+            options["enable_prefix_caching"] = False
+        else:  # vLLM chooses another backend for it else
+            options["speculative_config"] |= {"attention_backend": "CUSTOM" if backend == "libattn" else backend} | (
+                {"model": f"{folder}/eagle"} if method == "eagle" else {})
     if invariant:
         options |= {"mamba_ssm_cache_dtype": "float32", **norms_by_torch(graphs)}
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
@@ -91,6 +97,12 @@ def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[i
         tokens = list(done.outputs[0].token_ids)
         found.append((tokens, [row[t].logprob for row, t in zip(done.outputs[0].logprobs, tokens)]))
     return found
+
+
+def accepted(made: Any) -> dict[str, int]:
+    """How many tokens a draft's model made, and how many were taken."""
+    return {name: sum(one.value for one in made.get_metrics() if one.name == f"vllm:spec_decode_num_{name}_tokens") for name in
+            ("draft", "accepted")}
 
 
 def forget(made: Any) -> None:

@@ -103,6 +103,13 @@ END
     echo "vllm: $1: equal"
 }
 
+# accepted NAME: how many drafted tokens the last run took, one at least.
+accepted() {
+    count=$(sed -n 's/.*"accepted": \([0-9]*\).*/\1/p' "$work/vllm/ours.json")
+    [ "$count" -gt 0 ] || { echo "FAILED $1: none of its tokens was accepted"; exit 1; }
+    echo "vllm: $1: $count drafted tokens accepted"
+}
+
 for model in smollm2 gemma-3 gpt-oss deepseek-v3 multi-query qwen3-next; do
     reference=transformers # vLLM's own gated delta layers for CPUs know bfloat16 alone
     if [ $version = $operators ] && [ $model != qwen3-next ]; then reference=CPU_ATTN; fi
@@ -116,8 +123,15 @@ for head in eagle-vllm eagle3; do
     ranks="--drafts 3 --head $work/vllm/models/$head"
     for backend in cpu_simd cpu_ref; do
         ATTN_BACKEND=$backend same "multi-query, three tokens of a head ($head) a step, on $backend" multi-query $backend
-        grep -q '"accepted": [1-9]' "$work/vllm/ours.json" || { echo "FAILED none of the head's tokens was accepted"; exit 1; }
+        accepted "$head"
     done
+done
+for model in qwen3-next-mtp deepseek-v3-mtp; do
+    ranks=
+    generate $model $model transformers || { tail -5 "$work/vllm/$model.log"; echo "FAILED $model with transformers"; exit 1; }
+    ranks='--drafts 3 --mtp'
+    ATTN_BACKEND=cpu_simd same "$model, three tokens of its own layer a step" $model cpu_simd
+    accepted $model
 done
 ranks="--connector $work/vllm/connector"
 rm -rf "$work/vllm/connector" && mkdir "$work/vllm/connector"

@@ -51,6 +51,12 @@ class _CpuPlatform:
     def get_attn_backend_cls(cls, selected_backend: Any, config: Any, num_heads: int | None = None) -> str:
         return "vllm's own"
 
+    @classmethod
+    def check_and_update_config(cls, config: Any) -> None:
+        """As vLLM's own next to MLA."""
+        config.scheduler_config.enable_chunked_prefill = config.cache_config.enable_prefix_caching = False
+        config.scheduler_config.max_num_batched_tokens = 4096
+
 
 _replaced: dict[str, type] = {}
 
@@ -83,7 +89,7 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
     "vllm.version": {"__version__": RELEASE},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
     "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND", "mamba_get_block_table_tensor": _state_blocks},
-    "vllm.forward_context": {"get_forward_context": lambda: types.SimpleNamespace(
+    "vllm.forward_context": {"is_forward_context_available": lambda: True, "get_forward_context": lambda: types.SimpleNamespace(
         attn_metadata=step_metadata[0], no_compile_layers=current[0].compilation_config.static_forward_context)},
     "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},
     "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
@@ -219,6 +225,25 @@ class Platform(unittest.TestCase):
         self.assertEqual(Ours.get_attn_backend_cls(None, self.config()), "vllm's own")
         with self.assertRaisesRegex(ValueError, "head_size is 60; multiples of 8 up to 512 are allowed"):
             Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config(head_size=60))
+
+    def test_latent_layers_on_a_cpu(self) -> None:
+        """Prompts in pieces and the prefix cache stay on, unless a draft's backend would switch them off later."""
+        from libattn.integrations.vllm.cpu import LibattnCpuPlatform
+
+        for method, backend in (("ngram", None), ("mtp", "CUSTOM"), ("mtp", None)):
+            config = types.SimpleNamespace(
+                scheduler_config=types.SimpleNamespace(enable_chunked_prefill=True, max_num_batched_tokens=64),
+                cache_config=types.SimpleNamespace(enable_prefix_caching=True, block_size=16),
+                attention_config=types.SimpleNamespace(backend=_Registry.CUSTOM), model_config=types.SimpleNamespace(use_mla=True),
+                speculative_config=types.SimpleNamespace(use_eagle=lambda method=method: method == "mtp",
+                                                         attention_backend=backend and _Registry.CUSTOM))
+            if (method, backend) == ("mtp", None):
+                with self.assertRaisesRegex(ValueError, "speculative_config.attention_backend: None, supported next to MLA on a CPU: CUSTOM"):
+                    LibattnCpuPlatform.check_and_update_config(config)
+                continue
+            LibattnCpuPlatform.check_and_update_config(config)
+            self.assertEqual((config.scheduler_config.enable_chunked_prefill, config.scheduler_config.max_num_batched_tokens,
+                              config.cache_config.enable_prefix_caching, config.cache_config.block_size), (True, 64, True, 16))
 
     def test_layouts_begin_with_the_backends(self) -> None:
         for backend in each_backend():

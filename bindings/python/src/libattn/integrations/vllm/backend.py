@@ -22,7 +22,7 @@ from . import describe
 from .layers import LatentImpl, LibattnImpl
 from .metadata import CASCADE_KEYS, CASCADE_REQUESTS, LibattnMetadata, batch_of, host_copy, prefix_of, spans_of
 from .ranks import likely, spread
-from .versions import LATENT_QUERIES, CacheForm, refusals, warn_of_norms
+from .versions import LATENT_QUERIES, CacheForm, refusals, warn_of_drafts, warn_of_norms
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
@@ -126,6 +126,7 @@ class LibattnBackend(CacheForm, AttentionBackend):  # type: ignore[misc]
                  "use_pcp": use_pcp, "use_rswa": use_rswa, "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
                  for name, value in asked.items() if value]
+        warn_of_drafts()
         if use_batch_invariant:
             warn_of_norms()
         try:

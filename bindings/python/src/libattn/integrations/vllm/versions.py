@@ -60,6 +60,15 @@ def warn_of_norms() -> None:
               """--ir-op-priority '{"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}'""")
 
 
+def warn_of_drafts() -> None:
+    """vLLM chooses the attention backend of a draft's layers by itself, unless it is named."""
+    drafts = getattr(describe.config(), "speculative_config", None)
+    made = drafts is not None and (drafts.use_eagle() or drafts.method == "draft_model")
+    if made and drafts.attention_backend is None:
+        _warn("""vLLM chooses another attention backend for the draft's layers; for libattn: "attention_backend": "CUSTOM" in """
+              "--speculative-config")
+
+
 def heads_first() -> bool:
     """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
     desc = describe.layer("layers.0", 8, 8, 128, describe.dtype())
