@@ -72,8 +72,8 @@ class Library:
             self._dll = ctypes.CDLL(self.path, mode=0)  # RTLD_LOCAL
             get_api = self._dll.attn_get_api
         except (OSError, AttributeError) as error:  # no file, or one that is something else
-            raise errors.make(Status.NOT_FOUND, SONAME, f"{error}; install libattn where the loader looks, or name the file: "
-                              "Runtime(library=...), libattn.torch.configure(library=...)") from None
+            raise errors.make(Status.NOT_FOUND, SONAME, f"{error}; install libattn where the loader looks, give its folder in LD_LIBRARY_PATH, "
+                              "or name the file: Runtime(library=...), libattn.torch.configure(library=...)") from None
         table = ctypes.c_void_p()
         get_api.restype = ctypes.c_int32
         get_api.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
