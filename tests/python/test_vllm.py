@@ -89,7 +89,7 @@ RECORDED = published.install(f"vllm-{RELEASE}", {
     "vllm.version": {"__version__": RELEASE},
     "vllm.config": {"get_current_vllm_config_or_none": lambda: current[0]},
     "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND", "mamba_get_block_table_tensor": _state_blocks},
-    "vllm.forward_context": {"is_forward_context_available": lambda: True, "get_forward_context": lambda: types.SimpleNamespace(
+    "vllm.forward_context": {"get_forward_context": lambda: types.SimpleNamespace(
         attn_metadata=step_metadata[0], no_compile_layers=current[0].compilation_config.static_forward_context)},
     "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},
     "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
