@@ -3,8 +3,8 @@
 
 usage: slim.py WHEEL FOLDER [ARCHITECTURE]     sglang-kernel needs the command zstd
 
-Of shared objects stay the engine's operators, FlashAttention-3 (of sglang-kernel's 500 MB only heads of 128 in bfloat16) and vLLM's
-FlashMLA, with the device code of ARCHITECTURE (90) alone: the rest
+Of shared objects stay the engine's operators, FlashAttention-3 (of sglang-kernel's 500 MB only heads of 128 and 256 in bfloat16) and
+vLLM's FlashMLA, with the device code of ARCHITECTURE (90) alone: the rest
 of it is filled with zeros in place, which pack to nothing. The driver reads the header of each image and then only what fits
 the GPU, so kernels without an image for ARCHITECTURE (Marlin's) fail where they are launched.
 """
@@ -46,12 +46,12 @@ def images(data: bytes | bytearray) -> Iterator[tuple[int, int, int, int]]:
 
 
 def small_heads(image: bytes) -> bool:
-    """Whether an image is FlashAttention-3 for heads of 128 in bfloat16, or what all of it needs."""
+    """Whether an image is FlashAttention-3 for heads of 128 or 256 in bfloat16, or what all of it needs."""
     if image.startswith(b"\x28\xb5\x2f\xfd"):
         image = subprocess.run(["zstd", "-dc"], input=image, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
     tiles = re.findall(rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?ENS6_IJ(\w*?)EEELi(\d+)ENS_(\w+?)fNS_4arch", image)
     if tiles:
-        return any(value == b"128" and dtype.startswith(b"10bfloat16") and re.findall(rb"Li(\d+)", tile)[-1] == b"128"
+        return any(value in (b"128", b"256") and dtype.startswith(b"10bfloat16") and re.findall(rb"Li(\d+)", tile)[-1] == value
                    for tile, value, dtype in tiles)
     return b"FlashAttnFwdSm" not in image
 

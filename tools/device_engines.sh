@@ -4,7 +4,7 @@
 # next to FLASH_ATTN or fa3. What it found is in docs/engines.md and docs/performance/results.md.
 # `pack`, where the network is: what vLLM 0.26.0 or SGLang 0.5.16 needs on a machine with a Hopper GPU, Python 3.12, torch 2.11 and
 # Transformers 5 but no network; 29 to 42 MB in FOLDER. Structured outputs are not in it: xgrammar is a stand-in. SGLang's has
-# FlashAttention-3 for heads of 128 in bfloat16, the model files that integrations/slim.py names, and no FlashInfer; it compiles
+# FlashAttention-3 for heads of 128 and 256 in bfloat16, the model files that integrations/slim.py names, and no FlashInfer; it compiles
 # kernels there (nvcc).
 # `run`, there, in a checkout with a build of cuda_flash in build/: all models and rows of integrations/device.py, or those that are
 # named.
