@@ -19,6 +19,7 @@ import torch
 import libattn.torch
 import test_sglang as recorded
 from captured import BOUNDS, DEVICE, finish, report
+from libattn.integrations.sglang.drafts import DraftSteps
 
 
 def engine(page: int, dtype: torch.dtype, **terms: Any) -> recorded.Engine:
@@ -46,6 +47,20 @@ def captured(page: int, dtype: torch.dtype, **terms: Any) -> float:
     return max(found, made.step("extend", [1, 5, 30]), graphs[3].replay(3))
 
 
+def branches(page: int, dtype: torch.dtype, topk: int, captured: bool) -> float:
+    """Three tokens of each branch that a model drafts, after a prefill; as graphs of three and of two requests, with eager steps between
+    their replays."""
+    made = engine(page, dtype, drafts=6)
+    drafts = DraftSteps(made.backend, topk, 4)
+    if captured:
+        drafts.init_cuda_graph_state(3, 3 * topk)
+    graphs = {size: recorded.Branches(made, drafts, size if captured else 0) for size in (3, 2)}
+    found = made.step("extend", [40, 7, 100])
+    for size, requests in ((3, 3), (3, 2), (2, 1)):
+        found = max(found, graphs[size].step(requests), made.step("extend", [2, 1, 3]))
+    return found
+
+
 def main() -> int:
     sinks = torch.linspace(-2, 5, recorded.HQ).to(DEVICE)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -56,6 +71,10 @@ def main() -> int:
             for page in (1, 16):
                 report(f"{name}{what}, pages of {page}, eager steps", lambda: eager(page, dtype, **terms), bound)
                 report(f"{name}{what}, pages of {page}, replays", lambda: captured(page, dtype, **terms), bound)
+        for page, topk in ((1, 1), (16, 1), (1, 3)):
+            for what, replays in (("eager steps", False), ("replays", True)):
+                report(f"{name} drafts of a model, {topk} branches, pages of {page}, {what}",
+                       lambda: branches(page, dtype, topk, replays), bound)
     return finish()
 
 

@@ -205,6 +205,77 @@ class Engine:
         return self.error(inputs, self.forward(self.there(inputs), batch), queries)
 
 
+class Branches:
+    """A draft model's steps between verifications as SGLang's worker runs them: each branch of a request, one token after the other;
+    eager or, with `size`, as a graph of so many requests."""
+
+    def __init__(self, engine: Engine, drafts: Any, size: int = 0) -> None:
+        self.engine, self.drafts, self.topk, self.steps, self.size = engine, drafts, drafts.topk, drafts.steps, size
+        self.outputs: list[torch.Tensor] = []
+        self.graph: Graph | None = None
+        if size:
+            self.batch, self.static = self.metadata(0, size, in_capture=True), engine.there(self.inputs(size))
+            for _ in range(2):
+                self.capture()
+            device = torch.device(engine.device)
+            self.graph = Graph(self.forward if device.type == "cpu" else self.capture, device)
+
+    def metadata(self, requests: int, size: int, in_capture: bool = False) -> Any:
+        """That of the next drafts; its batch, padded to `size` requests."""
+        engine, each = self.engine, self.topk * self.steps
+        lengths, indices = torch.tensor(engine.lengths[:requests], dtype=torch.int64), engine.indices[:requests]
+        slots = torch.cat([engine.table[i, n:n + each] for i, n in zip(indices.tolist(), lengths.tolist())] or
+                          [torch.zeros(size * each, dtype=torch.int32)])
+        batch = types.SimpleNamespace(forward_mode=Mode("decode"), batch_size=requests, req_pool_indices=indices.to(engine.device),
+                                      seq_lens=lengths.to(engine.device), seq_lens_cpu=lengths,
+                                      out_cache_loc=slots.long().to(engine.device), spec_info=None)
+        if size:
+            batch = engine.padded(batch, size)
+            self.drafts.init_forward_metadata_out_graph(batch, in_capture=in_capture)
+        else:
+            self.drafts.init_forward_metadata(batch)
+        return batch
+
+    def capture(self) -> None:
+        self.drafts.init_forward_metadata_in_graph(self.batch)
+        self.forward()
+
+    def inputs(self, requests: int) -> list[list[torch.Tensor]]:
+        """q, k and v of each step, on the CPU."""
+        def rows(heads: int) -> list[torch.Tensor]:
+            return [requests * self.topk, heads * D]
+
+        g, dtype = self.engine.generator, self.engine.dtype
+        return [[t.to(dtype) for t in (peaked(*rows(HQ), generator=g), peaked(*rows(HK), generator=g), torch.randn(*rows(HK), generator=g))]
+                for _ in range(self.steps - 1)]
+
+    def forward(self) -> None:
+        self.outputs[:] = [step.forward_decode(*qkv, self.engine.layers[0], None)
+                           for step, qkv in zip(self.drafts.attn_backends, self.static)]
+
+    def step(self, requests: int) -> float:
+        """All steps of the first requests; the error from float64."""
+        engine, inputs = self.engine, self.inputs(self.size or requests)
+        self.metadata(requests, self.size)
+        if self.graph is None:
+            self.static = engine.there(inputs)
+            self.forward()
+        else:
+            for kept, new in zip(self.static, inputs):
+                for a, b in zip(kept, new):
+                    a.copy_(b)
+            self.graph.replay()
+        found = []
+        for i, out in enumerate(self.outputs):
+            for row in range(requests * self.topk):
+                n = engine.lengths[row // self.topk]
+                k, v = (torch.cat([engine.keys[0][at][row // self.topk, :n], *(qkv[1 + at][row].view(1, HK, D) for qkv in inputs[:i + 1])])
+                        for at in range(2))
+                expected, _ = attention(inputs[i][0][row].view(1, HQ, D), k, v, D**-0.5, causal(1, n + i + 1))
+                found.append(worst(out[row].view(1, HQ, D).cpu().double(), expected))
+        return max(found)
+
+
 class Decodes:
     """A graph of `size` decodes, or verifications if the engine speculates, captured as SGLang captures it: metadata, two warm-ups,
     and the forward."""
@@ -308,9 +379,11 @@ class Interface(unittest.TestCase):
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
-        with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
-            load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=disabled, dtype=torch.float64)
-        self.assertNotIn("captured", str(refused.exception))
+        for environment, config in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full), ({}, disabled)):
+            with unittest.mock.patch.dict("os.environ", environment):
+                with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
+                    load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=config, dtype=torch.float64)
+                self.assertNotIn("captured", str(refused.exception))
         load(speculative_algorithm="EAGLE", speculative_eagle_topk=3, **other)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
         module = sys.modules["sglang"]
@@ -405,31 +478,24 @@ class Steps(unittest.TestCase):
                 self.assertIs(made["draft_extend"](None, factory), engine.backend)
                 drafts = made["decode"](None, factory)
                 self.assertEqual(len(drafts.attn_backends), steps - 1)
+                eager = Branches(engine, drafts)
                 for queries in ([20, 7, 100], [3, 1, 2]):
                     self.assertLess(engine.step("extend", queries), 2e-5)
-                    self.draft(engine, drafts, topk, steps)
+                    self.assertLess(eager.step(3), 2e-5, (backend, page, topk))
+                drafts.init_cuda_graph_state(3, 3 * topk)
+                graphs = {size: Branches(engine, drafts, size) for size in (3, 1)}
+                for size, requests in ((3, 3), (1, 1), (3, 2)):
+                    first = engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].clone()
+                    self.assertLess(graphs[size].step(requests), 2e-5, (backend, page, topk, size, requests))
+                    self.assertTrue(torch.equal(  # padding, of request 0, is not written
+                        first.nan_to_num(), engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].nan_to_num()))
+                    self.assertLess(engine.step("extend", [2, 1, 3]), 2e-5)
+                with self.assertRaisesRegex(libattn.OrderError, f"replay of {2 * topk} requests; they were not captured"):
+                    graphs[3].metadata(2, 2)
                 factory.speculative_num_steps = 1
                 self.assertIs(made["decode"](None, factory), None)
                 arguments.speculative_draft_attention_backend = "triton"
                 self.assertEqual(made["draft_extend"](lambda factory: "SGLang's own", factory), "SGLang's own")
-
-    def draft(self, engine: Engine, drafts: Any, topk: int, steps: int) -> None:
-        """Steps of all branches, as SGLang's worker runs them, next to float64."""
-        requests, lengths = len(engine.lengths), torch.tensor(engine.lengths)
-        slots = torch.cat([engine.table[i, n:n + topk * steps] for i, n in zip(engine.indices.tolist(), engine.lengths)])
-        batch = types.SimpleNamespace(forward_mode=Mode("decode"), batch_size=requests, req_pool_indices=engine.indices, seq_lens=lengths,
-                                      seq_lens_cpu=lengths, out_cache_loc=slots.long())
-        drafts.init_forward_metadata(batch)
-        shape = (requests * topk, steps, HK, D)
-        keys, values = peaked(*shape, generator=engine.generator), torch.randn(*shape, generator=engine.generator)
-        for i, step in enumerate(drafts.attn_backends):
-            q = peaked(requests * topk, HQ * D, generator=engine.generator)
-            out = step.forward_decode(q, keys[:, i].flatten(1), values[:, i].flatten(1), engine.layers[0], batch)
-            for row in range(requests * topk):
-                n = engine.lengths[row // topk]
-                k, v = (torch.cat([context[row // topk, :n], new[row, :i + 1]]) for context, new in zip(engine.keys[0], (keys, values)))
-                expected, _ = attention(q[row].view(1, HQ, D), k, v, D**-0.5, causal(1, n + i + 1))
-                self.assertLess(worst(out[row].view(1, HQ, D).double(), expected), 2e-5, (topk, i, row))
 
     def test_encoder_only(self) -> None:
         """Every query sees every key of its request, over the pool as well."""

@@ -16,8 +16,8 @@ from ..step import Batch, Plan
 from .paged import Step, bind_pages
 from .store import Bound, Params, Workspace, bind_workspace, capturing, store, stream_of
 
-#: By what a captured batch is known: requests, rows and the longest query.
-Shape = tuple[int, int, int]
+#: By what a captured batch is known: requests, rows, the longest query, and what tells batches of one graph apart.
+Shape = tuple[int, ...]
 
 
 @dataclass

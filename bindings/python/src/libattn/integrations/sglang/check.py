@@ -78,8 +78,9 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
         ("speculative_eagle_topk", drafts and branches > 1 and page > 1 and f"{branches} with pages of {page} tokens",
          "1, or a page_size of 1"),
         ("speculative_algorithm", drafts and runner.device != "cpu" and _captures_decodes(arguments) and
-         f"{arguments.speculative_algorithm}, whose drafts would be captured",
-         "drafts in eager steps (--disable-cuda-graph), or over another backend (--speculative-draft-attention-backend triton)"),
+         os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1" and f"{arguments.speculative_algorithm}, whose drafts would be captured",
+         "drafts in eager steps (--disable-cuda-graph), or over another backend (--speculative-draft-attention-backend triton); "
+         "ATTN_SGLANG_CAPTURED_DRAFTS=1 tries captured ones"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
          "one pool for all layers (--disable-hybrid-swa-memory)"),
