@@ -116,6 +116,9 @@ class LibattnGdnBackend(Gathered):
         """From here on layers are served by backends that capture decodes, or refused."""
         if max_num_tokens != max_bs:
             refuse("max_num_tokens", f"{max_num_tokens} of {max_bs} requests", "decodes without drafts next to gated delta layers")
+        device, interval = self.req_to_token_pool.req_to_token.device, self.interval
+        #: Keys of a decode that is tracked, of another one, and no checkpoint.
+        self.constants = [torch.tensor(value, dtype=torch.int32, device=device) for value in (interval, interval + 1, -1)]
         self.batches.clear()
         self.masks.clear()
         self.rows.clear()
@@ -146,12 +149,15 @@ class LibattnGdnBackend(Gathered):
             checkpoints.fill_(-1)
         else:
             padding = int(getattr(forward_batch, "num_padding", 0) or 0)
-            slots.copy_(self._slots(forward_batch, requests - padding))
-            if self.interval:
-                found = self._tracked(forward_batch, self.masks.get(requests), forward_batch.seq_lens,
-                                      torch.ones_like(forward_batch.seq_lens), 1)
-                lengths.copy_(found[0])
-                checkpoints.copy_(found[1])
+            pool, mask = self.req_to_token_pool, self.masks.get(requests)
+            slots.copy_(pool.translate_mamba_indices(pool.get_mamba_indices(forward_batch.req_pool_indices)))
+            if padding:
+                slots[requests - padding:] = -1
+            if self.interval and mask is not None:  # as `_tracked` has them, in three kernels
+                mask, (tracked, other, none) = mask[:requests], self.constants
+                where = pool.translate_mamba_indices(forward_batch.mamba_track_indices)[:requests].int()
+                torch.where(mask, tracked, other, out=lengths)
+                torch.where(mask[:, None], where[:, None], none, out=checkpoints)
         shape = (requests, requests, 1)
         self.forward_metadata = Step(batch, requests, shape)
         if not in_capture:
