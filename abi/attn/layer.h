@@ -46,9 +46,9 @@ struct attn_layer_desc {
     /* enum attn_tree_mask that batches may carry. It only hides: on a causal layer what lies above
      * the diagonal stays hidden, whatever the tree says */
     int32_t tree_mask;
-    /* slots in a block of the engine's block table; 0: the backend may choose. It may be several of
-     * the backend's blocks, see attn_cache_spec.kernel_block_size; kernels get the size of theirs
-     */
+    /* slots in a block of the engine's block table; 0: as the backend, or kv_sharing_target, has
+     * them. It may be several of the backend's blocks, see attn_cache_spec.kernel_block_size;
+     * kernels get the size of theirs */
     int32_t block_size;
     /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
     int32_t num_speculative_tokens;

@@ -292,6 +292,9 @@ static attn_status check_names(struct layer *layer, int32_t index,
     BAD_IF(owner->sharing_target >= 0, "kv_sharing_target",
            "layer '%s' reads the cache of '%s', which itself reads that of '%s'", name, target,
            owner->desc.kv_sharing_target);
+    if (layer->desc.block_size == 0) {
+        layer->desc.block_size = owner->desc.block_size * owner->blocks_per_entry;
+    }
     BAD_IF(!readable_cache(layer, owner), "kv_sharing_target",
            "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of '%s' "
            "(%d KV heads of %d and %d, %s, blocks of %d)",

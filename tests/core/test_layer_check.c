@@ -304,4 +304,11 @@ TEST(test_names_and_sharing)
     layers[2].kv_sharing_target = "0";
     assert_ok(fixture_select(&f, "", layers, 3, &a, &error));
     assert_int_equal(a->layers[2].layer.sharing_target, 0);
+    assignment_end(&a);
+    for (int32_t i = 0; i < 3; i++) {
+        layers[i].block_size = 0; /* the backend's, and then the target's */
+    }
+    assert_ok(fixture_select(&f, "", layers, 3, &a, &error));
+    assert_int_not_equal(a->layers[0].layer.desc.block_size, 0);
+    assert_int_equal(a->layers[2].layer.desc.block_size, a->layers[0].layer.desc.block_size);
 }
