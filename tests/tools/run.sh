@@ -18,13 +18,13 @@ ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --ste
 printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "preempt_at": 2}' >"$folder/requests.json"
 printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>"$folder/requests.json"
 # Mamba2's states have 16 bits here.
-sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3-nano-30b-a3b.json" >"$folder/mamba2.json"
+sed 's/"mamba_ssm_cache_dtype": "float32"/"mamba_ssm_cache_dtype": "bfloat16"/' "$models/nemotron-3.json" >"$folder/mamba2.json"
 # Compressors and their rows, of 4 tokens with lists shorter than the requests and of 16; outputs are rotated back.
 sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window": 128/window": 24/; s/"num_hidden_layers": 43/"num_hidden_layers": 4/; s/"compress_ratios": .0, 0, 4, 128,/"compress_ratios": [0, 0, 4, 16,/' "$models/deepseek-v4.json" >"$folder/compressed.json"
 # Fewer heads: all have the same code.
 sed 's/_heads": 128/_heads": 16/' "$models/deepseek-v3.json" >"$folder/mla.json"
 sed 's/_heads": 32/_heads": 8/; s/key_heads": 16/key_heads": 4/' "$models/qwen3-next-80b-a3b.json" >"$folder/gdn.json"
-sed 's/_heads": 32/_heads": 8/' "$models/kimi-linear-48b-a3b.json" >"$folder/kda.json"
+sed 's/_heads": 32/_heads": 8/' "$models/kimi-linear-48b.json" >"$folder/kda.json"
 # Lists shorter than the requests: of tokens (keys with a Hadamard transform and without), of blocks by KV head next to layers
 # without lists, of 4 and of 16 tokens.
 sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 128/_heads": 8/; s/n_heads": 64/n_heads": 8/' "$models/deepseek-v3.2.json" >"$folder/dsa.json"
