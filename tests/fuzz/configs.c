@@ -17,6 +17,7 @@ static void check_layers(const struct model_config *config)
         FUZZ_CHECK(layer->tower >= 0 && layer->tower <= 1);
         FUZZ_CHECK(desc->num_q_heads > 0 && desc->num_kv_heads > 0 && desc->head_size > 0);
         FUZZ_CHECK(desc->scale > 0);
+        FUZZ_CHECK(layer->shares_cache == (desc->kv_sharing_target != NULL));
         const uintptr_t next = (uintptr_t)desc->next, at = (uintptr_t)layer;
         FUZZ_CHECK(next == 0 || (next >= at && next < at + sizeof *layer)); /* its own extension */
         FUZZ_CHECK(desc->kind >= 0 && desc->kind < NUM_LAYER_KINDS);

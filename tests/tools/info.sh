@@ -109,6 +109,23 @@ if "$info" | grep -q cpu_simd; then
 fi
 sed 's/"deepseek_v4"/"deepseek_v41"/' "$models/deepseek-v4.json" >broken.json
 expect 1 'model_type: deepseek_v41: indexes of two levels' "$info" --model broken.json
+expect 1 'candidate_source_layer_id: 20; layers.20 lists 2048 blocks of 8 rows.*which no layer kind describes$' "$info" --model "$models/deepseek-v4.1.json"
+# Heads of 512 next to windowed ones of 256; layers that read the caches of others; a bounded gate per channel next to MLA.
+expect 0 '^    10 full  *cpu_ref  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --model "$models/gemma-4.json"
+expect 0 'dtype=2 heads=4 head_size=512 ' env ATTN_BACKEND=cpu_ref "$info" --model "$models/gemma-4.json" --layouts
+sed 's/shared_layers": 0/shared_layers": 20/; s/k_eq_v": true/k_eq_v": false/' "$models/gemma-4.json" >broken.json
+expect 0 'dtype=2 heads=16 head_size=512 ' env ATTN_BACKEND=cpu_ref "$info" --model broken.json --layouts
+sed 's/shared_layers": 0/shared_layers": 60/' "$models/gemma-4.json" >broken.json
+expect 1 'num_kv_shared_layers: 60; no layer before layers.0 has a cache' "$info" --model broken.json
+sed 's/global_key_value_heads": 4/global_key_value_heads": 5/' "$models/gemma-4.json" >broken.json
+expect 1 'num_global_key_value_heads: 5 does not divide num_attention_heads 32' "$info" --model broken.json
+sed 's/"num_kv_shared_layers": 0/"per_layer_config": {"05": {"num_key_value_heads": 2}}/' "$models/gemma-4.json" >broken.json
+expect 1 'per_layer_config: is not read; global_head_dim' "$info" --model broken.json
+# Layers with lists do not read the caches of those without.
+sed 's/"sparse_attention_config"/"num_kv_shared_layers": 57, "sparse_attention_config"/' "$models/minimax-m3.json" >broken.json
+expect 1 'num_kv_shared_layers: 57; no layer before layers.3 has' "$info" --model broken.json
+expect 0 '^    69 gdn (kda)  *cpu_ref  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --model "$models/kimi-k3.json"
+expect 0 '^    24 mla  *cpu_ref  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --model "$models/kimi-k3.json"
 sed 's/ratios": .0, 0,/ratios": [0, -1,/' "$models/deepseek-v4.json" >broken.json
 expect 1 'compress_ratios: has no number from 0 to 1024 for layer 1' "$info" --model broken.json
 sed 's/"sparse_num_index_heads": 4/"sparse_num_index_heads": 8/' "$models/minimax-m3.json" >broken.json

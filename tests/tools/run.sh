@@ -25,6 +25,8 @@ sed 's/_heads": 64/_heads": 8/; s/"index_topk": 512/"index_topk": 8/; s/window":
 sed 's/_heads": 128/_heads": 16/' "$models/deepseek-v3.json" >"$folder/mla.json"
 sed 's/_heads": 32/_heads": 8/; s/key_heads": 16/key_heads": 4/' "$models/qwen3-next-80b-a3b.json" >"$folder/gdn.json"
 sed 's/_heads": 32/_heads": 8/' "$models/kimi-linear-48b.json" >"$folder/kda.json"
+# Six layers that read the caches of six before them: a windowed one's and, with heads of 512, a full one's.
+sed '/"vision_config"/d; s/_layers": 60/_layers": 12/; s/shared_layers": 0/shared_layers": 6/; s/_heads": 32/_heads": 8/; s/"num_key_value_heads": 16/"num_key_value_heads": 4/; s/window": 1024/window": 24/' "$models/gemma-4.json" >"$folder/sharing.json"
 # Lists shorter than the requests: of tokens (keys with a Hadamard transform and without), of blocks by KV head next to layers
 # without lists, of 4 and of 16 tokens.
 sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 128/_heads": 8/; s/n_heads": 64/n_heads": 8/' "$models/deepseek-v3.2.json" >"$folder/dsa.json"
@@ -32,12 +34,12 @@ sed 's/"index_topk": 2048/"index_topk": 20/; s/_heads": 64/_heads": 8/; s/n_head
 sed '/"vision_config"/d; s/"sparse_topk_blocks": 16/"sparse_topk_blocks": 2/; s/"sparse_block_size": 128/"sparse_block_size": 16/' "$models/minimax-m3.json" >"$folder/msa.json"
 sed 's/"indexer_budget": 2048/"indexer_budget": 16/; s/"linear_num_value_heads": 48/"linear_num_value_heads": 16/' "$models/qwen3.8-flash-next.json" >"$folder/qsa.json"
 sed '/"vision_config"/d; s/"index_topk": 2048/"index_topk": 32/; s/_heads": 64/_heads": 8/' "$models/glm-5.3-flash.json" >"$folder/kpool.json"
-for model in mla dsa indexer msa qsa kpool compressed gdn kda mamba2; do
+for model in mla dsa indexer msa qsa kpool compressed gdn kda mamba2 sharing; do
     echo "== $model"
     ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$folder/$model.json" --layers 1 --steps 7 \
         --requests "$folder/requests.json" --verify
 done
-for model in dsa msa qsa compressed; do
+for model in dsa msa qsa compressed sharing; do
     ATTN_BACKEND='cpu_simd?' "$run" --model "$folder/$model.json" --layers 1 --steps 7 --requests "$folder/requests.json" --verify
 done
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
@@ -60,6 +62,10 @@ for wrong in '[{"prompt": 5}, 7]' '[{"promt": 5}]'; do # not a default in its pl
     [ $status -eq 1 ]
     grep -q 'is no JSON object\|promt: is no field' "$folder/found"
 done
+status=0
+"$run" --model "$models/deepseek-v4.1.json" --layers 1 2>"$folder/found" || status=$?
+[ $status -eq 1 ]
+grep -q 'candidate_source_layer_id: 20; layers.20 .*which no layer kind describes$' "$folder/found"
 status=0
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --replay 4 2>"$folder/found" || status=$?
 [ $status -eq 1 ]

@@ -95,7 +95,7 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     if (strcmp(model_type, "gemma2") == 0 || strcmp(model_type, "gpt_oss") == 0) {
         return i % 2 == 0 ? "sliding_attention" : "full_attention";
     }
-    if (strncmp(model_type, "gemma3", 6) == 0) {
+    if (is_model(model_type, "gemma3") || is_model(model_type, "gemma4")) {
         return (i + 1) % (pattern > 0 ? pattern : 6) == 0 ? "full_attention" : "sliding_attention";
     }
     interval = is_model(model_type, "glm5_next") ? 4 : interval;
@@ -332,13 +332,15 @@ static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *l
     make_recurrent(layer, 1 / sqrt(layer->gdn.head_size_k));
 }
 
-/* Kimi Linear's and GLM-5.3-Flash's: a gate per channel, which the latter bounds. */
-static void make_kda(struct reading *r, const cJSON *text, bool bounded, struct model_layer *layer)
+/* Kimi's and GLM-5.3-Flash's: a gate per channel, which Kimi K3 and GLM bound. */
+static void make_kda(struct reading *r, const cJSON *text, const char *model_type,
+                     struct model_layer *layer)
 {
     const cJSON *linear = read_member(text, "linear_attn_config");
     linear = linear != NULL ? linear : text;
     const cJSON *bound = read_member(linear, "gate_lower_bound");
     bound = bound != NULL ? bound : read_member(text, "linear_lower_bound");
+    const bool bounded = cJSON_IsNumber(bound) || is_model(model_type, "glm5_next");
     const int32_t heads = read_either(r, linear, "num_heads", "linear_num_heads", 32, 1024);
     const int32_t size = read_either(r, linear, "head_dim", "linear_head_dim", 128, 512);
     layer->gdn =
@@ -381,6 +383,28 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
     make_recurrent(layer, 1);
 }
 
+/* Gemma 4 norms queries and keys in place of a scale. Its full layers have larger heads, and fewer
+ * KV heads where one projection gives keys and values. Keys are then normed and rotated and values
+ * normed alone, so that a cache holds both. */
+static void make_gemma4(struct reading *r, const cJSON *text, const char *type,
+                        struct attn_layer_desc *desc)
+{
+    desc->scale = 1;
+    if (read_member(text, "per_layer_config") != NULL) {
+        reading_fail(r, "per_layer_config",
+                     "is not read; global_head_dim and num_global_key_value_heads are");
+    }
+    if (strcmp(type, "full_attention") != 0) {
+        return;
+    }
+    desc->head_size = read_int(r, text, "global_head_dim", 512, 8, 512);
+    if (cJSON_IsTrue(read_member(text, "attention_k_eq_v"))) {
+        desc->num_kv_heads =
+            read_int(r, text, "num_global_key_value_heads", desc->num_kv_heads, 1, 4096);
+    }
+    check_heads(r, desc, "num_global_key_value_heads", "global_head_dim");
+}
+
 static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
                          const char *type, int32_t index, struct model_layer *layer)
 {
@@ -391,7 +415,7 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
     read_heads(r, text, desc);
     if (strcmp(type, "linear_attention") == 0) {
         if (has_mla(model_type)) {
-            make_kda(r, text, is_model(model_type, "glm5_next"), layer);
+            make_kda(r, text, model_type, layer);
         } else if (strcmp(model_type, "nemotron_h") == 0) {
             make_mamba2(r, text, layer);
         } else {
@@ -399,13 +423,17 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
         }
         return;
     }
+    if (has_mla(model_type) && !is_v4(model_type)) {
+        make_mla(r, text, layer);
+        return;
+    }
+    check_heads(r, desc, "num_key_value_heads", "head_dim");
     if (is_v4(model_type)) {
         make_v4(r, text, compress_ratio(r, text, index), layer);
         return;
     }
-    if (has_mla(model_type)) {
-        make_mla(r, text, layer);
-        return;
+    if (is_model(model_type, "gemma4")) {
+        make_gemma4(r, text, type, desc);
     }
     bool all_slide = strcmp(model_type, "mistral") == 0 || strcmp(model_type, "mixtral") == 0;
     if (window > 0 && !cJSON_IsFalse(use_window) &&
@@ -425,6 +453,7 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
     if (layers <= 0) {
         reading_fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
     }
+    const int32_t sharing = read_int(r, text, "num_kv_shared_layers", 0, 0, layers);
     for (int32_t i = 0; i < layers && r->status == ATTN_OK; i++) {
         if (strcmp(model_type, "falcon_h1") == 0) { /* both in each layer */
             struct model_layer *mamba = add_layer(r, "mamba", i);
@@ -454,6 +483,13 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
             attend_by_lists(layer, &indexer->indexer);
             layer->mla.topk = layer->cache.tokens_per_row > 0 ? layer->lists.max_entries : 0;
         }
+        layer->shares_cache = i >= layers - sharing;
+        if (r->status == ATTN_OK && layer->shares_cache &&
+            model_cache_owner(r->config, r->config->num_layers - 1) == NULL) {
+            reading_fail(r, "num_kv_shared_layers",
+                         "%d; no layer before %s has a cache that it could read", sharing,
+                         layer->name);
+        }
     }
 }
 
@@ -461,7 +497,8 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 static bool is_known(const char *model_type)
 {
     static const char known[] =
-        " llama llama4_text gemma gemma2 gemma3 gemma3_text gpt_oss mistral mixtral bloom"
+        " llama llama4_text gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified"
+        " gemma4_unified_text gpt_oss mistral mixtral bloom"
         " deepseek_v3 deepseek_v32 deepseek_v4 glm_moe_dsa qwen2 qwen3 qwen3_next"
         " qwen2_5_vl qwen2_5_vl_text qwen3_5_text qwen3_5_moe_text kimi_linear nemotron_h"
         " falcon_h1 minimax_m3 minimax_m3_vl_text glm5_next glm5_next_text qwen4_exp"
@@ -469,6 +506,25 @@ static bool is_known(const char *model_type)
     char word[80];
     snprintf(word, sizeof word, " %s ", model_type);
     return strchr(model_type, ' ') == NULL && strstr(known, word) != NULL;
+}
+
+/* DeepSeek-V4.1's layers, by the field that sets an index of two levels. */
+static void refuse_v41(struct reading *r, const cJSON *text, const char *model_type)
+{
+    const int32_t layer = read_int(r, text, "candidate_source_layer_id", -1, -1, MAX_LAYERS);
+    const int32_t blocks = read_int(r, text, "candidate_topk_blocks", 0, 0, 1 << 20);
+    const int32_t rows = read_int(r, text, "candidate_block_size", 0, 0, 1 << 20);
+    if (layer < 0) {
+        reading_fail(r, "model_type",
+                     "%.60s: indexes of two levels and rows in fp4, which no layer kind describes",
+                     model_type);
+        return;
+    }
+    reading_fail(r, "candidate_source_layer_id",
+                 "%d; layers.%d lists %d blocks of %d rows, in which later indexers choose (an "
+                 "index of two levels), and later layers attend its rows, which no layer kind "
+                 "describes",
+                 layer, layer, blocks, rows);
 }
 
 static void read_root(struct reading *r, const cJSON *root)
@@ -485,9 +541,7 @@ static void read_root(struct reading *r, const cJSON *root)
     const char *text_type = read_text(text, "model_type");
     text_type = text_type[0] != '\0' ? text_type : model_type;
     if (is_model(text_type, "deepseek_v4") && !is_v4(text_type)) {
-        reading_fail(r, "model_type",
-                     "%.60s: indexes of two levels and rows in fp4, which no layer kind describes",
-                     text_type);
+        refuse_v41(r, text, text_type);
         return;
     }
     r->config->guessed = !is_known(text_type) && !is_known(model_type);

@@ -37,6 +37,7 @@ struct model_layer {
     struct attn_output_rope output_rope;    /* linked of MLA layers, where the model `rotates` */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
+    bool shares_cache;               /* has none, and reads that of model_cache_owner */
     char name[64];
     int32_t tower; /* 0 decoder or the only one, 1 encoder or vision */
 };
@@ -64,6 +65,8 @@ void model_config_finish(struct model_config *config);
  * rotation of its output and the change of index keys where these are done. */
 void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_write);
 void model_config_link(struct model_config *config);
+/* The last layer before layer `index` that is of its sort and has a cache; NULL: no such layer. */
+const struct model_layer *model_cache_owner(const struct model_config *config, int32_t index);
 
 /* Makes an attention layer MLA over own rows of `size` elements, which are key and value, and where
  * `ratio` is above 0 over compressed rows of so many tokens each, of which lists of `topk` choose
@@ -76,7 +79,8 @@ void model_layer_replay(struct model_layer *layer, int32_t tokens);
 /* Gives each recurrent layer a ring of so many tokens' inputs; how many there are. */
 int32_t model_config_replay(struct model_config *config, int32_t tokens);
 
-/* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
+/* Keeps at most `count` layers of each tower, but at least one of every kind and window, and of
+ * those with and without a cache of their own. */
 void model_config_keep(struct model_config *config, int32_t count);
 
 /* Leaves layers of that kind out; how many there were. */

@@ -9,13 +9,30 @@
 #include "support/layer.h"
 #include "support/layer_io.h"
 
-static bool same_sort(const struct model_layer *a, const struct model_layer *b)
+static bool same_but_cache(const struct model_layer *a, const struct model_layer *b)
 {
     return a->tower == b->tower && a->desc.kind == b->desc.kind &&
            a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size &&
            a->lists.max_entries == b->lists.max_entries && a->desc.head_size == b->desc.head_size &&
            a->compressor.tokens_per_row == b->compressor.tokens_per_row &&
            a->cache.tokens_per_row == b->cache.tokens_per_row;
+}
+
+static bool same_sort(const struct model_layer *a, const struct model_layer *b)
+{
+    return a->shares_cache == b->shares_cache && same_but_cache(a, b);
+}
+
+const struct model_layer *model_cache_owner(const struct model_config *config, int32_t index)
+{
+    const struct model_layer *layer = &config->layers[index];
+    while (index-- > 0) {
+        const struct model_layer *other = &config->layers[index];
+        if (!other->shares_cache && same_but_cache(other, layer)) {
+            return other;
+        }
+    }
+    return NULL;
 }
 
 void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_write)
@@ -43,7 +60,10 @@ void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_
 void model_config_link(struct model_config *config)
 {
     for (int32_t i = 0; i < config->num_layers; i++) {
-        model_layer_link(&config->layers[i], config->rotates, config->fuses_index_write);
+        struct model_layer *layer = &config->layers[i];
+        model_layer_link(layer, config->rotates, config->fuses_index_write);
+        layer->desc.kv_sharing_target =
+            layer->shares_cache ? model_cache_owner(config, i)->name : NULL;
     }
 }
 

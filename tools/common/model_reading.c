@@ -107,17 +107,22 @@ void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *de
     desc->num_q_heads = heads;
     desc->num_kv_heads = read_int(r, text, "num_key_value_heads", heads, 1, 4096);
     desc->head_size = read_int(r, text, "head_dim", hidden / heads, 8, 512);
-    if (desc->num_q_heads % desc->num_kv_heads != 0) {
-        reading_fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d",
-                     desc->num_kv_heads, desc->num_q_heads);
-    }
-    if (desc->head_size < 8 || desc->head_size % 8 != 0) {
-        reading_fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
-    }
     double scalar = read_number(r, text, "query_pre_attn_scalar", desc->head_size);
     desc->scale = (float)(1 / sqrt(scalar > 0 ? scalar : 1));
     desc->soft_cap = (float)read_number(r, text, "attn_logit_softcapping", 0);
     desc->dtype = read_dtype(text);
     desc->causal = 1;
     desc->window_left = desc->window_right = -1;
+}
+
+void check_heads(struct reading *r, const struct attn_layer_desc *desc, const char *kv_heads,
+                 const char *size)
+{
+    if (desc->num_q_heads % desc->num_kv_heads != 0) {
+        reading_fail(r, kv_heads, "%d does not divide num_attention_heads %d", desc->num_kv_heads,
+                     desc->num_q_heads);
+    }
+    if (desc->head_size < 8 || desc->head_size % 8 != 0) {
+        reading_fail(r, size, "%d; multiples of 8 up to 512 are allowed", desc->head_size);
+    }
 }

@@ -28,6 +28,10 @@ const char *read_text(const struct cJSON *object, const char *name);
 struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index);
 /* Heads, head size, scale and dtype of a plain transformer configuration. */
 void read_heads(struct reading *r, const struct cJSON *text, struct attn_layer_desc *desc);
+/* Fails where the heads of a layer that takes these as they are do not fit; the names are the
+ * fields that gave KV heads and head size. */
+void check_heads(struct reading *r, const struct attn_layer_desc *desc, const char *kv_heads,
+                 const char *size);
 void read_tower(struct reading *r, const struct cJSON *root, const char *model_type);
 
 #endif

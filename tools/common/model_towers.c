@@ -65,21 +65,23 @@ static void read_bert(struct reading *r, const cJSON *root)
     int32_t layers = read_int(r, root, "num_hidden_layers", 12, 1, 1000);
     struct attn_layer_desc heads = {0};
     read_heads(r, root, &heads);
+    check_heads(r, &heads, "num_key_value_heads", "head_dim");
     for (int32_t i = 0; i < layers; i++) {
         make_encoder(r, "encoder.layer", ATTN_ENCODER_ONLY, i, heads.num_q_heads, heads.head_size,
                      heads.dtype);
     }
 }
 
-/* Vision towers name their sizes in several ways. */
+/* Vision towers name their sizes in several ways; Kimi K3's heads have a width of their own. */
 static void read_vision(struct reading *r, const cJSON *root)
 {
     const cJSON *vision = read_member(root, "vision_config");
-    int32_t layers =
-        read_int(r, vision, "num_hidden_layers", read_int(r, vision, "depth", 27, 1, 500), 1, 500);
-    int32_t heads = read_int(r, vision, "num_attention_heads",
-                             read_int(r, vision, "num_heads", 16, 1, 1024), 1, 1024);
-    int32_t hidden = read_int(r, vision, "hidden_size", 1152, 8, 1 << 20);
+    const int32_t depth = read_either(r, vision, "depth", "vt_num_hidden_layers", 27, 500);
+    const int32_t layers = read_int(r, vision, "num_hidden_layers", depth, 1, 500);
+    const int32_t named = read_either(r, vision, "num_heads", "vt_num_attention_heads", 16, 1024);
+    const int32_t heads = read_int(r, vision, "num_attention_heads", named, 1, 1024);
+    const int32_t width = read_int(r, vision, "qkv_hidden_size", 1152, 8, 1 << 20);
+    const int32_t hidden = read_int(r, vision, "hidden_size", width, 8, 1 << 20);
     int32_t size = size_of_heads(r, "hidden_size", hidden, heads);
     for (int32_t i = 0; i < layers; i++) {
         make_encoder(r, "vision.layers", ATTN_ENCODER_MULTIMODAL, i, heads, size, ATTN_DTYPE_BF16);

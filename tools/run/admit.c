@@ -123,7 +123,7 @@ static attn_status write_only(struct run_engine *engine, int32_t g, int32_t r, i
     memory_finish(&engine->batches);
     TRY(plan_group(engine, group, batch, !group->recurrent));
     for (int32_t i = 0; i < engine->num_layers; i++) {
-        if (engine->layers[i].group == g) {
+        if (engine->layers[i].group == g && engine->layers[i].owner == NULL) {
             TRY(engine->layers[i].kind->is_run ? layer_run(engine, &engine->layers[i], batch)
                                                : layer_write(engine, &engine->layers[i], batch));
             TRY(engine_wait(engine));
@@ -157,6 +157,11 @@ static void fill_history(struct run_engine *engine, struct run_layer *layer, int
 {
     const struct request *request = &engine->requests[r];
     const struct row_terms *t = &layer->terms;
+    if (layer->owner != NULL) {
+        layer->k_history[r] = layer->owner->k_history[r];
+        layer->v_history[r] = layer->owner->v_history[r];
+        return;
+    }
     if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
         add_keys(engine, layer, r, 0, request->encoder, request->encoder);
         return;

@@ -55,7 +55,7 @@ static attn_status swap_group(struct run_engine *engine, int32_t g, int32_t r, b
         if (layer->group != g) {
             continue;
         }
-        if (layer->swap == NULL) { /* room for any one request */
+        if (layer->swap == NULL && layer->owner == NULL) { /* room for any one request */
             size_t bytes =
                 (size_t)group->stride * (size_t)(layer->spec.padded_page_bytes + layer->row_page);
             TRY(engine_take(engine, true, bytes, "swap space", &layer->swap));

@@ -81,6 +81,8 @@ struct run_layer {
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
     /* whose rows, its v_history, are this layer's rows of several tokens; NULL: these are drawn */
     const struct run_layer *compressor;
+    /* whose cache and histories this layer reads, without one of its own; NULL: it has one */
+    const struct run_layer *owner;
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
     /* kv_b_proj, the convolution's or a norm's, of the activations' dtype; an indexer's norm's bias

@@ -107,23 +107,29 @@ attn_status layer_write(struct run_engine *engine, struct run_layer *layer,
     return run_io(engine, layer, &io);
 }
 
+static bool has_new_keys(const struct run_step *step)
+{
+    return !step->cross && step->layer->owner == NULL;
+}
+
 /* New rows into the histories and the step, and a query for each token. */
 static void fill_step(struct run_step *step)
 {
     struct run_engine *engine = step->engine;
     struct run_layer *layer = step->layer;
     const struct batch *batch = step->batch;
+    const bool writes = has_new_keys(step);
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         const int32_t r = batch->request[i], first = batch->query_start_loc[i];
         const int32_t count = batch->query_start_loc[i + 1] - first;
         const int32_t own = batch->seq_lens[i] - count;
         /* a recurrent layer's prompt is run as it was drawn with its arrival */
         const bool drawn = own < engine->requests[r].drawn;
-        if (!step->cross && !drawn) {
+        if (writes && !drawn) {
             add_keys(engine, layer, r, own, own + count, 0);
         }
         const uint8_t *histories[] = {NULL, layer->k_history[r], layer->v_history[r]};
-        for (int32_t b = STEP_K; b <= STEP_V && !step->cross; b++) {
+        for (int32_t b = STEP_K; b <= STEP_V && writes; b++) {
             const size_t row = row_bytes(layer, b);
             memcpy(step->rows[b] + (size_t)first * row, histories[b] + (size_t)own * row,
                    (size_t)count * row);
@@ -218,7 +224,7 @@ attn_status layer_run(struct run_engine *engine, struct run_layer *layer, const 
     lists_of_step(engine, layer, batch, &step.lists);
     for (int32_t i = 0; i < STEP_ROWS; i++) {
         const bool has = (i != STEP_WEIGHTS || is_indexer(layer)) &&
-                         !(step.cross && (i == STEP_K || i == STEP_V));
+                         (has_new_keys(&step) || (i != STEP_K && i != STEP_V));
         const size_t bytes = has ? (size_t)step.tokens * row_bytes(layer, i) : 0;
         step.rows[i] = bytes > 0 ? command_calloc(1, bytes) : NULL;
         if (i == STEP_OUT) {

@@ -2,6 +2,7 @@
 /* From a configuration to bound layers with caches, tables and plans. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/command.h"
 #include "engine.h"
@@ -96,6 +97,19 @@ static attn_status select_layers(struct run_engine *engine)
     return status;
 }
 
+/* The layer whose cache it reads; NULL: its own. */
+static const struct run_layer *owner_of(const struct run_engine *engine,
+                                        const struct run_layer *layer)
+{
+    const char *target = layer->source->desc.kv_sharing_target;
+    while (target != NULL && layer-- > engine->layers) {
+        if (strcmp(layer->source->name, target) == 0) {
+            return layer;
+        }
+    }
+    return NULL;
+}
+
 /* Sinks and slopes, for whatever its kind makes of them. */
 static attn_status make_params(struct run_engine *engine, struct run_layer *layer)
 {
@@ -107,6 +121,7 @@ static attn_status make_params(struct run_engine *engine, struct run_layer *laye
                   : d->kind == ATTN_LAYER_DRAFT_COMPRESSOR ? &run_compressor_kind
                                                            : &run_attention_kind;
     layer->compressor = compressor_of(engine, layer);
+    layer->owner = owner_of(engine, layer);
     layer->sinks = command_calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
     layer->slopes = command_calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
     for (int32_t h = 0; h < d->num_q_heads; h++) {
@@ -257,7 +272,7 @@ void engine_finish(struct run_engine *engine)
     }
     for (int32_t i = 0; engine->layers != NULL && i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
-        for (int32_t r = 0; r < MAX_REQUESTS; r++) {
+        for (int32_t r = 0; r < MAX_REQUESTS && layer->owner == NULL; r++) {
             const bool has_rows = layer->compressor == NULL,
                        latent = layer->source->desc.kind == ATTN_LAYER_MLA;
             free(has_rows || latent ? layer->k_history[r] : NULL);
