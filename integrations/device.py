@@ -11,7 +11,9 @@ the path says how the engine is started and asked.
 Agreement: the log-probabilities of the tokens that an engine chose, greedily, against those of Transformers' eager model in float32
 with the same weights. The mean distance has to be within 1.2 times that of the best of the engine's own, or the largest in float32
 within 1e-3 (vLLM's float32 has no MLA and no gated delta, an fp8 cache is compared in bfloat16, and experts in float32 differ by
-vLLM's own products).
+vLLM's own products). `alike`: the part of the tokens that Transformers would choose. With drafts of a model `a step` is how many
+tokens a step had, after the prefix cache of states `beyond` counts the second prompts that went on from inside of an answer: not less
+than 0.9 times the engine's own.
 Batch invariance: tokens and log-probabilities of requests alone, and among others in random order and with prompts in chunks, from an
 empty prefix cache and from a full one, have the same bits. MODE `off`: the engine is not asked for that, and some differ.
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
@@ -41,6 +43,7 @@ COMMON = {"vocab_size": 512, "max_position_embeddings": 8192, "eos_token_id": 1,
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
 DEEPSEEK = {**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 128,
             "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "first_k_dense_replace": 4, "moe_layer_freq": 1}
+DEEPSEEK_DENSE = {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
 #: An indexer that leaves keys out of prompts of 700.
 DEEPSEEK_SPARSE = {**DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_topk": 512,
                    "index_n_heads": 64, "index_head_dim": 128}
@@ -49,6 +52,7 @@ QWEN_NEXT_SMALL = {
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 256}
 LLAMA_SMALL = {**COMMON, **HEADS, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+LLAMA_DRAFTED = {**LLAMA_SMALL, "num_key_value_heads": 1}  # as the head of EAGLE3 wants it
 #: Cache, configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("auto", LLAMA_SMALL), "llama, drafts": ("auto", LLAMA_SMALL),
@@ -62,19 +66,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         **COMMON, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_attention_heads": 16,
         "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 131072, "rope_theta": 150000.0, "hidden_act": "silu"}),
-    "deepseek-v3": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
+    "deepseek-v3": ("auto", DEEPSEEK_DENSE),
     "deepseek-v3.2": ("auto", DEEPSEEK_SPARSE), "deepseek-v3.2, indexer": ("auto", DEEPSEEK_SPARSE),
     "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
-    "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL),
-    "llama, eagle": ("auto", LLAMA_SMALL), "qwen3-next, mtp": ("auto", QWEN_NEXT_SMALL),
-    "deepseek-v3, mtp": ("auto", {**DEEPSEEK, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}),
+    "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL), "qwen3-next, mtp": ("auto", QWEN_NEXT_SMALL),
+    "qwen3-next, states": ("auto", QWEN_NEXT_SMALL | {"num_experts_per_tok": 4}),  # none is chosen by a hair over a long text
+    "llama, eagle": ("auto", LLAMA_DRAFTED), "llama, eagle3 trees": ("auto", LLAMA_DRAFTED), "llama, draft model": ("auto", LLAMA_DRAFTED),
+    "deepseek-v3, mtp": ("auto", DEEPSEEK_DENSE),
 }
-#: Options of some. Tokens drafted a step, from those so far: the request's in vLLM, all requests' in SGLang, as a tree; or of a model,
-#: by what serves the target; libattn's indexer in place of vLLM's, where libattn serves.
-OPTIONS: dict[str, dict[str, Any]] = {"llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3},
-                                      "deepseek-v3.2, indexer": {"indexer": True},
-                                      "llama, eagle": {"drafts": 3, "method": "eagle"}, "qwen3-next, mtp": {"drafts": 3, "method": "mtp"},
-                                      "deepseek-v3, mtp": {"drafts": 3, "method": "mtp"}}
+#: Options of some. Tokens drafted a step: from those so far, the request's in vLLM, all requests' in SGLang, as a tree; or by a model
+#: (`method`: a head, the model's own layer or the model once more), in so many branches. libattn's indexer in place of vLLM's, where
+#: libattn serves.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3}, "deepseek-v3.2, indexer": {"indexer": True},
+    "llama, eagle": {"drafts": 3, "method": "eagle"}, "llama, eagle3 trees": {"drafts": 7, "method": "eagle3", "branches": 3},
+    "llama, draft model": {"drafts": 3, "method": "draft_model"}, "qwen3-next, mtp": {"drafts": 3, "method": "mtp"},
+    "deepseek-v3, mtp": {"drafts": 3, "method": "mtp"}}
+#: Whose second prompts go on after 70 tokens of the first answers, from states that decodes wrote for the prefix cache.
+STATES = "qwen3-next, states"
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 262144, "rope_theta": 500000.0, "torch_dtype": "bfloat16", "eos_token_id": 1}
@@ -108,33 +117,41 @@ def agree(folder: Path, name: str, dtype: str, backend: str) -> None:
     from transformers import AutoModelForCausalLM
 
     cache, config = MODELS[name]
-    at = folder / f"{name.replace(', ', '-')}-{dtype}-{backend}"
+    at = folder / f"{name.replace(', ', '-').replace(' ', '-')}-{dtype}-{backend}"
     invent(at, config, 0.05)
-    method = OPTIONS.get(name, {}).get("method")
+    options = {key: value for key, value in OPTIONS.get(name, {}).items() if backend == "libattn" or key != "indexer"}
+    method = options.get("method")
     if method == "mtp":
         predict(at)
-    elif method == "eagle":
-        draft(at / "eagle", at, "LlamaForCausalLM")
+    elif method in on_gpu.HEADS:
+        draft(Path(f"{at}-head"), at, on_gpu.HEADS[method], method == "eagle3")
     line: dict[str, Any] = {"model": name, "dtype": dtype, "backend": backend}
+    counts: dict[str, list[int]] = {}
+    counted = {"counts": counts} if method or name == STATES else {}
     ids = torch.randint(100, 400, (8, 700), generator=torch.Generator().manual_seed(3)).tolist()
-    prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))] * 2
+    prompts = [ids[i][:n] for i, n in enumerate((5, 1, 700, 33, 130, 17, 300, 64))]
     try:
-        options = {key: value for key, value in OPTIONS.get(name, {}).items() if backend == "libattn" or key != "indexer"}
         made = on_gpu.start(str(at), backend, dtype, cache, False, 1, **options)
-        rows = on_gpu.chosen(made, prompts[:8], 40) + on_gpu.chosen(made, prompts[8:], 40)  # the second from the prefix cache
+        rows = on_gpu.chosen(made, prompts, 80 if name == STATES else 40, **counted)
+        again = [prompt + tokens[:70] + [99] for prompt, (tokens, _) in zip(prompts, rows)] if name == STATES else prompts
+        rows += on_gpu.chosen(made, again, 40, **counted)  # from the prefix cache
     except Exception as error:  # noqa: BLE001
         print("@@" + json.dumps(line | {"error": str(error)[-300:]}), flush=True)
         raise
     model = AutoModelForCausalLM.from_pretrained(str(at), dtype=getattr(torch, dtype), attn_implementation="eager").float().cuda()
-    found = []
+    found, alike = [], []
     with torch.no_grad():
-        for prompt, (tokens, given) in zip(prompts, rows):
+        for prompt, (tokens, given) in zip(prompts + again, rows):
             logits = model(torch.tensor([prompt + tokens], device="cuda")).logits[0, -len(given) - 1:-1].double().log_softmax(-1)
             right = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0].cpu()
             found.append((right - torch.tensor(given, dtype=torch.float64)).abs())
+            alike.append(logits.argmax(-1).cpu() == torch.tensor(tokens))
     apart = torch.cat(found)
+    line["alike"] = float(torch.cat(alike).double().mean())
     if method:
-        line |= on_gpu.accepted(made)
+        line["a step"] = 39 * len(rows) / sum(counts["steps"])
+    elif counts:
+        line["beyond"] = sum(map(int.__gt__, counts["cached"][len(prompts):], map(len, prompts)))
     if backend == "libattn":
         line["served"] = served()
     print("@@" + json.dumps(line | {"mean": float(apart.mean()), "most": float(apart.max())}), flush=True)
@@ -233,9 +250,10 @@ class Process:
     def read(self) -> dict[str, Any] | None:
         """The next answer; None: it ended."""
         for line in self.process.stdout:
-            if line.startswith("@@"):
-                return json.loads(line[2:])
             self.log.write(line)
+            if line.startswith("@@"):
+                self.log.flush()  # what was answered stays where a later one never comes
+                return json.loads(line[2:])
         self.process.wait()
         return None
 
@@ -315,7 +333,10 @@ class Comparison:
         for line in (line for line in lines if line["backend"] == "libattn"):
             kind = line["model"], line["dtype"]
             own = [other["mean"] for other in lines if (other["model"], other["dtype"]) == kind and other is not line and "mean" in other]
-            if line.get("mean", 1) > 1.2 * min(own, default=0) and not (line["dtype"] == "float32" and line.get("most", 1) <= 1e-3):
+            kept = all(line.get(key, 0) > 0.9 * max(other.get(key, 0) for other in lines if other["model"] == line["model"])
+                       for key in ("a step", "beyond") if key in line)
+            near = line.get("mean", 1) <= 1.2 * min(own, default=0) or (line["dtype"] == "float32" and line.get("most", 1) <= 1e-3)
+            if not (kept and near):
                 self.failed += 1
                 print(f"FAILED {kind}", flush=True)
         print(f"agreement after {time.monotonic() - self.began:.0f} s", flush=True)

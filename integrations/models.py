@@ -93,7 +93,7 @@ def draft(folder: Path, target: Path, architecture: str, eagle3: bool = False) -
             inner = ".".join(rest).replace("input_layernorm", "hidden_norm" if eagle3 else "input_layernorm")
             head[f"layers.{int(at) + eagle3}.{inner}"] = tensor
     if eagle3:
-        # Keys of embeddings are nearly orthogonal, so that each query finds its own; heads of 64 take a quarter of the embedding each.
+        # Keys of embeddings are nearly orthogonal, so that each query finds its own; each of four heads takes a quarter of the embedding.
         whole, heads = torch.eye(size), config["num_attention_heads"]
         keys = torch.randn(config["head_dim"], size, generator=generator) * (3 / size**0.5)
         one = torch.ones(size)
@@ -120,7 +120,8 @@ def draft(folder: Path, target: Path, architecture: str, eagle3: bool = False) -
 
 def predict(folder: Path, share: float = 1 / 32) -> None:
     """Gives a model a layer that predicts further tokens (MTP): its last one once more, over embeddings. What layers add to hidden
-    states is made small, so that some of its tokens are the model's."""
+    states is made small, so that some of its tokens are the model's. DeepSeek's is one of experts, which add nothing: the dense layer
+    is the shared expert."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -133,14 +134,22 @@ def predict(folder: Path, share: float = 1 / 32) -> None:
     product = torch.cat([torch.eye(size) * embeddings.std(), mixed], 1)
     last = {name.removeprefix(f"model.layers.{count - 1}."): tensor for name, tensor in weights.items() if f".layers.{count - 1}." in name}
     if "kv_lora_rank" in config:
-        at, own = f"model.layers.{count}.", {"embed_tokens": embeddings, "enorm": torch.ones(size), "hnorm": torch.ones(size), "eh_proj": product,
-                                             "shared_head.norm": weights["model.norm.weight"], "shared_head.head": weights["lm_head.weight"]}
-        config |= {"first_k_dense_replace": count + 1}
-        weights |= {f"{at}{name}": tensor.clone() for name, tensor in last.items()}
+        at = layer = f"model.layers.{count}."
+        experts = 4
+        own = {"embed_tokens": embeddings, "enorm": torch.ones(size), "hnorm": torch.ones(size), "eh_proj": product,
+               "shared_head.norm": weights["model.norm.weight"], "shared_head.head": weights["lm_head.weight"],
+               "mlp.gate": torch.zeros(experts, size)}
+        for proj in ("gate_proj", "up_proj", "down_proj"):
+            dense = last.pop(f"mlp.{proj}.weight")
+            own |= {f"mlp.shared_experts.{proj}": dense, **{f"mlp.experts.{i}.{proj}": torch.zeros_like(dense) for i in range(experts)}}
+        last["mlp.gate.e_score_correction_bias"] = torch.zeros(experts)
+        config |= {"n_routed_experts": experts, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+                   "moe_intermediate_size": config["intermediate_size"], "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     else:  # norms whose weights have 1 added
-        at, own = "mtp.", {"pre_fc_norm_embedding": torch.zeros(size), "pre_fc_norm_hidden": torch.zeros(size), "fc": product,
-                           "norm": weights["model.norm.weight"]}
-        weights |= {f"{at}layers.0.{name}": tensor.clone() for name, tensor in last.items()}
+        at, layer = "mtp.", "mtp.layers.0."
+        own = {"pre_fc_norm_embedding": torch.zeros(size), "pre_fc_norm_hidden": torch.zeros(size), "fc": product,
+               "norm": weights["model.norm.weight"]}
+    weights |= {f"{layer}{name}": tensor.clone() for name, tensor in last.items()}
     weights |= {f"{at}{name}.weight": tensor.clone() for name, tensor in own.items()}
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
@@ -164,7 +173,7 @@ def main() -> None:
     for name, config in SMALL.items():
         if not (folder / name / "config.json").exists():
             invent(folder / name, config)
-    for name, target in (("qwen3-next-mtp", "qwen3-next-experts"), ("deepseek-v3-mtp", "deepseek-v3")):
+    for name, target in (("qwen3-next-mtp", "qwen3-next-experts"), ("deepseek-v3-mtp", "deepseek-v3-yarn")):
         if not (folder / name / "config.json").exists():
             invent(folder / name, SMALL[target])
             predict(folder / name)

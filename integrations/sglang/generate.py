@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens of SGLang's engine on a CPU, in float32, with the attention backend that is named, next to Transformers'.
 
-usage: generate.py MODEL torch_native|libattn [ngram|drafts|eagle|eagle3|states|replays] [tree]
+usage: generate.py MODEL torch_native|libattn [ngram|drafts|eagle|eagle3|mtp|states|replays] [tree]
 
 `states`: a model with gated delta layers, whose prefix cache keeps states on a CPU without an overlapped scheduler alone.
 `replays`: such a model, whose decodes are played as replays of graphs and write a state for the prefix cache at every 64th token; the
 second prompts go on from the middle of the first answers.
 `ngram`: with drafts of the tokens so far, in trees of at most two branches.
 `drafts`, `eagle`, `eagle3`: with three tokens a step that a model or a head drafts over libattn; `tree`: with seven in three branches.
+`mtp`: with three tokens a step of the model's own layer for that.
 Prompts are token ids, longer than a step takes at once; they are sent twice, and the second time all but the last token comes out of
 the radix cache. Prints one line of JSON: the tokens of both passes, how many the cache had, the largest distance of the chosen
 tokens' log-probabilities from those of Transformers' eager model, whether all are the tokens that it would choose, how many second prompts
@@ -25,6 +26,10 @@ if "states" in sys.argv or "replays" in sys.argv:  # in SGLang's processes too
     import gated  # noqa: F401
 if "replays" in sys.argv:
     import replays  # noqa: F401
+if "mtp" in sys.argv:  # SGLang waits for CUDA there, on a CPU too
+    import torch.cuda
+
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
 
 
 def main() -> None:
@@ -40,9 +45,10 @@ def main() -> None:
         "tree": {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 8},
         "replays": {"mamba_radix_cache_strategy": "extra_buffer", "mamba_track_interval": 64, "disable_overlap_schedule": True},
         "states": {"mamba_radix_cache_strategy": "no_buffer", "disable_overlap_schedule": True}}
+    chain = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
     for kind, algorithm, draft in (("drafts", "STANDALONE", "multi-query"), ("eagle", "EAGLE", "eagle"), ("eagle3", "EAGLE3", "eagle3")):
-        options[kind] = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(Path(folder).with_name(draft)),
-                         "speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+        options[kind] = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(Path(folder).with_name(draft)), **chain}
+    options["mtp"] = {"speculative_algorithm": "NEXTN", **chain}
     chosen = {name: value for kind in more for name, value in options[kind].items()}
     engine = sglang.Engine(
         model_path=folder, device="cpu", dtype="float32", attention_backend=backend, skip_tokenizer_init=True, disable_cuda_graph=True,

@@ -10,16 +10,22 @@ os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false")
 
 #: The backend that speed is compared with; SGLang's norms know no float32 on a GPU.
 REFERENCE, FLOAT32 = "fa3", ""
-#: SGLang's own backends of a model; of FlashAttention-3 heads of 128 are packed alone.
+#: SGLang's own backends of a model; of FlashAttention-3 heads of 128 and 256 are packed alone.
 OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
-       "qwen3-next": ("fa3", "triton"), "deepseek-v3": ("triton",)}
+       "qwen3-next": ("fa3", "triton"), "deepseek-v3": ("triton",), "qwen3-next, states": ("fa3",), "llama, eagle": ("fa3",),
+       "llama, eagle3 trees": ("triton",), "llama, draft model": ("fa3",)}
+#: Architectures of heads that draft.
+HEADS = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
+#: SGLang's names of methods.
+ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "mtp": "NEXTN"}
 INVARIANT: dict[str, tuple[str, ...]] = {}
 
 #: Tokens of a request, at most.
 LONGEST = 131584
 
 
-def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0) -> Any:
+def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigabytes: float, drafts: int = 0,
+          method: str = "ngram", branches: int = 1) -> Any:
     import sglang
 
     port = 12000 + os.getpid() % 10000  # each process has its own, outside of the range that the system assigns
@@ -30,7 +36,16 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options = {"context_length": 1024, "max_running_requests": 8, "max_total_tokens": 16384, "chunked_prefill_size": 256,
                    "cuda_graph_bs_decode": [1, 2, 4, 8], "page_size": 1 if cache == "auto" else 64, "disable_hybrid_swa_memory": True}
     if drafts:  # and the token that they follow
-        options.update(speculative_algorithm="NGRAM", speculative_num_draft_tokens=1 + drafts, speculative_ngram_max_bfs_breadth=2)
+        options["speculative_num_draft_tokens"] = 1 + drafts
+    if drafts and method == "ngram":
+        options.update(speculative_algorithm="NGRAM", speculative_ngram_max_bfs_breadth=2)
+    elif drafts:  # by a model, which is not captured
+        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3,
+                       disable_cuda_graph=True)
+        if method != "mtp":
+            options["speculative_draft_model_path"] = f"{folder}-head" if method in HEADS else folder
+    if not large:  # a decode writes a state for the prefix cache at every 64th token
+        options["mamba_track_interval"] = 64
     options["max_mamba_cache_size"] = 5 * options["max_running_requests"]  # models with states would take half of the memory
     return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
                          kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
@@ -42,10 +57,15 @@ def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) ->
     return made.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": count, "ignore_eos": True}, **options)
 
 
-def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[int], list[float]]]:
-    """The tokens after each prompt and their log-probabilities."""
-    return [(list(done["output_ids"]), [row[0] for row in done["meta_info"]["output_token_logprobs"]])
-            for done in generate(made, prompts, count, return_logprob=True)]
+def chosen(made: Any, prompts: list[list[int]], count: int,
+           counts: dict[str, list[int]] | None = None) -> list[tuple[list[int], list[float]]]:
+    """The tokens after each prompt and their log-probabilities; to `counts`, how many tokens of each prompt the cache had, and steps of
+    drafts."""
+    found = generate(made, prompts, count, return_logprob=True)
+    if counts is not None:
+        for key, name in (("cached", "cached_tokens"), ("steps", "spec_verify_ct")):
+            counts.setdefault(key, []).extend(int(done["meta_info"].get(name) or 0) for done in found)
+    return [(list(done["output_ids"]), [row[0] for row in done["meta_info"]["output_token_logprobs"]]) for done in found]
 
 
 def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:

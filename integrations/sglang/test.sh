@@ -106,6 +106,7 @@ like_transformers 'gated delta layers, replays of whose decodes write the states
 like_transformers 'multi-head latent attention (DeepSeek-V3)' deepseek-v3-yarn 1e-3
 like_transformers 'multi-head latent attention, drafts of n-grams' deepseek-v3-yarn 1e-3 ngram
 like_transformers 'multi-head latent attention, drafts of another model' deepseek-v3-yarn 1e-3 drafts
+like_transformers "drafts of a model's own layer (MTP, DeepSeek-V3)" deepseek-v3-mtp 1e-3 mtp
 like_transformers 'drafts of a model' multi-query 1e-3 drafts
 like_transformers 'drafts of EAGLE' multi-query 1e-3 eagle
 like_transformers 'trees of EAGLE' multi-query 1e-3 eagle tree

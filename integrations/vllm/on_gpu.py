@@ -16,6 +16,8 @@ OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
        "qwen3-next, drafts": ("FLASH_ATTN",), "llama, eagle": ("FLASH_ATTN",), "qwen3-next, mtp": ("FLASH_ATTN",),
        "deepseek-v3, mtp": ("FLASH_ATTN_MLA",)}
+#: Architectures of heads that draft.
+HEADS = {"eagle": "LlamaForCausalLM"}
 #: Models whose bits must not depend on the batch, and vLLM's own backends that have that mode: none for gated delta layers.
 INVARIANT = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA",), "qwen3-next": ()}
 
@@ -90,19 +92,19 @@ def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) ->
     return made.generate([{"prompt_token_ids": ids} for ids in prompts], limits, use_tqdm=False)
 
 
-def chosen(made: Any, prompts: list[list[int]], count: int) -> list[tuple[list[int], list[float]]]:
-    """The tokens after each prompt and their log-probabilities."""
+def chosen(made: Any, prompts: list[list[int]], count: int,
+           counts: dict[str, list[int]] | None = None) -> list[tuple[list[int], list[float]]]:
+    """The tokens after each prompt and their log-probabilities; to `counts`, how many tokens of each prompt the cache had, and steps of
+    drafts, all so far."""
+    done = generate(made, prompts, count, logprobs=1)
+    if counts is not None:
+        counts.setdefault("cached", []).extend(one.num_cached_tokens or 0 for one in done)
+        counts["steps"] = [one.value for one in made.get_metrics() if one.name == "vllm:spec_decode_num_drafts"]
     found = []
-    for done in generate(made, prompts, count, logprobs=1):
-        tokens = list(done.outputs[0].token_ids)
-        found.append((tokens, [row[t].logprob for row, t in zip(done.outputs[0].logprobs, tokens)]))
+    for one in done:
+        tokens = list(one.outputs[0].token_ids)
+        found.append((tokens, [row[t].logprob for row, t in zip(one.outputs[0].logprobs, tokens)]))
     return found
-
-
-def accepted(made: Any) -> dict[str, int]:
-    """How many tokens a draft's model made, and how many were taken."""
-    return {name: sum(one.value for one in made.get_metrics() if one.name == f"vllm:spec_decode_num_{name}_tokens") for name in
-            ("draft", "accepted")}
 
 
 def forget(made: Any) -> None:
