@@ -91,13 +91,13 @@ struct bound bound_of_attend_lse(const struct attend_form *f)
                           .least = least};
 }
 
-/* MLA's projections in the core round to the activations' dtype thrice: queries in latent space, or
- * keys and values of each head; what is attended, or each part of it; what is projected back. Of
- * simulated steps with scores up to 14 an output needs 2.2 times the bound of one attend. A score
- * that two roundings, of a cached row and of its key, move by 2^-9 of itself each is off by
- * 7 2^-7, and so may a log-sum-exp be; simulated ones need 3.9 times the bound. */
-#define PROJECTED_ROUNDINGS 3
-#define PROJECTED_LSE 8
+/* MLA's projections in the core round to the activations' dtype: queries in latent space, or keys
+ * and values of each head; what is attended, or each part of it; what is projected back. That adds
+ * to the bound of one attend, whatever else that has, so many bounds of the dtype: simulated steps
+ * of 16 bits with scores up to 14 need 2.2 times an attend's bound for an output, 3.9 times for a
+ * log-sum-exp, which grows with the scores. float32 is rounded by far less than its bound. */
+#define PROJECTED_OUTPUTS 2
+#define PROJECTED_LSES 7
 static bool projects(const struct attn_layer_desc *layer)
 {
     const struct attn_ext *ext = layer->next;
@@ -105,7 +105,7 @@ static bool projects(const struct attn_layer_desc *layer)
         ext = ext->next;
     }
     const struct attn_mla_desc *mla = (const struct attn_mla_desc *)(const void *)ext;
-    return mla != NULL && mla->absorb_in_core;
+    return mla != NULL && mla->absorb_in_core && layer->dtype != ATTN_DTYPE_F32;
 }
 
 void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
@@ -122,10 +122,14 @@ void bound_set(struct attn_choice *choice, const struct attn_layer_desc *layer)
     if (layer->kind == ATTN_LAYER_INDEXER) {
         return; /* its output is lists */
     }
-    const struct bound out = recurrent ? bound_of_dtype(layer->dtype) : bound_of_attend(&form);
-    const int32_t outputs = projects(layer) ? PROJECTED_ROUNDINGS : 1;
-    const int32_t lses = projects(layer) ? PROJECTED_LSE : 1;
-    choice->bound_of_row_rms = outputs * out.absolute;
-    choice->bound_of_element = outputs * out.relative;
-    choice->bound_of_lse = recurrent ? 0 : lses * bound_of_attend_lse(&form).least;
+    struct bound out = recurrent ? bound_of_dtype(layer->dtype) : bound_of_attend(&form);
+    double lse = recurrent ? 0 : bound_of_attend_lse(&form).least;
+    if (projects(layer)) {
+        out.absolute += PROJECTED_OUTPUTS * dtype_bounds[layer->dtype].absolute;
+        out.relative += PROJECTED_OUTPUTS * dtype_bounds[layer->dtype].relative;
+        lse += PROJECTED_LSES * lse_bounds[layer->dtype];
+    }
+    choice->bound_of_row_rms = out.absolute;
+    choice->bound_of_element = out.relative;
+    choice->bound_of_lse = lse;
 }

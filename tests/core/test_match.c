@@ -3,6 +3,7 @@
 #include <attn/draft/index_write.h>
 #include <attn/draft/mm_encoder.h>
 #include <attn/draft/output_rope.h>
+#include <math.h>
 
 #include "match_setting.h"
 #include "runtime/probe.h"
@@ -377,21 +378,39 @@ CASE(test_mla)
     expect_unresolved(&s, "head_size");
 }
 
-/* Projections in the core round twice more than an attend. */
+/* Projections in the core round 16-bit activations more often than an attend does, which adds to
+ * what quantized probabilities do. */
 CASE(test_bounds_of_projections)
 {
+    static const struct {
+        int32_t dtype, kv_dtype, p_scale_form;
+        double rms, element, lse, more_rms, more_element, more_lse;
+    } bounds[] = {
+        {ATTN_DTYPE_F16, ATTN_KV_F16, ATTN_SCALE_NONE, 3e-3, 2e-3, 0x1p-10, 6e-3, 4e-3, 0x7p-10},
+        {ATTN_DTYPE_BF16, ATTN_KV_BF16, ATTN_SCALE_NONE, 2e-2, 1.2e-2, 0x1p-7, 4e-2, 2.4e-2,
+         0x7p-7},
+        {ATTN_DTYPE_BF16, ATTN_KV_FP8_E4M3, ATTN_SCALE_PER_TENSOR, 0.22, 1.2e-2 + 2.0 / 17, 0x1p-7,
+         4e-2, 2.4e-2, 0x7p-7},
+        {ATTN_DTYPE_BF16, ATTN_KV_INT8_KV, ATTN_SCALE_NONE, 8e-2, 1.2e-2, 0x1p-7 + 6e-2, 4e-2,
+         2.4e-2, 0x7p-7},
+        {ATTN_DTYPE_F32, ATTN_KV_F32, ATTN_SCALE_NONE, 4e-5, 2e-5, 0x1p-12, 0, 0, 0}};
     struct attn_mla_desc mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, );
-    struct attn_choice choice[2] = {{.kv_dtype = ATTN_KV_BF16}, {.kv_dtype = ATTN_KV_BF16}};
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
-    for (int32_t i = 0; i < 2; i++) {
-        mla.absorb_in_core = i;
-        bound_set(&choice[i], &s.layer);
+    for (size_t i = 0; i < 2 * (sizeof bounds / sizeof *bounds); i++) {
+        const int32_t kv_dtype = bounds[i / 2].kv_dtype, more = i % 2;
+        struct attn_choice choice = {.kv_dtype = kv_dtype, .kv_dtype_v = kv_dtype};
+        s.layer.dtype = bounds[i / 2].dtype;
+        s.layer.p_scale_form = bounds[i / 2].p_scale_form;
+        mla.absorb_in_core = more;
+        bound_set(&choice, &s.layer);
+        const double wanted[] = {bounds[i / 2].rms + more * bounds[i / 2].more_rms,
+                                 bounds[i / 2].element + more * bounds[i / 2].more_element,
+                                 bounds[i / 2].lse + more * bounds[i / 2].more_lse};
+        assert_true(fabs(choice.bound_of_row_rms - wanted[0]) < 1e-9);
+        assert_true(fabs(choice.bound_of_element - wanted[1]) < 1e-9);
+        assert_true(fabs(choice.bound_of_lse - wanted[2]) < 1e-9);
     }
-    assert_true(choice[0].bound_of_row_rms == 2e-2 && choice[0].bound_of_lse == 0x1p-7);
-    assert_true(choice[1].bound_of_row_rms == 3 * choice[0].bound_of_row_rms);
-    assert_true(choice[1].bound_of_element == 3 * choice[0].bound_of_element);
-    assert_true(choice[1].bound_of_lse == 8 * choice[0].bound_of_lse);
 }
 
 /* A layer with caches beyond those of its kind: alone, not composed of others, and with keys of its
