@@ -262,12 +262,14 @@ static void fill_past(const struct gdn_case *c, struct kernel_test *test, uint64
     }
 }
 
-/* An element of a key, a gate or a beta that the rule has; the value head of it. */
+/* An element of a key, a gate or a beta that the rule has, of a key if it shall be huge; the value
+ * head of it. */
 static int64_t draw_key_or_gate(const struct gdn_case *c, int32_t *head, bool *is_gate,
                                 uint64_t *random)
 {
     const struct gdn_variant *v = &c->v;
-    const int32_t kind = random_below(random, 3), beta = random_below(random, v->num_v_heads);
+    const int32_t kind = v->odd == GDN_HUGE ? 0 : random_below(random, 3);
+    const int32_t beta = random_below(random, v->num_v_heads);
     const int32_t key = random_below(random, v->num_k_heads * v->head_size_k);
     const int32_t gate = random_below(random, c->gates);
     *is_gate = true;
@@ -291,6 +293,7 @@ static void plant(struct gdn_case *c, struct kernel_test *test, uint64_t *random
     const int32_t keys = v->num_k_heads * v->head_size_k, group = v->num_v_heads / v->num_k_heads;
     const int32_t value = random_below(random, v->num_v_heads * v->head_size_v);
     const int32_t query = random_below(random, keys), r = requests_with_room[v->shape];
+    const bool gated = v->norm > 0 && v->odd != GDN_HUGE; /* plants a gate in place of a query */
     const int32_t means = gdn_norms[v->norm].num_groups;
     const int32_t of_mean = means > 0 ? v->num_v_heads / means : 1;
     int32_t head;
@@ -304,11 +307,11 @@ static void plant(struct gdn_case *c, struct kernel_test *test, uint64_t *random
         int64_t element, stride;
     } at[GDN_PLANTED] = {
         {GDN_ROWS, c->first_v + value, c->row_stride},
-        {v->norm > 0 ? GDN_OUTPUT_GATE : GDN_ROWS, v->norm > 0 ? in_z : c->first_q + query,
-         v->norm > 0 ? z->strides[0] : c->row_stride},
+        {gated ? GDN_OUTPUT_GATE : GDN_ROWS, gated ? in_z : c->first_q + query,
+         gated ? z->strides[0] : c->row_stride},
         {is_gate ? GDN_A : GDN_ROWS, last, is_gate ? c->gate_stride : c->row_stride}};
     c->planted[0] = (struct gdn_planted){r, 0, value / v->head_size_v, 1, true};
-    c->planted[1] = v->norm > 0
+    c->planted[1] = gated
                         ? (struct gdn_planted){3, 0, of_z, 1, false}
                         : (struct gdn_planted){3, 0, query / v->head_size_k * group, group, false};
     c->planted[2] = (struct gdn_planted){2, 0, head, is_gate ? 1 : group, true};
@@ -316,13 +319,10 @@ static void plant(struct gdn_case *c, struct kernel_test *test, uint64_t *random
     for (int32_t i = 0; i < GDN_PLANTED; i++) {
         struct gdn_planted *to = &c->planted[i];
         const bool positive = random_below(random, 2) == 0 || at[i].operand == GDN_OUTPUT_GATE;
-        const bool usual = v->odd == GDN_HUGE && at[i].operand != GDN_ROWS;
         to->token = random_below(random, c->tokens[to->request]);
         number_store(test_input(test, at[i].operand),
                      (c->starts[to->request] + to->token) * at[i].stride + at[i].element, v->dtype,
-                     usual      ? 1
-                     : positive ? numbers[v->odd]
-                                : -numbers[v->odd]);
+                     positive ? numbers[v->odd] : -numbers[v->odd]);
         /* a mean takes it to all of its heads */
         const int32_t first = to->first_head / of_mean * of_mean;
         const int32_t end = (to->first_head + to->num_heads + of_mean - 1) / of_mean * of_mean;

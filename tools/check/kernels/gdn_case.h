@@ -133,7 +133,8 @@ struct gdn_case {
     int32_t initial[GDN_REQS][GDN_MAX_STATES], kept[GDN_REQS][GDN_MAX_KEPT]; /* slots */
     uint8_t has_state[GDN_REQS];
     struct gdn_planted planted[GDN_PLANTED]; /* in a value, a query (of layers with a norm the
-                                                output's gate), and a key or a gate */
+                                                output's gate), and a key or a gate; huge ones in a
+                                                value, a query and a key */
     bool spreads;                            /* they may do so through a chunk: not on a CPU */
     struct operand operands[GDN_OPERANDS];
 };
