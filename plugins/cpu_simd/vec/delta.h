@@ -249,8 +249,16 @@ static float delta_dot(const float *a, const float *b, int32_t n)
     return vf_sum(sum);
 }
 
-/* Each row times by / its norm; in fours, so that a row's bits do not depend on their number.
- * Squares whose sum is no float are added in float64. */
+/* Where the sum of squares is no float, its root may be none, and a factor by it subnormal. */
+static void normalize_in_double(float *row, int32_t n, float by)
+{
+    const double norm = sqrt(sum_of_squares(row, n));
+    for (int32_t i = 0; i < n; i++) {
+        row[i] = (float)((double)row[i] / norm * (double)by);
+    }
+}
+
+/* Each row times by / its norm; in fours, so that a row's bits do not depend on their number. */
 static void delta_normalize(float *x, int32_t rows, int32_t n, float by)
 {
     for (int32_t first = 0; first < rows; first += 4) {
@@ -270,9 +278,11 @@ static void delta_normalize(float *x, int32_t rows, int32_t n, float by)
         vf_sum_four(squares, sum[0], sum[1], sum[2], sum[3]);
         for (int32_t r = 0; r < 4 && first + r < rows; r++) {
             float *row = x + (int64_t)(first + r) * n;
-            const float norm = isfinite(squares[r]) ? sqrtf(squares[r] + L2_EPSILON)
-                                                    : (float)sqrt(sum_of_squares(row, n));
-            row_scale(row, by / norm, n);
+            if (isfinite(squares[r])) {
+                row_scale(row, by / sqrtf(squares[r] + L2_EPSILON), n);
+            } else {
+                normalize_in_double(row, n, by);
+            }
         }
     }
 }
