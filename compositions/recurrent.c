@@ -245,8 +245,9 @@ struct recurrent_views {
 static bool is_left_alone(const struct attn_batch *b, const struct attn_batch_recurrent *states,
                           int32_t r)
 {
+    const int32_t *initial = MOVED(states->initial_slots, r * states->initial_slots_stride);
     return num_queries(b, r) == 0 || states->state_slots[r * states->state_slots_stride] < 0 ||
-           (b->seq_lens != NULL && b->seq_lens[r] == 0);
+           (initial != NULL && *initial < 0) || (b->seq_lens != NULL && b->seq_lens[r] == 0);
 }
 
 /* NaN in what the requests of a step bring. */

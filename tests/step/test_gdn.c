@@ -509,10 +509,17 @@ TEST(test_nan_of_inputs)
 {
     static const int32_t queries[] = {1, 3, 7, 0, 2};
     enum { LAST = 13, PADDED = 2 };
-    for (int32_t width = WIDTH; width >= 0; width -= WIDTH) {
+    static const struct {
+        int32_t width;
+        bool initial;   /* request 1 is left alone by the slot that it reads, not that it writes */
+        int32_t length; /* its tokens before the step */
+    } steps[] = {{WIDTH, false, 0}, {0, false, 0}, {WIDTH, true, 0}, {0, true, 3}};
+    for (size_t n = 0; n < sizeof steps / sizeof *steps; n++) {
         static struct gdn given = {.norms = true};
-        given.width = width;
+        const int32_t width = given.width = steps[n].width;
+        given.interval = steps[n].initial ? LENGTH : 0;
         OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
+        int32_t initial[REQS];
         const struct {
             const char *name, *says;
             float *row;
@@ -527,7 +534,12 @@ TEST(test_nan_of_inputs)
             {"a", "a[%d, 0, 3]", g->a[0], HV - 1, HV},
             {"b", "b[%d, 0, 3]", g->b[0], HV - 1, HV},
             {"gate", "gate[%d, 3, 23]", g->z[0][0], HV * DV - 1, HV * DV}};
-        g->slots[1][0] = -1;
+        for (int32_t r = 0; r < REQS; r++) {
+            initial[r] = g->slots[r][0];
+        }
+        *(steps[n].initial ? &initial[1] : &g->slots[1][0]) = -1;
+        g->initial = steps[n].initial ? initial : NULL;
+        g->length[1] = steps[n].length;
         set_step(g, queries, false);
         g->batch.num_tokens -= PADDED;
         g->batch.num_actual_tokens -= PADDED;
@@ -549,6 +561,7 @@ TEST(test_nan_of_inputs)
                 *number = kept;
             }
         }
+        assert_true(isfinite(g->out[0][0][0]) && isnan(g->out[1][0][0])); /* as set_step left it */
     }
 }
 
