@@ -345,7 +345,8 @@ static double output_gate(const struct sequence *s, int64_t t, int32_t head, int
     return s->norm->gate_activation == ATTN_OUTPUT_GATE_SILU ? z * sigmoid : sigmoid;
 }
 
-/* A token's outputs of all heads, w x / rms(x) by groups of heads: x is o, or o times the gate. */
+/* A token's outputs of all heads, w x / rms(x) by groups of heads: x is o, or o times the gate. By
+ * an rms that is not finite all of them are NaN. */
 static attn_status verify_norm(const struct sequence *s, int64_t t, struct attn_error *error)
 {
     static double wanted[MAX_HEAD_SIZE];
@@ -361,10 +362,11 @@ static attn_status verify_norm(const struct sequence *s, int64_t t, struct attn_
         for (int32_t i = h / heads * heads * dv; i < (h / heads + 1) * heads * dv; i++) {
             squares += pow(o[i] * (norm->gate_first ? output_gate(s, t, i / dv, i % dv) : 1), 2);
         }
+        const double mean = squares / (heads * dv);
+        const double rms = isfinite(mean) ? sqrt(mean + norm->epsilon) : NAN;
         for (int32_t d = 0; d < dv; d++) {
             const double weight = number_at(w->weight, 0, norm->num_groups > 0 ? h * dv + d : d);
-            wanted[d] = weight * o[h * dv + d] * output_gate(s, t, h, d) /
-                        sqrt(squares / (heads * dv) + norm->epsilon);
+            wanted[d] = weight * o[h * dv + d] * output_gate(s, t, h, d) / rms;
         }
         status = verify_out(s, t, h, wanted, error);
     }
