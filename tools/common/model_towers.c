@@ -17,8 +17,9 @@ static int32_t size_of_heads(struct reading *r, const char *field, int32_t hidde
     return hidden / heads;
 }
 
-static void make_encoder(struct reading *r, const char *prefix, int32_t encoder, int32_t index,
-                         int32_t heads, int32_t head_size, int32_t dtype)
+static struct model_layer *make_encoder(struct reading *r, const char *prefix, int32_t encoder,
+                                        int32_t index, int32_t heads, int32_t head_size,
+                                        int32_t dtype)
 {
     struct model_layer *layer = add_layer(r, prefix, index);
     struct attn_layer_desc *desc = &layer->desc;
@@ -30,6 +31,7 @@ static void make_encoder(struct reading *r, const char *prefix, int32_t encoder,
     desc->head_size = head_size;
     desc->scale = (float)(1 / sqrt(head_size));
     desc->window_left = desc->window_right = -1;
+    return layer;
 }
 
 static void read_whisper(struct reading *r, const cJSON *root)
@@ -72,19 +74,42 @@ static void read_bert(struct reading *r, const cJSON *root)
     }
 }
 
-/* Vision towers name their sizes in several ways; Kimi K3's heads have a width of their own. */
-static void read_vision(struct reading *r, const cJSON *root)
+/* The field that gives the width of all heads; where none does, one that is absent. */
+static const char *field_of_width(const cJSON *vision)
+{
+    static const char *const names[] = {"hidden_size", "qkv_hidden_size", "vt_hidden_size"};
+    size_t i = 0;
+    for (; i < 2; i++) {
+        const cJSON *item = read_member(vision, names[i]);
+        if (item != NULL && !cJSON_IsNull(item)) {
+            break;
+        }
+    }
+    return names[i];
+}
+
+/* Vision towers name their sizes in several ways; Kimi K3's heads have a width of their own.
+ * Gemma 4's norms queries and keys in place of a scale. */
+static void read_vision(struct reading *r, const cJSON *root, const char *model_type)
 {
     const cJSON *vision = read_member(root, "vision_config");
     const int32_t depth = read_either(r, vision, "depth", "vt_num_hidden_layers", 27, 500);
     const int32_t layers = read_int(r, vision, "num_hidden_layers", depth, 1, 500);
     const int32_t named = read_either(r, vision, "num_heads", "vt_num_attention_heads", 16, 1024);
     const int32_t heads = read_int(r, vision, "num_attention_heads", named, 1, 1024);
-    const int32_t width = read_int(r, vision, "qkv_hidden_size", 1152, 8, 1 << 20);
-    const int32_t hidden = read_int(r, vision, "hidden_size", width, 8, 1 << 20);
-    int32_t size = size_of_heads(r, "hidden_size", hidden, heads);
+    const char *field = field_of_width(vision);
+    const int32_t hidden = read_int(r, vision, field, 1152, 8, 1 << 20);
+    int32_t size = read_int(r, vision, "head_dim", 0, 8, 512);
+    if (size == 0) {
+        size = size_of_heads(r, field, hidden, heads);
+    } else if (size % 8 != 0) {
+        reading_fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", size);
+    }
+    const bool norms = strncmp(model_type, "gemma4", strlen("gemma4")) == 0;
     for (int32_t i = 0; i < layers; i++) {
-        make_encoder(r, "vision.layers", ATTN_ENCODER_MULTIMODAL, i, heads, size, ATTN_DTYPE_BF16);
+        struct model_layer *layer = make_encoder(r, "vision.layers", ATTN_ENCODER_MULTIMODAL, i,
+                                                 heads, size, ATTN_DTYPE_BF16);
+        layer->desc.scale = norms ? 1 : layer->desc.scale;
     }
 }
 
@@ -95,6 +120,6 @@ void read_tower(struct reading *r, const cJSON *root, const char *model_type)
     } else if (strcmp(model_type, "bert") == 0) {
         read_bert(r, root);
     } else {
-        read_vision(r, root);
+        read_vision(r, root, model_type);
     }
 }
