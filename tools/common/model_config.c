@@ -71,7 +71,7 @@ static char pattern_at(struct reading *r, const cJSON *text, int32_t i)
 
 /* "sliding_attention", "full_attention", "chunked_attention" or "linear_attention" of layer i. */
 static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type,
-                              int32_t i)
+                              int32_t i, bool last)
 {
     const cJSON *types = read_member(text, "layer_types");
     int32_t pattern = read_int(r, text, "sliding_window_pattern", 0, 1, 1024);
@@ -94,6 +94,9 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     }
     if (strcmp(model_type, "gemma2") == 0 || strcmp(model_type, "gpt_oss") == 0) {
         return i % 2 == 0 ? "sliding_attention" : "full_attention";
+    }
+    if (last && is_model(model_type, "gemma4")) {
+        return "full_attention";
     }
     if (is_model(model_type, "gemma3") || is_model(model_type, "gemma4")) {
         return (i + 1) % (pattern > 0 ? pattern : 6) == 0 ? "full_attention" : "sliding_attention";
@@ -389,15 +392,18 @@ static void make_mamba2(struct reading *r, const cJSON *text, struct model_layer
 static void make_gemma4(struct reading *r, const cJSON *text, const char *type,
                         struct attn_layer_desc *desc)
 {
+    const cJSON *own = read_member(text, "per_layer_config");
     desc->scale = 1;
-    if (read_member(text, "per_layer_config") != NULL) {
+    if (own != NULL && !cJSON_IsNull(own) && !(cJSON_IsObject(own) && own->child == NULL)) {
         reading_fail(r, "per_layer_config",
                      "is not read; global_head_dim and num_global_key_value_heads are");
     }
     if (strcmp(type, "full_attention") != 0) {
         return;
     }
-    desc->head_size = read_int(r, text, "global_head_dim", 512, 8, 512);
+    const int32_t otherwise =
+        cJSON_IsNull(read_member(text, "global_head_dim")) ? desc->head_size : 512;
+    desc->head_size = read_int(r, text, "global_head_dim", otherwise, 8, 512);
     if (cJSON_IsTrue(read_member(text, "attention_k_eq_v"))) {
         desc->num_kv_heads =
             read_int(r, text, "num_global_key_value_heads", desc->num_kv_heads, 1, 4096);
@@ -463,7 +469,7 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
         if (strcmp(model_type, "nemotron_h") == 0 && strchr("E-", pattern_at(r, text, i)) != NULL) {
             continue;
         }
-        const char *type = layer_type(r, text, model_type, i);
+        const char *type = layer_type(r, text, model_type, i, i + 1 == layers);
         const bool indexed = is_indexed(r, text, model_type, type, i);
         struct model_layer earlier = {.tower = 0}, *indexer = &earlier;
         const bool pools = is_v4(model_type) && compress_ratio(r, text, i) > 1;
@@ -508,6 +514,16 @@ static bool is_known(const char *model_type)
     return strchr(model_type, ' ') == NULL && strstr(known, word) != NULL;
 }
 
+/* The decoder's type. A text_config without one takes the whole model's. */
+static const char *decoder_type(const cJSON *text, const char *model_type)
+{
+    const char *own = read_text(text, "model_type");
+    const char *type = own[0] != '\0' ? own : model_type;
+    return strcmp(type, "llama4") == 0    ? "llama4_text"
+           : strcmp(type, "kimi_k3") == 0 ? "kimi_linear"
+                                          : type;
+}
+
 /* DeepSeek-V4.1's layers, by the field that sets an index of two levels. */
 static void refuse_v41(struct reading *r, const cJSON *text, const char *model_type)
 {
@@ -538,14 +554,13 @@ static void read_root(struct reading *r, const cJSON *root)
         return;
     }
     text = cJSON_IsObject(text) ? text : root;
-    const char *text_type = read_text(text, "model_type");
-    text_type = text_type[0] != '\0' ? text_type : model_type;
+    const char *text_type = decoder_type(text, model_type);
     if (is_model(text_type, "deepseek_v4") && !is_v4(text_type)) {
         refuse_v41(r, text, text_type);
         return;
     }
     r->config->guessed = !is_known(text_type) && !is_known(model_type);
-    read_decoder(r, text, strcmp(model_type, "llama4") == 0 ? "llama4_text" : text_type);
+    read_decoder(r, text, text_type);
     if (cJSON_IsObject(read_member(root, "vision_config"))) {
         read_tower(r, root, model_type);
     }
