@@ -8,8 +8,8 @@
 
 struct attn_dtype number_dtype(int32_t dtype);
 size_t number_bytes(int32_t dtype);
-/* Rounds to nearest even; numbers past the largest saturate, infinities those of fp8 alone. `at`
- * counts elements. */
+/* Rounds to nearest even. Finite numbers past the largest saturate; infinities saturate in fp8
+ * alone. `at` counts elements. */
 void number_store(void *memory, int64_t at, int32_t dtype, double value);
 double number_load(const void *memory, int64_t at, int32_t dtype);
 /* `count` normal numbers times `deviation`, from element `first` on. */
