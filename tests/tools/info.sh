@@ -62,6 +62,13 @@ page = Page()
 page.feed(open(sys.argv[1]).read())
 print(sum("full" in row for row in page.rows), "rows of layers")' page.html
 expect 1 'absent/page: html: No such file' "$info" --html absent/page
+# Half a page is removed; a device stays.
+expect 1 'page.html: html: File too large' sh -c 'trap "" XFSZ; ulimit -f 1; "$@"' - "$info" --capabilities --html page.html
+[ ! -e page.html ] || { echo 'half a page stays'; failed=1; }
+ln -s /dev/full full.html
+expect 1 'full.html: html: No space left' "$info" --html full.html
+[ -h full.html ] || { echo 'a link to a device is removed'; failed=1; }
+rm -f full.html
 
 # Locks: written, compared, held by whatever binds; what cannot be written leaves nothing.
 locks=$(mktemp -d)
@@ -82,6 +89,7 @@ expect 1 'absent: No such file' "$info" --diff "$locks/absent" "$locks/a"
 expect 1 'is no lock' "$info" --diff "$locks/a" "$llama"
 expect 1 'is not a regular file' "$info" --diff "$locks/a" /dev/zero
 expect 2 'needs two files' "$info" --diff "$locks/a"
+expect 2 'attn-info: --diff writes no page$' "$info" --diff "$locks/a" "$locks/b" --html "$locks/page"
 expect 2 'needs --model' "$info" --lock "$locks/a"
 expect 1 'absent/a: lock: No such file' "$info" --model "$llama" --lock "$locks/absent/a"
 expect 1 'a folder, not a file' "$info" --model "$llama" --lock "$locks/"

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/command.h"
 
@@ -95,10 +97,12 @@ static void write_value(FILE *out, const struct json *value)
 attn_status html_write(const char *file, const struct json *root, struct attn_error *error)
 {
     const struct json *member;
+    struct stat info;
     FILE *out = fopen(file, "w");
     if (out == NULL) {
         return command_error(error, ATTN_ERROR_IO, "html", "%s", strerror(errno));
     }
+    errno = 0;
     fputs(head, out);
     JSON_EACH(member, root)
     {
@@ -113,9 +117,14 @@ attn_status html_write(const char *file, const struct json *root, struct attn_er
         putc('\n', out);
     }
     fputs("</html>\n", out);
-    const bool written = ferror(out) == 0;
-    if (fclose(out) != 0 || !written) {
-        return command_error(error, ATTN_ERROR_IO, "html", "%s", strerror(errno));
+    const bool written = fflush(out) == 0 && ferror(out) == 0;
+    if (fclose(out) == 0 && written) {
+        return ATTN_OK;
     }
-    return ATTN_OK;
+    command_error(error, ATTN_ERROR_IO, "html", "%s",
+                  errno != 0 ? strerror(errno) : "was not written");
+    if (lstat(file, &info) == 0 && S_ISREG(info.st_mode)) { /* no device, and no link to one */
+        (void)unlink(file);
+    }
+    return ATTN_ERROR_IO;
 }

@@ -78,12 +78,14 @@ static int parse(int argc, char **argv, struct options *options)
                                     .may_lack_operand = true};
     const int code = command_parse(&command, argc, argv);
     if (code < 0 && ((options->diff == NULL) != (options->with == NULL) ||
+                     (options->diff != NULL && options->html != NULL) ||
                      ((options->lock != NULL || options->layouts) && options->model == NULL))) {
         fprintf(stderr, "attn-info: %s\n%s",
-                options->lock != NULL   ? "--lock needs --model"
-                : options->layouts      ? "--layouts needs --model"
-                : options->diff != NULL ? "--diff needs two files"
-                                        : "a file is only --diff's",
+                options->diff != NULL && options->html != NULL ? "--diff writes no page"
+                : options->lock != NULL                        ? "--lock needs --model"
+                : options->layouts                             ? "--layouts needs --model"
+                : options->diff != NULL                        ? "--diff needs two files"
+                                                               : "a file is only --diff's",
                 usage);
         return EXIT_USAGE;
     }
