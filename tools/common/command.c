@@ -156,14 +156,22 @@ char *read_whole_file(const char *name, size_t most, size_t *size, const char **
     return bytes;
 }
 
+void (*command_no_memory)(const char *message);
+
 /* The memory, unless it is NULL: then the process ends, by the first thread that has none. */
 static void *found(void *memory, size_t count, size_t size)
 {
     static pthread_mutex_t ends = PTHREAD_MUTEX_INITIALIZER;
     if (memory == NULL) {
         pthread_mutex_lock(&ends);
-        fprintf(stderr, "%s: memory: no %zu times %zu bytes; a smaller task may have them\n",
-                program_invocation_short_name, count, size);
+        char text[120];
+        snprintf(text, sizeof text, "no memory for %zu times %zu bytes; a smaller task may have it",
+                 count, size);
+        if (command_no_memory != NULL) {
+            command_no_memory(text);
+        } else {
+            fprintf(stderr, "%s: %s\n", program_invocation_short_name, text);
+        }
         exit(EXIT_FAILURE);
     }
     return memory;

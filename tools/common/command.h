@@ -65,7 +65,9 @@ int command_failed(const char *tool, const char *what, const struct attn_error *
 char *read_whole_file(const char *name, size_t most, size_t *size, const char **why);
 
 /* calloc and realloc of what a tool cannot go on without: where there is no memory it ends here,
- * with a message and status 1, and what it has of a device is the system's to free. */
+ * with a message and status 1, and what it has of a device is the system's to free. The message is
+ * on stderr, or goes to `command_no_memory` where a tool has set that: once, from any thread. */
+extern void (*command_no_memory)(const char *message);
 void *command_calloc(size_t count, size_t size);
 void *command_realloc(void *memory, size_t count, size_t size);
 

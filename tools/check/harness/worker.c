@@ -115,6 +115,11 @@ static void on_crash(int number, siginfo_t *info, void *context)
     _exit(EXIT_FAILURE);
 }
 
+static void on_no_memory(const char *message)
+{
+    put_frame(crash_pipe, OUTLET_CRASH, 1, message, "");
+}
+
 void crash_watch(const char *target, uint64_t seed)
 {
     static uint64_t stack[HANDLER_STACK / sizeof(uint64_t)]; /* the case may have used up its own */
@@ -169,6 +174,7 @@ struct worker {
     char *current; /* the case or stage that runs; NULL: between them */
     bool is_case;
     char *crash;        /* its own report of its crash; NULL: none */
+    bool lacked_memory; /* it ended itself, and is no crash */
     bool hung;          /* it was ended at the case's deadline */
     double begun_at[2]; /* `current`: processor time and time of day, in seconds */
     clockid_t processor;
@@ -219,6 +225,7 @@ static bool take_frame(struct worker *worker, int pipe)
     case OUTLET_CRASH:
         free(worker->crash);
         worker->crash = texts[0];
+        worker->lacked_memory = frame.value != 0;
         texts[0] = NULL;
         break;
     case OUTLET_END:
@@ -264,6 +271,7 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int32
         const struct outlet outlet = {&own, ends[1]};
         close(ends[0]);
         crash_pipe = ends[1];
+        command_no_memory = on_no_memory;
         (void)prctl(PR_SET_CHILD_SUBREAPER, 1); /* processes that calls leave come to us */
         (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
         int value = run(user, &outlet, worker->begun);
@@ -274,7 +282,7 @@ static bool run_worker(struct worker *worker, worker_run *run, void *user, int32
         exit(value);
     }
     close(ends[1]);
-    worker->hung = false;
+    worker->hung = worker->lacked_memory = false;
     if (process > 0 && clock_getcpuclockid(process, &worker->processor) != 0) {
         worker->processor = CLOCK_MONOTONIC;
     }
@@ -300,8 +308,8 @@ int workers_run(struct report *report, worker_run *run, void *user, int32_t case
 {
     struct worker worker = {.report = report, .value = -1};
     bool again = true;
-    int32_t hangs = 0;
-    for (int32_t crashes = 0; again; crashes++) {
+    int32_t crashes = 0, hangs = 0;
+    while (again) {
         char text[sizeof((struct trial *)0)->message];
         int status = 0;
         worker.value = -1;
@@ -316,8 +324,9 @@ int workers_run(struct report *report, worker_run *run, void *user, int32_t case
             say_end(&worker, case_seconds, status, text, sizeof text);
             report_add(report, name, TRIAL_FAILED, text);
         }
+        crashes += !worker.lacked_memory;
         hangs += worker.hung;
-        const bool enough = crashes + 1 == MAX_CRASHES || hangs == MAX_HANGS;
+        const bool enough = crashes == MAX_CRASHES || hangs == MAX_HANGS;
         if (again && enough) {
             snprintf(text, sizeof text, "this was the last of %d %s after which no case is run",
                      hangs == MAX_HANGS ? MAX_HANGS : MAX_CRASHES,

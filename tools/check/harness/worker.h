@@ -22,7 +22,7 @@ enum outlet_kind {
     OUTLET_TIME,     /* after a result: what its kernels took, in microseconds, as text */
     OUTLET_DECLARED, /* the backend's name and its declaration as JSON */
     OUTLET_RECORD,   /* a line of host/conformance.h but for its counts */
-    OUTLET_CRASH,    /* a worker's last words */
+    OUTLET_CRASH,    /* a worker's last words; its number: 1 for lack of memory, else 0 */
     OUTLET_END,      /* its value */
     OUTLET_KIND_COUNT
 };
