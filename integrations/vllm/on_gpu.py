@@ -2,8 +2,10 @@
 """vLLM 0.26 for integrations/device.py: its decodes captured, in this process."""
 from __future__ import annotations
 
+import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_USE_FLASHINFER_SAMPLER="0", VLLM_LOGGING_LEVEL="WARNING")
@@ -75,7 +77,9 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
             options["enable_prefix_caching"] = False
         else:  # vLLM chooses another backend for it else
             options["speculative_config"] |= {"attention_backend": "CUSTOM" if backend == "libattn" else backend} | (
-                {"model": f"{folder}/eagle"} if method == "eagle" else {})
+                {"model": f"{folder}-head"} if method in HEADS else {})
+            # Next to drafts libattn serves no prefix cache of states, which 0.26 turns on.
+            options["enable_prefix_caching"] = "linear_num_key_heads" not in json.loads(Path(folder, "config.json").read_text())
     if invariant:
         options |= {"mamba_ssm_cache_dtype": "float32", **norms_by_torch(graphs)}
     return LLM(folder, attention_backend="CUSTOM" if backend == "libattn" else backend, skip_tokenizer_init=True, seed=7,
