@@ -339,7 +339,7 @@ class Interface(unittest.TestCase):
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
                      "speculative_draft_attention_backend": None, "disable_cuda_graph": False, "speculative_eagle_topk": None,
-                     "cuda_graph_config": None}
+                     "cuda_graph_config": None, "speculative_num_steps": None, "speculative_adaptive": False}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
                  "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
@@ -363,6 +363,8 @@ class Interface(unittest.TestCase):
                               {"speculative_algorithm": "EAGLE", "device": "cuda"}),
                              ("speculative_algorithm: EAGLE, whose drafts would be captured",
                               {"speculative_algorithm": "EAGLE", "device": "cuda", "disable_cuda_graph": True, "cuda_graph_config": full}),
+                             ("speculative_algorithm: EAGLE, whose drafts would be captured",
+                              {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_num_steps": 1, "speculative_adaptive": True}),
                              ("speculative_eagle_topk: 3 with pages of 16 tokens; supported: 1, or a page_size of 1",
                               {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 3}),
                              ("head_size is 60", {"speculative_algorithm": "EAGLE", "is_draft_worker": True, "head_dim": 60}),
@@ -379,10 +381,11 @@ class Interface(unittest.TestCase):
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
-        for environment, config in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full), ({}, disabled)):
+        for environment, config, steps in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full, 3), ({}, disabled, 3), ({}, full, 1)):
             with unittest.mock.patch.dict("os.environ", environment):
                 with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
-                    load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=config, dtype=torch.float64)
+                    load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=config, speculative_num_steps=steps,
+                         dtype=torch.float64)
                 self.assertNotIn("captured", str(refused.exception))
         load(speculative_algorithm="EAGLE", speculative_eagle_topk=3, **other)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)

@@ -62,6 +62,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     states = _states_reason(runner) if runner.device == "cpu" and not cpu_has_amx_support() else None
     latent = runner.use_mla_backend
     drafts = arguments.speculative_algorithm in VERIFIED and drafts_here(arguments)
+    # One draft a step comes from the draft extend, which is eager.
+    captured = getattr(arguments, "speculative_adaptive", False) or (getattr(arguments, "speculative_num_steps", None) or 2) > 1
     branches, page = getattr(arguments, "speculative_eagle_topk", None) or 1, runner.page_size or 1
     others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
@@ -77,7 +79,7 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
          ", ".join(("NGRAM", *VERIFIED))),
         ("speculative_eagle_topk", drafts and branches > 1 and page > 1 and f"{branches} with pages of {page} tokens",
          "1, or a page_size of 1"),
-        ("speculative_algorithm", drafts and runner.device != "cpu" and _captures_decodes(arguments) and
+        ("speculative_algorithm", drafts and captured and runner.device != "cpu" and _captures_decodes(arguments) and
          os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1" and f"{arguments.speculative_algorithm}, whose drafts would be captured",
          "drafts in eager steps (--disable-cuda-graph), or over another backend (--speculative-draft-attention-backend triton); "
          "ATTN_SGLANG_CAPTURED_DRAFTS=1 tries captured ones"),
