@@ -493,8 +493,12 @@ class Steps(unittest.TestCase):
                     self.assertTrue(torch.equal(  # padding, of request 0, is not written
                         first.nan_to_num(), engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].nan_to_num()))
                     self.assertLess(engine.step("extend", [2, 1, 3]), 2e-5)
-                with self.assertRaisesRegex(libattn.OrderError, f"replay of {2 * topk} requests; they were not captured"):
+                with self.assertRaisesRegex(libattn.OrderError, f"replay of {2 * topk} requests or branches; so many were not captured"):
                     graphs[3].metadata(2, 2)
+                other = made["decode"](None, types.SimpleNamespace(draft_model_runner=runner, topk=topk, speculative_num_steps=steps + 1))
+                with self.assertRaisesRegex(libattn.UnsupportedError, "speculative_adaptive: a second set of captured drafts"):
+                    other.init_cuda_graph_state(3, 3 * topk)
+                self.assertLess(graphs[3].step(3), 2e-5)
                 factory.speculative_num_steps = 1
                 self.assertIs(made["decode"](None, factory), None)
                 arguments.speculative_draft_attention_backend = "triton"
@@ -550,7 +554,7 @@ class Steps(unittest.TestCase):
                         first.nan_to_num(), engine.backend.token_to_kv_pool.k[:, int(engine.table[0, 0])].nan_to_num()))
                 self.assertLess(engine.step("extend", [2, 1, 9]), 2e-5)
                 self.assertLess(graphs[3].replay(3), 2e-5)
-                with self.assertRaisesRegex(libattn.OrderError, "replay of 2 requests; they were not captured"):
+                with self.assertRaisesRegex(libattn.OrderError, "replay of 2 requests or branches; so many were not captured"):
                     engine.backend.init_forward_metadata_out_graph(engine.padded(engine.batch(graphs[1].mode, [drafts or 1]), 2))
                 engine.backend.token_to_kv_pool = Pool(480, page, layers=2)  # another pool: other addresses
                 engine.step("decode", [1, 1, 1])

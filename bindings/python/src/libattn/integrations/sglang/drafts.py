@@ -73,6 +73,8 @@ class DraftSteps:
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Arrays for captured steps. From here on the draft model's layers are served by backends that capture decodes, or refused."""
+        if self.backend.steps.captures:  # to bind layers again would free what those graphs read
+            refuse("speculative_adaptive", "a second set of captured drafts", "one number of steps, or --disable-cuda-graph")
         table, branches, count = self.backend.req_to_token_pool.req_to_token, max_bs * self.topk, self.steps - 1
         device = table.device
         self.arrays = Captured(torch.arange(branches + 1, dtype=torch.int32, device=device),

@@ -69,8 +69,8 @@ class Gathered(AttentionBackend):
     def replay(self, shape: Shape, batch: Batch) -> None:
         """Bring the plans of a captured shape to a batch."""
         if not self.steps.replay(shape, lambda: batch):
-            raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests; they were not captured, or layers were "
-                       "bound again since")
+            raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests or branches; so many were not captured, or "
+                       "layers were bound again since")
 
     def gather(self) -> None:
         """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""
