@@ -227,23 +227,25 @@ class Platform(unittest.TestCase):
             Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config(head_size=60))
 
     def test_latent_layers_on_a_cpu(self) -> None:
-        """Prompts in pieces and the prefix cache stay on, unless a draft's backend would switch them off later."""
+        """Chunked prefill and the prefix cache stay as they were; refused where a draft's backend would switch them off later."""
         from libattn.integrations.vllm.cpu import LibattnCpuPlatform
 
-        for method, backend in (("ngram", None), ("mtp", "CUSTOM"), ("mtp", None)):
+        for method, backend, on in (("ngram", None, True), ("mtp", "CUSTOM", True), ("draft_model", "CUSTOM", True), ("mtp", None, True),
+                                    ("draft_model", None, True), ("mtp", None, False)):
             config = types.SimpleNamespace(
-                scheduler_config=types.SimpleNamespace(enable_chunked_prefill=True, max_num_batched_tokens=64),
-                cache_config=types.SimpleNamespace(enable_prefix_caching=True, block_size=16),
+                scheduler_config=types.SimpleNamespace(enable_chunked_prefill=on, max_num_batched_tokens=64),
+                cache_config=types.SimpleNamespace(enable_prefix_caching=on, block_size=16),
                 attention_config=types.SimpleNamespace(backend=_Registry.CUSTOM), model_config=types.SimpleNamespace(use_mla=True),
-                speculative_config=types.SimpleNamespace(use_eagle=lambda method=method: method == "mtp",
+                speculative_config=types.SimpleNamespace(use_eagle=lambda method=method: method == "mtp", method=method,
                                                          attention_backend=backend and _Registry.CUSTOM))
-            if (method, backend) == ("mtp", None):
-                with self.assertRaisesRegex(ValueError, "speculative_config.attention_backend: None, supported next to MLA on a CPU: CUSTOM"):
+            if on and method != "ngram" and backend is None:
+                with self.assertRaisesRegex(ValueError, "speculative_config.attention_backend: None, supported next to MLA on a CPU: CUSTOM"
+                                            """.*; set "attention_backend": "CUSTOM" in --speculative-config"""):
                     LibattnCpuPlatform.check_and_update_config(config)
                 continue
             LibattnCpuPlatform.check_and_update_config(config)
             self.assertEqual((config.scheduler_config.enable_chunked_prefill, config.scheduler_config.max_num_batched_tokens,
-                              config.cache_config.enable_prefix_caching, config.cache_config.block_size), (True, 64, True, 16))
+                              config.cache_config.enable_prefix_caching, config.cache_config.block_size), (on, 64, on, 16))
 
     def test_layouts_begin_with_the_backends(self) -> None:
         for backend in each_backend():

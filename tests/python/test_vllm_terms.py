@@ -483,16 +483,17 @@ class Releases(Settings):
                          "additional_config.libattn.max_num_splits: not known; known: any_version, fp8_query")
 
     def test_the_backend_of_a_draft(self) -> None:
-        """A warning where vLLM would choose it, which it does not take from the model."""
-        for method, named, expected in (("eagle", None, 1), ("eagle", "CUSTOM", 0), ("draft_model", None, 1), ("ngram", None, 0)):
+        """A warning where vLLM would choose it, which it does not take from the model: its runner V1, and V2 for some methods."""
+        for method, named, second, expected in (("eagle", None, False, 1), ("eagle", "CUSTOM", False, 0), ("draft_model", None, False, 1),
+                                                ("ngram", None, False, 0), ("eagle", None, True, 0), ("dflash", None, True, 1)):
             versions._warn.cache_clear()
-            self.config(speculative_config=types.SimpleNamespace(method=method, attention_backend=named,
-                                                                 use_eagle=lambda method=method: method == "eagle"))
+            self.config(use_v2_model_runner=second, speculative_config=types.SimpleNamespace(
+                method=method, attention_backend=named, use_eagle=lambda method=method: method in ("eagle", "dflash")))
             with self.assertLogs("libattn", "WARNING") as log:
                 versions.logging.getLogger("libattn").warning("something, which assertLogs needs")
                 for _ in range(2):
                     LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32)
-            self.assertEqual(sum('"attention_backend": "CUSTOM"' in line for line in log.output), expected, (method, named))
+            self.assertEqual(sum('"attention_backend": "CUSTOM"' in line for line in log.output), expected, (method, named, second))
 
     def test_the_cache_before_layouts(self) -> None:
         """Blocks first, alone and with layers, for MLA too; and no pages of one token where all layers have windows."""

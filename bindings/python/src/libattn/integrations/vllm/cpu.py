@@ -54,10 +54,14 @@ class LibattnCpuPlatform(CpuPlatform):
         super().check_and_update_config(vllm_config)
         if vllm_config.attention_config.backend is AttentionBackendEnum.CUSTOM and getattr(
                 vllm_config.model_config, "use_mla", False):
-            drafts = getattr(vllm_config, "speculative_config", None)
-            if drafts is not None and drafts.use_eagle() and drafts.attention_backend is not AttentionBackendEnum.CUSTOM:
-                raise ValueError(f"speculative_config.attention_backend: {drafts.attention_backend}, supported next to MLA on a CPU: CUSTOM, since "
-                                 "vLLM's own backend there takes no prompts in pieces and switches them off for the whole engine")
+            from .versions import drafts_of_a_model
+
+            drafts, changes = drafts_of_a_model(vllm_config), kept[0] or kept[2]
+            if drafts is not None and drafts.attention_backend is not AttentionBackendEnum.CUSTOM and changes:
+                raise ValueError(
+                    f"speculative_config.attention_backend: {drafts.attention_backend}, supported next to MLA on a CPU: CUSTOM, "
+                    "since with another one vLLM switches off chunked prefill and the prefix cache for the whole engine; set "
+                    """"attention_backend": "CUSTOM" in --speculative-config""")
             scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching = kept
             cache.block_size = block_size or cache.block_size
 

@@ -60,11 +60,20 @@ def warn_of_norms() -> None:
               """--ir-op-priority '{"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}'""")
 
 
+def drafts_of_a_model(config: Any) -> Any | None:
+    """The configuration of drafts that a model makes, whose layers have an attention backend of their own."""
+    drafts = getattr(config, "speculative_config", None)
+    return drafts if drafts is not None and (drafts.use_eagle() or drafts.method == "draft_model") else None
+
+
 def warn_of_drafts() -> None:
-    """vLLM chooses the attention backend of a draft's layers by itself, unless it is named."""
-    drafts = getattr(describe.config(), "speculative_config", None)
-    made = drafts is not None and (drafts.use_eagle() or drafts.method == "draft_model")
-    if made and drafts.attention_backend is None:
+    """vLLM's V1 runner chooses the attention backend of a draft's layers by itself, unless it is named. V2 takes the target's, but for
+    DFlash and DSpark."""
+    config = describe.config()
+    drafts = drafts_of_a_model(config)
+    if drafts is None or drafts.attention_backend is not None:
+        return
+    if not getattr(config, "use_v2_model_runner", False) or drafts.method in ("dflash", "dspark"):
         _warn("""vLLM chooses another attention backend for the draft's layers; for libattn: "attention_backend": "CUSTOM" in """
               "--speculative-config")
 
