@@ -79,7 +79,8 @@ def measure(command: list[str], dtype: str, kv_dtype: str, shapes: list[str]) ->
 
 def digits(value: float, count: int = 3) -> str:
     """These digits, or all before the point: no exponents."""
-    return f"{value:.{count}g}" if value < 10**count else f"{value:.0f}"
+    text = f"{value:.{count}g}"
+    return f"{value:.0f}" if "e+" in text else text
 
 
 def enter(row: dict[str, str], results: list[dict[str, Any]], key: str) -> bool:

@@ -75,6 +75,8 @@ has "| D | 2026-01-01 | \`d\` |"
     wrong "unexpected arguments: $(cat "$folder/arguments")"
 diff "$folder/before" "$page" | grep '^[<>]' | grep -vE 'l=1`|B \||K \|' && wrong "other lines changed"
 
+PYTHONPATH=$(dirname "$results") "$python" -B -c 'from results import digits
+assert [digits(value) for value in (999.6, 99.96, 1234.5, 0.01234)] == ["1000", "100", "1234", "0.0123"]' || wrong "unexpected digits"
 "$python" "$results" --only 'l=64' "$page" 'A device' R "$bench" --backend cpu_ref --threads 1 --budget 0.1 || wrong "a real run failed"
 grep -qE '^\| `decode:r=1,l=64,hq=2,hkv=1` \| [0-9.e+]+ \| [0-9.e+-]+ [GT].* \| [0-9.]+ \| R \|  \|  \|$' "$page" || wrong "no row of a real run"
 "$python" "$results" "$page" 'No device' R "$bench" 2>"$folder/said" && wrong "an unknown section passed"
