@@ -246,7 +246,8 @@ static bool is_left_alone(const struct attn_batch *b, const struct attn_batch_re
                           int32_t r)
 {
     const int32_t *initial = MOVED(states->initial_slots, r * states->initial_slots_stride);
-    return num_queries(b, r) == 0 || states->state_slots[r * states->state_slots_stride] < 0 ||
+    return b->query_start_loc[r + 1] == b->query_start_loc[r] ||
+           states->state_slots[r * states->state_slots_stride] < 0 ||
            (initial != NULL && *initial < 0) || (b->seq_lens != NULL && b->seq_lens[r] == 0);
 }
 
