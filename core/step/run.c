@@ -36,10 +36,10 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     args->v = io->v;
     if (has_rope(step, io)) {
         kernel = step->layer->served[ATTN_PHASE_PREFILL].instance->kernels.rope_write_kv;
-        args->q = io->q;
         ERROR_IF(kernel == NULL, ATTN_ERROR_UNSUPPORTED, "attn_io_rope",
                  "the layer's backend has no rope_write_kv");
         TRY(step_check_rope(plan, step, io, error));
+        args->q = io->q;
     }
     ERROR_IF(kernel == NULL, ATTN_ERROR_UNSUPPORTED, "write_kv",
              "the layer's backend writes keys in its attend only; this run writes alone");

@@ -43,7 +43,7 @@ static struct attn_ext *link_caches(struct blocks *blocks, struct input *input, 
         memcpy(array + (size_t)i * stride, &cache, stride < sizeof cache ? stride : sizeof cache);
     }
     s->caches.num_caches = count;
-    s->caches.cache_stride = (int32_t)element;
+    s->caches.cache_stride = element <= INT32_MAX ? (int32_t)element : INT32_MAX;
     s->caches.caches = input_byte(input) == 1 ? NULL : (const struct attn_cache_desc *)array;
     struct attn_layer_caches *copy =
         blocks_struct(blocks, input, &s->caches, sizeof s->caches, sizeof s->caches);
