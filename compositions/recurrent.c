@@ -240,14 +240,20 @@ struct recurrent_views {
     struct recurrent_view whole, decode, prefill;
 };
 
+/* Tokens of request r by the device's array, which a host that validates can read: the host's copy
+ * may be a bound. */
+static int32_t num_tokens(const struct attn_batch *b, int32_t r)
+{
+    return b->query_start_loc[r + 1] - b->query_start_loc[r];
+}
+
 /* Does the step leave request r, its rows of out and its states, as they are? What the step brings
  * for it may be anything. */
 static bool is_left_alone(const struct attn_batch *b, const struct attn_batch_recurrent *states,
                           int32_t r)
 {
     const int32_t *initial = MOVED(states->initial_slots, r * states->initial_slots_stride);
-    return b->query_start_loc[r + 1] == b->query_start_loc[r] ||
-           states->state_slots[r * states->state_slots_stride] < 0 ||
+    return num_tokens(b, r) == 0 || states->state_slots[r * states->state_slots_stride] < 0 ||
            (initial != NULL && *initial < 0) || (b->seq_lens != NULL && b->seq_lens[r] == 0);
 }
 
@@ -257,14 +263,13 @@ static attn_status validate_inputs(const attn_plan *plan, const struct attn_step
                                    const struct attn_tensor *gate, struct attn_error *error)
 {
     const struct recurrent_views *views = plan->data[COMPOSITION_RECURRENT];
-    const bool convolves = plan->steps[0].layer->selected->gdn->conv_width > 0;
     const struct {
         const char *name;
         const struct attn_tensor *tensor;
-    } inputs[] = {{"mixed_qkv", convolves ? gdn->mixed_qkv : NULL},
-                  {"q", convolves ? NULL : io->q},
-                  {"k", convolves ? NULL : io->k},
-                  {"v", convolves ? NULL : io->v},
+    } inputs[] = {{"mixed_qkv", gdn->mixed_qkv},
+                  {"q", io->q},
+                  {"k", io->k},
+                  {"v", io->v},
                   {"a", gdn->a},
                   {"b", gdn->b},
                   {"gate", gate}};
@@ -305,6 +310,14 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     CHECK_TENSOR_IF(g->conv_width > 0, gdn->mixed_qkv, NULL, "mixed_qkv", 2,
                     {rows, num_channels(g)}, 1,
                     as_kept ? dtype_of_id(l->dtype) : (struct attn_dtype){0});
+    BAD_IF(g->conv_width > 0 ? (io->q != NULL || io->k != NULL || io->v != NULL)
+                             : gdn->mixed_qkv != NULL,
+           g->conv_width == 0 ? "mixed_qkv"
+           : io->q != NULL    ? "q"
+           : io->k != NULL    ? "k"
+                              : "v",
+           "is not NULL; a layer with conv_width %d takes %s", g->conv_width,
+           g->conv_width > 0 ? "mixed_qkv alone" : "q, k and v");
     if (g->conv_width == 0) {
         TRY(check_rows("q", io->q, &step->q, rows, error));
         TRY(check_rows("k", io->k, &step->k, rows, error));
@@ -350,7 +363,7 @@ static int32_t num_checkpoints(const struct attn_batch *b,
 {
     return states->checkpoint_slots == NULL
                ? 0
-               : b->seq_lens[r] / interval - (b->seq_lens[r] - num_queries(b, r)) / interval;
+               : b->seq_lens[r] / interval - (b->seq_lens[r] - num_tokens(b, r)) / interval;
 }
 
 /* Does request r begin with a state? */
@@ -358,7 +371,7 @@ static bool has_initial_state(const struct attn_batch *b, const struct attn_batc
                               int32_t r)
 {
     return states->has_initial_state != NULL ? states->has_initial_state[r] != 0
-                                             : b->seq_lens[r] > num_queries(b, r);
+                                             : b->seq_lens[r] > num_tokens(b, r);
 }
 
 /* A slot that a request reads or writes in a batch; neither: it is not followed. */
@@ -377,7 +390,7 @@ static bool slot_use_of(const attn_plan *plan, const struct attn_batch_recurrent
     const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
     const int32_t *accepted = states->num_accepted_tokens;
     const int32_t *row = states->state_slots + r * states->state_slots_stride;
-    const int32_t queries = num_queries(b, r);
+    const int32_t queries = num_tokens(b, r);
     const int32_t drafted = drafted_states(plan->steps[0].layer->selected);
     const bool all = accepted != NULL && queries <= 1 + drafted;
     const int32_t kept = all ? queries : 1;
@@ -430,7 +443,7 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch_r
     BAD_IF(accepted < 1 || accepted > 1 + drafted, "num_accepted_tokens", "request %d: %d; 1 to %d",
            r, accepted, 1 + drafted);
     if (replay != NULL && has_initial_state(b, states, r) && b->seq_lens[r] > 0) {
-        const int32_t past = b->seq_lens[r] - num_queries(b, r);
+        const int32_t past = b->seq_lens[r] - num_tokens(b, r);
         const int32_t rows = layer->caches->caches->block_size - drafted;
         const int32_t most = past < rows ? past : rows - 1;
         BAD_IF(replay->ring_tokens[r] < 0 || replay->ring_tokens[r] > most, "ring_tokens",

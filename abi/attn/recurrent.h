@@ -84,8 +84,9 @@ struct attn_batch_recurrent {         /* on attn_batch */
 
 struct attn_io_recurrent { /* on attn_step_io; out is [T, Hv, Dv] */
     struct attn_ext ext;   /* id ATTN_EXT_IO_RECURRENT */
-    /* [T, 2 Hk Dk + Hv Dv] before the convolution; else q, k, v of the step. With batch_invariant 2
-     * and conv_width > 1 its dtype is the layer's, as the window's is. */
+    /* [T, 2 Hk Dk + Hv Dv] before the convolution, and q, k, v of the step are NULL; with conv_width
+     * 0 it is NULL and they are needed. With batch_invariant 2 and conv_width > 1 its dtype is the
+     * layer's, as the window's is. */
     const struct attn_tensor *mixed_qkv;
     const struct attn_tensor *a; /* [T, Hv] */
     const struct attn_tensor *b; /* [T, Hv] */

@@ -38,6 +38,7 @@ struct gdn {
     bool replays; /* with a ring of inputs, from which the state is written once in REPLAY tokens */
     bool paged;   /* a window lies after its state, in memory of this fixture's */
     bool norms;   /* the layer has a norm and a gate of its output */
+    bool bounds;  /* the host's lengths are bounds: of each request one token more */
     void *memory;
     struct attn_layer_desc described;
     struct attn_recurrent_desc desc;
@@ -54,7 +55,7 @@ struct gdn {
     struct attn_io_recurrent_gate gate;
     const int32_t *initial, *checkpoint; /* slots of each request in the next steps, or NULL */
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
-    int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT];
+    int32_t from[REQS][1 + DRAFTS], kept[REQS][KEPT], most_starts[REQS + 1], most_lens[REQS];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
         out[REQS * LENGTH][HV][DV], z[REQS * LENGTH][HV][DV];
     struct shaped tensors[9];
@@ -86,7 +87,7 @@ static void describe(struct gdn *g)
                                            .checkpoint_interval = g->interval};
     g->described = SIZED(attn_layer_desc, .name = "gdn", .dtype = ATTN_DTYPE_F32, .window_left = -1,
                          .window_right = -1, .batch_invariant = g->invariant,
-                         .num_speculative_tokens = g->drafted);
+                         .num_speculative_tokens = g->drafted, .host_bounds = g->bounds);
     g->cache = layer_ring(&g->desc, ATTN_DTYPE_F32, HV, REPLAY);
     g->caches = layer_caches(&g->cache, 1, NULL);
     g->norm = EXTENSION(attn_recurrent_norm, ATTN_EXT_DRAFT_RECURRENT_NORM, NULL, .epsilon = 1e-5f);
@@ -238,6 +239,17 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
     }
     g->batch = client_batch(REQS, g->starts, g->lens);
     g->batch.next = &g->ext.ext;
+    for (int32_t r = 0; r < REQS && g->bounds; r++) {
+        g->most_starts[r + 1] = g->starts[r + 1] + r + 1;
+        g->most_lens[r] = g->lens[r] + 1;
+    }
+    if (g->bounds) {
+        tokens = g->most_starts[REQS];
+        g->batch.flags = ATTN_BATCH_HOST_BOUNDS;
+        g->batch.num_tokens = g->batch.num_actual_tokens = (int32_t)tokens;
+        g->batch.query_start_loc_host = g->most_starts;
+        g->batch.seq_lens_host = g->most_lens;
+    }
     g->replay = EXTENSION(attn_batch_replay, ATTN_EXT_DRAFT_BATCH_REPLAY, NULL,
                           .ring_tokens = g->ring_tokens);
     g->ext.ext.next = g->replays ? &g->replay.ext : NULL;
@@ -333,7 +345,7 @@ TEST(test_steps)
 
 /* Steps with drafts of which some are accepted; request 2 begins with a prompt of `prompt` tokens.
  */
-static void draft(struct gdn *g, int32_t prompt)
+static struct gdn *drafted(struct gdn *g, int32_t prompt)
 {
     for (int32_t r = 0; r < REQS; r++) {
         g->accepted[r] = 1;
@@ -342,21 +354,27 @@ static void draft(struct gdn *g, int32_t prompt)
     step(g, (const int32_t[]){3, 3, 3, 3, 3}, (const int32_t[]){3, 2, 1, 3, 1}, false);
     step(g, (const int32_t[]){1, 3, 2, 3, 3}, NULL, true);
     step(g, (const int32_t[]){1, 1, 1, 1, 1}, NULL, false);
+    return g;
 }
 
 TEST(test_drafts)
 {
-    OWNED(gdn_end) struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
-    draft(g, 20);
+    for (int32_t bounds = 0; bounds < 2; bounds++) {
+        static struct gdn given = {.width = WIDTH, .drafted = DRAFTS};
+        given.bounds = bounds;
+        OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
+        drafted(g, 20);
+    }
 }
 
 /* Next to checkpoints, each step's states going elsewhere than it took them from. */
 TEST(test_drafts_that_move)
 {
-    static const struct gdn given = {
-        .width = WIDTH, .drafted = DRAFTS, .interval = 5, .moves = true};
-    OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
-    draft(g, 8);
+    static struct gdn given = {.width = WIDTH, .drafted = DRAFTS, .interval = 5, .moves = true};
+    given.bounds = true;
+    gdn_end(&(struct gdn *){drafted(gdn_open("cpu_ref", &given), 8)});
+    given.bounds = false;
+    OWNED(gdn_end) struct gdn *g = drafted(gdn_open("cpu_ref", &given), 8);
     g->ext.initial_slots_stride = DRAFTS;
     REFUSED(&g->error, "initial_slots_stride",
             g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
@@ -373,7 +391,7 @@ TEST(test_rings)
         given.interval = moves ? 5 : 0;
         given.moves = moves;
         OWNED(gdn_end) struct gdn *g = gdn_open("cpu_ref", &given);
-        draft(g, moves ? 8 : 20);
+        drafted(g, moves ? 8 : 20);
         for (int32_t i = 0; i < 8; i++) {
             step(g, (const int32_t[]){3, 3, 3, 1, 2},
                  (const int32_t[]){1 + i % 3, 1 + i / 2 % 3, 1, 1, 2 - i % 2}, true);
@@ -490,6 +508,14 @@ TEST(test_bad_steps)
     RUN_REFUSED("b", g->io_ext.b = NULL);
     RUN_REFUSED("out", g->io.out = g->io_ext.mixed_qkv);
     RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = &spread);
+    RUN_REFUSED("q", g->io.q = g->io.out);
+    RUN_REFUSED("k", g->io.k = g->io.out);
+    RUN_REFUSED("v", g->io.v = g->io.out);
+    gdn_end(&g);
+    g = gdn_create("cpu_ref", 0, 0);
+    set_step(g, queries, false);
+    PLAN(g);
+    RUN_REFUSED("mixed_qkv", g->io_ext.mixed_qkv = g->io.q);
     gdn_end(&g);
     g = gdn_create("cpu_ref", WIDTH, DRAFTS);
     set_step(g, queries, false);
