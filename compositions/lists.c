@@ -96,11 +96,8 @@ static attn_status validate_lists(const attn_plan *plan, const struct step *step
     const struct attn_kv_view *view = &step->layer->owner->k_cache;
     const int64_t end = (view->num_blocks * view->block_size - 1) / l->granularity + 1;
     const int32_t groups = lists_per_token(layer);
-    int64_t rows = plan->given.num_actual_tokens;
-    if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
-        rows = plan->given.query_start_loc[plan->given.num_reqs];
-    }
-    for (int64_t i = 0; i < rows * groups; i++) {
+    const int64_t end_row = validate_end_row(plan);
+    for (int64_t i = (int64_t)plan->first_row * groups; i < end_row * groups; i++) {
         const int64_t t = i / groups, group = i % groups;
         const int32_t *list =
             lists->indices + t * lists->token_stride + group * lists->group_stride;

@@ -42,6 +42,17 @@ static attn_status build(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
+/* The rows of a tensor from the batch's first one on: those before it are another batch's. */
+static const struct attn_tensor *own_rows(const attn_plan *plan, struct own_tensor *own,
+                                          const struct attn_tensor *all, int32_t dim)
+{
+    tensor_copy(own, all);
+    own->shape[dim] -= plan->first_row;
+    own->tensor.byte_offset +=
+        (uint64_t)(plan->first_row * own->strides[dim] * (all->dtype.bits / 8));
+    return &own->tensor;
+}
+
 attn_status output_quantized(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                              size_t place, step_program *inner, struct attn_error *error)
 {
@@ -49,7 +60,8 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step_instance(step);
     const struct attn_tensor like = tensor_like(plan, &step->out);
-    struct own_tensor plain;
+    const int32_t scale_rows = layer->output_scale_column_major ? 1 : 0; /* of fp8 groups */
+    struct own_tensor plain, x, out, scales;
     struct attn_step_io numbers = *io;
     numbers.out =
         tensor_set_rows(&plain, &like, plan->scratch + place, plan->given.num_actual_tokens,
@@ -58,8 +70,12 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     struct attn_quantize_args args =
         KERNEL_ARGS(instance, io->stream, .form = layer->output_form,
                     .scale_form = ATTN_SCALE_PER_TENSOR, .scale_pow2 = layer->output_scale_pow2,
-                    .scale_column_major = layer->output_scale_column_major, .x = &plain.tensor,
-                    .out = io->out, .scale = given->scale, .block_scales = given->block_scales);
+                    .scale_column_major = layer->output_scale_column_major,
+                    .x = own_rows(plan, &x, numbers.out, 0),
+                    .out = own_rows(plan, &out, io->out, 0), .scale = given->scale);
+    if (given->block_scales != NULL) {
+        args.block_scales = own_rows(plan, &scales, given->block_scales, scale_rows);
+    }
     return operation("quantize", instance->kernels.quantize(&args, error), error);
 }
 

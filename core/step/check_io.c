@@ -107,8 +107,12 @@ static attn_status check_attend(const attn_plan *plan, const struct step *step,
 attn_status step_check_keys(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, int64_t rows, struct attn_error *error)
 {
-    TRY(check_input(plan, "k", io->k, &step->k, rows, error));
-    return check_input(plan, "v", io->v, &step->v, rows, error);
+    const bool own = plan->given.key_start_loc != NULL; /* exact, where queries may have bounds */
+    const int64_t end = own || !plan->looks ? plan->num_key_rows : validate_end_row(plan);
+    TRY(check_rows("k", io->k, &step->k, rows, error));
+    TRY(check_rows("v", io->v, &step->v, rows, error));
+    TRY(validate_rows(plan, io->k, plan->first_key_row, end, "k", error));
+    return validate_rows(plan, io->v, plan->first_key_row, end, "v", error);
 }
 
 /* Rows of padding are not read by a write. */

@@ -478,7 +478,9 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
 const attn_layer *plan_smallest(const attn_plan *plan, int32_t table);
 /* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
-/* NaN in rows first .. end - 1 of a tensor; in all rows of the step, and there in the first heads
+/* The row after the batch's last, where the host can read the device's: what follows is padding. */
+int64_t validate_end_row(const attn_plan *plan);
+/* NaN in rows first .. end - 1 of a tensor; in all rows of the batch, and there in the first heads
  * alone; in those of k or v that have a slot. */
 attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tensor, int64_t first,
                           int64_t end, const char *name, struct attn_error *error);

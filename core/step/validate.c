@@ -344,6 +344,13 @@ static attn_status validate_row(const struct attn_tensor *tensor, int64_t t, int
     return ATTN_OK;
 }
 
+int64_t validate_end_row(const attn_plan *plan)
+{
+    const struct attn_batch *b = &plan->given;
+    return b->flags & ATTN_BATCH_HOST_BOUNDS ? b->query_start_loc[b->num_reqs]
+                                             : b->num_actual_tokens;
+}
+
 attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tensor, int64_t first,
                           int64_t end, const char *name, struct attn_error *error)
 {
@@ -356,11 +363,8 @@ attn_status validate_rows(const attn_plan *plan, const struct attn_tensor *tenso
 attn_status validate_heads(const attn_plan *plan, const struct attn_tensor *tensor, int64_t heads,
                            const char *name, struct attn_error *error)
 {
-    int64_t rows = plan->given.num_actual_tokens;
-    if (looks_at(plan, tensor) && plan->given.flags & ATTN_BATCH_HOST_BOUNDS) {
-        rows = plan->given.query_start_loc[plan->given.num_reqs]; /* what follows is padding */
-    }
-    for (int64_t t = 0; looks_at(plan, tensor) && t < rows && t < tensor->shape[0]; t++) {
+    const int64_t end = looks_at(plan, tensor) ? validate_end_row(plan) : 0;
+    for (int64_t t = plan->first_row; t < end && t < tensor->shape[0]; t++) {
         TRY(validate_row(tensor, t, heads, name, error));
     }
     return ATTN_OK;

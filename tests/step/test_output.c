@@ -1,13 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Quantized outputs, composed by the core of an attend and the backend's quantize: which runs are
- * refused. What is written holds attn-check (engine_output). */
+ * refused, and which rows are written; what is written holds attn-check (engine_output). */
 #include <stdlib.h>
+#include <string.h>
 
 #include "fixture.h"
 #include "support/client.h"
 #include "support/test.h"
 
 enum { TOKENS = 31, HEADS = 4, SIZE = 32, ROW = HEADS * SIZE };
+
+/* The step's last two requests alone leave in their rows what they left in the whole step, and the
+ * rows before theirs as they are. Rows of out lie one after the other, scales apart. */
+static void check_rows_of_others(struct fixture *f, uint8_t *codes, int64_t row, uint8_t *scales,
+                                 int64_t scale, int64_t groups, bool column_major)
+{
+    static uint8_t whole[TOKENS * ROW], whole_scales[TOKENS * ROW / 16 * sizeof(float)];
+    const int32_t first = f->query_start_loc[2];
+    memcpy(whole, codes, (size_t)(TOKENS * row));
+    memcpy(whole_scales, scales, (size_t)(TOKENS * groups * scale));
+    memset(codes, 0x55, (size_t)(TOKENS * row));
+    memset(scales, 0x55, (size_t)(TOKENS * groups * scale));
+    f->batch.num_reqs = 2;
+    f->batch.query_start_loc += 2;
+    f->batch.query_start_loc_host += 2;
+    f->batch.seq_lens += 2;
+    f->batch.seq_lens_host += 2;
+    f->batch.block_table += 2 * f->batch.block_table_stride;
+    fixture_step(f);
+    for (int64_t i = 0; i < TOKENS * row; i++) {
+        assert_int_equal(codes[i], i < first * row ? 0x55 : whole[i]);
+    }
+    for (int64_t i = 0; i < TOKENS * groups * scale; i++) {
+        const int64_t at = i / scale, token = column_major ? at % TOKENS : at / groups;
+        assert_int_equal(scales[i], token < first ? 0x55 : whole_scales[i]);
+    }
+}
 
 static void refuse_runs(int32_t form, int32_t pow2, int32_t column_major)
 {
@@ -80,6 +108,9 @@ static void refuse_runs(int32_t form, int32_t pow2, int32_t column_major)
         quant.scale = &global;
     }
     fixture_step(&f);
+    check_rows_of_others(&f, codes, form == ATTN_OUTPUT_NVFP4 ? ROW / 2 : ROW, (uint8_t *)numbers,
+                         scales.dtype.bits / 8, form == ATTN_OUTPUT_FP8_STATIC ? 0 : groups,
+                         column_major);
 }
 
 TEST(test_refused_runs)

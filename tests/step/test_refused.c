@@ -141,6 +141,24 @@ CASE(test_nan, init(&f, NULL, true))
     }
 }
 
+/* Rows before the batch's first are another batch's, and may hold anything. */
+CASE(test_nan_of_others, init(&f, NULL, true))
+{
+    CHECK(&f, fixture_run(&f));
+    f.batch.num_reqs -= 1;
+    f.batch.query_start_loc += 1;
+    f.batch.query_start_loc_host += 1;
+    f.batch.seq_lens += 1;
+    f.batch.seq_lens_host += 1;
+    f.batch.block_table += f.batch.block_table_stride;
+    f.io.flags = ATTN_RUN_NO_WRITE;
+    f.q[0] = f.out[0] = NAN;
+    fixture_step(&f);
+    assert_true(isnan(f.out[0]));
+    f.q[f.query_start_loc[1] * 4 * 32] = NAN;
+    assert_int_equal(fixture_run(&f), ATTN_ERROR_NAN);
+}
+
 /* Slots of padding may be more than the cache and the plan's limits have, among the step's own and
  * after them, over rows that hold anything. */
 TEST(test_slots_of_padding)
