@@ -29,6 +29,7 @@ struct encoder {
     float q[TOKENS + 1][HEADS][SIZE], k[TOKENS + 1][KV_HEADS][SIZE], v[TOKENS + 1][KV_HEADS][SIZE];
     float out[TOKENS + 1][HEADS][SIZE];
     float history[3][HISTORY], scales[3];
+    bool nan_in_last_value;
     struct attn_error error;
 };
 
@@ -50,6 +51,7 @@ static attn_status try_create(struct encoder *e, const char *backend,
     struct attn_runtime_options options = client_options(PLUGINS);
     options.backend = NULL;
     options.isolation = -1;
+    options.validate = 1;
     memset(e, 0, sizeof *e);
     e->error = (struct attn_error)ATTN_ERROR_INIT;
     attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
@@ -97,6 +99,9 @@ static attn_status step_from(struct encoder *e, uint64_t seed, const float size[
         e->out[TOKENS][i / SIZE][i % SIZE] = NAN;
         e->q[TOKENS][i / SIZE][i % SIZE] = e->k[other][i / SIZE % KV_HEADS][i % SIZE] =
             e->v[other][i / SIZE % KV_HEADS][i % SIZE] = 1e6f;
+    }
+    if (e->nan_in_last_value) {
+        e->v[first + TOKENS - 1][0][0] = NAN;
     }
     int32_t host[2][REQS + 1]; /* which no run reads */
     memcpy(host[0], start, sizeof host[0]);
@@ -232,6 +237,9 @@ TEST(keys_with_starts_of_their_own)
     assert_ok(step_from(&e, 9, size, behind));
     assert_memory_equal(e.out, out, sizeof out);
     assert_memory_equal(e.scales, scales, sizeof scales);
+    e.nan_in_last_value = true; /* in a row past the queries' */
+    assert_int_equal(step_from(&e, 9, size, behind), ATTN_ERROR_NAN);
+    assert_non_null(strstr(e.error.message, "v[20, 0, 0] is NaN"));
     finish(&e);
 }
 
