@@ -60,7 +60,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step_instance(step);
     const struct attn_tensor like = tensor_like(plan, &step->out);
-    const int32_t scale_rows = layer->output_scale_column_major ? 1 : 0; /* of fp8 groups */
+    const int32_t scale_rows = layer->output_scale_column_major ? 1 : 0;
     struct own_tensor plain, x, out, scales;
     struct attn_step_io numbers = *io;
     numbers.out =

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import itertools
 import os
 import threading
 import time
@@ -241,6 +242,26 @@ class Steps(unittest.TestCase):
         planned(model, batch).run(layer, q, k, v, out)
         self.assertTrue(torch.equal(cache[tables[0][1], 1, 3], v[19]))
         self.assertLess(worst(out, attention(q, k, v, D**-0.5, causal(20, 20))[0]), 2e-5)
+
+    def test_longest_requests(self) -> None:
+        """The last tokens that an int32 counts, over a table whose entries before the window are read by none."""
+        generator, block, window, length = torch.Generator().manual_seed(6), 1024, 100, 2**31 - 1
+        for backend, queries, dtype in itertools.product(BACKENDS, (1, 70), ("f32", "bf16")):
+            model, layer = bound_layer(libattn.LayerDesc("l", HQ, HK, D, block_size=block, dtype=dtype, window=(window - 1, 0)), backend, 1)
+            keys = queries + window - 1
+            table = torch.full((1, -(-length // block)), -1, dtype=torch.int32)
+            table[0, -1] = 0
+            kind = getattr(torch, {"f32": "float32", "bf16": "bfloat16"}[dtype])
+            q, k = (peaked(keys, heads, D, generator=generator).to(kind) for heads in (HQ, HK))
+            v = torch.randn(keys, HK, D, generator=generator).to(kind)
+            slots = torch.arange(length - keys, length) % block
+            plan = planned(model, libattn.Batch([0, keys], [length], table, slots), max_seq_len=length)
+            plan.run(layer, None, k, v, None, flags=libattn.NO_ATTEND)
+            plan.update(libattn.Batch([0, queries], [length], table))
+            out = torch.empty_like(q[:queries])
+            plan.run(layer, q[:queries], None, None, out)
+            expected, _ = attention(q[:queries], k, v, D**-0.5, causal(queries, keys, window))
+            self.assertLess(worst(out, expected), 2e-5 if dtype == "f32" else 5e-2, f"{backend}, {queries} queries in {dtype}")
 
     def test_encoder_with_fused_qkv_slices(self) -> None:
         generator = torch.Generator().manual_seed(5)

@@ -378,7 +378,7 @@ void run_decode(const struct attend_run *run, const struct work_item *item,
         struct decode_step step = {.first = first, .n = next_n};
         swap_rows(&decode.keys);
         swap_rows(&decode.values);
-        next = min_i32(first + tile_keys, common.high);
+        next = first + min_i32(tile_keys, common.high - first); /* lengths end at 2^31 - 1 */
         tile_keys = min_i32(2 * tile_keys, whole);
         next_n = find_tile(&decode, next, min_i32(tile_keys, common.high - next));
         step.next_n = next_n;

@@ -315,7 +315,8 @@ static void run_rows(struct tile *tile, int32_t rows)
     const struct attend_problem *problem = &tile->run->problem;
     int32_t step = problem->shape.kernels->row_block;
     if (problem->latent != NULL) {
-        tile_prefetch_begin(&tile->prefetch, problem, tile->item, tile->first + TILE_KEYS,
+        tile_prefetch_begin(&tile->prefetch, problem, tile->item,
+                            tile->first + min_i32(TILE_KEYS, tile->item->key_end - tile->first),
                             (rows + step - 1) / step);
     }
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
@@ -328,7 +329,8 @@ static void run_rows(struct tile *tile, int32_t rows)
  * share its item. */
 static void run_narrow_tiles(struct tile *tile, int32_t begin, int32_t end, int32_t rows)
 {
-    for (int32_t first = begin / TILE_KEYS * TILE_KEYS; first < end; first += TILE_KEYS) {
+    for (int32_t first = begin / TILE_KEYS * TILE_KEYS; first < end;
+         first += min_i32(TILE_KEYS, end - first)) {
         begin_tile(tile, first, TILE_KEYS);
         run_rows(tile, rows);
     }
@@ -342,16 +344,16 @@ static void run_tiles(struct tile *tile, int32_t rows)
         run_narrow_tiles(tile, item->key_begin, item->key_end, rows);
         return;
     }
-    for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
-         first += FLASH_KEYS) {
+    for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS, keys; first < item->key_end;
+         first += keys) {
+        keys = min_i32(FLASH_KEYS, item->key_end - first);
         begin_tile(tile, first, FLASH_KEYS);
         if (!tile->non_finite) {
             flash_attend(tile, rows);
             continue;
         }
         tile->flash = false;
-        run_narrow_tiles(tile, max_i32(first, item->key_begin),
-                         min_i32(first + FLASH_KEYS, item->key_end), rows);
+        run_narrow_tiles(tile, max_i32(first, item->key_begin), first + keys, rows);
         tile->flash = true;
     }
 }

@@ -429,8 +429,8 @@ static void run_chunk(const struct index_loop *loop, const struct index_chunk *c
     const int32_t end = min_i32(rows, (int32_t)(units * (part + 1) / loop->parts) * unit);
     const bool at_once = sums_at_once(&loop->problem.shape, loop->desc);
     load_tokens(loop, chunk, s);
-    for (int32_t first = begin, found = 0; first < end; first += TILE_KEYS) {
-        const int32_t n = min_i32(TILE_KEYS, end - first);
+    for (int32_t first = begin, found = 0, n; first < end; first += n) {
+        n = min_i32(TILE_KEYS, end - first);
         const int32_t ahead = min_i32(at_once ? TILE_KEYS : DECODE_KEYS, end - first - n);
         load_tile(loop, chunk, first, n, found, ahead, s);
         found = ahead;
