@@ -45,7 +45,8 @@ struct attn_io_output_quant {
 
 /* Rotary embedding of q and k fused with the cache write. q is rotated in place. A run that writes
  * no keys (ATTN_RUN_NO_WRITE, no slots, a shared cache) is refused with it: its q comes rotated.
- * num_slots is then num_actual_tokens to num_tokens. */
+ * num_slots is then num_actual_tokens to num_tokens, and rows 0 to num_slots - 1 are rotated, those
+ * before query_start_loc[0] and with negative slots, too: each needs a position. */
 struct attn_io_rope {
     struct attn_ext ext;               /* id ATTN_EXT_IO_ROPE */
     int32_t form;                      /* enum attn_rope, the layer's */
