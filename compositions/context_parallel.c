@@ -398,6 +398,8 @@ static attn_status view(attn_plan *plan, struct attn_error *error)
     if (!plan->steps[0].keys_are_inputs) {
         return ATTN_OK;
     }
+    BAD_IF(plan->first_row != 0, "query_start_loc",
+           "query_start_loc[0] is %d; 0 for a cache that ranks share", plan->first_row);
     TRY(choose_own(plan, error));
     *fresh = *whole;
     view_keys(plan, fresh, p->split ? p->key_start : NULL);
