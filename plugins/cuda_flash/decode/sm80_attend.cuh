@@ -63,11 +63,7 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
             rows =
                 load_row_bounds(p, *run, q_row + A::row(lane, 0), SWAP ? 1 : 8, smem.all_see[warp]);
             high_rows = SWAP || !SPLIT || run->row_tile.num_rows > 8;
-            scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
-                                           ? cache_scale(p.k, run->head)
-                                           : 1.0f);
-            scale *= query_scale(p, run->head);
-            scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
+            scale = score_scale(p, run->head);
             if constexpr (S::prepared) {
                 prepare_query<KIND, D, S::rows>(p, *run, sq, has_rest ? rest : nullptr,
                                                 terms_of(smem));

@@ -32,27 +32,6 @@ template <int KIND, int D> GPU_INLINE int dim_of_place(int place)
     return KIND >= KIND_INT4 ? place % 8 * (D / 8) + place / 8 : place;
 }
 
-struct out_row {
-    char *data;
-    float *lse;
-    float sink; /* base 2; -inf without a sink */
-    int32_t token, head;
-};
-
-GPU_INLINE out_row out_row_of(const gpu_params &p, const gpu_run &run, int row)
-{
-    int32_t at = run.row_tile.first_row + row, index = at / p.problem.group;
-    int64_t token = run.row_tile.query_start + index;
-    int32_t head = run.head * p.problem.group + at - index * p.problem.group;
-    out_row v;
-    v.data = p.out.data + token * p.out.row + head * p.out.head;
-    v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
-    v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
-    v.token = (int32_t)token;
-    v.head = head;
-    return v;
-}
-
 /* The scale of all values of a head; scales of channels are applied in write_values. */
 GPU_INLINE float value_scale(const gpu_params &p, int32_t head)
 {

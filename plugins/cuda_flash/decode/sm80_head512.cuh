@@ -40,8 +40,7 @@ GPU_INLINE head512_run begin_run_head512(const gpu_params &p, const gpu_run &run
     r.tile_base = (run.row_tile.k0 & ~(S::tile - 1)) + run.tile * S::tile;
     r.rows = load_row_bounds(p, run, lane >> 2, 8, all_see);
     r.high_rows = run.row_tile.num_rows > 8;
-    r.scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run.head) : 1.0f);
-    r.scale *= query_scale(p, run.head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
+    r.scale = score_scale(p, run.head);
     if (S::bytes && p.q.dtype == ATTN_DTYPE_BF16) {
         convert_query(sq, S::q_bytes);
     }

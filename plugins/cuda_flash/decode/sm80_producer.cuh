@@ -6,21 +6,12 @@
 #define CUDA_FLASH_SM80_PRODUCER_CUH
 
 #include "cuda_flash/ptx/ptx.cuh"
-#include "gpu/device/rows.h"
-#include "gpu/device/softmax.h"
+#include "gpu/device/run.h"
 #include "gpu/device/visible.h"
 #include "sm80_lists.cuh"
 
 #define NO_RUN (-1)
 #define SM80_AHEAD 2 /* tiles of a segment still to copy when the next segment is drawn */
-
-/* The tiles of one item in one segment, with all that the consumers need to know about them. */
-struct gpu_run {
-    gpu_row_tile row_tile;
-    int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
-    int32_t segment, first, last; /* segments that share the item */
-    int32_t item, reserved;       /* item: row_tile x KV heads + head */
-};
 
 /* Shared memory of a multiprocessor; consumer GPUs have 100 KB. */
 #if defined(__CUDA_ARCH__) &&                                                                      \
