@@ -113,10 +113,10 @@ GPU_INLINE void add_values_4rows(const sm80_params &a, const char *stage, const 
 }
 
 template <int KIND, int D>
-GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, true> &smem)
+GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D> &smem)
 {
     const gpu_params &p = a.p;
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     using A = acc_layout<SM80_SWAP4>;
     static_assert(S::tile == 128, "32 keys a warp");
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * 32;
@@ -177,8 +177,8 @@ GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, tru
                 prepare_digits<D>(p, *run, sq, rest, terms_of(smem));
                 q.queries.load(rest, terms_of(smem), lane, scale);
             } else {
-                prepare_query<KIND, D, 16>(p, *run, sq, has_rest ? rest : nullptr, terms_of(smem));
-                q.terms = load_terms<16>(terms_of(smem), A::row(lane, 0), A::row(lane, 1), scale);
+                prepare_query<KIND, D>(p, *run, sq, has_rest ? rest : nullptr, terms_of(smem));
+                q.terms = load_terms(terms_of(smem), A::row(lane, 0), A::row(lane, 1), scale);
                 q.queries.load(sq, lane);
             }
         }
@@ -233,8 +233,8 @@ GPU_INLINE void consumer_4rows(const sm80_params &a, shared_storage<KIND, D, tru
                 A::sum(sums.zero_sum[0]) * 0x1p-24f; /* in the unit of products with codes */
             sums.zero_sum[1] = A::sum(sums.zero_sum[1]) * 0x1p-24f;
         }
-        end_tile<KIND, D, true, SM80_SWAP4>(a, smem, *run, left == 0, KIND != KIND_NVFP4, place,
-                                            row_max, row_sum, sums, acc_o);
+        end_tile<KIND, D, SM80_SWAP4>(a, smem, *run, left == 0, KIND != KIND_NVFP4, place, row_max,
+                                      row_sum, sums, acc_o);
     }
 }
 

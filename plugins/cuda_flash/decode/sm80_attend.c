@@ -7,35 +7,26 @@
 #include "gpu/cuda/code.h"
 #include "gpu/host/schedule.h"
 
-#define LONG_QUERIES 8192 /* mean queries of a request */
-#define LEAST_PARTS 8     /* parts of an item with a multiprocessor each */
-#define SWAP8_ROWS 8      /* rows of a request up to which operands are swapped */
-#define SWAP4_ROWS 4      /* the same for the 4-row kernels of 4-bit caches */
+#define LEAST_PARTS 8 /* parts of an item with a multiprocessor each */
+#define SWAP8_ROWS 8  /* rows of a request up to which operands are swapped */
+#define SWAP4_ROWS 4  /* the same for the 4-row kernels of 4-bit caches */
 
-/* Decodes form one stream of tiles with 16 rows. Other batches are items of 16 rows, which CTAs
- * draw one by one, unless their requests have so many queries that 64 rows, which share the reading
- * of keys, are faster. On an H200, 32/8 heads, D 128, a stream with 64 rows against items of 16
- * rows: prefill 1 x 2048 0.77 and 0.37 ms, 1 x 16384 13.9 and 19.6 ms, 4 x 512 next to 32 decodes
- * 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3 and 10.2. */
+/* Decodes form one stream of tiles. Other batches are items, which CTAs draw one by one. */
 static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
                         struct schedule_host *plan)
 {
-    const int32_t *start = batch->query_start_loc_host;
     bool decode = (int64_t)batch->max_query_len * prepared->group <= GPU_FEW_ROWS;
-    int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
-    bool is_long =
-        queries > LONG_QUERIES * (int64_t)batch->num_reqs && prepared->padded_size <= 128;
-    plan->by_item = prepared->invariant || (!decode && (!is_long || prepared->split));
-    plan->tile_rows = decode || plan->by_item ? 16 : 64;
+    plan->by_item = prepared->invariant || !decode;
+    plan->tile_rows = SM80_ROWS;
 }
 
 /* Keys of a tile; agrees with `decode_shape` in sm80_producer.cuh. */
 static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
+    const bool narrow = prepared->narrow && cached;
     if (prepared->padded_size > 256) {
-        return prepared->narrow && cached ? SM80_TILE : SM80_LARGE_HEAD_TILE;
+        return narrow ? SM80_TILE : SM80_LARGE_HEAD_TILE;
     }
-    bool narrow = prepared->narrow && cached && tile_rows == 16;
     return narrow && (prepared->padded_size <= 128 || prepared->packed) ? SM80_NARROW_TILE
                                                                         : SM80_TILE;
 }
@@ -45,8 +36,8 @@ static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_
 static bool takes_swap(const struct attn_attend_args *args, int32_t kind)
 {
     const struct schedule_host *plan = args->schedule_host;
-    return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->tile_rows == 16 &&
-           plan->request_rows <= SWAP8_ROWS && !args->prepared->invariant;
+    return (kind >= KIND_E4M3 || kind == KIND_F32) && plan->request_rows <= SWAP8_ROWS &&
+           !args->prepared->invariant;
 }
 
 static enum sm80_swap swap_of(const struct attn_attend_args *args, int32_t kind)
@@ -72,7 +63,7 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
     bool in_calls =
         layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
     bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
-    bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
+    bool one = few && device->major >= 9 && !plan->by_item && !in_calls;
     bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
     /* `swap_ctas` in sm80_producer.cuh */
     bool three = prepared->dense && takes_swap(args, KIND_LEVELS);
@@ -121,13 +112,6 @@ const char *sm80_load(const struct gpu_device *device, const struct attn_layer_d
     return cause;
 }
 
-static int32_t padded_size(const struct gpu_problem *problem)
-{
-    int32_t size =
-        problem->head_size > problem->head_size_v ? problem->head_size : problem->head_size_v;
-    return size <= 64 ? 64 : size <= 128 ? 128 : size <= 256 ? 256 : SM80_MAX_SIZE;
-}
-
 /* Whether the attend makes the units of lists. */
 static bool makes_units(const struct gpu_params *p)
 {
@@ -142,8 +126,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     const struct gpu_device *device = &args->instance->device;
     const struct schedule_host *plan = args->schedule_host;
     int32_t sms = device->num_sms - plan->prefill_sms;
-    int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
-    bool split = p->schedule.tile_rows == 16;
+    int32_t kind = kind_of(p), d = args->prepared->padded_size, tile = p->schedule.tile;
     bool hadamard = kind == KIND_INT4 || kind == KIND_LEVELS;
     int32_t q_element = kind == KIND_F32 ? 4 : 2;
     int32_t row = kind == KIND_K8V4   ? d * 3 / 4
@@ -156,16 +139,14 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
                      : kind == KIND_INT4  ? 2 * tile * 4
                                           : 0;
     bool wide = d > 256;
-    int32_t tail = (split && !wide) || kind >= KIND_E4M3 ? 1024 : 0;
+    int32_t tail = wide && kind < KIND_E4M3 ? 0 : 1024;
     int32_t both = 2 * tile * row; /* bytes of K and V of a tile */
     int32_t stage = both + (scales > tail ? scales : tail);
     int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
-                    (split ? (hadamard ? 3
-                              : wide   ? 1
-                                       : 2) *
-                                 16
-                           : 64) *
-                        d * q_element +
+                    (hadamard ? 3
+                     : wide   ? 1
+                              : 2) *
+                        SM80_ROWS * d * q_element +
                     (wide ? SM80_SCORES_SMEM(tile) : 0);
     fixed = kind == KIND_LEVELS && d == 128 ? SM80_LEVELS_AT(fixed) + SM80_LEVELS_TABLE : fixed;
     for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
@@ -187,7 +168,8 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
 }
 
 /* Whether 4-bit rows have the kernel's head size and can be copied at least 4 bytes at a time. */
-static bool serves_codes(const struct gpu_params *p, int32_t kind)
+static bool serves_codes(const struct attn_attend_args *args, const struct gpu_params *p,
+                         int32_t kind)
 {
     const struct gpu_problem *problem = &p->problem;
     uint64_t bits = gpu_cache_bits(&p->k) | gpu_cache_bits(&p->v);
@@ -196,9 +178,8 @@ static bool serves_codes(const struct gpu_params *p, int32_t kind)
         bits |= (uint64_t)(uintptr_t)c->row_scale | (uint64_t)c->row_scale_block |
                 (uint64_t)c->row_scale_slot | (uint64_t)c->row_scale_head;
     }
-    return p->schedule.tile_rows == 16 && problem->paged && bits % 4 == 0 &&
-           problem->head_size == problem->head_size_v &&
-           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
+    return problem->paged && bits % 4 == 0 && problem->head_size == problem->head_size_v &&
+           problem->head_size == args->prepared->padded_size && problem->head_size <= 256 &&
            (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
 }
 
@@ -284,14 +265,13 @@ static bool place_levels(const struct gpu_device *device, const struct gpu_param
     return (a->together ? pitch[0] : pitch[0] + pitch[1]) <= room;
 }
 
-static bool serves_levels(const struct gpu_device *device, const struct gpu_params *p)
+static bool serves_levels(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_problem *problem = &p->problem;
     struct sm80_params a;
-    return p->schedule.tile_rows == 16 && problem->paged &&
-           problem->head_size == problem->head_size_v &&
-           problem->head_size == padded_size(problem) && problem->head_size <= 256 &&
-           place_levels(device, p, &a);
+    return problem->paged && problem->head_size == problem->head_size_v &&
+           problem->head_size == args->prepared->padded_size && problem->head_size <= 256 &&
+           place_levels(&args->instance->device, p, &a);
 }
 
 /* Rows are copied 16 bytes at a time, and their offsets are counted in units of 16 bytes with 31
@@ -301,9 +281,8 @@ static bool serves_rows(const struct attn_attend_args *args, const struct gpu_pa
 {
     const struct gpu_problem *problem = &p->problem;
     int32_t multiple = kind >= KIND_E4M3 ? 16 : 1;
-    int32_t size = padded_size(problem);
-    if ((kind == KIND_F32 && (p->schedule.tile_rows != 16 || size > 128)) ||
-        (size > 256 && (p->schedule.tile_rows != 16 || kind > KIND_E5M2))) {
+    int32_t size = args->prepared->padded_size;
+    if ((kind == KIND_F32 && size > 128) || (kind > KIND_E5M2 && size > 256)) {
         return false;
     }
     return (kind >= KIND_E4M3 || p->k.dtype == p->q.dtype) && problem->head_size % multiple == 0 &&
@@ -321,11 +300,10 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }
-    bool walks = kind >= KIND_LEVELS ? serves_levels(&args->instance->device, p)
-                 : kind >= KIND_INT4 ? serves_codes(p, kind)
+    bool walks = kind >= KIND_LEVELS ? serves_levels(args, p)
+                 : kind >= KIND_INT4 ? serves_codes(args, p, kind)
                                      : serves_rows(args, p, kind);
-    return walks &&
-           p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
+    return walks && p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, SM80_ROWS) &&
            fit_stages(args, p, &ctas, &stages);
 }
 
@@ -340,17 +318,14 @@ static bool reads_lists(const struct attn_attend_args *args, const struct gpu_pa
     const bool pays =
         p->problem.unit_stride <= SM80_SHORT_LIST || items * 2 >= args->instance->device.num_sms;
     return pays && p->problem.unit_stride <= SM80_LIST_UNITS && !layer->has_window &&
-           layer->chunk_size == 0 && p->schedule.tile_rows == 16 &&
-           padded_size(&p->problem) <= 256 && serves(args, p);
+           layer->chunk_size == 0 && args->prepared->padded_size <= 256 && serves(args, p);
 }
 
-/* Other outputs (items of 64 rows, permuted dims, heads over 256) are written plain and quantized
- * by another kernel. */
+/* Other outputs (permuted dims, heads over 256) are written plain and quantized by another kernel.
+ */
 static bool writes_codes(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    const struct schedule_host *plan = args->schedule_host;
-    return plan->tile_rows == 16 && kind_of(p) >= 0 && kind_of(p) < KIND_INT4 &&
-           padded_size(&p->problem) <= 256;
+    return kind_of(p) >= 0 && kind_of(p) < KIND_INT4 && args->prepared->padded_size <= 256;
 }
 
 /* A map of `rows` slots of `blocks` blocks in boxes of box_rows rows, up to 128 bytes each. L2
@@ -394,7 +369,7 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
 {
     const struct gpu_device *device = &args->instance->device;
     struct gpu_params *p = &a->p;
-    int32_t size = padded_size(&p->problem), heads = p->problem.num_kv_heads;
+    int32_t size = args->prepared->padded_size, heads = p->problem.num_kv_heads;
     int32_t tile = p->schedule.tile, block_size = slots_together(&p->problem);
     int64_t rows = p->problem.block_size, blocks = 1;
     a->box_rows = tile;

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attend kernel. CTAs of 4 consumer warps and 1 or 2 producer warps process segments of the
- * plan's stream of tiles. An item is a tile of rows (query, head of the group) of one KV head with
- * all of its keys; a run is the part of an item in one segment; a stage holds one tile of keys.
- *   SPLIT: 16 rows; each warp takes a part of a tile's keys, and the warps' results are combined at
- * the end of a run.
- *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
- * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
- * other by mma.sync. */
+ * plan's stream of tiles. An item is a tile of 16 rows (query, head of the group) of one KV head
+ * with all of its keys; a run is the part of an item in one segment; a stage holds one tile of
+ * keys. Each warp takes a part of a tile's keys, and the warps' results are combined at the end of
+ * a run. A tile of n keys: 2 * n * D elements read, 64 * n * D FLOPs. Decodes are bound by memory.
+ */
 #ifndef CUDA_FLASH_SM80_ATTEND_CUH
 #define CUDA_FLASH_SM80_ATTEND_CUH
 
@@ -14,16 +12,15 @@
 #include "sm80_4bit_4rows.cuh"
 #include "sm80_head512.cuh"
 
-template <int KIND, int D, bool SPLIT, int SWAP>
-GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem)
+template <int KIND, int D, int SWAP>
+GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D> &smem)
 {
     const gpu_params &p = a.p;
-    using S = decode_shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D>;
     using A = acc_layout<SWAP>;
-    constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
+    constexpr int subs = S::tile / 64, own = 16 * subs; /* keys of a warp */
     constexpr int num_scores = SWAP ? subs : 2 * subs, num_sums = SWAP ? D / 16 : D / 8;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = warp * own;
     const bool slow =
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
@@ -60,15 +57,12 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
             left = run->count;
             tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + run->tile * S::tile;
             sq = smem.q[place.q_slot];
-            rows =
-                load_row_bounds(p, *run, q_row + A::row(lane, 0), SWAP ? 1 : 8, smem.all_see[warp]);
-            high_rows = SWAP || !SPLIT || run->row_tile.num_rows > 8;
+            rows = load_row_bounds(p, *run, A::row(lane, 0), SWAP ? 1 : 8, smem.all_see[warp]);
+            high_rows = SWAP || run->row_tile.num_rows > 8;
             scale = score_scale(p, run->head);
             if constexpr (S::prepared) {
-                prepare_query<KIND, D, S::rows>(p, *run, sq, has_rest ? rest : nullptr,
-                                                terms_of(smem));
-                terms = load_terms<S::rows>(terms_of(smem), q_row + A::row(lane, 0),
-                                            q_row + A::row(lane, 1), scale);
+                prepare_query<KIND, D>(p, *run, sq, has_rest ? rest : nullptr, terms_of(smem));
+                terms = load_terms(terms_of(smem), A::row(lane, 0), A::row(lane, 1), scale);
                 if constexpr (S::packed) {
                     queries.load(sq, lane);
                 }
@@ -115,7 +109,7 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
 #pragma unroll
             for (int kk = 0; kk < D / 16; kk++) {
                 uint32_t query[4];
-                load_query<KIND, D>(sq, q_row, kk, lane, query);
+                load_query<KIND, D>(sq, kk, lane, query);
 #pragma unroll
                 for (int sub = 0; sub < subs; sub++) {
                     dot_step<KIND, D, S::tile, SWAP>(at, first + sub * 16, kk, lane, query,
@@ -126,8 +120,7 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
         const sm80_plane v_plane = plane_of_head<KIND>(a, 1, run->head);
         int32_t base = tile_base + first;
         int view = view_of_tile(p, *run, rows, smem.all_see[warp], base, base + 16 * subs - 1);
-        /* With 64 rows, a warp's own rows do not tell whether other warps' rows see these keys. */
-        if ((a.mapped || S::packed) && (!SPLIT || view != SEES_ALL) &&
+        if ((a.mapped || S::packed) && view != SEES_ALL &&
             (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
             if constexpr (S::packed) {
@@ -140,11 +133,7 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
                     }
                 }
             }
-            if (SPLIT) {
-                __syncwarp(); /* the warp reads only its own keys */
-            } else {
-                barrier_consumers(); /* all warps read all keys */
-            }
+            __syncwarp(); /* the warp reads only its own keys */
         }
         if constexpr (S::prepared) {
             scale_scores<KIND, SWAP>(terms, k_scales, acc_s);
@@ -164,8 +153,8 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
                 }
             }
         }
-        score_tile<KIND == KIND_F32, S::prepared, SWAP>(p, *run, rows, q_row + A::row(lane, 0),
-                                                        scale, slow, high_rows, view == SEES_ALL,
+        score_tile<KIND == KIND_F32, S::prepared, SWAP>(p, *run, rows, A::row(lane, 0), scale, slow,
+                                                        high_rows, view == SEES_ALL,
                                                         base + A::first_key(lane), acc_s);
         bool exactly = false; /* int8 and int4 codes are always finite */
         if constexpr (KIND == KIND_NVFP4) {
@@ -208,20 +197,20 @@ GPU_INLINE void consumer(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
         }
         tile_base += S::tile;
         left--;
-        end_tile<KIND, D, SPLIT, SWAP>(a, smem, *run, left == 0, v_scaled, place, row_max, row_sum,
-                                       sums, acc_o);
+        end_tile<KIND, D, SWAP>(a, smem, *run, left == 0, v_scaled, place, row_max, row_sum, sums,
+                                acc_o);
     }
 }
 
-template <int KIND, int D, bool SPLIT, int SWAP>
-__global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
-                                  SWAP ? decode_shape<KIND, D, SPLIT>::swap_ctas
-                                       : decode_shape<KIND, D, SPLIT>::ctas)
+template <int KIND, int D, int SWAP>
+__global__ void __launch_bounds__(decode_shape<KIND, D>::threads,
+                                  SWAP ? decode_shape<KIND, D>::swap_ctas
+                                       : decode_shape<KIND, D>::ctas)
     attend(const __grid_constant__ sm80_params a)
 {
-    using S = decode_shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D>;
     extern __shared__ __align__(1024) char memory[];
-    shared_storage<KIND, D, SPLIT> &smem = *(shared_storage<KIND, D, SPLIT> *)memory;
+    shared_storage<KIND, D> &smem = *(shared_storage<KIND, D> *)memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.stages; i++) {
             barrier_init(shared_address(&smem.full[i]), S::threads - 128 + 1);
@@ -234,7 +223,7 @@ __global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
     if (threadIdx.x >= 128 && a.mapped) {
         fetch_map(threadIdx.x < 160 ? &a.k_map : &a.v_map);
     }
-    if (SPLIT && threadIdx.x < 128 && a.lists.entries != nullptr) {
+    if (threadIdx.x < 128 && a.lists.entries != nullptr) {
         fetch_list(a);
     }
     __syncthreads(); /* the barriers are initialized */
@@ -243,7 +232,7 @@ __global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
     }
     let_later_kernels_begin();
     if (threadIdx.x >= 128) {
-        producer<KIND, D, SPLIT>(a, smem, threadIdx.x - 128).work();
+        producer<KIND, D>(a, smem, threadIdx.x - 128).work();
         if (a.late > 0) {
             wait_for_earlier_kernels();
         }
@@ -252,15 +241,15 @@ __global__ void __launch_bounds__(decode_shape<KIND, D, SPLIT>::threads,
     } else if constexpr (SWAP == SM80_SWAP4) {
         consumer_4rows<KIND, D>(a, smem);
     } else {
-        consumer<KIND, D, SPLIT, SWAP>(a, smem);
+        consumer<KIND, D, SWAP>(a, smem);
     }
 }
 
 /* With a NULL, only loads the kernel. */
-template <int KIND, int D, bool SPLIT, int SWAP = SM80_NO_SWAP>
+template <int KIND, int D, int SWAP = SM80_NO_SWAP>
 static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 {
-    using S = decode_shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D>;
     if (a == nullptr) {
         int device = 0, most = 0;
         cudaError_t error = cudaGetDevice(&device);
@@ -274,40 +263,39 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
             error = error == cudaSuccess && reserved != 1024 ? cudaErrorNotSupported : error;
         }
         return error ? error
-                     : cudaFuncSetAttribute(attend<KIND, D, SPLIT, SWAP>,
+                     : cudaFuncSetAttribute(attend<KIND, D, SWAP>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     }
-    return launch_kernel(attend<KIND, D, SPLIT, SWAP>, *a, (unsigned)(a->p.schedule.ctas + a->late),
+    return launch_kernel(attend<KIND, D, SWAP>, *a, (unsigned)(a->p.schedule.ctas + a->late),
                          S::threads,
                          S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage +
                              (a->lists.entries != nullptr ? SM80_LISTS_SMEM : 0),
                          stream, a->overlaps != 0);
 }
 
-/* Which kernels a kind has: `tall` items of 64 rows, `swap` and `swap4` swapped operands, `wide`
- * heads over 128 and `widest` over 256 dims. */
+/* Which kernels a kind has: `swap` and `swap4` swapped operands, `wide` heads over 128 and `widest`
+ * over 256 dims. */
 template <int KIND> struct kind_shapes {
     static constexpr bool widest = KIND >= KIND_BF16 && KIND <= KIND_E5M2;
-    static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
     static constexpr bool swap4 = KIND >= KIND_INT4 && KIND <= KIND_LEVELS;
     static constexpr bool swap = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
 
-/* Launches kernels with 16 rows or swapped operands. */
+/* Launches kernels with and without swapped operands. */
 template <int KIND, int D>
 static cudaError_t launch_split(const sm80_params *a, int swap, cudaStream_t stream)
 {
     if constexpr (kind_shapes<KIND>::swap4 && D <= 128) {
         if (swap == SM80_SWAP4) {
-            return launch_shape<KIND, D, true, SM80_SWAP4>(a, stream);
+            return launch_shape<KIND, D, SM80_SWAP4>(a, stream);
         }
     }
     if constexpr (kind_shapes<KIND>::swap) {
         if (swap) {
-            return launch_shape<KIND, D, true, SM80_SWAP8>(a, stream);
+            return launch_shape<KIND, D, SM80_SWAP8>(a, stream);
         }
     }
-    return launch_shape<KIND, D, true>(a, stream);
+    return launch_shape<KIND, D>(a, stream);
 }
 
 template <int KIND> static cudaError_t load_kind()
@@ -321,11 +309,7 @@ template <int KIND> static cudaError_t load_kind()
         }
     }
     if constexpr (kind_shapes<KIND>::widest) {
-        error = error ? error : launch_shape<KIND, 512, true>(nullptr, nullptr);
-    }
-    if constexpr (kind_shapes<KIND>::tall) {
-        error = error ? error : launch_shape<KIND, 64, false>(nullptr, nullptr);
-        error = error ? error : launch_shape<KIND, 128, false>(nullptr, nullptr);
+        error = error ? error : launch_shape<KIND, 512>(nullptr, nullptr);
     }
     return error;
 }
@@ -337,16 +321,9 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
     }
     const gpu_problem &p = a->p.problem;
     const int32_t d = max(p.head_size, p.head_size_v);
-    if (a->p.schedule.tile_rows != 16) {
-        if constexpr (kind_shapes<KIND>::tall) {
-            return d <= 64 ? launch_shape<KIND, 64, false>(a, stream)
-                           : launch_shape<KIND, 128, false>(a, stream);
-        }
-        return cudaErrorInvalidValue;
-    }
     if (d > 256) {
         if constexpr (kind_shapes<KIND>::widest) {
-            return launch_shape<KIND, 512, true>(a, stream);
+            return launch_shape<KIND, 512>(a, stream);
         }
         return cudaErrorInvalidValue;
     }

@@ -11,8 +11,9 @@ extern "C" {
 #endif
 
 #define SM80_MAX_SIZE 512       /* the largest head size */
+#define SM80_ROWS 16            /* rows (query, head of the group) of an item */
 #define SM80_TILE 64            /* keys of a tile */
-#define SM80_NARROW_TILE 128    /* keys of a tile of 8 and 4 bits in kernels with 16 rows */
+#define SM80_NARROW_TILE 128    /* keys of a tile of 8 bits up to 128 dims, and of 4 bits */
 #define SM80_LARGE_HEAD_TILE 32 /* keys of a tile of 16-bit heads over 256 */
 #define SM80_MAX_STAGES 6       /* stages of a CTA, at most */
 /* Bytes of shared memory besides queries and stages: always; for the query terms of 8 and 4-bit
@@ -61,7 +62,7 @@ struct sm80_params {
     /* CTAs beyond p.schedule.ctas that start when a concurrent prefill of the same batch ends,
      * which was launched before; 0: no such prefill. */
     int32_t late;
-    /* quantized outputs need items of 16 rows and a kind before KIND_INT4 */
+    /* quantized outputs need a kind before KIND_INT4 */
     struct gpu_output output;
     /* Lists without units in memory: each producer warp makes them, at most SM80_LIST_UNITS, after
      * the stages. entries NULL: there are none. */

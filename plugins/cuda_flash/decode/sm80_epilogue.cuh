@@ -286,8 +286,8 @@ GPU_INLINE void join_warps(const gpu_params &p, const gpu_output &output, const 
                     make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
             }
             if (lane == 0) {
-                part[16 * D + row] = all_max;
-                part[16 * (D + 1) + row] = all_sum;
+                part[SM80_ROWS * D + row] = all_max;
+                part[SM80_ROWS * (D + 1) + row] = all_sum;
             }
         }
         if (first + ROUND < most) {
@@ -296,12 +296,11 @@ GPU_INLINE void join_warps(const gpu_params &p, const gpu_output &output, const 
     }
 }
 
-/* Writes the results of a warp that saw all keys: 16 rows from first_row on, ND column tiles from
- * first_dim on. Parts have ROWS rows. */
-template <int KIND, int D, int ROWS, int ND>
+/* Writes the results of a warp that saw all keys: ND column tiles from first_dim on. */
+template <int KIND, int D, int ND>
 GPU_INLINE void store_rows(const gpu_params &p, const gpu_run &run, bool whole, float *part,
-                           int first_row, int first_dim, const float (&row_max)[2],
-                           const float (&row_sum)[2], const float (&acc_o)[ND][4])
+                           int first_dim, const float (&row_max)[2], const float (&row_sum)[2],
+                           const float (&acc_o)[ND][4])
 {
     constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles with interleaved dims */
     const int lane = threadIdx.x & 31;
@@ -310,7 +309,7 @@ GPU_INLINE void store_rows(const gpu_params &p, const gpu_run &run, bool whole, 
     float v_scale = value_scale(p, run.head);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int row = first_row + (lane >> 2) + 8 * i;
+        int row = (lane >> 2) + 8 * i;
         if (row >= run.row_tile.num_rows) {
             continue;
         }
@@ -320,8 +319,8 @@ GPU_INLINE void store_rows(const gpu_params &p, const gpu_run &run, bool whole, 
             factor =
                 softmax_close_base2(out.sink, row_max[i], row_sum[i], has_sums ? out.lse : nullptr);
         } else if (has_sums) {
-            part[ROWS * D + row] = row_max[i];
-            part[ROWS * (D + 1) + row] = row_sum[i];
+            part[SM80_ROWS * D + row] = row_max[i];
+            part[SM80_ROWS * (D + 1) + row] = row_sum[i];
         }
 #pragma unroll
         for (int n = 0; n < ND; n += near) {
@@ -344,12 +343,12 @@ GPU_INLINE void store_rows(const gpu_params &p, const gpu_run &run, bool whole, 
 }
 
 /* Finishes a run. `stage` is its last stage, free for use as scratch memory. */
-template <int KIND, int D, bool SPLIT, int SWAP, int ND>
+template <int KIND, int D, int SWAP, int ND>
 GPU_INLINE void epilogue(const gpu_params &p, const gpu_output &output, const gpu_run &run,
                          char *stage, int32_t *last_one, float (&row_max)[2], float (&row_sum)[2],
                          const float (&acc_o)[ND][4])
 {
-    using S = decode_shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D>;
     bool whole = run.count == run.row_tile.num_tiles;
     int32_t slot_step = p.schedule.by_item ? 1 : 2;
     int32_t slot = slot_step * run.segment + (!p.schedule.by_item && run.tile == 0);
@@ -358,16 +357,14 @@ GPU_INLINE void epilogue(const gpu_params &p, const gpu_output &output, const gp
     for (int i = 0; i < 2; i++) {
         row_sum[i] = acc_layout<SWAP>::sum(row_sum[i]);
     }
-    const int warp = threadIdx.x >> 5;
     if constexpr (S::large_head) {
-        store_rows<KIND, D, 16>(p, run, whole, part, 0, warp * ND * 8, row_max, row_sum, acc_o);
-    } else if constexpr (SPLIT) {
+        const int warp = threadIdx.x >> 5;
+        store_rows<KIND, D>(p, run, whole, part, warp * ND * 8, row_max, row_sum, acc_o);
+    } else {
         constexpr int round = !SWAP && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
         join_warps<KIND, D, round, SWAP>(p, output, run, (float *)stage,
                                          (float *)(stage + 2 * S::half), whole, part, row_max,
                                          row_sum, acc_o);
-    } else {
-        store_rows<KIND, D, 64>(p, run, whole, part, warp * 16, 0, row_max, row_sum, acc_o);
     }
     if (whole) {
         return;

@@ -10,8 +10,8 @@
 #include "sm80_launch.h"
 #include "sm80_tile.cuh"
 
-template <int KIND, int D> struct head512_shape : decode_shape<KIND, D, true> {
-    using S = decode_shape<KIND, D, true>;
+template <int KIND, int D> struct head512_shape : decode_shape<KIND, D> {
+    using S = decode_shape<KIND, D>;
     static constexpr int own_keys = S::tile / 4, own_scores = own_keys / 8;
     static constexpr int scores = S::tile / 8, sums = D / 4 / 8; /* column tiles of a warp */
     static constexpr int own_chunks = S::chunks / 4;
@@ -59,8 +59,8 @@ GPU_INLINE void dot_head512(const char *stage, const char *sq, int first, int la
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk += 2) {
         uint32_t query[2][4];
-        load_query<KIND, D>(sq, 0, kk, lane, query[0]);
-        load_query<KIND, D>(sq, 0, kk + 1, lane, query[1]);
+        load_query<KIND, D>(sq, kk, lane, query[0]);
+        load_query<KIND, D>(sq, kk + 1, lane, query[1]);
         if constexpr (S::bytes) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -186,7 +186,7 @@ GPU_INLINE void add_values_head512(const sm80_params &a, const head512_run &r, c
 }
 
 template <int KIND, int D>
-GPU_INLINE void consumer_head512(const sm80_params &a, shared_storage<KIND, D, true> &smem)
+GPU_INLINE void consumer_head512(const sm80_params &a, shared_storage<KIND, D> &smem)
 {
     using S = head512_shape<KIND, D>;
     const gpu_params &p = a.p;
@@ -224,9 +224,9 @@ GPU_INLINE void consumer_head512(const sm80_params &a, shared_storage<KIND, D, t
         turn ^= 1;
         r.tile_base += S::tile;
         r.left--;
-        end_tile<KIND, D, true, SM80_NO_SWAP>(a, smem, *r.run, r.left == 0,
-                                              S::bytes && p.v.form == GPU_ROW_SCALED, place,
-                                              row_max, row_sum, sums, acc_o);
+        end_tile<KIND, D, SM80_NO_SWAP>(a, smem, *r.run, r.left == 0,
+                                        S::bytes && p.v.form == GPU_ROW_SCALED, place, row_max,
+                                        row_sum, sums, acc_o);
     }
 }
 

@@ -21,7 +21,7 @@
 #define SM80_SMEM_OF_SM (228 << 10)
 #endif
 
-template <int KIND, int D, bool SPLIT> struct decode_shape {
+template <int KIND, int D> struct decode_shape {
     static constexpr bool bytes = KIND >= KIND_E4M3 && KIND <= KIND_INT8;
     static constexpr bool packed = KIND >= KIND_INT4;
     static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms (sm80_query.cuh) */
@@ -34,9 +34,9 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
     /* bytes of a key or value; of KIND_K8V4 on average */
     static constexpr int row = KIND == KIND_K8V4 ? D * 3 / 4 : packed ? D / 2 : D * element;
     static constexpr int chunks = row / 16; /* 16-byte chunks of a row */
-    static constexpr int tile = large_head && !bytes                       ? SM80_LARGE_HEAD_TILE
-                                : SPLIT && (packed || (bytes && D <= 128)) ? SM80_NARROW_TILE
-                                                                           : SM80_TILE;
+    static constexpr int tile = large_head && !bytes            ? SM80_LARGE_HEAD_TILE
+                                : packed || (bytes && D <= 128) ? SM80_NARROW_TILE
+                                                                : SM80_TILE;
     static constexpr int half = tile * row;
     /* bytes of scales of a 4-bit row; those of K and V fit into the tail */
     static constexpr int scale_bytes = KIND == KIND_NVFP4 ? D / 16 : 4;
@@ -46,12 +46,10 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
                                   : KIND == KIND_K8V4 ? SM80_K8V4_ROOM * tile
                                   : packed            ? 2 * tile * scale_bytes
                                                       : 1024;
-    static constexpr int tail =
-        (SPLIT && !large_head) || bytes ? (scales > 1024 ? scales : 1024) : 0;
+    static constexpr int tail = large_head && !bytes ? 0 : scales > 1024 ? scales : 1024;
     static constexpr int stage = 2 * half + tail;
-    static constexpr int rows = SPLIT ? 16 : 64;
-    static constexpr int q_bytes = rows * D * q_element;
-    static constexpr int q_buffers = SPLIT && !large_head ? 2 : 1;
+    static constexpr int q_bytes = SM80_ROWS * D * q_element;
+    static constexpr int q_buffers = large_head ? 1 : 2;
     /* The terms are followed by the rounding errors of Hadamard-transformed queries, and by two
      * tiles' scores that warps exchange. */
     static constexpr int before_levels = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
@@ -77,8 +75,8 @@ template <int KIND, int D, bool SPLIT> struct decode_shape {
 };
 
 /* Followed by the query's terms, its rounding errors and the stages. */
-template <int KIND, int D, bool SPLIT> struct shared_storage {
-    using S = decode_shape<KIND, D, SPLIT>;
+template <int KIND, int D> struct shared_storage {
+    using S = decode_shape<KIND, D>;
     alignas(128) char q[S::q_buffers][S::q_bytes];
     gpu_run runs[SM80_MAX_STAGES + 1]; /* each stage belongs to one run */
     uint64_t full[SM80_MAX_STAGES], empty[SM80_MAX_STAGES], q_empty[S::q_buffers];
@@ -87,26 +85,23 @@ template <int KIND, int D, bool SPLIT> struct shared_storage {
     int32_t last_one, taken[2];
 };
 
-template <int KIND, int D, bool SPLIT>
-GPU_INLINE char *stage_at(shared_storage<KIND, D, SPLIT> &smem, int stage)
+template <int KIND, int D> GPU_INLINE char *stage_at(shared_storage<KIND, D> &smem, int stage)
 {
-    using S = decode_shape<KIND, D, SPLIT>;
+    using S = decode_shape<KIND, D>;
     static_assert(sizeof smem <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
     return (char *)&smem + S::q_buffers * S::q_bytes + S::fixed + stage * S::stage;
 }
 
 /* The shared address of the table of levels. */
-template <int KIND, int D, bool SPLIT>
-GPU_INLINE uint32_t levels_at(shared_storage<KIND, D, SPLIT> &smem)
+template <int KIND, int D> GPU_INLINE uint32_t levels_at(shared_storage<KIND, D> &smem)
 {
-    return shared_address(&smem) + decode_shape<KIND, D, SPLIT>::levels;
+    return shared_address(&smem) + decode_shape<KIND, D>::levels;
 }
 
-template <int KIND, int D, bool SPLIT>
-GPU_INLINE float *terms_of(shared_storage<KIND, D, SPLIT> &smem)
+template <int KIND, int D> GPU_INLINE float *terms_of(shared_storage<KIND, D> &smem)
 {
-    using S = decode_shape<KIND, D, SPLIT>;
-    static_assert(2 * S::rows * 4 <= SM80_TERMS_SMEM, "two of each row");
+    using S = decode_shape<KIND, D>;
+    static_assert(2 * SM80_ROWS * 4 <= SM80_TERMS_SMEM, "two of each row");
     return (float *)((char *)&smem + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM);
 }
 
@@ -213,7 +208,7 @@ template <int KIND, int D, int TILE>
 GPU_INLINE void copy_boxes(const sm80_params &a, const tensor_map &map, int32_t head,
                            const tile_place<TILE> &at, uint32_t to, uint32_t barrier, int lane)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
     constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
     int32_t rows = a.box_rows, page = lane / columns, column = lane - page * columns;
@@ -235,7 +230,7 @@ template <int KIND, int D, int TILE, int ROWS>
 GPU_INLINE void copy_stretches(const char *base, int64_t step, const int32_t (&offset)[TILE / 32],
                                uint32_t to, int lane)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
     constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* instructions of one row */
     const int hi = lane / S::chunks, chunk = lane % S::chunks;
@@ -260,7 +255,7 @@ template <int KIND, int D, int TILE>
 GPU_INLINE void copy_half(const gpu_params &p, const gpu_cache &cache, int32_t head_size,
                           int32_t head, const tile_place<TILE> &at, uint32_t to, int lane)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     constexpr int rows = S::chunks > 32 ? 1 : 32 / S::chunks;  /* rows of one instruction */
     constexpr int turns = S::chunks > 32 ? S::chunks / 32 : 1; /* instructions of one row */
     const char *base = cache.data + head * cache.head;
@@ -419,7 +414,7 @@ GPU_INLINE void copy_codes(const sm80_params &a, const gpu_cache &cache, const s
                            int32_t head, const tile_place<TILE> &at, uint32_t to, uint32_t barrier,
                            int lane)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     const char *from = cache.data + head * cache.head;
     if (a.mapped) {
         copy_spans<TILE>(from, cache.block, cache.slot, at, a.box_rows * plane.pitch, to + plane.at,
@@ -445,7 +440,7 @@ template <int KIND, int D, int TILE>
 GPU_INLINE void copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
                                  const tile_place<TILE> &at, uint32_t to, int lane)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     const char *from = cache.row_scale + head * cache.row_scale_head;
     int unit = S::scale_bytes == 4
                    ? 4
@@ -474,11 +469,11 @@ GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to,
     }
 }
 
-template <int KIND, int D, bool SPLIT> struct producer {
-    using S = decode_shape<KIND, D, SPLIT>;
+template <int KIND, int D> struct producer {
+    using S = decode_shape<KIND, D>;
     const sm80_params &a;
     const gpu_params &p;
-    shared_storage<KIND, D, SPLIT> &smem;
+    shared_storage<KIND, D> &smem;
     const bool values; /* true for the producer warp of values; false for a single producer */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
@@ -486,8 +481,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
     int32_t until_draw = 0;         /* tiles of the segment to copy before the next draw */
     const int32_t *units = nullptr; /* the units of the item's list; NULL: it has none */
 
-    __device__ producer(const sm80_params &params, shared_storage<KIND, D, SPLIT> &memory,
-                        int thread)
+    __device__ producer(const sm80_params &params, shared_storage<KIND, D> &memory, int thread)
         : a(params), p(params.p), smem(memory), values(!S::alone && thread >= 32), lane(thread & 31)
     {
     }
@@ -600,7 +594,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             smem.runs[run_slot] = run; /* the wait for a free stage implies a free slot */
         }
         barrier_wait(shared_address(&smem.q_empty[q_slot]), q_phase ^ 1);
-        copy_query<D, S::rows, S::q_element>(p, run, shared_address(smem.q[q_slot]), lane);
+        copy_query<D, SM80_ROWS, S::q_element>(p, run, shared_address(smem.q[q_slot]), lane);
         q_slot++;
         if (q_slot == S::q_buffers) {
             q_slot = 0;
@@ -746,7 +740,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         if (p.problem.units != nullptr) {
             enter_list(p.problem, run.row_tile, run.head);
             units = p.problem.units + run.row_tile.table;
-        } else if (SPLIT && !S::packed && a.lists.entries != nullptr) {
+        } else if (!S::packed && a.lists.entries != nullptr) {
             int32_t *own = (int32_t *)stage_at(smem, a.stages) + values * SM80_LIST_UNITS;
             run.row_tile.k1 = run.row_tile.length =
                 make_units(a, run.row_tile, p.problem.lists > 1 ? run.head : 0, own, lane);

@@ -60,10 +60,10 @@ GPU_INLINE float query_factor(float largest)
 
 /* Prepares the queries of a run in place: Hadamard transform where keys have it, conversion to f16,
  * dims in the order of the codes; for odd codes of int4, multiplied by 1/16. `rest` (unless NULL)
- * gets the rounding error of transformed rows. terms[row] is the factor of a raw score, terms[ROWS
- * + row] what a zero point of 1 subtracts from the score. Codes are multiplied as subnormal f16,
- * that is, times 2^-24. */
-template <int KIND, int D, int ROWS>
+ * gets the rounding error of transformed rows. terms[row] is the factor of a raw score,
+ * terms[SM80_ROWS + row] what a zero point of 1 subtracts from the score. Codes are multiplied as
+ * subnormal f16, that is, times 2^-24. */
+template <int KIND, int D>
 static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu_run &run, char *sq,
                                                   char *rest, float *terms)
 {
@@ -71,10 +71,10 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
     const int lane = threadIdx.x & 31;
     const bool has_dims = lane * own < D;
 #pragma unroll 1
-    for (int row = threadIdx.x >> 5; row < ROWS; row += 4) {
+    for (int row = threadIdx.x >> 5; row < SM80_ROWS; row += 4) {
         if (row >= run.row_tile.num_rows) { /* the row is zero in sq */
             if (lane == 0) {
-                terms[row] = terms[ROWS + row] = 0.0f;
+                terms[row] = terms[SM80_ROWS + row] = 0.0f;
             }
             for (int i = lane; i < D / 8 && rest != nullptr; i += 32) {
                 *(uint4 *)(rest + (row * (D / 8) + i) * 16) = make_uint4(0, 0, 0, 0);
@@ -92,7 +92,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
                 x[e] *= p.k.signs[lane * own + e];
             }
         }
-        if constexpr (decode_shape<KIND, D, true>::hadamard) {
+        if constexpr (decode_shape<KIND, D>::hadamard) {
             hadamard_row<D>(x, lane);
         }
 #pragma unroll
@@ -128,7 +128,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
             terms[row] = back * (KIND == KIND_NVFP4    ? 0x1p14f
                                  : KIND >= KIND_LEVELS ? 1.0f
                                                        : 0x1p24f);
-            terms[ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
+            terms[SM80_ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
         }
     }
     barrier_consumers(); /* all rows are prepared */
@@ -260,11 +260,10 @@ GPU_INLINE void mma_qk(float (*acc_s)[4], const uint32_t (&query)[4], const uint
 }
 
 /* Loads the terms of two rows, multiplied by the scale of all scores. */
-template <int ROWS>
 GPU_INLINE row_terms load_terms(const float *terms, int row0, int row1, float scale)
 {
     return {{terms[row0] * scale, terms[row1] * scale},
-            {terms[ROWS + row0] * scale, terms[ROWS + row1] * scale}};
+            {terms[SM80_ROWS + row0] * scale, terms[SM80_ROWS + row1] * scale}};
 }
 
 #endif

@@ -232,16 +232,16 @@ GPU_INLINE void online_softmax(bool high_rows, float (&acc_s)[N][4], float (&row
 /* Loads a query's fragment of 16 dims. 8-bit keys are read 4 neighbouring dims at a time, so the
  * query's dims are permuted to match. */
 template <int KIND, int D>
-GPU_INLINE void load_query(const char *sq, int q_row, int kk, int lane, uint32_t (&a)[4])
+GPU_INLINE void load_query(const char *sq, int kk, int lane, uint32_t (&a)[4])
 {
     if constexpr (KIND < KIND_E4M3) {
-        int row = q_row + (lane & 15);
+        int row = lane & 15;
         load4(a, shared_address(sq) +
                      (row * (D / 8) + swizzle<D / 8>(row, kk * 2 + (lane >> 4))) * 16);
     } else {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            int row = q_row + (lane >> 2) + 8 * i, chunk = kk * 2 + ((lane & 3) >> 1);
+            int row = (lane >> 2) + 8 * i, chunk = kk * 2 + ((lane & 3) >> 1);
             uint2 x = *(const uint2 *)(sq + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16 +
                                        (lane & 1) * 8);
             a[i] = x.x;
@@ -271,7 +271,7 @@ template <int KIND, int D, int TILE, int SWAP>
 GPU_INLINE void dot_step(const char *stage, int first, int kk, int lane, const uint32_t (&a)[4],
                          float (*acc_s)[4])
 {
-    constexpr int chunks = decode_shape<KIND, D, true>::chunks;
+    constexpr int chunks = decode_shape<KIND, D>::chunks;
     uint32_t b[4];
     if constexpr (KIND < KIND_E4M3) {
         int key = first + (lane & 7) + (lane >> 4) * 8, chunk = kk * 2 + ((lane >> 3) & 1);
@@ -427,7 +427,7 @@ template <int KIND, int D, int TILE, int ND>
 GPU_INLINE void add_values(const char *values, int first, int lane, const float (&p0)[4],
                            const float (&p1)[4], float (&acc_o)[ND][4], int first_chunk = 0)
 {
-    constexpr int chunks = decode_shape<KIND, D, true>::chunks;
+    constexpr int chunks = decode_shape<KIND, D>::chunks;
     uint32_t a[4] = {pack2<KIND>(p0[0], p0[1]), pack2<KIND>(p0[2], p0[3]),
                      pack2<KIND>(p1[0], p1[1]), pack2<KIND>(p1[2], p1[3])};
     int key = first + (lane & 15);
@@ -447,7 +447,7 @@ GPU_INLINE void add_bytes(const char *values, int first, int lane, const float (
                           const float (&p1)[4], float (&acc_o)[ND][4], float (&zero_sum)[4],
                           int first_chunk = 0)
 {
-    constexpr int chunks = decode_shape<KIND, D, true>::chunks;
+    constexpr int chunks = decode_shape<KIND, D>::chunks;
     packed_probs<SWAP> probs(p0, p1);
     if constexpr (SWAP) {
         probs.arrange(0x3210);
@@ -596,7 +596,7 @@ GPU_INLINE void finish_values(bool scaled, int bits, value_scaling &sums, float 
 template <int KIND, int D, int TILE>
 GPU_INLINE bool has_nonfinite_values(const char *values, int first, int keys, int lane)
 {
-    constexpr int chunks = decode_shape<KIND, D, true>::chunks;
+    constexpr int chunks = decode_shape<KIND, D>::chunks;
     constexpr uint32_t mask = KIND == KIND_F32    ? 0x7f800000u
                               : KIND == KIND_BF16 ? 0x7f807f80u
                               : KIND == KIND_F16  ? 0x7c007c00u
@@ -632,7 +632,7 @@ template <int N, int ND> struct exact_step {
 template <int KIND, int D, int TILE>
 GPU_INLINE float raw_value(const char *stage, const sm80_plane &plane, int key, int d)
 {
-    using S = decode_shape<KIND, D, true>;
+    using S = decode_shape<KIND, D>;
     if constexpr (S::packed) { /* nvfp4: other packed kinds are always finite */
         uint32_t byte = *(const uint8_t *)(stage + plane.at + key * plane.pitch + d / 2);
         const char *scale = value_scale_at<D>(stage, plane, key, d / NVFP4_BLOCK);
@@ -720,22 +720,20 @@ struct pipeline_state {
 
 /* Ends a tile. After the last tile of a run, its epilogue runs with the stage as scratch memory,
  * the accumulators are cleared and the query buffer is released. */
-template <int KIND, int D, bool SPLIT, int SWAP, int ND>
-GPU_INLINE void end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &smem,
-                         const gpu_run &run, bool last, bool scaled, pipeline_state &place,
-                         float (&row_max)[2], float (&row_sum)[2], value_scaling &sums,
-                         float (&acc_o)[ND][4])
+template <int KIND, int D, int SWAP, int ND>
+GPU_INLINE void end_tile(const sm80_params &a, shared_storage<KIND, D> &smem, const gpu_run &run,
+                         bool last, bool scaled, pipeline_state &place, float (&row_max)[2],
+                         float (&row_sum)[2], value_scaling &sums, float (&acc_o)[ND][4])
 {
     if (last) {
         finish_values<KIND, SWAP>(scaled, a.p.v.bits, sums, acc_o);
-        epilogue<KIND, D, SPLIT, SWAP>(a.p, a.output, run, stage_at(smem, place.stage),
-                                       &smem.last_one, row_max, row_sum, acc_o);
+        epilogue<KIND, D, SWAP>(a.p, a.output, run, stage_at(smem, place.stage), &smem.last_one,
+                                row_max, row_sum, acc_o);
         clear_acc(row_max, row_sum, acc_o);
         sums = {};
         fence_async_proxy(); /* the stage was used as scratch memory */
         barrier_arrive(shared_address(&smem.q_empty[place.q_slot]));
-        place.q_slot =
-            place.q_slot + 1 == decode_shape<KIND, D, SPLIT>::q_buffers ? 0 : place.q_slot + 1;
+        place.q_slot = place.q_slot + 1 == decode_shape<KIND, D>::q_buffers ? 0 : place.q_slot + 1;
     }
     /* All lanes arrive for themselves, because racecheck does not follow reads through __syncwarp
      * to a barrier. */
@@ -749,11 +747,11 @@ GPU_INLINE void end_tile(const sm80_params &a, shared_storage<KIND, D, SPLIT> &s
 
 /* Clears values of keys outside k0 .. k1 - 1 that a box brought along, because 0 x NaN is NaN: OWN
  * chunks of each, from first_chunk on. */
-template <int KIND, int D, int TILE, int OWN = decode_shape<KIND, D, true>::chunks>
+template <int KIND, int D, int TILE, int OWN = decode_shape<KIND, D>::chunks>
 GPU_INLINE void clear_values(char *values, int first, int keys, int low, int high, int lane,
                              int first_chunk = 0)
 {
-    constexpr int chunks = decode_shape<KIND, D, true>::chunks;
+    constexpr int chunks = decode_shape<KIND, D>::chunks;
     for (int i = lane; i < keys * OWN; i += 32) {
         int key = first + i / OWN, chunk = first_chunk + i % OWN;
         if (key < low || key >= high) {

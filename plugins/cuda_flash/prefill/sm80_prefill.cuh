@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
             const char *const values = tile_at(smem, t, true);
             /* a probability of 0 may meet a value that is not finite */
             if (apart && has_nonfinite_values<KIND, D, S::tile>(values, 0, S::tile, lane)) {
-                const char *const stage = values - decode_shape<KIND, D, true>::half;
+                const char *const stage = values - decode_shape<KIND, D>::half;
                 const sm80_plane none = {};
 #pragma unroll
                 for (int b = 0; b < S::blocks; b++) {

@@ -50,7 +50,6 @@ struct attn_prepared {
     int32_t packed;    /* 1: 4 bits or less, int4, nvfp4 or TurboQuant */
     /* 1: of those, kernels of up to 8 rows run with three CTAs on a multiprocessor */
     int32_t dense;
-    int32_t split; /* 1: only items of 16 rows are fast: 4-bit caches, float32 */
     /* Bytes of a token's queries converted to 16 bits, if they come in 8; else 0. */
     int32_t query_bytes;
     int64_t out_bytes;      /* bytes of a token's output as numbers, if it is quantized; else 0 */

@@ -125,7 +125,6 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
                        turboquant_bits(layer->kv_dtype, true) > 0;
     prepared->dense =
         layer->kv_dtype == ATTN_KV_NVFP4 || turboquant_bits(layer->kv_dtype, false) > 0;
-    prepared->split = prepared->packed || layer->dtype == ATTN_DTYPE_F32;
     gpu_prepare_lists(args, prepared);
     const struct gpu_prefill *prefill = instance->prefill;
     if (prefill != NULL && prepared->way == GPU_WAY_ATTEND && prepared->listed == 0) {
