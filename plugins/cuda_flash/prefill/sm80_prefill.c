@@ -24,7 +24,7 @@ static bool has_codes(const struct attn_layer_desc *layer, bool cached)
 static int32_t count_ctas(const struct gpu_device *device, const struct attn_prepared *prepared,
                           int32_t tiles)
 {
-    const int32_t bytes = SM80_PREFILL_SMEM(prepared->padded_size, tiles);
+    const int32_t bytes = SM80_PREFILL_SMEM(prepared->padded_size, tiles, SM80_PREFILL_ROWS);
     const int32_t most = prepared->padded_size <= 128 ? 2 : 1;
     const int32_t fitting = device->smem_of_sm / (bytes + 1024);
     return bytes > device->smem_of_cta ? 0 : fitting < most ? fitting : most;
@@ -99,9 +99,23 @@ static bool pays(const struct attn_attend_args *args)
     return (int64_t)batch->max_query_len * args->prepared->group > plan->few_rows;
 }
 
-static int64_t row_tiles_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
+static int64_t row_tiles_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens,
+                            int32_t rows)
 {
-    return (tokens * prepared->group + SM80_PREFILL_ROWS - 1) / SM80_PREFILL_ROWS + reqs;
+    return (tokens * prepared->group + rows - 1) / rows + reqs;
+}
+
+/* Rows of an item. Items with fewer rows are never cut. */
+static int32_t rows_of(const struct attn_attend_args *args)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_prepared *prepared = args->prepared;
+    const int64_t items =
+        row_tiles_of(prepared, 0, plan->num_tokens, SM80_PREFILL_ROWS) * args->layer->num_kv_heads;
+    return plan->part_tiles == 0 && prepared->padded_size <= 128 &&
+                   choose_tiles(args) < SM80_PREFILL_E4M3 && items <= args->instance->device.num_sms
+               ? SM80_PREFILL_FEW_ROWS
+               : SM80_PREFILL_ROWS;
 }
 
 /* Cut items have at most 9 / 4 parts for each CTA: an item that is longer than a share has at most
@@ -123,9 +137,10 @@ static void bytes_of(const struct attn_instance *instance, const struct attn_pre
     *workspace = *scratch = 0;
     if (limits->max_query_len == 0 ||
         (int64_t)limits->max_query_len * prepared->group > prepared->few_rows) {
-        *workspace =
-            layout_of(instance, prepared, reqs, row_tiles_of(prepared, reqs, tokens), tokens, true)
-                .end;
+        /* items of fewer rows come to no more than one of 128 for each multiprocessor */
+        const int64_t row_tiles =
+            row_tiles_of(prepared, reqs, tokens, SM80_PREFILL_ROWS) + instance->device.num_sms;
+        *workspace = layout_of(instance, prepared, reqs, row_tiles, tokens, true).end;
         *scratch = prepared->invariant ? 0 : bytes_of_parts(instance, prepared);
     }
 }
@@ -138,13 +153,14 @@ static void set_items(struct gpu_schedule *s, const struct attn_attend_args *arg
     const struct gpu_device *device = &args->instance->device;
     const int32_t tiles = choose_tiles(args);
     const int32_t ctas = device->num_sms * count_ctas(device, prepared, tiles);
+    const int32_t rows = rows_of(args);
     int64_t bytes;
-    const struct layout at =
-        layout_of(args->instance, prepared, plan->num_reqs,
-                  row_tiles_of(prepared, plan->num_reqs, plan->num_tokens), plan->num_rows, true);
+    const struct layout at = layout_of(
+        args->instance, prepared, plan->num_reqs,
+        row_tiles_of(prepared, plan->num_reqs, plan->num_tokens, rows), plan->num_rows, true);
     *s = (struct gpu_schedule){
         .tile = SM80_PREFILL_KEYS(prepared->padded_size, tiles),
-        .tile_rows = SM80_PREFILL_ROWS,
+        .tile_rows = rows,
         .least_rows = plan->few_rows + 1,
         .most_rows = INT32_MAX,
         .by_item = 1,
@@ -197,6 +213,20 @@ static bool attend(const struct attn_attend_args *args, const struct gpu_params 
     (void)shared;
     if (!reads_rows(args, p)) {
         return false;
+    }
+    const int32_t tile = SM80_PREFILL_KEYS(size, a.tiles);
+    a.page_keys = problem->paged ? problem->block_size : INT32_MAX;
+    a.tile_pages = tile / a.page_keys;
+    a.tile_slots = tile % a.page_keys;
+    for (int32_t side = 0; side < 2; side++) {
+        const struct gpu_cache *cache = side == 0 ? &p->k : &p->v;
+        const int64_t slot = problem->paged ? cache->slot : cache->block;
+        a.strides[side] = (struct sm80_prefill_strides){
+            .page = (int32_t)(cache->block / 16),
+            .slot = (int32_t)(slot / 16),
+            .step = (int32_t)(slot * SM80_PREFILL_STEP(size, a.tiles)),
+        };
+        a.has_stretches &= slot < INT32_MAX / SM80_PREFILL_STRETCH;
     }
     set_items(&a.p.schedule, args, memory);
     const int32_t kind = a.tiles == SM80_PREFILL_E4M3    ? KIND_E4M3

@@ -22,10 +22,10 @@ GPU_INLINE int2 bounds_of(const gpu_params &p, const gpu_run &run, int row)
 }
 
 /* The first and last key that all rows of a warp see, and the first and last that any sees. */
-template <int ROWS>
+template <int BLOCKS>
 GPU_INLINE int4 bounds_of_warp(const gpu_params &p, const gpu_run &run, int first_row)
 {
-    const int row = first_row + (threadIdx.x & (ROWS - 1));
+    const int row = first_row + own_row<BLOCKS>();
     const bool real = row < run.row_tile.num_rows;
     const int2 seen = bounds_of(p, run, row);
     int4 v =
@@ -37,6 +37,23 @@ GPU_INLINE int4 bounds_of_warp(const gpu_params &p, const gpu_run &run, int firs
         v.z = v.z == INT32_MAX ? INT32_MAX : 0;
         v.w = v.w == INT32_MIN ? INT32_MIN : INT32_MAX;
     }
+    return v;
+}
+
+/* The run of a segment. The longest items of a causal prompt come last in the schedule. */
+GPU_INLINE gpu_run run_of_segment(const gpu_params &p, int32_t index)
+{
+    const gpu_segment &segment = p.schedule.segments[index];
+    gpu_run v;
+    v.row_tile = segment.row_tile;
+    const int32_t within = segment.begin - v.row_tile.start;
+    v.head = within / v.row_tile.num_tiles;
+    v.tile = within - v.head * v.row_tile.num_tiles;
+    v.count = segment.end - segment.begin;
+    v.segment = segment.index;
+    v.first = segment.first;
+    v.last = segment.last;
+    v.item = segment.row_tile_index * p.problem.num_kv_heads + v.head;
     return v;
 }
 
@@ -56,15 +73,16 @@ template <int N> GPU_INLINE void cap_scores(float cap, float scale, float (&acc_
     }
 }
 
-/* Hides the keys that a lane's rows, `row` and row + 8, do not see. */
-template <int N>
-GPU_INLINE void mask_scores(const gpu_params &p, const gpu_run &run, int row, int32_t first_key,
-                            float (&acc_s)[N][4])
+/* Hides the keys that the rows of block `b` do not see. `own`: what the lane's own row sees,
+ * counted from the tile's first key. */
+template <int N> GPU_INLINE void mask_scores(int2 own, int b, float (&acc_s)[N][4])
 {
+    const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int2 seen = bounds_of(p, run, row + 8 * i);
-        const int32_t first = seen.x - first_key, last = seen.y - first_key;
+        const int from = (lane & 28) + 2 * b + i;
+        const int32_t first = __shfl_sync(0xffffffffu, own.x, from) - (lane & 3) * 2;
+        const int32_t last = __shfl_sync(0xffffffffu, own.y, from) - (lane & 3) * 2;
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -122,17 +140,17 @@ GPU_INLINE void make_prob(float scale, int e, const float (&row_max)[2], float (
     row_sum[e / 2] += acc_s[e];
 }
 
-template <int KIND, int D, int TILES>
-__global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shape<D, TILES>::ctas)
+template <int KIND, class S>
+__global__ void __launch_bounds__(S::threads, S::ctas)
     prefill(const __grid_constant__ sm80_prefill_params a)
 {
-    using S = prefill_shape<D, TILES>;
+    constexpr int D = S::size;
     if constexpr (S::ctas * (S::smem + 1024) > SM80_SMEM_OF_SM) {
         __trap(); /* no GPU of this architecture launches it */
         return;
     }
     extern __shared__ __align__(128) char memory[];
-    prefill_storage<D, TILES> &smem = *(prefill_storage<D, TILES> *)memory;
+    prefill_storage<S> &smem = *(prefill_storage<S> *)memory;
     const gpu_params &p = a.p;
     const gpu_run &run = smem.run;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -144,51 +162,56 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
         ((lane & 7) + (lane >> 4) * 8) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
     const uint32_t q_lane = shared_address(smem.q) + (first_row + (lane & 15)) * (D * 2) +
                             (((lane >> 4) ^ (lane & 7)) << 4);
+    const uint32_t copy_to =
+        S::codes ? 0 : place_of<S::chunks, S::tile>(first_copied<S>(), threadIdx.x % S::chunks);
+    const int own_key =
+        a.has_stretches ? first_copied<S>() : warp * S::copied + (lane & (S::copied - 1));
     const bool slow =
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     const int32_t segments = p.schedule.header->segments, given = gridDim.x;
+    gpu_run next;
+    if (threadIdx.x == 0 && blockIdx.x < segments) {
+        next = run_of_segment(p, segments - 1 - blockIdx.x);
+    }
     int32_t index = blockIdx.x;
     while (index < segments) {
         if (threadIdx.x == 0) {
-            /* the longest items of a causal prompt come first */
-            const gpu_segment &segment = p.schedule.segments[segments - 1 - index];
-            gpu_run next;
-            next.row_tile = segment.row_tile;
-            const int32_t within = segment.begin - next.row_tile.start;
-            next.head = within / next.row_tile.num_tiles;
-            next.tile = within - next.head * next.row_tile.num_tiles;
-            next.count = segment.end - segment.begin;
-            next.segment = segment.index;
-            next.first = segment.first;
-            next.last = segment.last;
-            next.item = segment.row_tile_index * p.problem.num_kv_heads + next.head;
             smem.run = next;
+            smem.rows[0] = p.k.data + next.head * p.k.head;
+            smem.rows[1] = p.v.data + next.head * p.v.head;
+            smem.table = p.problem.block_table + next.row_tile.table;
+            smem.inner[0] = INT32_MIN;
+            smem.inner[1] = INT32_MAX;
         }
         __syncthreads(); /* the run is written, and the previous one's tiles are read */
-        const int32_t head = run.head, count = run.count, first_tile = run.tile;
-        copy_query<D, SM80_PREFILL_ROWS, 2, S::threads>(p, run, shared_address(smem.q),
-                                                        threadIdx.x);
-        const int32_t k0 = run.row_tile.k0, k1 = run.row_tile.k1;
-        int32_t base = (k0 & ~(S::tile - 1)) + first_tile * S::tile;
-        key_place at = place_key<D, TILES>(p.problem, run.row_tile, first_tile);
+        const int32_t count = run.count;
+        copy_queries<D, S::blocks>(p, run, first_row, shared_address(smem.q + first_row * D * 2));
+        int32_t base = (run.row_tile.k0 & ~(S::tile - 1)) + run.tile * S::tile;
+        key_place at;
+        move_place(a, smem, true, base + own_key, at);
         auto copy = [&](int32_t tile, bool values) {
-            const int32_t low = base + tile * S::tile;
-            copy_rows<D, TILES>(
-                p.problem, values ? p.v : p.k, values ? p.problem.head_size_v : p.problem.head_size,
-                head, at, a.has_stretches && low >= k0 && low + S::tile <= k1,
-                shared_address(S::codes ? codes_at(smem, values) : tile_at(smem, tile, values)));
+            copy_rows<S>(a, smem, at, base + tile * S::tile + own_key, values,
+                         copy_to + shared_address(S::codes ? codes_at(smem, values)
+                                                           : tile_at(smem, tile, values)));
         };
         copy(0, false);
         if (S::pairs) {
             copy(0, true);
-            at = place_key<D, TILES>(p.problem, run.row_tile, first_tile + 1);
+            move_place(a, smem, false, base + S::tile + own_key, at);
         }
-        smem.bounds[warp] = bounds_of_warp<S::rows>(p, run, first_row);
-        const float scale = p.problem.scale * cache_scale(p.k, head) * query_scale(p, head);
-        const bool folds = !slow && !(p.problem.soft_cap > 0.0f) && scale >= SM80_LEAST_SCALE;
-        const float factor = folds ? scale * LOG2E : 1.0f;
+        const int4 bounds_now = bounds_of_warp<S::blocks>(p, run, first_row);
+        if (lane == 0) {
+            smem.bounds[warp] = bounds_now;
+            atomicMax(&smem.inner[0], bounds_now.x);
+            atomicMin(&smem.inner[1], bounds_now.y);
+        }
+        auto scale = [&]() {
+            return p.problem.scale * cache_scale(p.k, run.head) * query_scale(p, run.head);
+        };
+        const bool folds = !slow && !(p.problem.soft_cap > 0.0f) && scale() >= SM80_LEAST_SCALE;
+        const float factor = folds ? scale() * LOG2E : 1.0f;
         float acc_o[S::blocks][D / 8][4], row_max[S::blocks][2], row_sum[S::blocks][2];
 #pragma unroll
         for (int b = 0; b < S::blocks; b++) {
@@ -197,35 +220,70 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
 #pragma unroll 1
         for (int32_t t = 0; t < count; t++) {
             const int32_t first_key = base + t * S::tile;
+            bool nonfinite = false;
+            /* The barrier before values are read. Values of tiles that some row sees in part are
+             * searched: a probability of 0 may meet one that is not finite. */
+            auto sync_values = [&]() {
+                const bool known = !S::spreads || t > 0;
+                if (!known) {
+                    __syncthreads(); /* `inner` is written */
+                }
+                if (first_key < smem.inner[0] || first_key + S::tile - 1 > smem.inner[1]) {
+                    __syncwarp(); /* the warp's copies are there */
+                    nonfinite = __syncthreads_or(has_nonfinite_values<KIND, D, S::tile>(
+                        tile_at(smem, t, true), warp * S::copied, S::copied, lane));
+                } else if (known) {
+                    __syncthreads();
+                }
+            };
             wait_for_copies();
-            __syncthreads(); /* the tile's keys are there, and all warps have read the previous one
-                              */
+            if (S::spreads) {
+                sync_values(); /* the tile is there, and all warps have read the previous one */
+            } else {
+                __syncthreads(); /* the keys are there, and all warps have read the previous tile */
+            }
             if constexpr (S::codes != 0) {
                 if (t == 0 && p.q.dtype == ATTN_DTYPE_BF16) {
-                    convert_queries<D, S::threads>(smem.q);
+                    convert_queries<D, S::rows>(smem.q + first_row * D * 2);
                 }
-                widen_rows<D, TILES>(codes_at(smem, false), tile_at(smem, t, false));
-                widen_rows<D, TILES>(codes_at(smem, true), tile_at(smem, t, true));
-            }
-            if constexpr (S::pairs) {
-                if (t + 1 < count) {
-                    copy(t + 1, false);
-                    copy(t + 1, true);
-                    at = place_key<D, TILES>(p.problem, run.row_tile, first_tile + t + 2);
-                }
-            } else {
-                copy(t, true);
-                at = place_key<D, TILES>(p.problem, run.row_tile, first_tile + t + 1);
-            }
-            if constexpr (S::codes != 0) {
-                __syncthreads(); /* the tile is widened */
-            }
-            if (t + 1 == count && threadIdx.x == 0 && segments > given) {
-                smem.taken = atomicAdd(&p.schedule.header->taken, 1);
+                widen_rows<S>(codes_at(smem, false), tile_at(smem, t, false));
+                widen_rows<S>(codes_at(smem, true), tile_at(smem, t, true));
             }
             const int4 bounds = smem.bounds[warp];
             const bool sees = first_key <= bounds.w && first_key + S::tile > bounds.z;
             const bool apart = first_key < bounds.x || first_key + S::tile - 1 > bounds.y;
+            const int32_t next_key = first_key + S::tile;
+            const bool more = t + 1 < count;
+            const bool spread = S::spreads && more && sees && a.has_stretches &&
+                                next_key >= run.row_tile.k0 &&
+                                next_key + S::tile <= run.row_tile.k1;
+            const char *k_from = nullptr, *v_from = nullptr;
+            if (spread) {
+                k_from = row_of_place(a, smem, at, false);
+                v_from = row_of_place(a, smem, at, true);
+            } else if (!S::pairs) {
+                copy(t, true);
+            } else if (more) {
+                copy(t + 1, false);
+                copy(t + 1, true);
+            }
+            if (more) {
+                move_place(a, smem, false, next_key + own_key + (S::pairs ? S::tile : 0), at);
+            }
+            const uint32_t to = copy_to + shared_address(tile_at(smem, t + 1, false));
+            auto copy_between = [&](int i) { /* the products */
+                                             const uint32_t place = place_of_copy<S>(to, i);
+                                             copy16_if(spread, place,
+                                                       further_row(k_from, a.strides[0].step, i));
+                                             copy16_if(spread, place + S::half,
+                                                       further_row(v_from, a.strides[1].step, i));
+            };
+            if constexpr (S::codes != 0) {
+                sync_values(); /* the tile is widened */
+            }
+            if (!more && threadIdx.x == 0 && segments > given) {
+                smem.taken = atomicAdd(&p.schedule.header->taken, 1);
+            }
             float acc_s[S::blocks][S::tile / 8][4];
             if (sees) {
                 const uint32_t keys = shared_address(tile_at(smem, t, false)) + k_lane;
@@ -255,25 +313,37 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
                             multiply<KIND>(acc_s[b][2 * n + 1], query[b], key[2], key[3]);
                         }
                     }
+                    if (S::spreads && kk % 2 == 0) {
+#pragma unroll
+                        for (int i = kk / 2 * S::group; i < (kk / 2 + 1) * S::group; i++) {
+                            if (i < S::copies) {
+                                copy_between(i);
+                            }
+                        }
+                    }
+                }
+                int2 own = make_int2(0, 0);
+                if (apart) {
+                    own = bounds_of(p, run, first_row + own_row<S::blocks>());
+                    own.x -= first_key, own.y -= first_key;
                 }
 #pragma unroll
                 for (int b = 0; b < S::blocks; b++) {
                     if (!folds) {
-                        cap_scores(p.problem.soft_cap, scale, acc_s[b]);
+                        cap_scores(p.problem.soft_cap, scale(), acc_s[b]);
                     }
                     if (slow) {
                         score_block(p, run, first_row + 16 * b + (lane >> 2),
                                     first_key + (lane & 3) * 2, acc_s[b]);
                     } else if (apart) {
-                        mask_scores(p, run, first_row + 16 * b + (lane >> 2),
-                                    first_key + (lane & 3) * 2, acc_s[b]);
+                        mask_scores(own, b, acc_s[b]);
                     }
                     raise_row_max(factor, acc_s[b], row_max[b], row_sum[b], acc_o[b]);
                 }
             }
             if constexpr (!S::pairs) {
                 wait_for_copies();
-                __syncthreads(); /* the values are there, and all warps have read the keys */
+                sync_values(); /* the values are there, and all warps have read the keys */
                 if (t + 1 < count) {
                     copy(t + 1, false);
                 }
@@ -282,8 +352,7 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
                 continue;
             }
             const char *const values = tile_at(smem, t, true);
-            /* a probability of 0 may meet a value that is not finite */
-            if (apart && has_nonfinite_values<KIND, D, S::tile>(values, 0, S::tile, lane)) {
+            if (apart && nonfinite) {
                 const char *const stage = values - decode_shape<KIND, D>::half;
                 const sm80_plane none = {};
 #pragma unroll
@@ -337,7 +406,11 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
                 }
             }
         }
-        const bool whole = count == run.row_tile.num_tiles;
+        next = {};
+        if (threadIdx.x == 0 && segments > given && given + smem.taken < segments) {
+            next = run_of_segment(p, segments - 1 - given - smem.taken);
+        }
+        const bool whole = S::items == SM80_PREFILL_FEW_ROWS || count == run.row_tile.num_tiles;
 #pragma unroll
         for (int b = 0; b < S::blocks; b++) {
             row_sum[b][0] = acc_layout<SM80_NO_SWAP>::sum(row_sum[b][0]);
@@ -362,11 +435,11 @@ __global__ void __launch_bounds__(prefill_shape<D, TILES>::threads, prefill_shap
 }
 
 /* With a NULL, only loads the kernel. */
-template <int KIND, int D, int TILES>
+template <int KIND, int D, int TILES, int ROWS>
 static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream_t stream)
 {
-    using S = prefill_shape<D, TILES>;
-    constexpr int bytes = SM80_PREFILL_SMEM(D, TILES);
+    using S = prefill_shape<D, TILES, ROWS>;
+    constexpr int bytes = S::smem;
     if (a == nullptr) {
         int device = 0, most = 0;
         cudaError_t error = cudaGetDevice(&device);
@@ -377,15 +450,30 @@ static cudaError_t launch_prefill_shape(const sm80_prefill_params *a, cudaStream
         error = error ? error : cudaFuncGetAttributes(&attributes, prefill_merge<KIND, D>);
         return error || most < bytes
                    ? error
-                   : cudaFuncSetAttribute(prefill<KIND, D, TILES>,
+                   : cudaFuncSetAttribute(prefill<KIND, S>,
                                           cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
     const bool overlaps = a->overlaps != 0;
-    cudaError_t error = launch_kernel(prefill<KIND, D, TILES>, *a, (unsigned)a->ctas, S::threads,
-                                      bytes, stream, overlaps);
+    cudaError_t error =
+        launch_kernel(prefill<KIND, S>, *a, (unsigned)a->ctas, S::threads, bytes, stream, overlaps);
     return error || !a->cuts ? error
                              : launch_kernel(prefill_merge<KIND, D>, *a, (unsigned)a->ctas * 2, 128,
                                              0, stream, overlaps);
+}
+
+template <int KIND, int D, int TILES>
+static cudaError_t launch_prefill_rows(const sm80_prefill_params *a, cudaStream_t stream)
+{
+    if constexpr (D <= 128) {
+        if (a == nullptr || a->p.schedule.tile_rows == SM80_PREFILL_FEW_ROWS) {
+            cudaError_t error =
+                launch_prefill_shape<KIND, D, TILES, SM80_PREFILL_FEW_ROWS>(a, stream);
+            if (error || a != nullptr) {
+                return error;
+            }
+        }
+    }
+    return launch_prefill_shape<KIND, D, TILES, SM80_PREFILL_ROWS>(a, stream);
 }
 
 template <int KIND, int D>
@@ -393,16 +481,16 @@ static cudaError_t launch_prefill_size(const sm80_prefill_params *a, int tiles, 
 {
     if constexpr (KIND >= KIND_E4M3) {
         constexpr int codes = KIND == KIND_E4M3 ? SM80_PREFILL_E4M3 : SM80_PREFILL_E5M2;
-        return launch_prefill_shape<KIND_F16, D, codes>(a, stream);
+        return launch_prefill_shape<KIND_F16, D, codes, SM80_PREFILL_ROWS>(a, stream);
     } else {
         if (tiles == SM80_PREFILL_PAIRS) {
-            return launch_prefill_shape<KIND, D, SM80_PREFILL_PAIRS>(a, stream);
+            return launch_prefill_rows<KIND, D, SM80_PREFILL_PAIRS>(a, stream);
         }
         if (D == 64 || tiles == SM80_PREFILL_NARROW_PAIRS) { /* 64 dims fit into every GPU */
-            return launch_prefill_shape<KIND, D, SM80_PREFILL_NARROW_PAIRS>(a, stream);
+            return launch_prefill_rows<KIND, D, SM80_PREFILL_NARROW_PAIRS>(a, stream);
         }
         if constexpr (D > 64) {
-            return launch_prefill_shape<KIND, D, SM80_PREFILL_NARROW>(a, stream);
+            return launch_prefill_rows<KIND, D, SM80_PREFILL_NARROW>(a, stream);
         }
         return cudaErrorInvalidValue;
     }

@@ -10,7 +10,10 @@
 extern "C" {
 #endif
 
-#define SM80_PREFILL_ROWS 128   /* rows (query, head of the group) of an item */
+/* Rows (query, head of the group) of an item; FEW: over keys of 16 bits with up to 128 dims, if
+ * there would be fewer items than multiprocessors. */
+#define SM80_PREFILL_ROWS 128
+#define SM80_PREFILL_FEW_ROWS 64
 #define SM80_PREFILL_FIXED 512  /* bytes of shared memory besides queries and tiles */
 #define SM80_PREFILL_STRETCH 16 /* keys that are copied with a constant stride */
 
@@ -28,21 +31,34 @@ enum sm80_prefill_tiles {
 #define SM80_PREFILL_KEYS(size, tiles)                                                             \
     (((tiles) == SM80_PREFILL_NARROW_PAIRS || (tiles) == SM80_PREFILL_NARROW ? 32 : 64)            \
      << ((size) == 64 && (tiles) < SM80_PREFILL_E4M3))
+/* A lane copies every so-manieth row of a stretch. */
+#define SM80_PREFILL_STEP(size, tiles)                                                             \
+    (((tiles) >= SM80_PREFILL_E4M3 ? 512 : 256) / (size) /                                         \
+     ((size) == 64 && (tiles) == SM80_PREFILL_PAIRS ? 2 : 1))
 /* Bytes of shared memory for heads of `size` dims. */
-#define SM80_PREFILL_SMEM(size, tiles)                                                             \
-    (SM80_PREFILL_FIXED + SM80_PREFILL_ROWS * (size)*2 +                                           \
+#define SM80_PREFILL_SMEM(size, tiles, rows)                                                       \
+    (SM80_PREFILL_FIXED + (rows) * (size)*2 +                                                      \
      ((tiles) == SM80_PREFILL_NARROW ? 2                                                           \
       : (tiles) >= SM80_PREFILL_E4M3 ? 3                                                           \
                                      : 4) *                                                        \
          SM80_PREFILL_KEYS(size, tiles) * (size)*2)
 
+struct sm80_prefill_strides {
+    int32_t page, slot; /* in 16 bytes */
+    int32_t step;       /* bytes between the rows that a lane copies, if there are stretches */
+};
+
 struct sm80_prefill_params {
-    struct gpu_params p;      /* the schedule has items of SM80_PREFILL_ROWS rows */
+    struct gpu_params p;      /* schedule.tile_rows: one of both numbers of rows */
     struct gpu_output output; /* plain */
     int32_t tiles;            /* enum sm80_prefill_tiles */
     int32_t ctas;             /* CTAs of the grid; the schedule counts on fewer */
     int32_t has_stretches;    /* 1: 16 keys, the first a multiple of 16, have a constant stride */
-    int32_t cuts;             /* 1: items may have parts, which a second launch merges */
+    /* keys of a page (INT32_MAX: all lie next to each other), and how many pages and further keys a
+     * tile has */
+    int32_t page_keys, tile_pages, tile_slots;
+    struct sm80_prefill_strides strides[2]; /* K, V */
+    int32_t cuts;     /* 1: items may have parts, which a second launch merges */
     int32_t overlaps; /* 1: the device may begin a launch before the previous one has ended */
 };
 

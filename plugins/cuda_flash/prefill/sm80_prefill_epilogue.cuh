@@ -46,20 +46,26 @@ GPU_INLINE void write_rows(const gpu_params &p, const gpu_run &run, char *sq, in
                            const float (&acc_o)[BLOCKS][D / 8][4])
 {
     constexpr int chunks = D / 8;
-    const int lane = threadIdx.x & 31, chunk = lane % chunks;
-    const float v_scale = cache_scale(p.v, run.head);
+    const int lane = threadIdx.x & 31, chunk = lane % chunks, own = own_row<BLOCKS>();
+    const int32_t rest = run.row_tile.num_rows - first_row;
     const bool aligned =
         (((uint64_t)(uintptr_t)p.out.data | (uint64_t)p.out.row | (uint64_t)p.out.head) & 15) == 0;
+    float own_max = row_max[0][0], own_sum = row_sum[0][0];
+#pragma unroll
+    for (int i = 1; i < 2 * BLOCKS; i++) {
+        const bool is_own = (lane & (2 * BLOCKS - 1)) == i;
+        own_max = is_own ? row_max[i / 2][i % 2] : own_max;
+        own_sum = is_own ? row_sum[i / 2][i % 2] : own_sum;
+    }
+    const out_row out = out_row_of(p, run, first_row + (own < rest ? own : 0));
+    const bool writes_lse = own < rest && (lane & 3) < 2 * BLOCKS;
+    const float own_factor =
+        cache_scale(p.v, run.head) *
+        softmax_close_base2(out.sink, own_max, own_sum, writes_lse ? out.lse : nullptr);
 #pragma unroll
     for (int i = 0; i < 2 * BLOCKS; i++) {
         const int row = (lane >> 2) + 8 * i;
-        if (first_row + row >= run.row_tile.num_rows) {
-            break;
-        }
-        const out_row out = out_row_of(p, run, first_row + row);
-        const float factor =
-            v_scale * softmax_close_base2(out.sink, row_max[i / 2][i % 2], row_sum[i / 2][i % 2],
-                                          (lane & 3) == 0 ? out.lse : nullptr);
+        const float factor = __shfl_sync(0xffffffffu, own_factor, (lane & 28) + i);
         char *to = sq + row * D * 2 + (lane & 3) * 4;
 #pragma unroll
         for (int n = 0; n < chunks; n++) {
@@ -75,10 +81,12 @@ GPU_INLINE void write_rows(const gpu_params &p, const gpu_run &run, char *sq, in
 #pragma unroll 4
     for (int i = 0; i < 16 * BLOCKS * chunks; i += 32) {
         const int row = (i + lane) / chunks;
-        if (first_row + row >= run.row_tile.num_rows || chunk * 8 >= p.problem.head_size_v) {
+        char *to = (char *)__shfl_sync(0xffffffffu, (unsigned long long)(uintptr_t)out.data,
+                                       lane_of_row(row)) +
+                   chunk * 16;
+        if (row >= rest || chunk * 8 >= p.problem.head_size_v) {
             continue;
         }
-        char *to = out_row_of(p, run, first_row + row).data + chunk * 16;
         const uint4 x = *(const uint4 *)(sq + row * D * 2 + ((chunk ^ (row & 7)) << 4));
         if (aligned) {
             *(uint4 *)to = x;
