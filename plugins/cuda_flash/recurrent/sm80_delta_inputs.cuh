@@ -8,6 +8,8 @@
 #include "gpu/device/delta.h"
 #include "sm80_gated_delta.h"
 
+#define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
+
 /* The lane's index, recomputed at the place of the call, so that addresses derived from it do not
  * occupy registers between uses. */
 GPU_INLINE int32_t lane_again()
@@ -127,15 +129,18 @@ GPU_INLINE float fast_silu(float y)
     return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
 }
 
+/* The convolution of a layer: any, four taps and SiLU, none. */
+enum { TAPS_ANY, TAPS_USUAL, TAPS_NONE };
+
 /* The convolution of COUNT neighbouring channels. */
 template <int COUNT> struct delta_taps {
     float weight[CHUNK_TAPS][COUNT], bias[COUNT];
     int32_t first; /* the first tap that exists */
-    bool silu;
+    bool silu, convolves;
 
     __device__ __forceinline__ void load(const gpu_delta_params &p, const delta_source<COUNT> &s)
     {
-        bool convolves = p.conv_width > 0;
+        convolves = p.conv_width > 0;
         first = convolves ? CHUNK_TAPS - p.conv_width : CHUNK_TAPS - 1;
         silu = convolves && p.conv_silu;
         bool whole = p.conv_width == CHUNK_TAPS && p.conv_weight.row == CHUNK_TAPS &&
@@ -177,11 +182,13 @@ template <int COUNT> struct delta_taps {
     }
 
     /* Convolves one channel; x has the inputs up to the token, the oldest first. */
-    template <bool ARE_USUAL>
+    template <int TAPS>
     __device__ __forceinline__ float of(const float (&x)[CHUNK_TAPS], int c) const
     {
         float y = bias[c];
-        if constexpr (ARE_USUAL) {
+        if constexpr (TAPS == TAPS_NONE) {
+            return x[CHUNK_TAPS - 1];
+        } else if constexpr (TAPS == TAPS_USUAL) {
 #pragma unroll
             for (int i = 0; i < CHUNK_TAPS; i++) {
                 y = fmaf(weight[i][c], x[i], y);

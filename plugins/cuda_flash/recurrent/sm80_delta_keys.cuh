@@ -10,7 +10,6 @@
 #define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
 #define BLOCK 16 /* rows and columns of a block of the inverse */
 #define BLOCKS (CHUNK / BLOCK)
-#define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
 
 /* Gates of a value head. The decay between tokens of different blocks is a product of two factors
  * below 1; within a block it is the exponential of a difference of sums. */
@@ -385,8 +384,9 @@ GPU_INLINE void load4_if(bool loads, uint32_t (&r)[4], uint32_t address)
                  : "r"(address), "r"((int32_t)loads));
 }
 
-/* Slots of one product share their left operand, and slots `warp` and warp + 1 the right one. */
-GPU_INLINE void multiply_slots(const prepare_memory &m, slot_sums &sums)
+/* Slots of one product share their left operand, and slots `warp` and warp + 1 the right one.
+ * Without a delta only q k^T is made. */
+GPU_INLINE void multiply_slots(const prepare_memory &m, bool has_delta, slot_sums &sums)
 {
     int32_t lane = lane_again(), warp = prepare_warp();
     uint32_t keys = shared_address(m.k), right_at[SLOTS];
@@ -409,6 +409,9 @@ GPU_INLINE void multiply_slots(const prepare_memory &m, slot_sums &sums)
         load4(left, (of_scores ^ swizzled) + further);
 #pragma unroll
         for (int i = 0; i < SLOTS; i++) {
+            if (!has_delta && !is_score(i, warp)) {
+                continue;
+            }
             if (i == 0) {
                 load4(right, (right_at[i] ^ swizzled) + further);
             } else {

@@ -199,9 +199,9 @@ GPU_INLINE void decay_diagonal(const prepare_gates &gates, int32_t block, int32_
     }
 }
 
-/* Makes the decayed scores and A of a value head, in the warp's blocks. */
-GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, chunk_tile &tile,
-                            prepare_a &a, int32_t of_pair)
+/* Makes the decayed scores and, where there is a delta, A of a value head, in the warp's blocks. */
+GPU_INLINE void decay_slots(const prepare_gates &gates, bool has_delta, const slot_sums &sums,
+                            chunk_tile &tile, prepare_a &a, int32_t of_pair)
 {
     int32_t lane = lane_again(), warp = prepare_warp(), of_block = lane >> 2, j = (lane & 3) * 2;
     int32_t of_a = BLOCKS - 1 - warp;
@@ -219,9 +219,11 @@ GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, c
         *(uint32_t *)(scores + (swizzled ^ n * 16) + half * 8 * 128) =
             pack2<KIND_F16>(decayed[n][2 * half], decayed[n][2 * half + 1]);
     }
-    decay_diagonal(gates, of_a, of_block, j, 1, sums[SLOTS - 1], decayed);
+    if (has_delta) {
+        decay_diagonal(gates, of_a, of_block, j, 1, sums[SLOTS - 1], decayed);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 && has_delta; i++) {
         int n = i >> 1, half = i & 1;
         *(float2 *)&a.diagonal[of_pair].blocks[of_a][of_block + half * 8][n * 8 + j] =
             make_float2(beta[half] * decayed[n][2 * half], beta[half] * decayed[n][2 * half + 1]);
@@ -229,6 +231,9 @@ GPU_INLINE void decay_slots(const prepare_gates &gates, const slot_sums &sums, c
 #pragma unroll
     for (int slot = 1; slot < SLOTS - 1; slot++) {
         bool scored = is_score(slot, warp);
+        if (!has_delta && !scored) {
+            continue;
+        }
         int32_t column = column_of_slot(slot, warp);
         const float *of_rows = &gates.from_block[column][(scored ? warp : of_a) * BLOCK + of_block];
         float rows[2] = {of_rows[0], of_rows[8]};
@@ -446,6 +451,7 @@ GPU_INLINE void find_next(const sm80_delta_params &a, int32_t next, prepare_memo
 template <int GATES>
 GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_memory &m)
 {
+    bool has_delta = GATES == GATES_USUAL || !a.p.rule.additive;
     slot_sums sums;
     pair_gates gates;
     gates.load<GATES>(a, 0, m);
@@ -463,7 +469,7 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
     if constexpr (GATES == GATES_OF_HEADS) {
         gates.make<GATES>(a, 0, m); /* from the keys' scales */
     }
-    multiply_slots(m, sums);
+    multiply_slots(m, has_delta, sums);
     wait_for_tiles();
     sync_preparers(); /* all warps have read k and q */
 #pragma unroll 1
@@ -478,9 +484,8 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             clear_blocks<RIGHT_OF_DIAGONAL>(m.scores[i]);
-            decay_slots(m.gates[i], sums, m.scores[i], m.a, i);
+            decay_slots(m.gates[i], has_delta, sums, m.scores[i], m.a, i);
         }
-        bool has_delta = GATES == GATES_USUAL || !a.p.rule.additive;
         if (has_delta) {
             sync_lanes();
             int32_t half = lane_again() / 16;

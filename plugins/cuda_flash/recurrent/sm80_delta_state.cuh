@@ -59,8 +59,8 @@ GPU_INLINE void store_outputs(const sm80_delta_params &a, const state_item &item
 
 /* Convolves a chunk's values of two rows and a quarter of the tokens (the layout of make_values)
  * and computes the largest of each row. */
-template <bool ARE_USUAL, int LOADS>
-GPU_INLINE void store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+template <int TAPS, int LOADS>
+GPU_INLINE void store_values_of(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
                              float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
 {
     int32_t lane = lane_index(), quarter = lane >> 3;
@@ -77,8 +77,8 @@ GPU_INLINE void store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LO
                 float2 two = two_floats<KIND_BF16>(raw[i + k + j][0]);
                 x[0][j] = two.x, x[1][j] = two.y;
             }
-            y[0][k] = taps.of<ARE_USUAL>(x[0], 0);
-            y[1][k] = taps.of<ARE_USUAL>(x[1], 1);
+            y[0][k] = taps.of<TAPS>(x[0], 0);
+            y[1][k] = taps.of<TAPS>(x[1], 1);
         }
         int32_t tile = quarter * 2 + i / 8;
 #pragma unroll
@@ -97,6 +97,20 @@ GPU_INLINE void store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LO
     }
     if (quarter == 0) {
         *(float2 *)&to_largest[half * 8 + x_of_first] = make_float2(largest[0], largest[1]);
+    }
+}
+
+/* NONE_APART: layers without a convolution have code of their own. */
+template <bool NONE_APART, int LOADS>
+GPU_INLINE void store_values(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
+                             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
+{
+    if (taps.are_usual()) {
+        store_values_of<TAPS_USUAL>(taps, raw, to, to_largest);
+    } else if (!NONE_APART || taps.convolves) {
+        store_values_of<TAPS_ANY>(taps, raw, to, to_largest);
+    } else {
+        store_values_of<TAPS_NONE>(taps, raw, to, to_largest);
     }
 }
 
@@ -271,14 +285,9 @@ GPU_INLINE void make_values(const sm80_delta_params &a, const state_item &item,
     uint32_t raw[loads][1];
     taps.load(p, source);
     load_inputs(source, token, a.wide_values, raw);
-    bool are_usual = taps.are_usual();
     for (int32_t c = 0; c < item.num_chunks; c++) {
         barrier_wait_for(barriers.values_empty[c & 1], (c >> 1) + 1);
-        if (are_usual) {
-            store_values<true>(taps, raw, team.values[c & 1], team.largest[c & 1]);
-        } else {
-            store_values<false>(taps, raw, team.values[c & 1], team.largest[c & 1]);
-        }
+        store_values<false>(taps, raw, team.values[c & 1], team.largest[c & 1]);
         barrier_give(barriers.values_full[c & 1]);
         if (c + 1 < item.num_chunks) {
             load_inputs(source, (c + 1) * CHUNK + token, a.wide_values, raw);

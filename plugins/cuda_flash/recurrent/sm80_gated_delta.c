@@ -80,12 +80,6 @@ static bool takes(const struct gpu_delta_params *p)
            p->conv_weight.dtype == dtype && (bias->data == NULL || bias->dtype == dtype);
 }
 
-/* Whether the state kernels of sm_90 run, which also roll the convolution windows. */
-static bool rolls(const struct gpu_device *device, const struct gpu_delta_params *p)
-{
-    return has_sm90(device) && !p->rule.additive;
-}
-
 /* Gates per head as the gated delta rule has them. */
 static bool usual_gates(const struct gpu_delta_rule *rule)
 {
@@ -118,7 +112,7 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
             p->head_size_v % 4 == 0 && gpu_tensor_bits(&p->out) % 8 == 0 ? WIDE_OUT_FOUR : 1,
     };
     a.usual_gates = usual_gates(&p->rule);
-    a.state_on_sm90 = rolls(device, p);
+    a.state_on_sm90 = has_sm90(device);
 #ifdef CUDA_FLASH_SM90
     if (a.state_on_sm90) {
         return sm90_delta_state(device, &a, stream);
@@ -199,6 +193,6 @@ const struct gpu_delta_chunks sm80_delta_chunks = {
     .ring_tokens = RING_TOKENS,
     .takes_rings = takes_rings,
     .run_rings = run_rings,
-    .rolls = rolls,
+    .rolls = has_sm90, /* its state kernels do */
     .run = run,
 };

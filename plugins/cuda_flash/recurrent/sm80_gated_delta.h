@@ -100,8 +100,7 @@ static inline int64_t sm80_delta_most_requests(const struct sm80_delta_params *a
  * failure. */
 const char *sm80_delta_launch(const struct gpu_device *device, struct sm80_delta_params *params,
                               void *stream);
-/* As sm80_delta_launch, for rules with a delta, with the state kernels of sm_90, by wgmma; gates
- * may be per channel. */
+/* As sm80_delta_launch, with the state kernels of sm_90, by wgmma; gates may be per channel. */
 const char *sm90_delta_state(const struct gpu_device *device, struct sm80_delta_params *params,
                              void *stream);
 /* As sm80_delta_launch, for requests of one token, on sm_90; of a layer with a ring also what comes

@@ -31,8 +31,10 @@ static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
 
 static cudaError_t make_ready()
 {
-    cudaError_t error = allow(delta_state64<false>, state64_bytes);
-    error = error ? error : allow(delta_state64<true>, state64_bytes);
+    cudaError_t error = allow(delta_state64<false, false>, state64_bytes);
+    error = error ? error : allow(delta_state64<true, false>, state64_bytes);
+    error = error ? error : allow(delta_state64<false, true>, state64_bytes);
+    error = error ? error : allow(delta_state64<true, true>, state64_bytes);
     error = error ? error : allow(delta_state32<false, false>, state32_bytes);
     error = error ? error : allow(delta_state32<true, false>, state32_bytes);
     error = error ? error : allow(delta_state32<true, true>, state32_bytes);
@@ -51,7 +53,7 @@ static bool takes_state128(const struct gpu_delta_params &p)
     const struct gpu_tensor &from = convolves ? p.mixed : p.v;
     uint64_t inputs =
         (uint64_t)(uintptr_t)from.data | (uint64_t)from.row | (convolves ? 0 : (uint64_t)from.head);
-    if (p.head_size_v != STATE128_TEAMS * GROUP_ROWS || inputs % 16 != 0) {
+    if (p.rule.additive || p.head_size_v != STATE128_TEAMS * GROUP_ROWS || inputs % 16 != 0) {
         return false;
     }
     return !convolves ||
@@ -70,7 +72,10 @@ static cudaError_t launch_state128(sm80_delta_params &a, cudaStream_t stream)
 static cudaError_t launch_state64(const sm80_delta_params &a, unsigned num_ctas,
                                   cudaStream_t stream)
 {
-    auto kernel = a.p.checkpoint_interval > 0 ? delta_state64<true> : delta_state64<false>;
+    bool keeps = a.p.checkpoint_interval > 0;
+    auto kernel = a.p.rule.additive
+                      ? (keeps ? delta_state64<true, true> : delta_state64<false, true>)
+                      : (keeps ? delta_state64<true, false> : delta_state64<false, false>);
     return launch_kernel(kernel, a, num_ctas, STATE64_THREADS, state64_bytes, stream);
 }
 
@@ -105,8 +110,8 @@ static int32_t segments_of(const struct gpu_device *device, const sm80_delta_par
     int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
     int64_t n = heads > 0 ? ((ctas < memory ? ctas : memory) / heads + 3) / 2 : 0;
     n = n < MOST_SEGMENTS ? n : MOST_SEGMENTS;
-    bool is_whole =
-        a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS && !a.p.invariant;
+    bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS &&
+                    !a.p.invariant && !a.p.rule.additive;
     bool gains = n > 2 && a.p.num_tokens * (n - 2) >= n * LEAST_TOKENS_SAVED;
     return is_whole && gains && a.p.checkpoint_interval == 0 ? (int32_t)n : 0;
 }
@@ -166,14 +171,17 @@ static bool is_overlapped(const struct gpu_device *device, const sm80_delta_para
            (int64_t)a.num_chunks * a.p.num_k_heads >= (int64_t)device->num_sms * LEAST_PARTS;
 }
 
-/* Whether to use 32 rows for each CTA: for gates per channel, for states of 16 bits, which the
- * kernel of 64 rows has not been run with, and if all CTAs run at once, unless requests are so long
- * that overlapping preparation with half as many CTAs is faster. The kernels differ in bits, so
- * that batch-invariant layers have the one of 64 rows. */
+/* Whether to use 32 rows for each CTA: not without a delta; for gates per channel, for states of 16
+ * bits, which the kernel of 64 rows has not been run with where there is a delta, and if all CTAs
+ * run at once, unless requests are so long that overlapping preparation with half as many CTAs is
+ * faster. The kernels differ in bits, so that batch-invariant layers have the one of 64 rows. */
 static bool takes_state32(const struct gpu_device *device, const sm80_delta_params &a)
 {
     int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
     int64_t num_ctas = heads * slices_of(a, STATE32_ROWS);
+    if (a.p.rule.additive) {
+        return false;
+    }
     if (a.p.rule.gates > 1 || a.p.rule.state_dtype != ATTN_DTYPE_F32) {
         return true;
     }

@@ -153,7 +153,7 @@ GPU_INLINE void choose_units32(const state_item &shared_item, state32_memory &m)
 
 /* Convolves a chunk's values of a warp's eight rows and computes their largest; a lane has two rows
  * and eight tokens. */
-template <bool ARE_USUAL, int LOADS>
+template <int TAPS, int LOADS>
 GPU_INLINE void store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
                                state32_memory &m, int32_t of_two, bool is_map)
 {
@@ -168,8 +168,8 @@ GPU_INLINE void store_values32(const delta_taps<2> &taps, const uint32_t (&raw)[
             float2 two = two_floats<KIND_BF16>(raw[i + j][0]);
             x[0][j] = two.x, x[1][j] = two.y;
         }
-        y[0][i] = is_map ? 0.0f : taps.of<ARE_USUAL>(x[0], 0);
-        y[1][i] = is_map ? 0.0f : taps.of<ARE_USUAL>(x[1], 1);
+        y[0][i] = is_map ? 0.0f : taps.of<TAPS>(x[0], 0);
+        y[1][i] = is_map ? 0.0f : taps.of<TAPS>(x[1], 1);
     }
 #pragma unroll
     for (int i = 0; i < STATE32_TOKENS; i++) {
@@ -205,9 +205,9 @@ GPU_INLINE void make_values32(const sm80_delta_params &a, const segment_item &sh
         }
         barrier_wait_for(m.values_empty[c & 1], (c >> 1) + 1);
         if (are_usual) {
-            store_values32<true>(taps, raw, m, c & 1, is_map);
+            store_values32<TAPS_USUAL>(taps, raw, m, c & 1, is_map);
         } else {
-            store_values32<false>(taps, raw, m, c & 1, is_map);
+            store_values32<TAPS_ANY>(taps, raw, m, c & 1, is_map);
         }
         barrier_give(m.values_full[c & 1]);
 #pragma unroll

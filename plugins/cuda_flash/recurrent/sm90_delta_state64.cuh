@@ -13,6 +13,7 @@
 
 #include "sm90_delta_state64_update.cuh"
 
+template <bool ADDITIVE>
 GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &shared_item,
                                const chunk_stage &stage, team_memory &team, team_barriers &barriers,
                                int32_t c, uint64_t queries, uint64_t scores)
@@ -64,6 +65,9 @@ GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &sha
             o[4 * n + i] = sum * (i & 2 ? change_scale.y : change_scale.x);
         }
     }
+    if constexpr (ADDITIVE) {
+        finish_outputs(a, shared_item.head, stage, team, barriers, c, (float(&)[TOKEN_TILES][4])o);
+    }
     store_outputs(a, item_of_team(shared_item, warp_index() % STATE64_TEAMS), c * CHUNK, o);
 }
 
@@ -88,6 +92,7 @@ GPU_INLINE int32_t wait_for_chunk(const sm80_delta_params &a, const state_item &
 /* Copies keys and head of chunk c, if there is one, to stage `place` once that is free and the
  * chunk is prepared; the whole warp calls. num_prepared chunks of the item are known to be
  * prepared. */
+template <bool ADDITIVE>
 GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, int32_t c,
                            ring_place place, state64_memory &m, int32_t &num_prepared)
 {
@@ -104,11 +109,16 @@ GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, i
     const chunk_head *heads = (const chunk_head *)(chunk + a.heads_at);
     int32_t key_head = item.head / a.group;
     if (lane_index() == 0) {
-        barrier_arrive_expect(shared_address(&full), STAGE_BYTES);
+        constexpr int unused =
+            ADDITIVE ? sizeof stage.head.inverse - sizeof stage.head.factors : 0;
+        constexpr int first = sizeof stage.head.inverse - unused;
+        const chunk_head &head = heads[item.head];
+        barrier_arrive_expect(shared_address(&full), STAGE_BYTES - unused);
         copy_span(shared_address(&stage.keys), &((const chunk_keys *)chunk)[key_head],
                   sizeof stage.keys, shared_address(&full));
-        copy_span(shared_address(&stage.head), &heads[item.head], sizeof stage.head,
-                  shared_address(&full));
+        copy_span(shared_address(&stage.head), &head, first, shared_address(&full));
+        copy_span(shared_address(&stage.head.scores), &head.scores,
+                  sizeof head - sizeof head.inverse, shared_address(&full));
     }
     sync_lanes();
 }
@@ -157,6 +167,7 @@ GPU_INLINE void roll_windows(const sm80_delta_params &a, const state_item &item,
 /* The values of a team's rows after the convolution, every other chunk from `begin` on; inputs of
  * the next chunk are prefetched. Tokens past the end have values that a beta of 0 cancels; rows
  * past the end are never stored. The first team's warp also copies the stages, two chunks ahead. */
+template <bool ADDITIVE>
 GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shared_item,
                               state64_memory &m, int32_t of_team, int32_t begin)
 {
@@ -173,7 +184,7 @@ GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shar
     }
     int32_t num_prepared = a.prepare_ctas > 0 ? 0 : item.num_chunks;
     if (of_team == 0) {
-        copy_stage(a, shared_item, begin, place, m, num_prepared);
+        copy_stage<ADDITIVE>(a, shared_item, begin, place, m, num_prepared);
     }
     delta_source<2> source(p, item.request, p.v, item.head,
                            p.first_v + (int64_t)item.head * p.head_size_v, p.head_size_v,
@@ -182,14 +193,9 @@ GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shar
     uint32_t raw[loads][1];
     load_inputs(source, begin * CHUNK + token, a.wide_values, raw);
     taps.load(p, source);
-    bool are_usual = taps.are_usual();
     for (int32_t c = begin; c < shared_item.num_chunks; c += 2) {
         barrier_wait_for(barriers.values_empty[begin], (c >> 1) + 1);
-        if (are_usual) {
-            store_values<true>(taps, raw, team.values[begin], team.largest[begin]);
-        } else {
-            store_values<false>(taps, raw, team.values[begin], team.largest[begin]);
-        }
+        store_values<ADDITIVE>(taps, raw, team.values[begin], team.largest[begin]);
         barrier_give(barriers.values_full[begin]);
         if (c + 2 < shared_item.num_chunks) {
             load_inputs(source, (c + 2) * CHUNK + token, a.wide_values, raw);
@@ -197,7 +203,7 @@ GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shar
         if (of_team == 0) {
             place.advance();
             place.advance();
-            copy_stage(a, shared_item, c + 2, place, m, num_prepared);
+            copy_stage<ADDITIVE>(a, shared_item, c + 2, place, m, num_prepared);
         }
     }
     roll_windows(a, item_of_team(shared_item, of_team), of_team, begin == 0);
@@ -205,8 +211,8 @@ GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shar
 }
 
 /* KEEPS: writes checkpoints. It is a kernel of its own, because the loop without checkpoints is 10
- * % faster. */
-template <bool KEEPS>
+ * % faster. ADDITIVE: for rules without a delta. */
+template <bool KEEPS, bool ADDITIVE>
 static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     delta_state64(const __grid_constant__ sm80_delta_params a)
 {
@@ -222,24 +228,30 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     if (thread_index() == 0) {
         shared_item = entered;
     }
-    init_barriers(m, 2, 1);
+    init_barriers(m, 2, 1, ADDITIVE ? 2 : 1);
     const chunk_stage &first = m.stages[0];
     constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
     ring_place place = {0, 0};
     if (role == 0) {
-        alloc_registers<216>();
+        alloc_registers<ADDITIVE ? 200 : 216>();
         uint64_t keys = descriptor_at(shared_address(&first.keys.k), 0, 1024);
         uint64_t depths = descriptor_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
         uint64_t inverse = descriptor_at(shared_address(&first.head.inverse), 0, 1024);
         state64_rows rows;
         rows.load(a, item_of_team(shared_item, team));
         int32_t num_chunks = shared_item.num_chunks;
+        float most_key = a.p.l2norm ? 1.0f : (float)(2 << KEY_BITS);
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
-            rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
-                           descriptor_again(keys, at), descriptor_again(depths, at),
-                           descriptor_again(inverse, at));
+            if constexpr (ADDITIVE) {
+                rows.add_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
+                               descriptor_again(depths, at), most_key);
+            } else {
+                rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
+                               descriptor_again(keys, at), descriptor_again(depths, at),
+                               descriptor_again(inverse, at));
+            }
             barrier_give(m.empty[place.stage]);
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
@@ -257,13 +269,13 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
-            make_outputs64(a, shared_item, m.stages[place.stage], m.teams[team], m.barriers[team],
+            make_outputs64<ADDITIVE>(a, shared_item, m.stages[place.stage], m.teams[team], m.barriers[team],
                            c, descriptor_again(queries, at), descriptor_again(scores, at));
             barrier_give(m.empty[place.stage]);
         }
     } else {
-        dealloc_registers<88>();
-        make_values64(a, shared_item, m, team, role - 2);
+        dealloc_registers<ADDITIVE ? 96 : 88>();
+        make_values64<ADDITIVE>(a, shared_item, m, team, role - 2);
     }
 }
 

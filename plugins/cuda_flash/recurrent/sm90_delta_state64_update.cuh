@@ -83,30 +83,30 @@ GPU_INLINE float next_unit(float unit, float bound)
     return power_of(keeps ? now : chosen);
 }
 
+/* Computes the largest element of each of a lane's two rows of accumulators. */
+template <int SUMS> GPU_INLINE void find_largest(const float (&x)[SUMS], float (&largest)[2])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float of_half = 0.0f;
+#pragma unroll
+        for (int i = 2 * half; i < SUMS; i += 4) {
+            of_half = fmaxf(of_half, fmaxf(fabsf(x[i]), fabsf(x[i + 1])));
+        }
+        of_half = fmaxf(of_half, lane_xor(of_half, 1));
+        largest[half] = fmaxf(of_half, lane_xor(of_half, 2));
+    }
+}
+
 /* As state_rows, with a bound that units are chosen from. */
 struct state64_rows : state_rows {
     float norm[2]; /* upper bound of the row's norm */
-
-    /* Computes the largest element of each row. */
-    __device__ __forceinline__ void find_largest(float (&largest)[2]) const
-    {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float of_half = 0.0f;
-#pragma unroll
-            for (int i = 2 * half; i < CHUNK_DIMS / 2; i += 4) {
-                of_half = fmaxf(of_half, fmaxf(fabsf(s[i]), fabsf(s[i + 1])));
-            }
-            of_half = fmaxf(of_half, lane_xor(of_half, 1));
-            largest[half] = fmaxf(of_half, lane_xor(of_half, 2));
-        }
-    }
 
     __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
         float largest[2];
         state_rows::load(a, item);
-        find_largest(largest);
+        find_largest(s, largest);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             norm[half] = largest[half] * NORM_OF_LARGEST;
@@ -133,7 +133,7 @@ struct state64_rows : state_rows {
     {
         if (c % BOUND_CHUNKS == BOUND_CHUNKS - 1) {
             float largest[2];
-            find_largest(largest);
+            find_largest(s, largest);
             norm[0] = fminf(norm[0], largest[0] * NORM_OF_LARGEST * unit[0]);
             norm[1] = fminf(norm[1], largest[1] * NORM_OF_LARGEST * unit[1]);
         }
@@ -161,14 +161,7 @@ struct state64_rows : state_rows {
             }
         }
         wgmma_commit();
-        barrier_wait_for(barriers.state_empty, c + 1);
-#pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++) {
-            team.state[step][lane] =
-                make_uint4(left[step][0], left[step][1], left[step][2], left[step][3]);
-        }
-        team.state_scale[lane] = make_float2(unit[0], unit[1]);
-        barrier_give(barriers.state_full);
+        publish_state(left, team, barriers, c);
         barrier_wait_for(barriers.values_full[c & 1], c >> 1);
         const float of_values[2] = {team.largest[c & 1][lane >> 2],
                                     team.largest[c & 1][(lane >> 2) + 8]};
@@ -211,6 +204,66 @@ struct state64_rows : state_rows {
         publish_change(x, team, barriers, c);
         wgmma_wait<0>();
         pin(s);
+    }
+
+    /* The same for rules without a delta, whose R are values times factors; `most` bounds elements
+     * of keys. */
+    __device__ __forceinline__ void add_chunk(const chunk_stage &stage, team_memory &team,
+                                              team_barriers &barriers, int32_t c, uint64_t depths,
+                                              float most)
+    {
+        int32_t lane = lane_index(), pair = (lane & 3) * 2;
+        const chunk_head &head = stage.head;
+        float r[CHUNK / 2], of_values[2], next[2];
+        float2 decay[TOKEN_TILES];
+        uint32_t left[KEY_STEPS][4];
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            pack_sums(left[step], s, step);
+        }
+        publish_state(left, team, barriers, c);
+        barrier_wait_for(barriers.values_full[c & 1], c >> 1);
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            float4 four = team.values[c & 1][n][value_place(n, lane)];
+            float2 factor = *(const float2 *)&head.factors.value[n * 8 + pair];
+            r[4 * n] = four.x * factor.x, r[4 * n + 1] = four.y * factor.y;
+            r[4 * n + 2] = four.z * factor.x, r[4 * n + 3] = four.w * factor.y;
+            decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
+        }
+        barrier_give(barriers.values_empty[c & 1]);
+        find_largest(r, of_values);
+        of_values[0] *= most, of_values[1] *= most;
+        choose_units(of_values, next);
+        float past = head.from_start[CHUNK - 1];
+        bound_rows(c, of_values, past);
+        float inverses[2] = {inverse_of(next[0]), inverse_of(next[1])};
+        multiply(past * (unit[0] * inverses[0]), past * (unit[1] * inverses[1]));
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i++) {
+            r[i] *= inverses[i >> 1 & 1];
+        }
+        unit[0] = next[0], unit[1] = next[1];
+        add_keys(r, decay, depths);
+        publish_change(r, team, barriers, c);
+        wgmma_wait<0>();
+        pin(s);
+    }
+
+    /* Publishes the state before chunk c, packed. */
+    __device__ __forceinline__ void publish_state(const uint32_t (&left)[KEY_STEPS][4],
+                                                  team_memory &team, team_barriers &barriers,
+                                                  int32_t c) const
+    {
+        int32_t lane = lane_index();
+        barrier_wait_for(barriers.state_empty, c + 1);
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++) {
+            team.state[step][lane] =
+                make_uint4(left[step][0], left[step][1], left[step][2], left[step][3]);
+        }
+        team.state_scale[lane] = make_float2(unit[0], unit[1]);
+        barrier_give(barriers.state_full);
     }
 
     /* R = Y T^T, in place of Y. */

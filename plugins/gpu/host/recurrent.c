@@ -121,7 +121,7 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
     ways->steps = (p->steps_apart && plan->has_steps) || (drafts_apart && plan->has_drafts);
     ways->chunks = p->chunked_from > 0;
-    p->chunks_roll = ways->chunks && own->rolls(&instance->device, p);
+    p->chunks_roll = ways->chunks && own->rolls(&instance->device);
     ways->few = plan->has_few || p->checkpoint_interval > 0 ||
                 (plan->has_steps && !p->steps_apart) || (plan->has_drafts && !drafts_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));

@@ -161,7 +161,7 @@ struct gpu_delta_chunks {
     const char *(*run_rings)(const struct gpu_device *device, const struct gpu_ring_params *p,
                              void *stream);
     /* Whether the kernels also roll the windows of their requests. */
-    bool (*rolls)(const struct gpu_device *device, const struct gpu_delta_params *p);
+    bool (*rolls)(const struct gpu_device *device);
     /* Launches the kernels; chunked_from is set. Returns NULL or the cause of a failure. */
     const char *(*run)(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t chunk_bytes, char *memory, void *stream);
