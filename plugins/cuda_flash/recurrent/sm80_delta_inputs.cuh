@@ -8,8 +8,6 @@
 #include "gpu/device/delta.h"
 #include "sm80_gated_delta.h"
 
-#define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
-
 /* The lane's index, recomputed at the place of the call, so that addresses derived from it do not
  * occupy registers between uses. */
 GPU_INLINE int32_t lane_again()

@@ -10,6 +10,7 @@
 #define PREPARE_WARPS (PREPARE_THREADS / GPU_LANES)
 #define BLOCK 16 /* rows and columns of a block of the inverse */
 #define BLOCKS (CHUNK / BLOCK)
+#define KEY_BITS 3 /* exponent bound of rows without a norm; their products are below 2^15 */
 
 /* Gates of a value head. The decay between tokens of different blocks is a product of two factors
  * below 1; within a block it is the exponential of a difference of sums. */

@@ -159,8 +159,7 @@ static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
                                                    chunk_head &to)
 {
     int32_t num_tokens = item.request.num_tokens - item.first;
-    float beta[2];
-    float sums[2];
+    float beta[2], sums[2], most = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t t = 2 * lane_index() + i;
@@ -170,9 +169,18 @@ static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
         sums[i] = is_there ? (g < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g) * LOG2_OF_E : 0.0f;
         beta[i] = is_there ? write_gate(p, row, head, step) : 0.0f;
         if (p.rule.additive) {
-            to.factors.value[t] = beta[i] * (p.l2norm ? 1.0f : m.scales[0][t]);
+            float factor = beta[i] * (p.l2norm ? 1.0f : m.scales[0][t]);
+            to.factors.value[t] = factor;
             to.factors.query[t] = p.l2norm ? 1.0f : m.scales[1][t];
+            most = fmaxf(most, fabsf(factor) * (p.l2norm ? 1.0f : 2 << KEY_BITS));
         }
+    }
+    if (p.rule.additive) {
+#pragma unroll
+        for (int distance = 1; distance < GPU_LANES; distance *= 2) {
+            most = fmaxf(most, lane_xor(most, distance));
+        }
+        to.factors.most[0] = most;
     }
     store_gates(sums, beta, gates, to);
 }

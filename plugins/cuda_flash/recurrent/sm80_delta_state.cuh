@@ -61,7 +61,8 @@ GPU_INLINE void store_outputs(const sm80_delta_params &a, const state_item &item
  * and computes the largest of each row. */
 template <int TAPS, int LOADS>
 GPU_INLINE void store_values_of(const delta_taps<2> &taps, const uint32_t (&raw)[LOADS][1],
-                             float4 (&to)[TOKEN_TILES][GPU_LANES], float (&to_largest)[GROUP_ROWS])
+                                float4 (&to)[TOKEN_TILES][GPU_LANES],
+                                float (&to_largest)[GROUP_ROWS])
 {
     int32_t lane = lane_index(), quarter = lane >> 3;
     int32_t x_of_first = (lane & 6), half = lane & 1; /* rows 2 (lane & 7) and the next */

@@ -30,6 +30,7 @@ struct chunk_head {
         uint16_t inverse[CHUNK][CHUNK]; /* (I + A)^-1 beta, transposed */
         struct {                        /* rules without a delta: factors of tokens */
             float value[CHUNK], query[CHUNK];
+            float most[4]; /* [0]: no element of a key is larger by its value's factor */
         } factors;
     };
     uint16_t scores[CHUNK][CHUNK]; /* q k^T with decays, causal */

@@ -109,8 +109,7 @@ GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, i
     const chunk_head *heads = (const chunk_head *)(chunk + a.heads_at);
     int32_t key_head = item.head / a.group;
     if (lane_index() == 0) {
-        constexpr int unused =
-            ADDITIVE ? sizeof stage.head.inverse - sizeof stage.head.factors : 0;
+        constexpr int unused = ADDITIVE ? sizeof stage.head.inverse - sizeof stage.head.factors : 0;
         constexpr int first = sizeof stage.head.inverse - unused;
         const chunk_head &head = heads[item.head];
         barrier_arrive_expect(shared_address(&full), STAGE_BYTES - unused);
@@ -240,13 +239,12 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
         state64_rows rows;
         rows.load(a, item_of_team(shared_item, team));
         int32_t num_chunks = shared_item.num_chunks;
-        float most_key = a.p.l2norm ? 1.0f : (float)(2 << KEY_BITS);
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
             if constexpr (ADDITIVE) {
                 rows.add_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
-                               descriptor_again(depths, at), most_key);
+                               descriptor_again(depths, at));
             } else {
                 rows.run_chunk(m.stages[place.stage], m.teams[team], m.barriers[team], c,
                                descriptor_again(keys, at), descriptor_again(depths, at),
@@ -269,8 +267,9 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
         for (int32_t c = 0; c < num_chunks; c++, place.advance()) {
             uint32_t at = place.stage * stage_apart;
             barrier_wait_for(m.full[place.stage], (int32_t)place.round);
-            make_outputs64<ADDITIVE>(a, shared_item, m.stages[place.stage], m.teams[team], m.barriers[team],
-                           c, descriptor_again(queries, at), descriptor_again(scores, at));
+            make_outputs64<ADDITIVE>(a, shared_item, m.stages[place.stage], m.teams[team],
+                                     m.barriers[team], c, descriptor_again(queries, at),
+                                     descriptor_again(scores, at));
             barrier_give(m.empty[place.stage]);
         }
     } else {

@@ -83,30 +83,30 @@ GPU_INLINE float next_unit(float unit, float bound)
     return power_of(keeps ? now : chosen);
 }
 
-/* Computes the largest element of each of a lane's two rows of accumulators. */
-template <int SUMS> GPU_INLINE void find_largest(const float (&x)[SUMS], float (&largest)[2])
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float of_half = 0.0f;
-#pragma unroll
-        for (int i = 2 * half; i < SUMS; i += 4) {
-            of_half = fmaxf(of_half, fmaxf(fabsf(x[i]), fabsf(x[i + 1])));
-        }
-        of_half = fmaxf(of_half, lane_xor(of_half, 1));
-        largest[half] = fmaxf(of_half, lane_xor(of_half, 2));
-    }
-}
-
 /* As state_rows, with a bound that units are chosen from. */
 struct state64_rows : state_rows {
     float norm[2]; /* upper bound of the row's norm */
+
+    /* Computes the largest element of each row. */
+    __device__ __forceinline__ void find_largest(float (&largest)[2]) const
+    {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float of_half = 0.0f;
+#pragma unroll
+            for (int i = 2 * half; i < CHUNK_DIMS / 2; i += 4) {
+                of_half = fmaxf(of_half, fmaxf(fabsf(s[i]), fabsf(s[i + 1])));
+            }
+            of_half = fmaxf(of_half, lane_xor(of_half, 1));
+            largest[half] = fmaxf(of_half, lane_xor(of_half, 2));
+        }
+    }
 
     __device__ __forceinline__ void load(const sm80_delta_params &a, const state_item &item)
     {
         float largest[2];
         state_rows::load(a, item);
-        find_largest(s, largest);
+        find_largest(largest);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             norm[half] = largest[half] * NORM_OF_LARGEST;
@@ -133,7 +133,7 @@ struct state64_rows : state_rows {
     {
         if (c % BOUND_CHUNKS == BOUND_CHUNKS - 1) {
             float largest[2];
-            find_largest(s, largest);
+            find_largest(largest);
             norm[0] = fminf(norm[0], largest[0] * NORM_OF_LARGEST * unit[0]);
             norm[1] = fminf(norm[1], largest[1] * NORM_OF_LARGEST * unit[1]);
         }
@@ -206,15 +206,13 @@ struct state64_rows : state_rows {
         pin(s);
     }
 
-    /* The same for rules without a delta, whose R are values times factors; `most` bounds elements
-     * of keys. */
+    /* The same for rules without a delta, whose R are values times factors. */
     __device__ __forceinline__ void add_chunk(const chunk_stage &stage, team_memory &team,
-                                              team_barriers &barriers, int32_t c, uint64_t depths,
-                                              float most)
+                                              team_barriers &barriers, int32_t c, uint64_t depths)
     {
         int32_t lane = lane_index(), pair = (lane & 3) * 2;
         const chunk_head &head = stage.head;
-        float r[CHUNK / 2], of_values[2], next[2];
+        float r[CHUNK / 2], next[2];
         float2 decay[TOKEN_TILES];
         uint32_t left[KEY_STEPS][4];
 #pragma unroll
@@ -223,27 +221,25 @@ struct state64_rows : state_rows {
         }
         publish_state(left, team, barriers, c);
         barrier_wait_for(barriers.values_full[c & 1], c >> 1);
+        float most = head.factors.most[0], past = head.from_start[CHUNK - 1];
+        const float of_values[2] = {team.largest[c & 1][lane >> 2] * most,
+                                    team.largest[c & 1][(lane >> 2) + 8] * most};
+        choose_units(of_values, next);
+        bound_rows(c, of_values, past);
+        float inverses[2] = {inverse_of(next[0]), inverse_of(next[1])};
+        multiply(past * (unit[0] * inverses[0]), past * (unit[1] * inverses[1]));
+        unit[0] = next[0], unit[1] = next[1];
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++) {
             float4 four = team.values[c & 1][n][value_place(n, lane)];
             float2 factor = *(const float2 *)&head.factors.value[n * 8 + pair];
-            r[4 * n] = four.x * factor.x, r[4 * n + 1] = four.y * factor.y;
-            r[4 * n + 2] = four.z * factor.x, r[4 * n + 3] = four.w * factor.y;
+            r[4 * n] = four.x * inverses[0] * factor.x;
+            r[4 * n + 1] = four.y * inverses[0] * factor.y;
+            r[4 * n + 2] = four.z * inverses[1] * factor.x;
+            r[4 * n + 3] = four.w * inverses[1] * factor.y;
             decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
         }
         barrier_give(barriers.values_empty[c & 1]);
-        find_largest(r, of_values);
-        of_values[0] *= most, of_values[1] *= most;
-        choose_units(of_values, next);
-        float past = head.from_start[CHUNK - 1];
-        bound_rows(c, of_values, past);
-        float inverses[2] = {inverse_of(next[0]), inverse_of(next[1])};
-        multiply(past * (unit[0] * inverses[0]), past * (unit[1] * inverses[1]));
-#pragma unroll
-        for (int i = 0; i < CHUNK / 2; i++) {
-            r[i] *= inverses[i >> 1 & 1];
-        }
-        unit[0] = next[0], unit[1] = next[1];
         add_keys(r, decay, depths);
         publish_change(r, team, barriers, c);
         wgmma_wait<0>();
