@@ -80,11 +80,12 @@ struct gate_inputs {
     }
 };
 
-/* The gates of a value head are made by two warps, which share what is made of the sums. */
+/* The gates of a value head are made by two warps, which share what is made of the sums, without a
+ * delta by one. */
 #define GATE_WARPS 2
 
 /* Stores sums of log decays and what is made of them; a lane has two tokens. */
-GPU_INLINE void store_gates(const float (&log_decay)[2], const float (&beta)[2],
+GPU_INLINE void store_gates(const float (&log_decay)[2], const float (&beta)[2], bool is_alone,
                             prepare_gates &gates, chunk_head &to)
 {
     constexpr int lanes = BLOCK / 2; /* lanes of a block */
@@ -115,12 +116,13 @@ GPU_INLINE void store_gates(const float (&log_decay)[2], const float (&beta)[2],
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t row = 2 * lane + i;
-        if (is_first) {
+        if (is_first || is_alone) {
             gates.sums[row] = sums[i];
             gates.beta[row] = beta[i];
             gates.to_block_end[row] = fast_exp2(own_end - sums[i]);
             gates.from_block[0][row] = fast_exp2(sums[i] + past[0]);
-        } else {
+        }
+        if (!is_first || is_alone) {
             gates.from_block[1][row] = fast_exp2(sums[i] + past[1]);
             gates.from_block[2][row] = fast_exp2(sums[i] + past[2]);
             to.from_start[row] = fast_exp2(sums[i] + past[BLOCKS - 1]);
@@ -148,7 +150,7 @@ static __device__ __noinline__ void make_gates(const gpu_delta_params &p, gate_i
         float b = bits_float(from.bits[i][1] << shift);
         beta[i] = is_there ? fast_reciprocal(1.0f + fast_exp2(b * -LOG2_OF_E)) : 0.0f;
     }
-    store_gates(log_decay, beta, gates, to);
+    store_gates(log_decay, beta, false, gates, to);
 }
 
 /* As make_gates, for gates per head of any rule. Rules without a delta get factors of values and
@@ -182,7 +184,7 @@ static __device__ __noinline__ void make_any_gates(const gpu_delta_params &p,
         }
         to.factors.most[0] = most;
     }
-    store_gates(sums, beta, gates, to);
+    store_gates(sums, beta, p.rule.additive != 0, gates, to);
 }
 
 /* Applies decays to a block on the diagonal and clears elements with fewer than `least` tokens
@@ -453,13 +455,59 @@ GPU_INLINE void find_next(const sm80_delta_params &a, int32_t next, prepare_memo
     }
 }
 
+/* Gates and scores of value head i of four without a delta; the memory of A has those of the last
+ * two. */
+GPU_INLINE prepare_gates &gates_of(prepare_memory &m, int32_t i)
+{
+    static_assert(sizeof m.a.blocks >= 2 * sizeof *m.gates, "gates of two heads");
+    return i < 2 ? m.gates[i] : ((prepare_gates *)m.a.blocks)[i - 2];
+}
+
+GPU_INLINE chunk_tile &scores_of(prepare_memory &m, int32_t i)
+{
+    return i < 2 ? m.scores[i] : m.a.inverse[i - 2];
+}
+
+/* The rest of a chunk without a delta: each warp makes the gates of one of four value heads, then
+ * all make their scores. */
+GPU_INLINE void prepare_scores(const sm80_delta_params &a, const slot_sums &sums, rule_memory &m)
+{
+#pragma unroll 1
+    for (int32_t first = 0; first < a.group; first += PREPARE_WARPS) {
+        int32_t warp = prepare_warp(), count = min(PREPARE_WARPS, a.group - first);
+        chunk_head *heads = m.item.heads + first;
+        if (warp < count) {
+            make_any_gates(a.p, m.item, m.item.key_head * a.group + first + warp, m,
+                           gates_of(m, warp), heads[warp]);
+        }
+        sync_preparers(); /* the gates are written */
+#pragma unroll 1
+        for (int32_t i = 0; i < count; i++) {
+            if (first == 0) {
+                clear_blocks<RIGHT_OF_DIAGONAL>(scores_of(m, i));
+            }
+            decay_slots(gates_of(m, i), false, sums, scores_of(m, i), m.a, i);
+        }
+        finish_tile();
+        sync_preparers(); /* the scores are written */
+#pragma unroll 1
+        for (int32_t i = 0; i < count; i++) {
+            store_tile<sizeof(chunk_tile)>(scores_of(m, i), heads[i].scores);
+        }
+        wait_for_tiles();
+        if (first + PREPARE_WARPS < a.group) {
+            sync_preparers(); /* all warps have read gates and tiles */
+        }
+    }
+}
+
 /* Prepares m.item for all of its value heads, and looks up m.next, item number `next`. The whole
  * group calls; a barrier must follow before the memory is reused. GATES_OF_HEADS: m is a
  * rule_memory. */
 template <int GATES>
 GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_memory &m)
 {
-    bool has_delta = GATES == GATES_USUAL || !a.p.rule.additive;
+    bool has_delta = GATES != GATES_OF_HEADS || !a.p.rule.additive;
     slot_sums sums;
     pair_gates gates;
     gates.load<GATES>(a, 0, m);
@@ -474,12 +522,16 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
     finish_tile();
     sync_preparers(); /* gates and keys are written */
     store_keys(m);
-    if constexpr (GATES == GATES_OF_HEADS) {
-        gates.make<GATES>(a, 0, m); /* from the keys' scales */
+    if (GATES == GATES_OF_HEADS && has_delta) {
+        gates.make<GATES>(a, 0, m);
     }
     multiply_slots(m, has_delta, sums);
     wait_for_tiles();
     sync_preparers(); /* all warps have read k and q */
+    if (!has_delta) {
+        prepare_scores(a, sums, (rule_memory &)m);
+        return;
+    }
 #pragma unroll 1
     for (int32_t pair = 0; pair < a.group; pair += 2) {
         int32_t count = min(2, a.group - pair);
@@ -492,32 +544,26 @@ GPU_INLINE void prepare_chunk(const sm80_delta_params &a, int32_t next, prepare_
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             clear_blocks<RIGHT_OF_DIAGONAL>(m.scores[i]);
-            decay_slots(m.gates[i], has_delta, sums, m.scores[i], m.a, i);
+            decay_slots(m.gates[i], true, sums, m.scores[i], m.a, i);
         }
-        if (has_delta) {
-            sync_lanes();
-            int32_t half = lane_again() / 16;
-            invert_blocks(m.a, min(half, count - 1), half < count);
-        }
+        sync_lanes();
+        int32_t half = lane_again() / 16;
+        invert_blocks(m.a, min(half, count - 1), half < count);
         finish_tile();
         sync_preparers(); /* scores, A and the blocks on the diagonal are written */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
             store_tile<sizeof(chunk_tile)>(m.scores[i], heads[i].scores);
-            if (has_delta) {
-                int32_t warp = prepare_warp();
-                clear_blocks<LEFT_OF_DIAGONAL>(m.a.inverse[i]);
-                invert_column(m.a, i, m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
-                              m.a.inverse[i]);
-            }
+            int32_t warp = prepare_warp();
+            clear_blocks<LEFT_OF_DIAGONAL>(m.a.inverse[i]);
+            invert_column(m.a, i, m.gates[i].beta, i == 0 ? warp : PREPARE_WARPS - 1 - warp,
+                          m.a.inverse[i]);
         }
-        if (has_delta) {
-            finish_tile();
-            sync_preparers(); /* the inverses are written */
+        finish_tile();
+        sync_preparers(); /* the inverses are written */
 #pragma unroll 1
-            for (int32_t i = 0; i < count; i++) {
-                store_tile<sizeof(chunk_tile)>(m.a.inverse[i], heads[i].inverse);
-            }
+        for (int32_t i = 0; i < count; i++) {
+            store_tile<sizeof(chunk_tile)>(m.a.inverse[i], heads[i].inverse);
         }
         wait_for_tiles();
         if (pair + 2 < a.group) {
