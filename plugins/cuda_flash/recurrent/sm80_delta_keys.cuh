@@ -280,7 +280,7 @@ GPU_INLINE void scale_keys(const float (&y)[CHUNK_DIMS / 8][4], int32_t num_toke
         int32_t row = prepare_warp() * BLOCK + (lane_again() >> 2) + half * 8;
         factors[half] = row < num_tokens ? scale.inverse : 0.0f;
         if ((lane_again() & 3) == 0) {
-            scales[row] = scale.scale;
+            scales[row] = isinf(largest) ? largest : scale.scale; /* all that it reaches shows it */
         }
     }
 }
