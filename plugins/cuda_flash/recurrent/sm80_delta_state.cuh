@@ -147,27 +147,39 @@ GPU_INLINE void load_inputs(const delta_source<2> &source, int32_t t, bool is_wi
     }
 }
 
-/* For rules without a delta: applies the queries' factors to outputs and adds the skip. */
-GPU_INLINE void finish_outputs(const sm80_delta_params &a, int32_t head, const chunk_stage &stage,
-                               team_memory &team, team_barriers &barriers, int32_t c,
-                               float (&o)[TOKEN_TILES][4])
+/* For rules without a delta: the values' direct part of a chunk's outputs. */
+GPU_INLINE void skip_values(const sm80_delta_params &a, int32_t head, team_memory &team,
+                            team_barriers &barriers, int32_t c, float (&skipped)[TOKEN_TILES][4])
 {
-    int32_t lane = lane_index(), pair = (lane & 3) * 2;
+    int32_t lane = lane_index();
     const float *skips = a.p.rule.skip;
-    float skip = skips != nullptr ? skips[head] : 0.0f;
+    clear(skipped);
     barrier_wait_for(barriers.values_full[c & 1], c >> 1);
+    if (skips != nullptr) {
+        float skip = skips[head];
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-        float2 factor = *(const float2 *)&stage.head.factors.query[n * 8 + pair];
-        float4 v = team.values[c & 1][n][value_place(n, lane)];
-        float values[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o[n][i] *= i & 1 ? factor.y : factor.x;
-            o[n][i] = skips != nullptr ? fmaf(skip, values[i], o[n][i]) : o[n][i];
+        for (int n = 0; n < TOKEN_TILES; n++) {
+            float4 v = team.values[c & 1][n][value_place(n, lane)];
+            skipped[n][0] = skip * v.x, skipped[n][1] = skip * v.y;
+            skipped[n][2] = skip * v.z, skipped[n][3] = skip * v.w;
         }
     }
     barrier_give(barriers.values_empty[c & 1]);
+}
+
+/* For rules without a delta: applies the queries' factors to outputs and adds `skipped`. */
+GPU_INLINE void finish_outputs(const chunk_stage &stage, const float (&skipped)[TOKEN_TILES][4],
+                               float (&o)[TOKEN_TILES][4])
+{
+    int32_t pair = (lane_index() & 3) * 2;
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+        float2 factor = *(const float2 *)&stage.head.factors.query[n * 8 + pair];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            o[n][i] = fmaf(o[n][i], i & 1 ? factor.y : factor.x, skipped[n][i]);
+        }
+    }
 }
 
 GPU_INLINE void make_outputs(const sm80_delta_params &a, bool additive, const state_item &item,
@@ -219,7 +231,8 @@ GPU_INLINE void make_outputs(const sm80_delta_params &a, bool additive, const st
         }
     }
     if (additive) {
-        finish_outputs(a, item.head, stage, team, barriers, c, o);
+        skip_values(a, item.head, team, barriers, c, r);
+        finish_outputs(stage, r, o);
     }
     store_outputs(a, item, c * CHUNK, &o[0][0]);
 }

@@ -19,7 +19,7 @@ GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &sha
                                int32_t c, uint64_t queries, uint64_t scores)
 {
     int32_t lane = lane_index(), pair = (lane & 3) * 2;
-    float o[CHUNK / 2], r[CHUNK / 2];
+    float o[CHUNK / 2], r[CHUNK / 2], skipped[TOKEN_TILES][4];
     uint32_t state[KEY_STEPS][4], change[TOKEN_STEPS][4];
     barrier_wait_for(barriers.state_full, c);
     float2 state_scale = team.state_scale[lane];
@@ -29,6 +29,9 @@ GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &sha
     }
     barrier_give(barriers.state_empty);
     multiply_dims(o, state, queries);
+    if constexpr (ADDITIVE) {
+        skip_values(a, shared_item.head, team, barriers, c, skipped);
+    }
     wgmma_wait<0>(); /* R arrives after this and uses S's registers */
     pin(o);
     barrier_wait_for(barriers.change_full, c);
@@ -66,7 +69,7 @@ GPU_INLINE void make_outputs64(const sm80_delta_params &a, const state_item &sha
         }
     }
     if constexpr (ADDITIVE) {
-        finish_outputs(a, shared_item.head, stage, team, barriers, c, (float(&)[TOKEN_TILES][4])o);
+        finish_outputs(stage, skipped, (float(&)[TOKEN_TILES][4])o);
     }
     store_outputs(a, item_of_team(shared_item, warp_index() % STATE64_TEAMS), c * CHUNK, o);
 }
@@ -232,7 +235,7 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     constexpr uint32_t stage_apart = sizeof(chunk_stage) >> 4;
     ring_place place = {0, 0};
     if (role == 0) {
-        alloc_registers<ADDITIVE ? 200 : 216>();
+        alloc_registers<ADDITIVE ? 176 : 216>();
         uint64_t keys = descriptor_at(shared_address(&first.keys.k), 0, 1024);
         uint64_t depths = descriptor_at(shared_address(&first.keys.k), CHUNK * 128, 1024);
         uint64_t inverse = descriptor_at(shared_address(&first.head.inverse), 0, 1024);
@@ -260,7 +263,11 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
         }
         rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0]);
     } else if (role == 1) {
-        dealloc_registers<120>();
+        if constexpr (ADDITIVE) {
+            alloc_registers<144>();
+        } else {
+            dealloc_registers<120>();
+        }
         uint64_t queries = descriptor_at(shared_address(&first.keys.q), 0, 1024);
         uint64_t scores = descriptor_at(shared_address(&first.head.scores), 0, 1024);
         int32_t num_chunks = shared_item.num_chunks;
