@@ -233,10 +233,10 @@ struct state64_rows : state_rows {
         for (int n = 0; n < TOKEN_TILES; n++) {
             float4 four = team.values[c & 1][n][value_place(n, lane)];
             float2 factor = *(const float2 *)&head.factors.value[n * 8 + pair];
-            r[4 * n] = four.x * inverses[0] * factor.x;
-            r[4 * n + 1] = four.y * inverses[0] * factor.y;
-            r[4 * n + 2] = four.z * inverses[1] * factor.x;
-            r[4 * n + 3] = four.w * inverses[1] * factor.y;
+            r[4 * n] = four.x * factor.x * inverses[0];
+            r[4 * n + 1] = four.y * factor.y * inverses[0];
+            r[4 * n + 2] = four.z * factor.x * inverses[1];
+            r[4 * n + 3] = four.w * factor.y * inverses[1];
             decay[n] = *(const float2 *)&head.to_end[n * 8 + pair];
         }
         barrier_give(barriers.values_empty[c & 1]);
