@@ -5,6 +5,7 @@ import sys
 import types
 import unittest
 import unittest.mock
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -276,6 +277,12 @@ class Branches:
         return max(found)
 
 
+def recorded(capture: Callable[[], None]) -> None:
+    """The call that a graph captures; on a CPU, where a replay is that call again, nothing else knows that it is one."""
+    with unittest.mock.patch("libattn.integrations.sglang.gathered.capturing", lambda device: True):
+        capture()
+
+
 class Decodes:
     """A graph of `size` decodes, or verifications if the engine speculates, captured as SGLang captures it: metadata, two warm-ups,
     and the forward."""
@@ -295,10 +302,12 @@ class Decodes:
         self.metadata(self.batch, in_capture=True)
         for _ in range(2):
             self.capture()
-        device = torch.device(engine.device)
-        self.graph = Graph(self.forward if device.type == "cpu" else self.capture, device)
+        self.graph = Graph(lambda: recorded(self.capture), torch.device(engine.device))
 
     def metadata(self, batch: Any, in_capture: bool = False) -> None:
+        if not in_capture:  # into SGLang's arrays, which graphs of decodes read
+            self.batch.seq_lens.copy_(batch.seq_lens)
+            self.batch.out_cache_loc.zero_()[:len(batch.out_cache_loc)].copy_(batch.out_cache_loc)
         self.engine.backend.init_forward_metadata_out_graph(batch, in_capture=in_capture)
 
     def capture(self) -> None:

@@ -162,27 +162,31 @@ class GatedDelta(unittest.TestCase):
         backend = engine.backend
         backend.init_cuda_graph_state(3, 3)
         static, mask = torch.zeros(3, HIDDEN), torch.zeros(3, dtype=torch.bool)
-        none = engine.batch("decode", [0, 0, 0], [1, 1, 1], [1, 1, 1], mamba_track_mask=mask)
+        none = engine.batch("decode", [0, 0, 0], [1, 1, 1], [1, 1, 1], mamba_track_mask=mask,
+                            mamba_track_indices=torch.zeros(3, dtype=torch.int64))
         outputs: list[torch.Tensor] = []
 
-        def forward() -> None:
+        def once() -> None:
+            backend.init_forward_metadata_in_graph(none)
             outputs[:] = [engine.run(none, static)]
 
         def capture() -> Graph:
             states = engine.pool.state.clone(), engine.pool.window.clone()
+            none.seq_lens.fill_(backend.get_cuda_graph_seq_len_fill_value())
             backend.init_forward_metadata_out_graph(none, in_capture=True)
             for _ in range(2):
-                backend.init_forward_metadata_in_graph(none)
-                forward()
+                once()
             for before, after in zip(states, (engine.pool.state, engine.pool.window)):
                 torch.testing.assert_close(after, before, rtol=0, atol=0, equal_nan=True)
-            return Graph(forward, torch.device("cpu"))
+            return Graph(lambda: recorded.recorded(once), torch.device("cpu"))
 
         graph = capture()
         for t in (9, 10, 11):
             static.copy_(torch.stack([self.hidden[1, t], self.hidden[0, t], self.hidden[0, 0]]))
             batch = engine.batch("decode", [1, 0, 0], [1, 1, 1], [t + 1, t + 1, 1], num_padding=1,
                                  mamba_track_indices=torch.tensor([2, 1, 0]))
+            for array in ("seq_lens", "mamba_track_indices"):
+                getattr(none, array).copy_(getattr(batch, array))
             del batch.mamba_track_mask, batch.mamba_track_seqlens
             mask[1] = t == 10
             backend.init_forward_metadata_out_graph(batch)

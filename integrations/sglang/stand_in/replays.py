@@ -5,6 +5,8 @@ Imported before SGLang's workers are."""
 from __future__ import annotations
 
 import multiprocessing
+import types
+import unittest.mock
 from typing import Any
 
 import torch
@@ -12,23 +14,28 @@ from sglang.srt.server_args import ServerArgs
 
 
 def replay_decodes(backend: Any) -> None:
-    eager, masks = backend.init_forward_metadata, "masks_of_replays"
+    eager, batches, arrays = backend.init_forward_metadata, "captured_batches", (
+        "seq_lens", "out_cache_loc", "mamba_track_mask", "mamba_track_indices")
 
     def init_forward_metadata(self: Any, batch: Any) -> None:
-        if not hasattr(self, masks):
+        if not hasattr(self, batches):
             self.init_cuda_graph_state(8, 8)
-            setattr(self, masks, {})
+            setattr(self, batches, {})
         if not batch.forward_mode.is_decode():
             return eager(self, batch)
-        given, size, captured = batch.mamba_track_mask, batch.batch_size, getattr(self, masks)
+        size, captured = batch.batch_size, getattr(self, batches)
         if size not in captured:  # all layers have run in prompts
-            batch.mamba_track_mask = captured[size] = torch.zeros(size, dtype=torch.bool)
-            self.init_forward_metadata_out_graph(batch, in_capture=True)
-            self.init_forward_metadata_in_graph(batch)
-        captured[size].copy_(given)
-        batch.mamba_track_mask = None  # as in SGLang's replays
+            captured[size] = types.SimpleNamespace(**vars(batch) | {name: torch.ones_like(getattr(batch, name)) for name in arrays})
+            captured[size].mamba_track_mask.zero_()
+            self.init_forward_metadata_out_graph(captured[size], in_capture=True)
+            self.init_forward_metadata_in_graph(captured[size])
+        for name in arrays:  # as SGLang does before a replay
+            getattr(captured[size], name).copy_(getattr(batch, name))
+        given, batch.mamba_track_mask = batch.mamba_track_mask, None
         self.init_forward_metadata_out_graph(batch)
         batch.mamba_track_mask = given
+        with unittest.mock.patch("libattn.integrations.sglang.gathered.capturing", lambda device: True):
+            self.init_forward_metadata_in_graph(batch)
 
     backend.init_forward_metadata = init_forward_metadata
 

@@ -149,14 +149,16 @@ class Steps:
             bound.captured[shape] = plan
         self._captured[shape] = len(self._bounds)
 
-    def replay(self, shape: Shape, make_batch: Callable[[], Batch]) -> bool:
-        """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since."""
+    def replay(self, shape: Shape, make_batch: Callable[[], Batch], mode: PlanMode = PlanMode.REPLAY) -> bool:
+        """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since.
+
+        With `IN_GRAPH` the graph that is being captured does that in its replays, and each of them comes after `OUT_OF_GRAPH`."""
         if not self.replays(shape):
             return False
         batch, stream = make_batch(), stream_of(self._bounds[0].device)
         for bound in self._bounds:
             if shape in bound.captured:
-                bound.captured[shape].update(batch, stream, PlanMode.REPLAY)
+                bound.captured[shape].update(batch, stream, mode)
         return True
 
     def replays(self, shape: Shape) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..._declarations import Status, attn_io_mla
+from ..._declarations import PlanMode, Status, attn_io_mla
 from ...errors import make
 from ...step import NO_WRITE, Batch
 from .gathered import Gathered, Step
@@ -61,6 +61,7 @@ class LibattnBackend(Gathered):
         self.drafts = int(arguments.speculative_num_draft_tokens) if getattr(arguments, "speculative_algorithm", None) else 0
         self.arrays: Arrays | None = None
         self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # captured decodes, by requests
+        self.given: dict[int, dict[str, torch.Tensor]] = {}  # SGLang's arrays that those read, by requests
 
     def _read(self, forward_batch: Any) -> Step:
         lengths, per_request = self._lengths(forward_batch)
@@ -88,12 +89,15 @@ class LibattnBackend(Gathered):
                              torch.full((max_bs,), each, dtype=torch.int32, device=device),
                              torch.zeros(max_bs, columns, dtype=torch.int32, device=device),
                              torch.full((max_num_tokens,), -1, dtype=torch.int64, device=device), tree)
+        self.nowhere = torch.tensor(-1, device=device)
         self.batches.clear()
+        self.given.clear()
         self.steps.graph_level = "uniform_batch" if self.drafts else "single_token_decode"
         self.steps.clear()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Bring the arrays of decodes or verifications, and outside of a capture its plans, to the batch that replays the graph."""
+        """Bring the arrays of decodes or verifications, and outside of a capture its plans, to the batch that replays the graph. Graphs of
+        decodes do some of that themselves; SGLang's table of tokens is read here, since it may change as soon as a graph is launched."""
         mode, arrays = forward_batch.forward_mode, self.arrays
         verify = self.drafts > 0
         if not (mode.is_target_verify() if verify else mode.is_decode()):
@@ -103,19 +107,26 @@ class LibattnBackend(Gathered):
             raise make(Status.ORDER, "init_cuda_graph_state", "not called before a capture")
         (lengths, each), slots = self._lengths(forward_batch), forward_batch.out_cache_loc
         requests, tokens = len(lengths), len(lengths) * each
-        given = 0 if slots is None else min(tokens, len(slots))
-        arrays.seq_lens[:requests].copy_(forward_batch.seq_lens + self.drafts if verify else forward_batch.seq_lens)
-        if arrays.tree is not None:
-            arrays.tree[:requests].copy_(self._tree(forward_batch))
         self._table(forward_batch, lengths, arrays.block_table[:requests])
-        if given:
+        if arrays.tree is not None:
+            given = 0 if slots is None else min(tokens, len(slots))
+            arrays.seq_lens[:requests].copy_(forward_batch.seq_lens + self.drafts)
+            arrays.tree[:requests].copy_(self._tree(forward_batch))
             arrays.slot_mapping[:given].copy_(slots[:given])
-        if given < tokens:
-            arrays.slot_mapping[given:tokens].fill_(-1)
+            if given < tokens:
+                arrays.slot_mapping[given:tokens].fill_(-1)
+        elif in_capture:
+            self.given[requests] = {"seq_lens": forward_batch.seq_lens, "out_cache_loc": slots}
         shape, batch = (requests, tokens, each), self._captured_batch(arrays, lengths, each)
-        self.forward_metadata = Step(batch, tokens, shape)
+        self.forward_metadata = Step(batch, tokens, shape, None if verify else lambda: self._fill_arrays(arrays, requests))
         if not in_capture:
-            self.replay(shape, batch)
+            self.replay(shape, batch, PlanMode.REPLAY if verify else PlanMode.OUT_OF_GRAPH)
+
+    def _fill_arrays(self, arrays: Arrays, requests: int) -> None:
+        """Lengths and slots of decodes, from arrays that SGLang fills before a replay."""
+        given = self.given[requests]
+        arrays.seq_lens[:requests].copy_(given["seq_lens"])
+        torch.where(self.is_there(given["seq_lens"]), given["out_cache_loc"], self.nowhere, out=arrays.slot_mapping[:requests])
 
     def _captured_batch(self, arrays: Arrays, lengths: np.ndarray, each: int) -> Batch:
         """Made once for a number of requests, since only lengths change."""
@@ -165,8 +176,11 @@ class LibattnBackend(Gathered):
         """Block tables as long as the longest request, from SGLang's table of tokens; into the first columns of `out`."""
         page = self.page_size
         width = max(1, int(-(-lengths.max(initial=1) // page)))
-        slots = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices.long(), :width * page:page].int()
-        return torch.div(slots, page, rounding_mode="floor", out=None if out is None else out[:, :width])
+        rows, requests = self.req_to_token_pool.req_to_token[:, :width * page:page], forward_batch.req_pool_indices
+        if out is None or page > 1:
+            slots = rows.index_select(0, requests)
+            return torch.div(slots, page, rounding_mode="floor", out=None if out is None else out[:, :width])
+        return torch.index_select(rows, 0, requests, out=out[:, :width])
 
     def forward_extend(self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any,
                        forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any) -> torch.Tensor:

@@ -3,13 +3,14 @@
 first run, and plans of captured shapes."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from ..._declarations import Status
+from ..._declarations import PlanMode, Status
 from ...errors import make
 from ...step import Batch
 from ...torch.steps import Shape, Steps
@@ -23,6 +24,7 @@ class Step:
     batch: Batch
     num_tokens: int
     captured: Shape | None = None
+    record: Callable[[], None] | None = None  #: what a graph does before its layers run: its arrays, from those that SGLang fills
     ran: set[int] = field(default_factory=set)  #: layers of a captured step that ran in the present forward
 
 
@@ -57,20 +59,29 @@ class Gathered(AttentionBackend):
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Comes before each forward of a capture, two of which warm up. Layers are known once they ran, so plans for the
-        captured shape are made here; nothing is recorded."""
+        captured shape are made here. A graph records what brings a step's arrays and plans to its batch, unless replays do that."""
         step = self.forward_metadata
-        if step is None or step.captured is None or capturing(self.req_to_token_pool.req_to_token.device):
+        if step is None or step.captured is None:
             return
         step.ran.clear()
-        self.gather()
-        if self.together:
-            self.steps.capture(step.captured, step, lambda: step.batch, None)
+        if step.record is not None:
+            step.record()
+        if not capturing(self.req_to_token_pool.req_to_token.device):
+            self.gather()
+            if self.together:
+                self.steps.capture(step.captured, step, lambda: step.batch, None)
+        elif step.record is not None:
+            self.replay(step.captured, step.batch, PlanMode.IN_GRAPH)
 
-    def replay(self, shape: Shape, batch: Batch) -> None:
+    def replay(self, shape: Shape, batch: Batch, mode: PlanMode = PlanMode.REPLAY) -> None:
         """Bring the plans of a captured shape to a batch."""
-        if not self.steps.replay(shape, lambda: batch):
+        if not self.steps.replay(shape, lambda: batch, mode):
             raise make(Status.ORDER, "capture", f"a replay of {shape[0]} requests or branches; so many were not captured, or "
                        "layers were bound again since")
+
+    def is_there(self, seq_lens: torch.Tensor) -> torch.Tensor:
+        """Of a captured decode's rows, those that are no padding: a decode has two keys or more."""
+        return seq_lens > self.get_cuda_graph_seq_len_fill_value()
 
     def gather(self) -> None:
         """Layers that ran alone are bound together from the next step on, unless a graph holds the others where they are."""

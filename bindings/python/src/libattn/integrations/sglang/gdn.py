@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 
-from ..._declarations import attn_io_recurrent
+from ..._declarations import PlanMode, attn_io_recurrent
 from ...extensions import gdn_batch
 from ...step import Batch
 from ...torch.steps import Member
@@ -59,7 +59,8 @@ class LibattnGdnBackend(Gathered):
         #: Tokens of the prefix cache's chunk, where it asks for states inside of a step.
         self.interval = int(arguments.mamba_cache_chunk_size) if arguments.enable_mamba_extra_buffer() else 0
         self.batches: dict[int, tuple[Any, ...]] = {}  # captured decodes, by requests: what replays read, and the batch
-        self.masks: dict[int, torch.Tensor | None] = {}  # by requests: SGLang's, which it fills before a replay and gives captures alone
+        #: By requests, SGLang's arrays that those read: lengths, whose state goes to the prefix cache, and where.
+        self.given: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = {}
         self.rows: dict[Any, torch.Tensor] = {}  # outputs of captured decodes, of one layer after the other
 
     def _slots(self, forward_batch: Any, requests: int) -> torch.Tensor:
@@ -120,7 +121,7 @@ class LibattnGdnBackend(Gathered):
         #: Keys of a decode that is tracked, of another one, and no checkpoint.
         self.constants = [torch.tensor(value, dtype=torch.int32, device=device) for value in (interval, interval + 1, -1)]
         self.batches.clear()
-        self.masks.clear()
+        self.given.clear()
         self.rows.clear()
         self.steps.graph_level = "single_token_decode"
         self.steps.clear()
@@ -129,39 +130,39 @@ class LibattnGdnBackend(Gathered):
         """Arrays that a replay reads at the addresses of the capture, and a batch of them."""
         if requests not in self.batches:
             device = self.req_to_token_pool.req_to_token.device
-            slots, lengths, checkpoints = (torch.full(shape, value, dtype=torch.int32, device=device) for shape, value in
-                                           (((requests,), -1), ((requests,), 2), ((requests, 1), -1)))
+            found, slots, lengths, checkpoints = (
+                torch.full(shape, value, dtype=torch.int32, device=device)
+                for shape, value in (((requests,), -1), ((requests,), -1), ((requests,), 2), ((requests, 1), -1)))
             starts = torch.arange(requests + 1, dtype=torch.int32)
             batch = Batch(starts.to(device), lengths, query_start_loc_host=starts, num_tokens=requests, max_query_len=1,
                           max_seq_len=(self.interval or 1) + 1, extensions=self._extensions(slots, checkpoints))
-            self.batches[requests] = slots, lengths, checkpoints, batch
+            self.batches[requests] = found, slots, lengths, checkpoints, batch
         return self.batches[requests]
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Bring the arrays of decodes, and outside of a capture its plans, to the batch that replays the graph."""
+        """Outside of a capture, bring slots and the host's part of plans to the batch that replays the graph, which does the rest."""
         mode, requests = forward_batch.forward_mode, forward_batch.batch_size
         if not (mode.is_decode() or mode.is_idle()):
             refuse("forward_mode", f"a captured {getattr(mode, 'name', mode)}", "captured DECODE next to gated delta layers")
-        slots, lengths, checkpoints, batch = self._captured(requests)
-        if in_capture:  # warm-ups leave states and checkpoints as they are
-            self.masks[requests] = forward_batch.mamba_track_mask
-            slots.fill_(-1)
-            checkpoints.fill_(-1)
-        else:
-            padding = int(getattr(forward_batch, "num_padding", 0) or 0)
-            pool, mask = self.req_to_token_pool, self.masks.get(requests)
-            slots.copy_(pool.translate_mamba_indices(pool.get_mamba_indices(forward_batch.req_pool_indices)))
-            if padding:
-                slots[requests - padding:] = -1
-            if self.interval and mask is not None:  # as `_tracked` has them, in three kernels
-                mask, (tracked, other, none) = mask[:requests], self.constants
-                where = pool.translate_mamba_indices(forward_batch.mamba_track_indices)[:requests].int()
-                torch.where(mask, tracked, other, out=lengths)
-                torch.where(mask[:, None], where[:, None], none, out=checkpoints)
+        found, *_, batch = self._captured(requests)
+        if in_capture:
+            self.given[requests] = forward_batch.seq_lens, forward_batch.mamba_track_mask, forward_batch.mamba_track_indices
+        else:  # in a graph this would come too late: the pool may give slots to other requests as soon as one is launched
+            pool = self.req_to_token_pool
+            found.copy_(pool.translate_mamba_indices(pool.get_mamba_indices(forward_batch.req_pool_indices)))
         shape = (requests, requests, 1)
-        self.forward_metadata = Step(batch, requests, shape)
+        self.forward_metadata = Step(batch, requests, shape, lambda: self._fill_arrays(requests))
         if not in_capture:
-            self.replay(shape, batch)
+            self.replay(shape, batch, PlanMode.OUT_OF_GRAPH)
+
+    def _fill_arrays(self, requests: int) -> None:
+        """As `_slots` and `_tracked` have them, from arrays that SGLang fills before a replay."""
+        found, slots, lengths, checkpoints, _ = self._captured(requests)
+        (seq_lens, mask, where), (tracked, other, none) = self.given[requests], self.constants
+        torch.where(self.is_there(seq_lens), found, none, out=slots)
+        if self.interval and mask is not None:
+            torch.where(mask[:requests], tracked, other, out=lengths)
+            torch.where(mask[:requests, None], where[:requests, None].int(), none, out=checkpoints)
 
     def _run(self, layer: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         step = self._step(layer)
