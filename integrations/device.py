@@ -22,6 +22,7 @@ As many engines start at once as the GPU's memory holds. While a row is timed, t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -199,7 +200,9 @@ def serve(backend: str, name: str, gigabytes: str) -> None:
     folder = Path("timed") / f"{backend}-{name.replace(', ', '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes))
+    with (folder.parent / "lock").open("w") as lock:  # one after the other: SGLang finds its graphs' memory by the device's free memory
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes))
 
     def answer(**values: Any) -> None:
         print("@@" + json.dumps(values), flush=True)
