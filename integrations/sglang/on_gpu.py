@@ -39,9 +39,8 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options["speculative_num_draft_tokens"] = 1 + drafts
     if drafts and method == "ngram":
         options.update(speculative_algorithm="NGRAM", speculative_ngram_max_bfs_breadth=2)
-    elif drafts:  # by a model, which is not captured
-        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3,
-                       disable_cuda_graph=True)
+    elif drafts:
+        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3)
         if method != "mtp":
             options["speculative_draft_model_path"] = f"{folder}-head" if method in HEADS else folder
     if not large:  # a decode writes a state for the prefix cache at every 64th token

@@ -25,7 +25,8 @@ def replay_decodes(backend: Any) -> None:
             return eager(self, batch)
         size, captured = batch.batch_size, getattr(self, batches)
         if size not in captured:  # all layers have run in prompts
-            captured[size] = types.SimpleNamespace(**vars(batch) | {name: torch.ones_like(getattr(batch, name)) for name in arrays})
+            ones = {name: torch.ones_like(getattr(batch, name)) for name in (*arrays, "seq_lens_cpu")}
+            captured[size] = types.SimpleNamespace(**vars(batch) | ones)
             captured[size].mamba_track_mask.zero_()
             self.init_forward_metadata_out_graph(captured[size], in_capture=True)
             self.init_forward_metadata_in_graph(captured[size])

@@ -61,7 +61,7 @@ class LibattnBackend(Gathered):
         self.drafts = int(arguments.speculative_num_draft_tokens) if getattr(arguments, "speculative_algorithm", None) else 0
         self.arrays: Arrays | None = None
         self.batches: dict[int, tuple[np.ndarray, Batch]] = {}  # captured decodes, by requests
-        self.given: dict[int, dict[str, torch.Tensor]] = {}  # SGLang's arrays that those read, by requests
+        self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # SGLang's arrays that those read, by requests: lengths, slots
 
     def _read(self, forward_batch: Any) -> Step:
         lengths, per_request = self._lengths(forward_batch)
@@ -108,25 +108,24 @@ class LibattnBackend(Gathered):
         (lengths, each), slots = self._lengths(forward_batch), forward_batch.out_cache_loc
         requests, tokens = len(lengths), len(lengths) * each
         self._table(forward_batch, lengths, arrays.block_table[:requests])
+        arrays.seq_lens[:requests].copy_(forward_batch.seq_lens + self.drafts if verify else forward_batch.seq_lens)
         if arrays.tree is not None:
             given = 0 if slots is None else min(tokens, len(slots))
-            arrays.seq_lens[:requests].copy_(forward_batch.seq_lens + self.drafts)
             arrays.tree[:requests].copy_(self._tree(forward_batch))
             arrays.slot_mapping[:given].copy_(slots[:given])
             if given < tokens:
                 arrays.slot_mapping[given:tokens].fill_(-1)
         elif in_capture:
-            self.given[requests] = {"seq_lens": forward_batch.seq_lens, "out_cache_loc": slots}
+            self.given[requests] = forward_batch.seq_lens, slots
         shape, batch = (requests, tokens, each), self._captured_batch(arrays, lengths, each)
         self.forward_metadata = Step(batch, tokens, shape, None if verify else lambda: self._fill_arrays(arrays, requests))
         if not in_capture:
             self.replay(shape, batch, PlanMode.REPLAY if verify else PlanMode.OUT_OF_GRAPH)
 
     def _fill_arrays(self, arrays: Arrays, requests: int) -> None:
-        """Lengths and slots of decodes, from arrays that SGLang fills before a replay."""
-        given = self.given[requests]
-        arrays.seq_lens[:requests].copy_(given["seq_lens"])
-        torch.where(self.is_there(given["seq_lens"]), given["out_cache_loc"], self.nowhere, out=arrays.slot_mapping[:requests])
+        """Slots of decodes, from arrays that SGLang fills before a replay."""
+        seq_lens, slots = self.given[requests]
+        torch.where(self.is_there(seq_lens), slots, self.nowhere, out=arrays.slot_mapping[:requests])
 
     def _captured_batch(self, arrays: Arrays, lengths: np.ndarray, each: int) -> Batch:
         """Made once for a number of requests, since only lengths change."""
