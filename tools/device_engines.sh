@@ -73,7 +73,7 @@ pack)
     # shellcheck disable=SC2086
     (set -f && wheels install --target "$work/packages" $common $packages)
     stand_in xgrammar/__init__
-    [ $engine = vllm ] || for module in flashinfer/__init__ flashinfer/sampling IPython/__init__ IPython/display; do stand_in $module; done
+    [ $engine = vllm ] || for module in deep_gemm/__init__ flashinfer/__init__ flashinfer/sampling IPython/__init__ IPython/display; do stand_in $module; done
     (cd "$work/packages" && rm -rf bin pycountry/locales mistral_common/data/* && find . \( -name '*.pyi' -o -name '*.pyc' \) -delete)
     tar -I 'xz -T0 -4' -cf "$folder/$engine-packages.tar.xz" -C "$work/packages" .
     du -h "$folder/$engine"*.tar.xz

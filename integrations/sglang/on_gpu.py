@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false")
+os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false", SGLANG_ENABLE_JIT_DEEPGEMM="false")
 
 #: The backend that speed is compared with; SGLang's norms know no float32 on a GPU.
 REFERENCE, FLOAT32 = "fa3", ""
@@ -39,8 +39,9 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options["speculative_num_draft_tokens"] = 1 + drafts
     if drafts and method == "ngram":
         options.update(speculative_algorithm="NGRAM", speculative_ngram_max_bfs_breadth=2)
-    elif drafts:
-        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3)
+    elif drafts:  # by a model, which is captured where that is tried
+        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3,
+                       disable_cuda_graph=os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1")
         if method != "mtp":
             options["speculative_draft_model_path"] = f"{folder}-head" if method in HEADS else folder
     if not large:  # a decode writes a state for the prefix cache at every 64th token

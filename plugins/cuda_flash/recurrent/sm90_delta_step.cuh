@@ -302,10 +302,9 @@ GPU_INLINE step_token make_token(step_memory<STATE, ROWS> &m, const gpu_delta_pa
     return token;
 }
 
-/* Writes the state to `to` and, unless that is NULL, to `checkpoint`. */
 template <int STATE, int ROWS>
 GPU_INLINE void run_rows(step_memory<STATE, ROWS> &m, const step_token &token, bool has_state,
-                         int32_t rows, char *to, char *checkpoint)
+                         int32_t rows, char *to)
 {
     typedef step_pieces<STATE> pieces;
     constexpr int numbers = pieces::numbers, count = pieces::of_lane * numbers;
@@ -347,49 +346,57 @@ GPU_INLINE void run_rows(step_memory<STATE, ROWS> &m, const step_token &token, b
             m.out[row] = token.q_factor * b + change * token.kq + token.skip * v;
         }
         change *= token.k_factor;
-        const int32_t at = row * pieces::of_row + piece;
+        uint4 *to_row = (uint4 *)to + (int64_t)row * pieces::of_row + piece;
 #pragma unroll
         for (int i = 0; i < count; i++) {
             s[i] = fmaf(change, k[i], s[i]);
         }
 #pragma unroll
         for (int i = 0; i < pieces::of_lane; i++) {
-            __stcs((uint4 *)to + at + i * pieces::lanes, pieces::pack(s + i * numbers));
-        }
-        if (checkpoint != nullptr) {
-#pragma unroll
-            for (int i = 0; i < pieces::of_lane; i++) {
-                __stcs((uint4 *)checkpoint + at + i * pieces::lanes, pieces::pack(s + i * numbers));
-            }
+            __stcs(to_row + i * pieces::lanes, pieces::pack(s + i * numbers));
         }
     }
 }
 
-/* Rolls the windows, to slot `checkpoint` too unless that is negative, and writes the outputs. */
+/* Rolls the windows and writes the outputs. */
 template <int STATE, int ROWS>
 GPU_INLINE void finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_params &p,
                              const delta_request &request, const step_inputs &inputs,
-                             const step_place<ROWS> &at, int32_t checkpoint)
+                             const step_place<ROWS> &at)
 {
-    const int64_t apart = (int64_t)(checkpoint - request.slots[0]) * p.window_slot;
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     if (at.rank == 0) {
         inputs.q.roll();
         inputs.k.roll();
-        if (checkpoint >= 0) {
-            inputs.q.roll(1, apart);
-            inputs.k.roll(1, apart);
-        }
     }
     sync_group(); /* all outputs are written */
     if (inputs.has_value) {
         inputs.v.roll();
-        if (checkpoint >= 0) {
-            inputs.v.roll(1, apart);
-        }
         char *out = p.out.data + request.first_row * p.out.row + at.head * p.out.head;
         int32_t thread = (int32_t)thread_index();
         ((uint16_t *)out)[at.first + thread] = (uint16_t)pack2<KIND_BF16>(m.out[thread], 0.0f);
+    }
+}
+
+/* Copies the state that the CTA has written, and stores the windows, to slot `checkpoint`. */
+template <int STATE, int ROWS>
+GPU_INLINE void keep_token(const gpu_delta_params &p, const delta_request &request,
+                           const step_inputs &inputs, const step_place<ROWS> &at,
+                           int32_t checkpoint)
+{
+    const uint4 *from = (const uint4 *)state_bytes_at(p, request.slots[0], at.head, at.first);
+    uint4 *to = (uint4 *)state_bytes_at(p, checkpoint, at.head, at.first);
+    const int32_t pieces = at.rows * step_pieces<STATE>::of_row;
+    for (int32_t i = (int32_t)thread_index(); i < pieces; i += STEP_THREADS) {
+        to[i] = from[i];
+    }
+    const int64_t apart = (int64_t)(checkpoint - request.slots[0]) * p.window_slot;
+    if (at.rank == 0) {
+        inputs.q.roll(1, apart);
+        inputs.k.roll(1, apart);
+    }
+    if (inputs.has_value) {
+        inputs.v.roll(1, apart);
     }
 }
 
@@ -419,11 +426,13 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     if (request.has_state) {
         barrier_wait(shared_address(&m.full), 0);
     }
-    const int32_t checkpoint = checkpoint_slot(p, request, 1);
     run_rows(m, token, request.has_state, at.rows,
-             state_bytes_at(p, request.slots[0], at.head, at.first),
-             checkpoint >= 0 ? state_bytes_at(p, checkpoint, at.head, at.first) : nullptr);
-    finish_token(m, p, request, inputs, at, checkpoint);
+             state_bytes_at(p, request.slots[0], at.head, at.first));
+    finish_token(m, p, request, inputs, at); /* all rows of the state are written */
+    const int32_t checkpoint = checkpoint_slot(p, request, 1);
+    if (checkpoint >= 0) {
+        keep_token<STATE>(p, request, inputs, at, checkpoint);
+    }
 }
 
 #endif
