@@ -80,7 +80,7 @@ class Gathered(AttentionBackend):
                        "layers were bound again since")
 
     def is_there(self, seq_lens: torch.Tensor) -> torch.Tensor:
-        """Of a captured decode's rows, those that are no padding: a decode has two keys or more."""
+        """Which requests of a captured decode are not padding: a decode has two keys or more."""
         return seq_lens > self.get_cuda_graph_seq_len_fill_value()
 
     def gather(self) -> None:
