@@ -368,11 +368,12 @@ class Interface(unittest.TestCase):
         load(speculative_algorithm="EAGLE", **other)
         load(speculative_algorithm="EAGLE3", is_draft_worker=True)
         load(speculative_algorithm="STANDALONE", is_draft_worker=True, head_dim=60, **other)
-        for text, values in (("speculative_algorithm: EAGLE, whose drafts would be captured; supported: .*disable-cuda-graph",
-                              {"speculative_algorithm": "EAGLE", "device": "cuda"}),
-                             ("speculative_algorithm: EAGLE, whose drafts would be captured",
-                              {"speculative_algorithm": "EAGLE", "device": "cuda", "disable_cuda_graph": True, "cuda_graph_config": full}),
-                             ("speculative_algorithm: EAGLE, whose drafts would be captured",
+        trees = {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_eagle_topk": 3, "page_size": 1}
+        for text, values in (("speculative_algorithm: EAGLE, whose drafts of 3 branches would be captured; supported: .*disable-cuda-graph",
+                              trees),
+                             ("speculative_algorithm: EAGLE, whose drafts of 3 branches would be captured",
+                              trees | {"disable_cuda_graph": True, "cuda_graph_config": full}),
+                             ("speculative_algorithm: EAGLE, whose drafts of any number of steps would be captured",
                               {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_num_steps": 1, "speculative_adaptive": True}),
                              ("speculative_eagle_topk: 3 with pages of 16 tokens; supported: 1, or a page_size of 1",
                               {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 3}),
@@ -390,11 +391,12 @@ class Interface(unittest.TestCase):
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
-        for environment, config, steps in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full, 3), ({}, disabled, 3), ({}, full, 1)):
+        for environment, config, steps, branches in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full, 3, 3), ({}, disabled, 3, 3),
+                                                     ({}, full, 1, 3), ({}, full, 3, 1)):
             with unittest.mock.patch.dict("os.environ", environment):
                 with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
-                    load(speculative_algorithm="EAGLE", device="cuda", cuda_graph_config=config, speculative_num_steps=steps,
-                         dtype=torch.float64)
+                    load(**trees | {"cuda_graph_config": config, "speculative_num_steps": steps, "speculative_eagle_topk": branches,
+                                    "dtype": torch.float64})
                 self.assertNotIn("captured", str(refused.exception))
         load(speculative_algorithm="EAGLE", speculative_eagle_topk=3, **other)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
