@@ -21,7 +21,8 @@ from pathlib import Path
 #: Parts of paths that an engine with one GPU does without: other GPUs' kernels, compilers' headers, servers in Rust, tuning tables,
 #: diffusion.
 LEFT_OUT = ("_vllm_fa2_C", "_qutlass_C", "_rust_tool_parser", "vllm-rs", "third_party/fmha_sm100",
-            "third_party/tml_fa4", "/E=", "/static/", "/benchmarks/", "/benchmark/", "multimodal_gen/", "sglang/test/", "jit_kernel/tests/",
+            "third_party/tml_fa4", "/E=", "/static/", "/benchmarks/", "sglang/benchmark/", "jit_kernel/benchmark/", "multimodal_gen/",
+            "sglang/test/", "jit_kernel/tests/",
             "srt/grpc/_core", "srt/multimodal/_core", "sm100/", "infllm_ops", "flashmla_ops")
 #: These compile kernels where they run, so all files stay (of DeepGEMM, an indexer's, what Python 3.12 loads).
 COMPILED = ("jit_kernel/", "third_party/deep_gemm/")
