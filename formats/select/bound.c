@@ -26,7 +26,18 @@ static const double lse_bounds[] = {
 static const struct bound e4m3_probabilities = {2e-1, 2.0 / 17},
                           e5m2_probabilities = {3.5e-1, 2.0 / 9};
 
-/* Queries and keys in e4m3 may be multiplied as they come, which Hopper's matrix units do in steps
+/* A quantized cache or query adds nothing by itself, since both sides read the same bytes; but a
+ * backend may multiply in 16 bits what is stored in 8. */
+static int32_t least_precise(const struct attend_form *f)
+{
+    const bool small = f->kv_dtype > ATTN_KV_F32 || f->q_dtype != 0;
+    return small && f->dtype == ATTN_DTYPE_F32 ? ATTN_DTYPE_F16 : f->dtype;
+}
+
+/* What a score may lose of itself. Levels of TurboQuant that are rounded to f16 are off by up to
+ * 2^-11 of themselves, a key's score by up to half of that where few of them decide it.
+ *
+ * Queries and keys in e4m3 may be multiplied as they come, which Hopper's matrix units do in steps
  * of 32 dims that lose what lies below 2^-13 of the largest number of a step, the sum so far among
  * them (DeepSeek-V3's technical report, 3.5.2; an H200 agrees with it to all digits that were
  * printed). Where a score s grows evenly, as a needle's does, step i of n adds 32 numbers to
@@ -38,20 +49,15 @@ static double lost_of_score(const struct attend_form *f)
 {
     const int32_t d = f->head_size;
     const bool e4m3 = f->q_dtype == ATTN_DTYPE_FP8_E4M3 && f->kv_dtype == ATTN_KV_FP8_E4M3;
-    return e4m3 && f->dtype == ATTN_DTYPE_BF16 && d > 32 ? (d - 32) * 0x1p-15 : 0;
+    const bool levels =
+        f->kv_dtype >= ATTN_KV_TURBOQUANT_4BIT_NC && f->kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
+    const double lost = e4m3 && f->dtype == ATTN_DTYPE_BF16 && d > 32 ? (d - 32) * 0x1p-15 : 0;
+    return levels && least_precise(f) == ATTN_DTYPE_F16 ? 0x1p-12 : lost;
 }
 
 static bool quantizes_queries(int32_t kv_dtype)
 {
     return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K;
-}
-
-/* A quantized cache or query adds nothing by itself, since both sides read the same bytes; but a
- * backend may multiply in 16 bits what is stored in 8. */
-static int32_t least_precise(const struct attend_form *f)
-{
-    const bool small = f->kv_dtype > ATTN_KV_F32 || f->q_dtype != 0;
-    return small && f->dtype == ATTN_DTYPE_F32 ? ATTN_DTYPE_F16 : f->dtype;
 }
 
 struct bound bound_of_dtype(int32_t dtype)
@@ -76,19 +82,12 @@ struct bound bound_of_attend(const struct attend_form *f)
     return bound;
 }
 
-/* The logarithm of a sum of probabilities that are good to half a unit of the format. Levels of
- * TurboQuant that are rounded to f16 are off by up to 2^-11 of themselves, a key's score by up to
- * half of that where few of them decide it. */
+/* The logarithm of a sum of probabilities that are good to half a unit of the format. */
 struct bound bound_of_attend_lse(const struct attend_form *f)
 {
-    const bool levels =
-        f->kv_dtype >= ATTN_KV_TURBOQUANT_4BIT_NC && f->kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
-    const int32_t dtype = least_precise(f);
-    double least = lse_bounds[dtype];
+    double least = lse_bounds[least_precise(f)];
     least += quantizes_queries(f->kv_dtype) ? INT8_QUERY_BOUND : 0;
-    return (struct bound){.relative =
-                              lost_of_score(f) + (levels && dtype == ATTN_DTYPE_F16 ? 0x1p-12 : 0),
-                          .least = least};
+    return (struct bound){.relative = lost_of_score(f), .least = least};
 }
 
 /* MLA's projections in the core round to the activations' dtype: queries in latent space, or keys

@@ -393,7 +393,9 @@ CASE(test_bounds_of_projections)
          4e-2, 2.4e-2, 0x7p-7},
         {ATTN_DTYPE_BF16, ATTN_KV_INT8_KV, ATTN_SCALE_NONE, 8e-2, 1.2e-2, 0x1p-7 + 6e-2, 4e-2,
          2.4e-2, 0x7p-7},
-        {ATTN_DTYPE_F32, ATTN_KV_F32, ATTN_SCALE_NONE, 4e-5, 2e-5, 0x1p-12, 0, 0, 0}};
+        {ATTN_DTYPE_F32, ATTN_KV_F32, ATTN_SCALE_NONE, 4e-5, 2e-5, 0x1p-12, 0, 0, 0},
+        {ATTN_DTYPE_F32, ATTN_KV_TURBOQUANT_3BIT_NC, ATTN_SCALE_NONE, 3e-3 + 14 * 0x1p-13, 2e-3,
+         0x1p-10, 0, 0, 0}};
     struct attn_mla_desc mla = EXTENSION(attn_mla_desc, ATTN_EXT_MLA_DESC, NULL, );
     s.layer.kind = ATTN_LAYER_MLA;
     s.layer.next = &mla.ext;
