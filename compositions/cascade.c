@@ -116,7 +116,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     if (g == 1 || b->max_query_len > 1) {
         return true;
     }
-    int64_t tiles = (prefix + CASCADE_TILE - 1) / CASCADE_TILE;
+    int64_t tiles = ((int64_t)prefix + CASCADE_TILE - 1) / CASCADE_TILE;
     int64_t sms =
         device != NULL && device->num_multiprocessors > 0 ? device->num_multiprocessors : 1;
     int64_t cascade_ctas = l->num_q_heads * ((reqs + CASCADE_TILE - 1) / CASCADE_TILE);

@@ -19,7 +19,8 @@ enum attn_batch_mode {
 #define ATTN_BATCH_IN_CAPTURE 2u
 /* query_start_loc_host and seq_lens_host say no fewer queries and keys of a request than it
  * has, but maybe more; a block table is as wide as the bounds. The device's arrays are the truth: q
- * and out lie as they say, rows past query_start_loc[R] are padding. For host_bounds layers */
+ * and out lie as they say, rows past query_start_loc[R] are padding, in which a composed output
+ * form leaves codes that mean nothing. For host_bounds layers */
 #define ATTN_BATCH_HOST_BOUNDS 4u
 #define ATTN_BATCH_FAST_BUILD 0x10000u /* a hint to kernels: a quick plan rather than the best */
 

@@ -50,11 +50,11 @@ struct attn_recurrent_weights { /* on attn_layer_params */
  * their views as args->k_cache and args->v_cache (NULL without a convolution). */
 
 /* A request whose first slot is negative, of either row, or that has no tokens, is left alone, its
- * rows of out too. Speculative, a request of up to 1 + n tokens leaves the state after its token i
- * in slot i of its row (a negative slot: that one is not kept), and the convolution's window, in
- * slot 0, as the conv_width - 2 inputs before the step and the step's own, so that the window after
- * token i begins at entry i. Longer requests leave one state, in slot 0, and the next step
- * accepts 1.
+ * rows of out too (where an output form is composed, they get codes that mean nothing).
+ * Speculative, a request of up to 1 + n tokens leaves the state after its token i in slot i of its
+ * row (a negative slot: that one is not kept), and the convolution's window, in slot 0, as the
+ * conv_width - 2 inputs before the step and the step's own, so that the window after token i begins
+ * at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1.
  *
  * Requests of a batch run at once. Several may read one slot (initial_slots: forks of one request),
  * and a request's state goes to where it came from or elsewhere; but a slot that a request of the
@@ -84,9 +84,9 @@ struct attn_batch_recurrent {         /* on attn_batch */
 
 struct attn_io_recurrent { /* on attn_step_io; out is [T, Hv, Dv] */
     struct attn_ext ext;   /* id ATTN_EXT_IO_RECURRENT */
-    /* [T, 2 Hk Dk + Hv Dv] before the convolution, and q, k, v of the step are NULL; with conv_width
-     * 0 it is NULL and they are needed. With batch_invariant 2 and conv_width > 1 its dtype is the
-     * layer's, as the window's is. */
+    /* [T, 2 Hk Dk + Hv Dv] before the convolution, and q, k, v of the step are NULL; with
+     * conv_width 0 it is NULL and they are needed. With batch_invariant 2 and conv_width > 1 its
+     * dtype is the layer's, as the window's is. */
     const struct attn_tensor *mixed_qkv;
     const struct attn_tensor *a; /* [T, Hv] */
     const struct attn_tensor *b; /* [T, Hv] */

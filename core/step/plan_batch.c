@@ -278,8 +278,13 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
              "REPLAY comes after CAPTURE");
     plan->capturing = mode == ATTN_PLAN_CAPTURE;
     attn_status status = plan_steps(plan, batch, mode, false, stream, error);
-    const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
-                                 plan->given.num_tokens, plan->steps[0].program == run_idle};
+    const struct captured now = {true,
+                                 plan->given.num_reqs,
+                                 plan->split.num_decodes,
+                                 plan->given.num_tokens,
+                                 plan->first_row,
+                                 plan->given.num_actual_tokens,
+                                 plan->steps[0].program == run_idle};
     if (status == ATTN_OK && mode == ATTN_PLAN_CAPTURE) {
         *captured = now;
     }
@@ -293,6 +298,16 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
                    now.num_reqs, now.num_decodes, now.num_tokens, now.idle ? ", none attended" : "",
                    captured->num_reqs, captured->num_decodes, captured->num_tokens,
                    captured->idle ? ", none attended" : "");
+    }
+    if (status == ATTN_OK && mode == ATTN_PLAN_REPLAY &&
+        (now.first_row != captured->first_row ||
+         now.num_actual_tokens > captured->num_actual_tokens)) {
+        plan->ready = NULL;
+        return BAD("num_actual_tokens",
+                   "a replay of rows %d to %d; captured were rows %d to %d, and a replay has the "
+                   "first of these and no more",
+                   now.first_row, now.num_actual_tokens - 1, captured->first_row,
+                   captured->num_actual_tokens - 1);
     }
     return status;
 }

@@ -116,7 +116,8 @@ struct area {
 struct captured {
     bool there;
     int32_t num_reqs, num_decodes, num_tokens;
-    bool idle; /* no kernel attends */
+    int32_t first_row, num_actual_tokens; /* rows of out that launches have; no more in a replay */
+    bool idle;                            /* no kernel attends */
 };
 
 /* The block table that plan_batch makes where the engine's is no kernel's, see block_table.c. */

@@ -35,7 +35,8 @@ int64_t find_second(const void *numbers, size_t size, int64_t count, int64_t fir
 static void name_slot(char *text, size_t size, const struct attn_batch *b, const int64_t *slots,
                       int64_t t)
 {
-    const bool of_tokens = b != NULL && b->num_slots <= b->num_actual_tokens;
+    const bool of_tokens = b != NULL && b->num_reqs > 0 && b->num_slots <= b->num_actual_tokens &&
+                           t >= b->query_start_loc_host[0];
     int32_t r = 0;
     while (of_tokens && r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
         r++;

@@ -133,7 +133,7 @@ static struct index_reach reach_of(const struct attn_indexer_desc *x, int32_t po
 {
     const int32_t tokens = max_i32(position + 1, 0);
     struct index_reach r = {.rows = tokens / x->tokens_per_row};
-    r.entries = (r.rows + x->rows_per_entry - 1) / x->rows_per_entry;
+    r.entries = r.rows / x->rows_per_entry + (r.rows % x->rows_per_entry != 0);
     r.low = min_i32(x->first_entries, r.entries);
     r.high = max_i32(r.low, r.entries - x->last_entries);
     r.tail = x->tail && tokens % x->tokens_per_row != 0;
@@ -299,11 +299,11 @@ static void add_scores(const struct variant *variant, const struct attn_indexer_
         return;
     }
     for (int32_t j = first; j < end;) {
-        const int32_t entry = j / pool, next = min_i32(end, (entry + 1) * pool);
+        const int32_t entry = j / pool, next = j + min_i32(end - j, pool - j % pool);
         const int32_t before = j == entry * pool ? INT32_MIN : best->open;
         const int32_t score = max_i32(before, variant->highest(scores + j - first, next - j));
         j = next;
-        const bool whole = j == r->rows || j == (entry + 1) * pool;
+        const bool whole = j == r->rows || j % pool == 0;
         best->open = score;
         best->scores[count] = score;
         best->entries[count] = entry;
@@ -424,9 +424,10 @@ static void run_chunk(const struct index_loop *loop, const struct index_chunk *c
 {
     const int32_t rows = (chunk->position + chunk->count) / loop->desc->tokens_per_row;
     const int32_t unit = part_unit(loop->desc), together = product_tokens(&loop->problem.shape);
-    const int64_t units = (rows + unit - 1) / unit;
+    const int64_t units = ((int64_t)rows + unit - 1) / unit;
+    const int64_t stop = units * (part + 1) / loop->parts * unit;
     const int32_t begin = (int32_t)(units * part / loop->parts) * unit;
-    const int32_t end = min_i32(rows, (int32_t)(units * (part + 1) / loop->parts) * unit);
+    const int32_t end = stop < rows ? (int32_t)stop : rows;
     const bool at_once = sums_at_once(&loop->problem.shape, loop->desc);
     load_tokens(loop, chunk, s);
     for (int32_t first = begin, found = 0, n; first < end; first += n) {

@@ -131,7 +131,7 @@ static void choose_rows(const struct attn_attend_args *args, struct schedule_hos
     if (group <= SWAP_AB_ROWS) {
         few = group * least(most, least(SWAP_AB_ROWS / group, SWAP_AB_QUERIES));
     }
-    const int64_t keys = (batch->max_seq_len + GPU_TILE - 1) / GPU_TILE;
+    const int64_t keys = ((int64_t)batch->max_seq_len + GPU_TILE - 1) / GPU_TILE;
     const int64_t rows = (int64_t)batch->num_tokens * group;
     const int64_t tiles = group <= SWAP_AB_ROWS ? SWAP_AB_TILES : SWAP_AB_TILES_OF_PARTS;
     const bool pays =
