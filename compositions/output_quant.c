@@ -73,7 +73,7 @@ attn_status output_quantized(attn_plan *plan, struct step *step, const struct at
                     .scale_column_major = layer->output_scale_column_major,
                     .x = own_rows(plan, &x, numbers.out, 0),
                     .out = own_rows(plan, &out, io->out, 0), .scale = given->scale);
-    if (layer->output_form != ATTN_OUTPUT_FP8_STATIC) { /* else nobody has checked them */
+    if (layer->output_form != ATTN_OUTPUT_FP8_STATIC) { /* else unchecked */
         args.block_scales = own_rows(plan, &scales, given->block_scales, scale_rows);
     }
     return operation("quantize", instance->kernels.quantize(&args, error), error);

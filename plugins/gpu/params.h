@@ -118,7 +118,7 @@ struct gpu_problem {
  * part is the result of one segment for one item. */
 struct gpu_schedule {
     int32_t tile;      /* keys of a tile */
-    int32_t tile_rows; /* rows (query, head of the group) of one item: 16 or 64 */
+    int32_t tile_rows; /* rows (query, head of the group) of one item */
     /* only requests with least_rows .. most_rows rows are scheduled; most_rows 0: all */
     int32_t least_rows, most_rows;
     /* 0: a segment may span several items; 1: it belongs to one item; 2: it belongs to one item and

@@ -174,6 +174,9 @@ def checks():
             for term in (dict(), dict(causal=False), dict(window=(100, 0)), dict(sinks=True, spread=12.0)):
                 yield dict(base | term, dtype=dtype, size=random.choice([(64, 64), (40, 40)]), heads=heads, page=random.choice([0, 16, 64]),
                            invariant=1)
+    for page in (0, 16, 24, 64):  # with sm_80's kernel items of 64 rows
+        for term in (dict(), dict(window=(33, 0)), dict(sinks=True), dict(size=(96, 96))):
+            yield dict(queries=[some(90) for _ in range(3)], keys=[some(300) + 90 for _ in range(3)], heads=(14, 2), page=page, lse=True) | term
     few = dict(queries=[random.randint(33, 200)], keys=[random.randint(3000, 6000)], lse=True, spread=2.0)  # items are cut into parts
     for term in (dict(), dict(causal=False), dict(sinks=True), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(2500, 0)),
                  dict(dtype=torch.float16), dict(size=(64, 64)), dict(size=(192, 128), heads=(16, 16)), dict(size=(80, 80)),

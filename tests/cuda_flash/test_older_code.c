@@ -138,7 +138,10 @@ TEST(test_prefill)
     c.args.k_cache = &c.view;
     for (int32_t i = 0; i < 2; i++) {
         is_sm90 = i == 1;
+        c.plan.num_tokens = i == 0 ? 2112 : 2113; /* items of 128 rows: 132, 133 */
         assert_true(sm80_prefill.attend(&c.args, &c.p, c.memory, false, &cause));
         assert_int_equal(prefilled.overlaps, is_sm90);
+        assert_int_equal(prefilled.p.schedule.tile_rows, i == 0 ? 64 : 128);
+        assert_true(prefilled.has_stretches);
     }
 }

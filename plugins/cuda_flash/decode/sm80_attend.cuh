@@ -283,7 +283,7 @@ template <int KIND> struct kind_shapes {
 
 /* Launches kernels with and without swapped operands. */
 template <int KIND, int D>
-static cudaError_t launch_split(const sm80_params *a, int swap, cudaStream_t stream)
+static cudaError_t launch_size(const sm80_params *a, int swap, cudaStream_t stream)
 {
     if constexpr (kind_shapes<KIND>::swap4 && D <= 128) {
         if (swap == SM80_SWAP4) {
@@ -302,10 +302,10 @@ template <int KIND> static cudaError_t load_kind()
 {
     cudaError_t error = cudaSuccess;
     for (int swap = 0; swap <= SM80_SWAP4; swap++) {
-        error = error ? error : launch_split<KIND, 64>(nullptr, swap, nullptr);
-        error = error ? error : launch_split<KIND, 128>(nullptr, swap, nullptr);
+        error = error ? error : launch_size<KIND, 64>(nullptr, swap, nullptr);
+        error = error ? error : launch_size<KIND, 128>(nullptr, swap, nullptr);
         if constexpr (kind_shapes<KIND>::wide) {
-            error = error ? error : launch_split<KIND, 256>(nullptr, swap, nullptr);
+            error = error ? error : launch_size<KIND, 256>(nullptr, swap, nullptr);
         }
     }
     if constexpr (kind_shapes<KIND>::widest) {
@@ -329,12 +329,12 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
     }
     if (d > 128) {
         if constexpr (kind_shapes<KIND>::wide) {
-            return launch_split<KIND, 256>(a, a->swap, stream);
+            return launch_size<KIND, 256>(a, a->swap, stream);
         }
         return cudaErrorInvalidValue;
     }
-    return d <= 64 ? launch_split<KIND, 64>(a, a->swap, stream)
-                   : launch_split<KIND, 128>(a, a->swap, stream);
+    return d <= 64 ? launch_size<KIND, 64>(a, a->swap, stream)
+                   : launch_size<KIND, 128>(a, a->swap, stream);
 }
 
 #endif

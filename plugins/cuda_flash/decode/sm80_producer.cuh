@@ -450,14 +450,15 @@ GPU_INLINE void copy_code_scales(const gpu_cache &cache, const sm80_plane &plane
                       to + plane.scale_at, plane.scale_pitch, lane);
 }
 
-/* Copies the queries of a run, elements of BYTES bytes, with THREADS threads; rows past the last
- * become zero. */
-template <int D, int ROWS, int BYTES, int THREADS = 32>
-GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to, int thread)
+/* Copies the queries of a run, elements of BYTES bytes, with a warp; rows past the last become
+ * zero.
+ */
+template <int D, int BYTES>
+GPU_INLINE void copy_query(const gpu_params &p, const gpu_run &run, uint32_t to, int lane)
 {
     constexpr int chunks = D * BYTES / 16;
 #pragma unroll 4
-    for (int i = thread; i < ROWS * chunks; i += THREADS) {
+    for (int i = lane; i < SM80_ROWS * chunks; i += 32) {
         int row = i / chunks, chunk = i % chunks;
         bool real = row < run.row_tile.num_rows && chunk * (16 / BYTES) < p.problem.head_size;
         int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;
@@ -594,7 +595,7 @@ template <int KIND, int D> struct producer {
             smem.runs[run_slot] = run; /* the wait for a free stage implies a free slot */
         }
         barrier_wait(shared_address(&smem.q_empty[q_slot]), q_phase ^ 1);
-        copy_query<D, SM80_ROWS, S::q_element>(p, run, shared_address(smem.q[q_slot]), lane);
+        copy_query<D, S::q_element>(p, run, shared_address(smem.q[q_slot]), lane);
         q_slot++;
         if (q_slot == S::q_buffers) {
             q_slot = 0;

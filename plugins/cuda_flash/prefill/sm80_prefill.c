@@ -105,14 +105,15 @@ static int64_t row_tiles_of(const struct attn_prepared *prepared, int64_t reqs, 
     return (tokens * prepared->group + rows - 1) / rows + reqs;
 }
 
-/* Rows of an item. Items with fewer rows are never cut. */
+/* Rows of an item. Items with fewer rows are never cut, and batch-invariant layers have none: rows
+ * of a warp decide how a value that is not finite is multiplied. */
 static int32_t rows_of(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
     const struct attn_prepared *prepared = args->prepared;
     const int64_t items =
         row_tiles_of(prepared, 0, plan->num_tokens, SM80_PREFILL_ROWS) * args->layer->num_kv_heads;
-    return plan->part_tiles == 0 && prepared->padded_size <= 128 &&
+    return plan->part_tiles == 0 && !prepared->invariant && prepared->padded_size <= 128 &&
                    choose_tiles(args) < SM80_PREFILL_E4M3 && items <= args->instance->device.num_sms
                ? SM80_PREFILL_FEW_ROWS
                : SM80_PREFILL_ROWS;

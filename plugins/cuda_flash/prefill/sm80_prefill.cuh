@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill by mma.sync. A CTA draws items of 128 rows (query, head of the group) of one KV head, and
- * all its warps copy tiles of keys and multiply them with their own rows: with up to 128 dims 4
- * warps of 32 rows, with 256 dims 8 warps of 16 rows. A tile of n keys: 4 * n * D bytes read, 4 *
- * 128 * n * D FLOPs. mma.sync is the limit, and shared memory is close to it: 32 rows of a warp
- * read 320 bytes for each product of 4096 FLOPs, 16 rows 512. */
+/* Prefill by mma.sync. A CTA draws items of 128 rows (query, head of the group) of one KV head, or
+ * of 64, and all its warps copy tiles of keys and multiply them with their own rows: with up to 128
+ * dims 4 warps of 32 or 16 rows, with 256 dims 8 warps of 16. A tile of n keys: 4 * n * D bytes
+ * read, 4 * rows * n * D FLOPs. mma.sync is the limit, and shared memory is close to it: 32 rows of
+ * a warp read 320 bytes for each product of 4096 FLOPs, 16 rows 512. */
 #ifndef CUDA_FLASH_SM80_PREFILL_CUH
 #define CUDA_FLASH_SM80_PREFILL_CUH
 

@@ -11,7 +11,8 @@ extern "C" {
 #endif
 
 /* Rows (query, head of the group) of an item; FEW: over keys of 16 bits with up to 128 dims, if
- * there would be fewer items than multiprocessors. */
+ * items are not cut and all rows of the batch fill no more than there are multiprocessors; not of
+ * batch-invariant layers. */
 #define SM80_PREFILL_ROWS 128
 #define SM80_PREFILL_FEW_ROWS 64
 #define SM80_PREFILL_FIXED 512  /* bytes of shared memory besides queries and tiles */
@@ -31,7 +32,7 @@ enum sm80_prefill_tiles {
 #define SM80_PREFILL_KEYS(size, tiles)                                                             \
     (((tiles) == SM80_PREFILL_NARROW_PAIRS || (tiles) == SM80_PREFILL_NARROW ? 32 : 64)            \
      << ((size) == 64 && (tiles) < SM80_PREFILL_E4M3))
-/* A lane copies every so-manieth row of a stretch. */
+/* The distance, in rows of a stretch, between those that a lane copies. */
 #define SM80_PREFILL_STEP(size, tiles)                                                             \
     (((tiles) >= SM80_PREFILL_E4M3 ? 512 : 256) / (size) /                                         \
      ((size) == 64 && (tiles) == SM80_PREFILL_PAIRS ? 2 : 1))

@@ -4,7 +4,8 @@
  * sums of log decays in a chunk,
  *     A_ij = beta_i e^(g_i - g_j) k_i k_j   for j < i
  *     R = (I + A)^-1 beta (V - e^g K S^T)   what the tokens add: S <- e^g S + R^T (decays) K
- * A group of four warps processes a key head of a chunk, and its value heads in pairs. */
+ * A group of four warps processes a key head of a chunk, and its value heads in pairs, without
+ * a delta four at a time. */
 #ifndef CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 #define CUDA_FLASH_SM80_DELTA_PREPARE_CUH
 

@@ -30,7 +30,8 @@ struct chunk_head {
         uint16_t inverse[CHUNK][CHUNK]; /* (I + A)^-1 beta, transposed */
         struct {                        /* rules without a delta: factors of tokens */
             float value[CHUNK], query[CHUNK];
-            float most[4]; /* [0]: no element of a key is larger by its value's factor */
+            float most[4]; /* [0]: bound of a value's factor times an element of its key; four
+                            * for copies of 16 bytes */
         } factors;
     };
     uint16_t scores[CHUNK][CHUNK]; /* q k^T with decays, causal */

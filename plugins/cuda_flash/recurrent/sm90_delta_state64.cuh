@@ -7,7 +7,9 @@
  * S, Y and R are f16 operands in units of a power of two for each row. A token multiplies S by I -
  * beta k k^T, which does not lengthen a row since |k| <= 1, and adds beta v k^T. With M the largest
  * value of a row in the chunk, |S| grows by at most CHUNK M, and no element of Y, R or S exceeds
- * |S| + (CHUNK + 1) M. Therefore the unit can be chosen before the chunk's products. */
+ * |S| + (CHUNK + 1) M. Therefore the unit can be chosen before the chunk's products. Without a
+ * delta R is V times the factors of its tokens, and M has factors.most, which bounds elements of
+ * keys. */
 #ifndef CUDA_FLASH_SM90_DELTA_STATE64_CUH
 #define CUDA_FLASH_SM90_DELTA_STATE64_CUH
 
@@ -114,6 +116,7 @@ GPU_INLINE void copy_stage(const sm80_delta_params &a, const state_item &item, i
     if (lane_index() == 0) {
         constexpr int unused = ADDITIVE ? sizeof stage.head.inverse - sizeof stage.head.factors : 0;
         constexpr int first = sizeof stage.head.inverse - unused;
+        static_assert(first % 16 == 0, "bulk copies");
         const chunk_head &head = heads[item.head];
         barrier_arrive_expect(shared_address(&full), STAGE_BYTES - unused);
         copy_span(shared_address(&stage.keys), &((const chunk_keys *)chunk)[key_head],

@@ -85,7 +85,7 @@ GPU_INLINE float next_unit(float unit, float bound)
 
 /* As state_rows, with a bound that units are chosen from. */
 struct state64_rows : state_rows {
-    float norm[2]; /* upper bound of the row's norm */
+    float norm[2]; /* upper bound of the row's norm, without a delta of its elements */
 
     /* Computes the largest element of each row. */
     __device__ __forceinline__ void find_largest(float (&largest)[2]) const

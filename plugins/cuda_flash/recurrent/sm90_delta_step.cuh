@@ -117,13 +117,13 @@ template <int TOKENS = 1> struct step_channel {
         return p.conv_silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
 
-    /* Stores the window after the step, all inputs but the oldest, `apart` bytes from its own. */
-    __device__ __forceinline__ void roll(int32_t num_tokens = 1, int64_t apart = 0) const
+    /* Stores the window after the step: all inputs but the oldest. */
+    __device__ __forceinline__ void roll(int32_t num_tokens = 1) const
     {
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 2 + TOKENS; i++) {
             if (i < STEP_TAPS - 2 + num_tokens) {
-                ((uint16_t *)(window + apart))[i] = (uint16_t)input[i + 1];
+                ((uint16_t *)window)[i] = (uint16_t)input[i + 1];
             }
         }
     }
@@ -378,28 +378,6 @@ GPU_INLINE void finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_
     }
 }
 
-/* Copies the state that the CTA has written, and stores the windows, to slot `checkpoint`. */
-template <int STATE, int ROWS>
-GPU_INLINE void keep_token(const gpu_delta_params &p, const delta_request &request,
-                           const step_inputs &inputs, const step_place<ROWS> &at,
-                           int32_t checkpoint)
-{
-    const uint4 *from = (const uint4 *)state_bytes_at(p, request.slots[0], at.head, at.first);
-    uint4 *to = (uint4 *)state_bytes_at(p, checkpoint, at.head, at.first);
-    const int32_t pieces = at.rows * step_pieces<STATE>::of_row;
-    for (int32_t i = (int32_t)thread_index(); i < pieces; i += STEP_THREADS) {
-        to[i] = from[i];
-    }
-    const int64_t apart = (int64_t)(checkpoint - request.slots[0]) * p.window_slot;
-    if (at.rank == 0) {
-        inputs.q.roll(1, apart);
-        inputs.k.roll(1, apart);
-    }
-    if (inputs.has_value) {
-        inputs.v.roll(1, apart);
-    }
-}
-
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
 template <int STATE, int ROWS>
@@ -428,11 +406,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     }
     run_rows(m, token, request.has_state, at.rows,
              state_bytes_at(p, request.slots[0], at.head, at.first));
-    finish_token(m, p, request, inputs, at); /* all rows of the state are written */
-    const int32_t checkpoint = checkpoint_slot(p, request, 1);
-    if (checkpoint >= 0) {
-        keep_token<STATE>(p, request, inputs, at, checkpoint);
-    }
+    finish_token(m, p, request, inputs, at);
 }
 
 #endif
