@@ -39,9 +39,9 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
         options["speculative_num_draft_tokens"] = 1 + drafts
     if drafts and method == "ngram":
         options.update(speculative_algorithm="NGRAM", speculative_ngram_max_bfs_breadth=2)
-    elif drafts:  # by a model, which is captured where that is tried
+    elif drafts:  # by a model; those of several branches are captured only where that is tried
         options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3,
-                       disable_cuda_graph=os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1")
+                       disable_cuda_graph=branches > 1 and os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1")
         if method != "mtp":
             options["speculative_draft_model_path"] = f"{folder}-head" if method in HEADS else folder
     if not large:  # a decode writes a state for the prefix cache at every 64th token

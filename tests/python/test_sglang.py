@@ -155,7 +155,7 @@ class Engine:
         return types.SimpleNamespace(
             forward_mode=batch.forward_mode, batch_size=size, req_pool_indices=longer(batch.req_pool_indices, 0),
             seq_lens=longer(batch.seq_lens, fill), seq_lens_cpu=longer(batch.seq_lens_cpu, fill),
-            out_cache_loc=batch.out_cache_loc, num_padding=size - batch.batch_size, spec_info=batch.spec_info, encoder_lens=None)
+            out_cache_loc=batch.out_cache_loc, spec_info=batch.spec_info, encoder_lens=None)
 
     def inputs(self, queries: list[int], padding: int = 0) -> list[list[torch.Tensor]]:
         """q, k and v of each layer, on the CPU."""
@@ -348,7 +348,7 @@ class Interface(unittest.TestCase):
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
                      "speculative_draft_attention_backend": None, "disable_cuda_graph": False, "speculative_eagle_topk": None,
-                     "cuda_graph_config": None, "speculative_num_steps": None, "speculative_adaptive": False}
+                     "cuda_graph_config": None, "speculative_num_steps": None, "speculative_adaptive": False, "enable_multi_layer_eagle": False}
         model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
                  "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
@@ -375,6 +375,8 @@ class Interface(unittest.TestCase):
                               trees | {"disable_cuda_graph": True, "cuda_graph_config": full}),
                              ("speculative_algorithm: EAGLE, whose drafts of any number of steps would be captured",
                               {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_num_steps": 1, "speculative_adaptive": True}),
+                             ("speculative_algorithm: EAGLE, whose draft extends would be captured",
+                              {"speculative_algorithm": "EAGLE", "device": "cuda", "enable_multi_layer_eagle": True}),
                              ("speculative_eagle_topk: 3 with pages of 16 tokens; supported: 1, or a page_size of 1",
                               {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 3}),
                              ("head_size is 60", {"speculative_algorithm": "EAGLE", "is_draft_worker": True, "head_dim": 60}),

@@ -183,7 +183,7 @@ class GatedDelta(unittest.TestCase):
         graph = capture()
         for t in (9, 10, 11):
             static.copy_(torch.stack([self.hidden[1, t], self.hidden[0, t], self.hidden[0, 0]]))
-            batch = engine.batch("decode", [1, 0, 0], [1, 1, 1], [t + 1, t + 1, 1], num_padding=1,
+            batch = engine.batch("decode", [1, 0, 0], [1, 1, 1], [t + 1, t + 1, 1],
                                  mamba_track_indices=torch.tensor([2, 1, 0]))
             for array in ("seq_lens", "mamba_track_indices"):
                 getattr(none, array).copy_(getattr(batch, array))

@@ -467,6 +467,7 @@ static const struct gdn_variant large_variants[] = {
     /* many chunks of few rows, which may be prepared while earlier ones are walked */
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, true},
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, false, true, .rule = GDN_KDA},
+    {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 128, 32, 4, 64, 0, true, true, false, .rule = GDN_MAMBA2},
     {GDN_LONG, ATTN_DTYPE_BF16, 12, 12, 96, 24, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA_BOUNDED, .state_dtype = ATTN_DTYPE_BF16},
     /* one head, which may be walked in segments */
     {GDN_LONG, ATTN_DTYPE_BF16, 1, 1, 128, 128, 4, 64, 0, true, true, true, .initial = true},

@@ -152,7 +152,7 @@ class Steps:
     def replay(self, shape: Shape, make_batch: Callable[[], Batch], mode: PlanMode = PlanMode.REPLAY) -> bool:
         """Bring the plans of a captured shape to a new batch; False: none was captured, or layers were bound again since.
 
-        With `IN_GRAPH` the graph that is being captured does that in its replays, and each of them comes after `OUT_OF_GRAPH`."""
+        With `IN_GRAPH` the update is recorded into the graph that is being captured; `OUT_OF_GRAPH` comes before each replay of it."""
         if not self.replays(shape):
             return False
         batch, stream = make_batch(), stream_of(self._bounds[0].device)

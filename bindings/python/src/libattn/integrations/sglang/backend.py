@@ -117,6 +117,8 @@ class LibattnBackend(Gathered):
                 arrays.slot_mapping[given:tokens].fill_(-1)
         elif in_capture:
             self.given[requests] = forward_batch.seq_lens, slots
+        elif requests in self.given and arrays.slot_mapping.device.type == "cpu":  # where ATTN_VALIDATE reads them
+            self._fill_arrays(arrays, requests)
         shape, batch = (requests, tokens, each), self._captured_batch(arrays, lengths, each)
         self.forward_metadata = Step(batch, tokens, shape, None if verify else lambda: self._fill_arrays(arrays, requests))
         if not in_capture:
