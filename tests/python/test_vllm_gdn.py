@@ -15,7 +15,7 @@ import published
 import test_vllm as recorded
 from common import each_backend, worst
 from libattn.integrations import vllm as adapter
-from libattn.integrations.vllm import describe
+from libattn.integrations.vllm import describe, versions
 from libattn.integrations.vllm.gdn import LibattnStateBackend, StateBuilder
 from test_recurrent import HIDDEN, Subject, qwen3_5, worst_of_steps
 
@@ -126,6 +126,32 @@ class GatedDelta(unittest.TestCase):
                              (LibattnStateBackend, RECORDED["vllm.v1.attention.backend"]["AttentionBackend"])):
             self.assertEqual(published.mismatches(ours, theirs), [])
         self.assertLessEqual({"_forward_core", "get_state_shape", "forward_cuda"}, set(qwen["methods"]))
+
+    def test_layers_of_others(self) -> None:
+        """vLLM's recurrent layers are named, once; nothing is logged of libattn's, of attention, and of those that an operator left."""
+        self.addCleanup(versions._warn.cache_clear)
+        versions._warn.cache_clear()
+        layer, _ = self.served()
+        config = recorded.current[0]
+        context = config.compilation_config.static_forward_context
+        context["model.layers.3.self_attn.attn"] = types.SimpleNamespace()
+        config.additional_config["libattn"]["gdn"] = False
+        context["model.layers.4.linear_attn"] = self.layer()
+        self.assertEqual(context["model.layers.4.linear_attn"].mamba_type, MambaAttentionBackendEnum.GDN_ATTN)
+
+        def build() -> None:
+            recorded.LibattnMetadataBuilder(None, ["model.layers.3.self_attn.attn"], config, torch.device("cpu"))
+
+        with self.assertNoLogs():
+            build()
+        for name, kind in (("5.kda", "KimiGatedDeltaNetAttention"), ("6.kda", "KimiGatedDeltaNetAttention"), ("7.mixer", "MambaMixer2")):
+            context[f"model.layers.{name}"] = type(kind, (), {"mamba_type": "vLLM's own"})()
+        with self.assertLogs("libattn.integrations.vllm.versions", "WARNING") as logs:
+            build()
+            build()
+        self.assertEqual([line.partition("own backends, not libattn, serve ")[2] for line in logs.output], [
+            "2 KimiGatedDeltaNetAttention (the first model.layers.5.kda), 1 MambaMixer2 (the first model.layers.7.mixer); of recurrent "
+            "layers libattn serves QwenGatedDeltaNetAttention"])
 
     def test_steps(self) -> None:
         """Prompts, a chunk over earlier context next to decodes, in slots of a table or, with a prefix cache, of its blocks."""

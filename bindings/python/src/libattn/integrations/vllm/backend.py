@@ -22,7 +22,7 @@ from . import describe
 from .layers import LatentImpl, LibattnImpl
 from .metadata import CASCADE_KEYS, CASCADE_REQUESTS, LibattnMetadata, batch_of, host_copy, prefix_of, spans_of
 from .ranks import likely, spread
-from .versions import LATENT_QUERIES, CacheForm, refusals, warn_of_drafts, warn_of_norms
+from .versions import LATENT_QUERIES, CacheForm, refusals, warn_of_drafts, warn_of_norms, warn_of_states
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
@@ -179,6 +179,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                  *args: Any, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         context = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", {})
+        warn_of_states(context)
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
         self.spread = spread(vllm_config, kv_cache_spec)

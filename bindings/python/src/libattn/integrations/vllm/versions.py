@@ -78,6 +78,20 @@ def warn_of_drafts() -> None:
               "--speculative-config")
 
 
+def warn_of_states(layers: dict[str, Any]) -> None:
+    """vLLM's log has the classes of a model's layers whose states vLLM's own backends keep. libattn's class is there too where an
+    operator has left its layers to vLLM; nothing is said of those."""
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+    others: dict[str, list[str]] = {}
+    for name, layer in layers.items():
+        if getattr(layer, "mamba_type", None) not in (None, MambaAttentionBackendEnum.CUSTOM) and not hasattr(layer, "serves"):
+            others.setdefault(type(layer).__name__, []).append(name)
+    if others:
+        found = ", ".join(f"{len(names)} {kind} (the first {names[0]})" for kind, names in others.items())
+        _warn(f"vLLM's own backends, not libattn, serve {found}; of recurrent layers libattn serves QwenGatedDeltaNetAttention")
+
+
 def heads_first() -> bool:
     """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
     desc = describe.layer("layers.0", 8, 8, 128, describe.dtype())
@@ -148,4 +162,5 @@ class CacheLayout:
 
 CacheForm: type = CacheLayout if LAYOUTS else CacheShape
 
-__all__ = ["LATENT_QUERIES", "LAYOUTS", "SERVED", "CacheForm", "CacheLayout", "CacheShape", "heads_first", "refusals"]
+__all__ = ["LATENT_QUERIES", "LAYOUTS", "SERVED", "CacheForm", "CacheLayout", "CacheShape", "heads_first", "refusals",
+           "warn_of_drafts", "warn_of_norms", "warn_of_states"]
