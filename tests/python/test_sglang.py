@@ -2,10 +2,12 @@
 """The SGLang adapter against SGLang's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
 import collections
 import sys
+import tempfile
 import types
 import unittest
 import unittest.mock
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -348,8 +350,9 @@ class Interface(unittest.TestCase):
         arguments = {"attention_backend": "libattn", "prefill_attention_backend": None, "decode_attention_backend": None,
                      "speculative_algorithm": None, "disable_hybrid_swa_memory": False, "kv_cache_dtype": "auto",
                      "speculative_draft_attention_backend": None, "disable_cuda_graph": False, "speculative_eagle_topk": None,
-                     "cuda_graph_config": None, "speculative_num_steps": None, "speculative_adaptive": False, "enable_multi_layer_eagle": False}
-        model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64,
+                     "cuda_graph_config": None, "speculative_num_steps": None, "speculative_adaptive": False,
+                     "enable_multi_layer_eagle": False}
+        model = {"dtype": torch.float32, "num_attention_heads": 8, "get_num_kv_heads": lambda ranks: 2 // ranks, "head_dim": 64, "model_path": "",
                  "hf_config": types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"]), **LATENT}
         runner = {"is_draft_worker": False, "use_mla_backend": False, "is_hybrid_swa": False, "device": "cpu", "gpu_id": 0, "page_size": 16}
 
@@ -393,6 +396,7 @@ class Interface(unittest.TestCase):
                              ("dtype: torch.float64", {"dtype": torch.float64}), ("head_size is 60", {"head_dim": 60})):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
+        self.caches_of_checkpoints(load)
         for environment, config, steps, branches in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full, 3, 3), ({}, disabled, 3, 3),
                                                      ({}, full, 1, 3), ({}, full, 3, 1)):
             with unittest.mock.patch.dict("os.environ", environment):
@@ -411,6 +415,41 @@ class Interface(unittest.TestCase):
                 load()
         finally:
             module.__version__ = "0.5.16"  # type: ignore[attr-defined]
+
+    def caches_of_checkpoints(self, load: Callable[..., None]) -> None:
+        """Which of them SGLang makes fp8 under `auto`, as its configurations of quantizations read them."""
+        def latent(text: str, **values: Any) -> None:
+            values = {"use_mla_backend": True, "dtype": torch.bfloat16, **values}
+            if not text:
+                load(**values)
+                return
+            with self.assertRaisesRegex(libattn.AttnError, f"kv_cache_dtype: auto, .*checkpoint makes fp8_e4m3; supported: {text}.*leave out"):
+                load(**values)
+
+        def config(**found: Any) -> Any:
+            return types.SimpleNamespace(architectures=["DeepseekV3ForCausalLM"], quantization_config=found)
+
+        scheme, bf16 = {"type": "float", "num_bits": 8, "dynamic": False}, "torch.bfloat16, next to.*--kv-cache-dtype bfloat16"
+        whole, compressed = {"strategy": "tensor", **scheme}, "compressed-tensors"
+        latent(bf16, hf_config=config(quant_method="modelopt", kv_cache_scheme=scheme))
+        latent(bf16, hf_config=config(quant_method="modelopt_fp4", kv_cache_quant_algo="FP8"))
+        latent(bf16, hf_config=config(quantization={"quant_algo": "NVFP4", "kv_cache_quant_algo": "fp8"}))
+        latent(bf16, hf_config=types.SimpleNamespace(
+            architectures=["KimiK25ForConditionalGeneration"], text_config=config(quant_method="modelopt", kv_cache_scheme="FP8")))
+        for found in ({"quant_method": "modelopt"}, {"quant_method": "fp8"}, {"quant_method": compressed, "kv_cache_scheme": whole},
+                      {"quant_method": "modelopt", "kv_cache_scheme": {**scheme, "num_bits": 4}}, {"kv_cache_quant_algo": None}):
+            latent("", hf_config=config(**found))
+        latent("", hf_config=config(quant_method="modelopt", kv_cache_scheme=scheme), kv_cache_dtype="bfloat16")
+        load(hf_config=config(quant_method="modelopt", kv_cache_scheme=scheme))
+        with tempfile.TemporaryDirectory() as folder:
+            latent("", model_path=folder)
+            Path(folder, "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}')
+            latent(bf16, model_path=folder)
+        with unittest.mock.patch("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere"):
+            latent("", model_path="nvidia/of-a-hub")
+        with unittest.mock.patch.object(sys.modules["sglang"], "__version__", "0.5.23"):
+            latent(bf16, hf_config=config(quant_method=compressed, kv_cache_scheme=whole))
+            latent("", hf_config=config(quant_method=compressed, kv_cache_scheme=scheme))
 
     def test_every_call_of_the_engine_fits(self) -> None:
         base = RECORDED["modules"]["sglang.srt.layers.attention.base_attn_backend"]["AttentionBackend"]

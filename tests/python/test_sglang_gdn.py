@@ -21,7 +21,7 @@ class Hybrid:
     """SGLang's backend of both kinds of layers, as far as the adapter makes it."""
 
     def __init__(self, full: Any, states: Any, layers: list[int]) -> None:
-        self.full, self.states, self.layers = full, states, layers
+        self.full_attn_backend, self.linear_attn_backend, self.layers = full, states, layers
 
 
 published.put({"sglang.srt.layers.attention.hybrid_linear_attn_backend": {"HybridLinearAttnBackend": Hybrid}})
@@ -228,15 +228,16 @@ class GatedDelta(unittest.TestCase):
                                          use_mla_backend=False, is_hybrid_swa=False, req_to_token_pool=Pool(qwen3_5(), [3]))
 
         wrap, check = recorded.hooks[WRAPPER], recorded.hooks["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
-        made = wrap(lambda *_: "SGLang's", runner(), "attention")
-        self.assertEqual((made.full, type(made.states), made.layers), ("attention", LibattnGdnBackend, [3]))
+        theirs = Hybrid("attention", "SGLang's", [3])
+        made = wrap(lambda *_: theirs, runner(), "attention")
+        self.assertEqual((made.full_attn_backend, type(made.linear_attn_backend), made.layers), ("attention", LibattnGdnBackend, [3]))
         check(runner())
         for values, reason in (({"speculative_algorithm": "NGRAM"}, "speculative_algorithm"), ({"config": OtherConfig}, "OtherConfig's"),
                                ({"linear_attn_decode_backend": "triton"}, "--linear-attn-backend"),
                                ({"linear_attn_backend": "flashinfer"}, "--linear-attn-backend"),
                                ({"enable_linear_replayssm": True}, "--enable-linear-replayssm")):
             with self.assertLogs("libattn.integrations.sglang.check", "WARNING") as logs:
-                self.assertEqual(wrap(lambda *_: "SGLang's", runner("cuda", **values), "attention"), "SGLang's")
+                self.assertEqual(wrap(lambda *_: theirs, runner("cuda", **values), "attention"), theirs)
             self.assertRegex(logs.output[0], f"leaves gated delta layers to SGLang's own backend: {reason}")
             with self.assertRaisesRegex(libattn.UnsupportedError, f"gated delta layers: {reason}.*leave out --attention-backend"):
                 check(runner(**values))
@@ -244,10 +245,46 @@ class GatedDelta(unittest.TestCase):
             with self.assertNoLogs():
                 check(runner())
             with self.assertLogs() as logs:
-                self.assertEqual(wrap(lambda *_: "SGLang's", runner(), "attention"), "SGLang's")
+                self.assertEqual(wrap(lambda *_: theirs, runner(), "attention"), theirs)
             self.assertEqual((len(logs.output), "a CPU with AMX" in logs.output[0]), (1, True))
-        self.assertEqual(wrap(lambda *_: "SGLang's", runner(attention_backend="triton"), "attention"), "SGLang's")
-        self.assertEqual(wrap(lambda *_: "SGLang's", runner(config=types.SimpleNamespace), "attention"), "SGLang's")
+        self.assertEqual(wrap(lambda *_: theirs, runner(attention_backend="triton"), "attention"), theirs)
+        self.assertEqual(wrap(lambda _, full: full, runner(config=types.SimpleNamespace), "attention"), "attention")
+
+    def test_layers_of_others(self) -> None:
+        """SGLang's backends in libattn's place are named, once; nothing is logged of models whose layers are all libattn's, of drafts,
+        whose layers of their own all attend, and where libattn is not asked."""
+        from libattn.integrations.sglang import check
+
+        self.addCleanup(check._warn.cache_clear)
+        wrap = recorded.hooks[WRAPPER]
+        Mamba2AttnBackend, MiniMaxHybridAttnBackend = (type(name, (), {}) for name in ("Mamba2AttnBackend", "MiniMaxHybridAttnBackend"))
+
+        def made(model: str, other: Any = None, **values: Any) -> Any:
+            def original(runner: Any, full: Any) -> Any:
+                if other is None:
+                    return full
+                return other() if values.get("replaces") else Hybrid(full, other(), [])
+
+            config = types.SimpleNamespace(architectures=[model], **values.pop("config", {}))
+            runner = types.SimpleNamespace(server_args=arguments(False, **{k: v for k, v in values.items() if k == "attention_backend"}),
+                                           model_config=types.SimpleNamespace(hf_config=config, dtype=torch.float32), device="cuda",
+                                           is_draft_worker=values.get("is_draft_worker", False))
+            return wrap(original, runner, "attention")
+
+        with self.assertLogs("libattn.integrations.sglang.check", "WARNING") as logs:
+            for _ in range(2):
+                self.assertEqual(made("NemotronHForCausalLM", Mamba2AttnBackend).full_attn_backend, "attention")
+                made("MiniMaxM3ForCausalLM", MiniMaxHybridAttnBackend, replaces=True)
+        self.assertEqual(len(logs.output), 2)
+        for line, (name, model) in zip(logs.output, (("Mamba2AttnBackend", "NemotronHForCausalLM"),
+                                                     ("MiniMaxHybridAttnBackend", "MiniMaxM3ForCausalLM"))):
+            self.assertRegex(line, f"SGLang's own {name}, not libattn, serves layers of {model}; .*gated delta layers of Qwen3-Next and Qwen3.5")
+        check._warn.cache_clear()
+        with self.assertNoLogs():
+            self.assertEqual(made("LlamaForCausalLM"), "attention")
+            made("NemotronHForCausalLM", Mamba2AttnBackend, attention_backend="triton")
+            made("Qwen3NextForCausalLMMTP", Mamba2AttnBackend, is_draft_worker=True,
+                 config={"linear_num_value_heads": 4, "linear_layer_ids": [0]})
 
 
 if __name__ == "__main__":

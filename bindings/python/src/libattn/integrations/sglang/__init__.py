@@ -55,15 +55,20 @@ def _before_weights(runner: Any, *_: Any, **__: Any) -> None:
 
 
 def _with_states(original: Any, runner: Any, full_attn_backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """SGLang's backend for models whose layers are of several kinds: with gated delta layers, libattn's next to `full_attn_backend`."""
-    if _is_asked(runner):
-        from .check import serves_states
+    """SGLang's backend for models whose layers are of several kinds: with gated delta layers, libattn's next to `full_attn_backend`.
+    SGLang's log says which layers another backend serves."""
+    if not _is_asked(runner):
+        return original(runner, full_attn_backend, *args, **kwargs)
+    from .check import serves_states, warn_of_others
 
-        if serves_states(runner):
-            from .gdn import with_states
+    if serves_states(runner):
+        from .gdn import with_states
 
-            return with_states(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
-    return original(runner, full_attn_backend, *args, **kwargs)
+        return with_states(runner, full_attn_backend, runner.model_config.hf_config.get_text_config().full_attention_layer_ids)
+    made = original(runner, full_attn_backend, *args, **kwargs)
+    if made is not full_attn_backend:
+        warn_of_others(runner, full_attn_backend, made)
+    return made
 
 
 def _draft_steps(original: Any, factory: Any) -> Any:

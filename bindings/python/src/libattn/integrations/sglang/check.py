@@ -2,9 +2,13 @@
 """What is refused before SGLang loads weights, and whether gated delta layers are libattn's."""
 from __future__ import annotations
 
+import json
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import sglang
@@ -79,6 +83,9 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
          "latent attention of all keys"),
         ("kv_cache_dtype", arguments.kv_cache_dtype if latent and CACHES.get(arguments.kv_cache_dtype, model.dtype) != model.dtype else "",
          "auto, next to multi-head latent attention"),
+        ("kv_cache_dtype", "auto, of which the checkpoint makes fp8_e4m3"
+         if latent and arguments.kv_cache_dtype == "auto" and _kept(runner) != model.dtype else "",
+         f"{model.dtype}, next to multi-head latent attention (--kv-cache-dtype bfloat16 for torch.bfloat16)"),
         ("model", "an encoder and a decoder" if getattr(model, "is_encoder_decoder", False) else "", "decoders without an encoder"),
         ("speculative_algorithm", "" if arguments.speculative_algorithm in (None, "NGRAM", *VERIFIED) else arguments.speculative_algorithm,
          ", ".join(("NGRAM", *VERIFIED))),
@@ -96,6 +103,40 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     ]
 
 
+def _quantizations(model: Any) -> Iterator[dict[str, Any]]:
+    """What a checkpoint says of its quantization: in its configuration, and ModelOpt's in a file of its own, which SGLang has fetched."""
+    for config in (model.hf_config, getattr(model.hf_config, "text_config", None)):
+        found = getattr(config, "quantization_config", None)
+        if found is not None:
+            yield found if isinstance(found, dict) else found.to_dict()
+    folder, name = getattr(model, "model_path", ""), "hf_quant_config.json"
+    path: Any = os.path.join(folder, name)
+    if folder and not os.path.isdir(folder):
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(folder, name, revision=getattr(model, "revision", None))
+    if isinstance(path, str) and os.path.isfile(path):
+        yield json.loads(Path(path).read_text())
+
+
+def _kept(runner: Any) -> torch.dtype:
+    """The cache's type. Under `auto` it is fp8 where SGLang's configuration of the checkpoint's quantization has `kv_cache_quant_algo`
+    FP8: ModelOpt's, and since 0.5.23 others' too."""
+    asked, model = runner.server_args.kv_cache_dtype, runner.model_config
+    for found in _quantizations(model) if asked == "auto" else ():
+        section = found.get("quantization", found)
+        method = str(section.get("quant_method", "modelopt"))
+        if not method.startswith(("modelopt", "petit")) and sglang.__version__.startswith(SERVED[0]):
+            continue
+        scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo")
+        if isinstance(scheme, dict):
+            plain = not method.startswith("compressed") or (scheme.get("strategy") == "tensor" and not scheme.get("dynamic", False))
+            scheme = "FP8" if plain and scheme.get("type") == "float" and scheme.get("num_bits") == 8 else ""
+        if str(scheme).upper() in ("FP8", "FLOAT8"):
+            return torch.float8_e4m3fn
+    return CACHES.get(asked, model.dtype)
+
+
 def _layer(runner: Any) -> LayerDesc:
     """A usual layer of the model, on one rank."""
     arguments, model = runner.server_args, runner.model_config
@@ -104,7 +145,7 @@ def _layer(runner: Any) -> LayerDesc:
         sizes = latent_sizes(model)
         return describe_latent(model.num_attention_heads // ranks, 1.0, model.dtype, runner.page_size or 1, sizes,
                                bool(arguments.speculative_algorithm))
-    kept = CACHES.get(arguments.kv_cache_dtype, model.dtype)
+    kept = _kept(runner)
     scales: dict[str, Any] = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"} if kept.itemsize == 1 else {}
     return LayerDesc("layers.0", model.num_attention_heads // ranks, model.get_num_kv_heads(ranks), model.head_dim,
                      model.head_dim**-0.5, "decoder", DTYPES[model.dtype], KV_DTYPES[kept],
@@ -150,6 +191,22 @@ def serves_states(runner: Any, logs: bool = True) -> bool:
     if reason is not None and logs:
         logging.getLogger(__name__).warning("libattn leaves gated delta layers to SGLang's own backend: %s", reason)
     return reason is None
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once."""
+    logging.getLogger(__name__).warning(text)
+
+
+def warn_of_others(runner: Any, full_attn_backend: Any, made: Any) -> None:
+    """SGLang's log has what serves layers in libattn's place, in a backend that SGLang made for a model of several kinds of layers."""
+    attends = getattr(made, "full_attn_backend", None) is full_attn_backend
+    if attends and _states_config(runner) is not None:
+        return  # gated delta layers, whose reason `serves_states` logs; a draft of their models has none
+    other = type(getattr(made, "linear_attn_backend", made) if attends else made).__name__
+    _warn(f"SGLang's own {other}, not libattn, serves layers of {', '.join(runner.model_config.hf_config.architectures)}; next to layers "
+          "of attention libattn serves the gated delta layers of Qwen3-Next and Qwen3.5")
 
 
 def _states(runner: Any) -> LayerDesc:
