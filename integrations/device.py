@@ -16,7 +16,8 @@ tokens a step had, after the prefix cache of states `beyond` counts the second p
 than 0.9 times the engine's own.
 Batch invariance: tokens and log-probabilities of requests alone, and among others in random order and with prompts in chunks, from an
 empty prefix cache and from a full one, have the same bits. MODE `off`: the engine is not asked for that, and some differ.
-Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns.
+Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns; rows
+"drafts": captured verifications of five tokens that followed each request's last ones before, few of which are right.
 As many engines start at once as the GPU's memory holds. While a row is timed, those that still start or compare stand still.
 """
 from __future__ import annotations
@@ -96,7 +97,9 @@ QWEN_NEXT = {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_nex
              "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "eos_token_id": 1}
 #: Engines of rows: cache, KiB of it for a token (states included), GiB of all else, configuration.
 TIMED: dict[str, tuple[str, int, int, dict[str, Any]]] = {
-    "llama": ("auto", 128, 18, LLAMA_8B), "llama, fp8": ("fp8", 64, 18, LLAMA_8B), "qwen3-next": ("auto", 128, 8, QWEN_NEXT)}
+    "llama": ("auto", 128, 18, LLAMA_8B), "llama, fp8": ("fp8", 64, 18, LLAMA_8B), "qwen3-next": ("auto", 128, 8, QWEN_NEXT),
+    # So few tokens that each request's last one was there before, and each step has drafts.
+    "llama, drafts": ("auto", 128, 18, LLAMA_8B | {"vocab_size": 128})}
 #: GiB for all engines that live at the same time.
 MEMORY = 130
 #: One of those, lengths of prompts, tokens of each, whether a round has prompts of its own (else they come from the prefix cache).
@@ -105,6 +108,7 @@ ROWS: dict[str, tuple[str, list[int], int, bool]] = {
     "32 mixed": ("llama", [128 * (n + 1) for n in range(32)], 64, True), "1 x 65536": ("llama", [65536], 64, False),
     "8 x 32768": ("llama", [32768] * 8, 64, False), "1 x 131072": ("llama", [131072], 64, False),
     "64 x 1024, fp8": ("llama, fp8", [1024] * 64, 128, True),
+    "64 x 1024, drafts": ("llama, drafts", [1024] * 64, 128, True), "1 x 1024, drafts": ("llama, drafts", [1024], 128, True),
     "qwen3-next, 64 x 1024": ("qwen3-next", [1024] * 64, 128, True), "qwen3-next, 8 x 8192": ("qwen3-next", [8192] * 8, 64, True),
     "qwen3-next, 1 x 1024": ("qwen3-next", [1024], 128, True),
 }
@@ -202,7 +206,7 @@ def serve(backend: str, name: str, gigabytes: str) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with (folder.parent / "lock").open("w") as lock:  # one after the other: SGLang finds its graphs' memory by the device's free memory
         fcntl.flock(lock, fcntl.LOCK_EX)
-        made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes))
+        made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes), **OPTIONS.get(name, {}))
 
     def answer(**values: Any) -> None:
         print("@@" + json.dumps(values), flush=True)
@@ -212,7 +216,7 @@ def serve(backend: str, name: str, gigabytes: str) -> None:
         name, number = json.loads(line)
         _, lengths, count, own = ROWS[name]
         generator = torch.Generator().manual_seed(number if own else 0)
-        prompts = [torch.randint(0, 128000, (n,), generator=generator).tolist() for n in lengths]
+        prompts = [torch.randint(0, min(config["vocab_size"], 128000), (n,), generator=generator).tolist() for n in lengths]
         taken, token = on_gpu.timed(made, prompts, count, own)
         answer(rate=len(lengths) * count / taken, token=token * 1000, memory=on_gpu.memory(made))
 
