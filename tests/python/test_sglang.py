@@ -446,7 +446,8 @@ class Interface(unittest.TestCase):
             Path(folder, "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}')
             latent(bf16, model_path=folder)
         with unittest.mock.patch("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere"):
-            latent("", model_path="nvidia/of-a-hub")
+            for path in ("nvidia/of-a-hub", "/nowhere/model.gguf", "s3://bucket/model"):
+                latent("", model_path=path)
         with unittest.mock.patch.object(sys.modules["sglang"], "__version__", "0.5.23"):
             latent(bf16, hf_config=config(quant_method=compressed, kv_cache_scheme=whole))
             latent("", hf_config=config(quant_method=compressed, kv_cache_scheme=scheme))

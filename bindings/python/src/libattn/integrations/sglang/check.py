@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -114,7 +115,8 @@ def _quantizations(model: Any) -> Iterator[dict[str, Any]]:
     if folder and not os.path.isdir(folder):
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(folder, name, revision=getattr(model, "revision", None))
+        with suppress(ValueError):  # neither a folder nor a hub's name
+            path = try_to_load_from_cache(folder, name, revision=getattr(model, "revision", None))
     if isinstance(path, str) and os.path.isfile(path):
         yield json.loads(Path(path).read_text())
 
