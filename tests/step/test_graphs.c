@@ -63,6 +63,24 @@ CASE(test_refused_graphs, fixture_mixed(&f, "cpu_ref", &decoder, true))
     }
     CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, b, NULL, &f.error));
     run(&f, plan);
+    /* launches have the captured rows */
+    int32_t fewer[5];
+    memcpy(fewer, b->query_start_loc_host, sizeof fewer);
+    fewer[4] = 30;
+    other = f.batch;
+    other.num_actual_tokens = 30;
+    other.query_start_loc = other.query_start_loc_host = fewer;
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &other, NULL, &f.error));
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &other, NULL, &f.error));
+    INVALID(&f.error, "num_actual_tokens",
+            f.api->plan_graph(plan, ATTN_PLAN_REPLAY, b, NULL, &f.error));
+    SAYS(&f, "a replay of rows 0 to 30; captured were rows 0 to 29");
+    assert_int_equal(f.api->run(plan, f.bound, &f.io, NULL), ATTN_ERROR_ORDER);
+    fewer[0] = 1; /* the first request has no token */
+    CHECK(&f, f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, b, NULL, &f.error));
+    INVALID(&f.error, "num_actual_tokens",
+            f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &other, NULL, &f.error));
+    SAYS(&f, "a replay of rows 1 to 29; captured were rows 0 to 30");
     /* an idle step has the counts of a step of prefills */
     other = SIZED(attn_batch, .mode = ATTN_BATCH_IDLE, .num_tokens = b->num_tokens,
                   .num_actual_tokens = b->num_tokens, .num_reqs = 1);
