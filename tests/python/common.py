@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 
 import libattn
 import libattn.torch
+
+# Hides fla-core: next to Triton its kernels, which need a GPU, would stand in for what Transformers' layers compute in PyTorch.
+sys.modules["fla"] = None  # type: ignore[assignment]
 
 #: One name per CPU backend that every x86-64 machine has; cpu_simd picks its best variant.
 BACKENDS = ("cpu_ref", "cpu_simd")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrent layers against code that is not ours: Transformers' layers with random weights, whose rule libattn computes between
-their own projections and norms. States of 16 bits are attn-check's, held to the recurrence by tests/cpu_ref/checked/delta.c."""
+their own projections and norms, and fla-core's naive recurrences over random inputs and states. States of 16 bits are attn-check's, held
+to the recurrence by tests/cpu_ref/checked/delta.c."""
 from __future__ import annotations
 
-import importlib
+import importlib.machinery
+import itertools
+import runpy
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -226,6 +229,102 @@ def _add(make: Callable[[], Subject]) -> None:
 
 for _make in (qwen3_5, kimi_linear, ring, mamba2_mixer, nemotron_h, falcon_h1, minimax):
     _add(_make)
+
+
+def naive(name: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """fla-core's recurrence of that name, from its file: the package needs Triton, and `common` hides it."""
+    spec = importlib.machinery.PathFinder.find_spec("fla")
+    assert spec and spec.submodule_search_locations, "no fla-core; tests/requirements.txt has it"
+    module = runpy.run_path(f"{spec.submodule_search_locations[0]}/ops/{name}/naive.py")
+    return module[f"naive_recurrent_{name}"]
+
+
+@dataclass
+class Gates:
+    """One request of T tokens: what libattn is given, and what of it the recurrence takes."""
+
+    a: torch.Tensor | None
+    b: torch.Tensor | None
+    #: g [T, Hv] or [T, Hv, Dk]; beta [T, Hv] where the rule has it
+    theirs: dict[str, torch.Tensor]
+    #: [T, Hv, 1], that v is times where libattn makes the write gate of a
+    step: torch.Tensor | float = 1.0
+
+
+class Recurrences(unittest.TestCase):
+    """Outputs and the states left, of two requests in steps and of each in one piece. One starts from zeros, one from a given state."""
+
+    HEADS = ((1, 1), (3, 3), (2, 6))  # Hk, Hv
+    SIZE_K, SIZE_V = 16, 24
+    STARTS = (0, 11)
+
+    def hold(self, name: str, rule: libattn.RecurrentRule, gates: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Gates],
+             scale: float = 0.0) -> None:
+        """`gates` of normal x [T, Hv] or [T, Hv, Dk] and y [T, Hv], and of what the layer holds for each head [3, Hv]: logarithms of rates,
+        biases of steps, skips."""
+        for heads, backend in itertools.product(self.HEADS, BACKENDS):
+            with self.subTest(backend, heads=heads):
+                self.hold_heads(naive(name), rule, gates, scale, backend, *heads)
+
+    def hold_heads(self, run: Callable[..., tuple[torch.Tensor, torch.Tensor]], rule: libattn.RecurrentRule,
+                   gates: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Gates], scale: float, backend: str, hk: int,
+                   hv: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        steps = ([150, 9], *STEPS[1:])  # over several chunks of 64
+        held, state = normal(3, hv), normal(5, hv, self.SIZE_V, self.SIZE_K)
+        given, expected = [], []
+        for request, (slot, start) in enumerate(zip((3, 1), self.STARTS)):
+            count = sum(step[request] for step in steps)
+            q, k = (functional.normalize(normal(count, hk, self.SIZE_K), dim=-1) for _ in "qk")
+            v = normal(count, hv, self.SIZE_V)
+            made = gates(normal(count, hv, *[self.SIZE_K] * rule.gate_per_channel), normal(count, hv), held)
+            given.append((q, k, v, made.a, made.b))
+            inputs = {name: x.repeat_interleave(hv // hk, 1) for name, x in (("q", q), ("k", k))} | {"v": v * made.step} | made.theirs
+            first = state[slot].transpose(1, 2)[None] if start else None
+            out, left = run(**{name: x[None] for name, x in inputs.items()}, scale=scale or None, initial_state=first,
+                            output_final_state=True)
+            expected.append((out[0] + held[2][:, None] * v if rule.has_skip else out[0], left[0].transpose(1, 2)))
+        rates, biases = (held[0] if rule.gate != "given" else None), (held[1] if rule.gate == "softplus" else None)
+        weights = [extensions.gdn_weights(rates, biases), *([extensions.recurrent_skip(held[2])] if rule.has_skip else [])]
+        served = Served(libattn.GdnDesc(hk, hv, self.SIZE_K, self.SIZE_V), rule, weights, scale, state, backend)
+        served.lengths = list(self.STARTS)
+        found: list[list[torch.Tensor]] = [[], []]
+        for queries in steps:
+            taken = [n - start for n, start in zip(served.lengths, self.STARTS)]
+            q, k, v, a, b = (None if rows[0] is None else torch.cat([x[at:at + n] for x, at, n in zip(rows, taken, queries)])
+                             for rows in zip(*given))
+            out = served.step(queries, (q, k, v), None if a is None else a.flatten(1), b)
+            for r, rows in enumerate(out.split(queries)):
+                found[r].append(rows)
+        for slot, rows, (outs, left) in zip((3, 1), found, expected):
+            self.assertLess(worst(torch.cat(rows), outs), 3e-4)
+            self.assertLess(worst(state[slot], left), 3e-4)
+
+    def test_gated_delta(self) -> None:
+        self.hold("gated_delta_rule", libattn.RecurrentRule(gate="given"), lambda x, y, held: Gates(
+            g := -functional.softplus(x), y, {"g": g, "beta": y.sigmoid()}))
+
+    def test_kda(self) -> None:
+        self.hold("kda", libattn.RecurrentRule(gate="given", gate_per_channel=True), lambda x, y, held: Gates(
+            g := -functional.softplus(x), y, {"g": g, "beta": y.sigmoid()}))
+
+    def test_simple_gla(self) -> None:
+        self.hold("simple_gla", libattn.RecurrentRule("additive", gate="given", write_gate="none"), lambda x, y, held: Gates(
+            g := -functional.softplus(x), None, {"g": g}))
+
+    def test_lightning(self) -> None:
+        """A constant decay of each head."""
+        self.hold("simple_gla", libattn.RecurrentRule("additive", gate="constant", write_gate="none"), lambda x, y, held: Gates(
+            None, None, {"g": (-held[0].exp()).expand_as(y)}))
+
+    def test_mamba2(self) -> None:
+        """SSD: q = C, k = B, v = x, and the step is the write gate."""
+        self.hold("simple_gla", libattn.RecurrentRule("additive", write_gate="step", has_skip=True), lambda x, y, held: Gates(
+            x, None, {"g": -held[0].exp() * (dt := functional.softplus(x + held[1]))}, dt[..., None]), 1.0)
 
 
 class Norm(unittest.TestCase):
