@@ -159,11 +159,11 @@ expect 1 'undefined symbol: peer_name' "$bench" --peer "$reference"
 
 # A plot where the plotter is, and a clear word where it is not.
 if command -v gnuplot >/dev/null; then
-    expect 0 '.' "$bench" $short --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
+    expect 0 '.' "$bench" $short --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "decode:r=1,l=16+64,hq=4,hkv=2,d=64"
     grep -q '</svg>' "$folder/it's.svg" && grep -q 'ceilings: .* GB/s' "$folder/it's.svg" || { echo "no plot was drawn"; failed=1; }
     # The name is a file's, whatever it looks like.
     (cd "$folder" && name=$(printf "|touch ran;a'\nsystem 'touch ran'\n.svg") &&
-        "$bench" $short --backend cpu_ref --threads 1 --plot "$name" --shape "write:s=16,hkv=2,d=64" >"$folder/out" 2>&1
+        "$bench" $short --backend cpu_ref --threads 1 --plot "$name" --shape "decode:r=1,l=16,hq=4,hkv=2,d=64" >"$folder/out" 2>&1
         grep -q '</svg>' "$name" || { echo "no plot was drawn into '$name'"; exit 1; }
         [ ! -e ran ]) || { echo "a plot's name was run"; failed=1; }
     expect 1 'nowhere/a.svg: No such file' "$bench" $short --backend cpu_ref --plot "$folder/nowhere/a.svg"
