@@ -152,7 +152,9 @@ struct attn_api {
     attn_status (*plan_batch)(attn_plan *plan, const struct attn_batch *batch, void *stream,
                               struct attn_error *error);
     /* Graph generations: CAPTURE then REPLAY (lengths, tables and sums at fixed addresses), or
-     * OUT_OF_GRAPH on the host and IN_GRAPH while capturing. `mode` is an enum attn_plan_mode. */
+     * OUT_OF_GRAPH on the host and IN_GRAPH while capturing. A REPLAY has the captured numbers of
+     * requests, decodes and tokens, the captured query_start_loc[0], and no more actual tokens.
+     * `mode` is an enum attn_plan_mode. */
     attn_status (*plan_graph)(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
                               void *stream, struct attn_error *error);
     /* The plan of another block-table group for the same step: everything but block_table,

@@ -228,6 +228,16 @@ void fixture_finish(struct fixture *f)
     free(f->sink_v);
 }
 
+void fixture_skip_first(struct fixture *f)
+{
+    f->batch.num_reqs -= 1;
+    f->batch.query_start_loc += 1;
+    f->batch.query_start_loc_host += 1;
+    f->batch.seq_lens += 1;
+    f->batch.seq_lens_host += 1;
+    f->batch.block_table += f->batch.block_table_stride;
+}
+
 attn_status fixture_batch(struct fixture *f)
 {
     return f->api->plan_batch(f->plan, &f->batch, NULL, &f->error);

@@ -67,6 +67,8 @@ void fixture_read_environment(void);
 void fixture_plan(struct fixture *f);
 /* plan_batch of the batch, run of the io. */
 attn_status fixture_batch(struct fixture *f);
+/* Leaves the first request out of the batch, whose rows are then another batch's. */
+void fixture_skip_first(struct fixture *f);
 attn_status fixture_run(struct fixture *f);
 /* Both; asserts that they succeed. */
 void fixture_step(struct fixture *f);

@@ -118,18 +118,12 @@ TEST(test_validation)
     RUN_REFUSED("lengths", "lengths[30, 1] is 25; 0 to max_entries, 24",
                 l->lengths[30][1] = ENTRIES + 1);
     RUN_REFUSED("lengths", "lengths[0, 0] is -1; 0 to max_entries, 24", l->lengths[0][0] = -1);
-    struct fixture *f = &l->f; /* lists before the batch's first row are another batch's */
-    f->batch.num_reqs -= 1;
-    f->batch.query_start_loc += 1;
-    f->batch.query_start_loc_host += 1;
-    f->batch.seq_lens += 1;
-    f->batch.seq_lens_host += 1;
-    f->batch.block_table += f->batch.block_table_stride;
-    f->io.flags = ATTN_RUN_NO_WRITE;
+    fixture_skip_first(&l->f);
+    l->f.io.flags = ATTN_RUN_NO_WRITE;
     l->lengths[0][0] = -1;
-    fixture_step(f);
+    fixture_step(&l->f);
     RUN_REFUSED("lengths", "is -1; 0 to max_entries, 24",
-                l->lengths[f->batch.query_start_loc[0]][1] = -1);
+                l->lengths[l->f.batch.query_start_loc[0]][1] = -1);
 }
 
 /* The host knows bounds of lengths and of tokens: lists of rows after the last token are not read.
