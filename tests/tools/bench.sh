@@ -86,7 +86,7 @@ expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8
 # One layer again and again: no bytes in its floor, and no rank from its time. A layout that was asked for. One of three requests
 # has 64 times the keys of the others: 640 keys and two times 10.
 expect 0 '"bound":[[:space:]]*"operations"' "$bench" $short --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0 \
-    --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0 --shape decode:r=3,l=220,skew=1,hq=4,hkv=2,d=64
+    --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0 --shape decode:r=3,l=220,skew=1,hq=4,hkv=2,d=64 --shape decode:r=2,l=70,s=40,tree=1,hq=4,hkv=2,d=64
 for parameter in '"layout":[[:space:]]*"nhd_inner"' '"skew":[[:space:]]*1'; do
     printf '%s' "$output" | grep -q "$parameter" || { echo "no result of $parameter"; failed=1; }
 done

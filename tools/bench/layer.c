@@ -101,6 +101,7 @@ static void describe_decoder(struct measured *measured)
     desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
+    desc->tree_mask = shape_int(shape, PARAMETER_TREE) ? ATTN_TREE_BITS : ATTN_TREE_NONE;
     measured->has_cache = true;
 }
 

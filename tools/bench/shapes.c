@@ -30,7 +30,7 @@ static const struct {
     const char *initial; /* the parameters that it takes, with their values */
 } kinds[SHAPE_KIND_COUNT] = {
     [SHAPE_DECODE] = {"decode", "s queries over l keys of each request",
-                      "r=8 l=4096 s=1 skew=0 " HEADS PLACE TERMS "write=0 rotate=1 seed=1"},
+                      "r=8 l=4096 s=1 skew=0 " HEADS PLACE TERMS "tree=0 write=0 rotate=1 seed=1"},
     [SHAPE_PREFILL] = {"prefill", "s queries, causal unless causal=0, over l keys (0: s)",
                        "r=1 l=0 s=2048 " HEADS PLACE TERMS "causal=1 write=0 rotate=1 seed=1"},
     [SHAPE_MIXED] = {"mixed", "r decodes over l keys and prefills of s tokens in one batch",

@@ -173,6 +173,23 @@ static void gdn_batch(struct measured *measured)
     free(numbers);
 }
 
+/* One tree for all requests: draft i sees the first and, of those up to itself, every second. */
+static void make_tree(struct measured *measured)
+{
+    const int32_t drafts = measured->requests.max_query_len;
+    const size_t words = ((size_t)drafts + 31) / 32, bytes = (size_t)drafts * words * 4;
+    uint32_t *bits = command_calloc((size_t)drafts * words, sizeof *bits);
+    for (int32_t i = 0; i < drafts; i++) {
+        bits[(size_t)i * words] |= 1;
+        for (int32_t j = i; j >= 0; j -= 2) {
+            bits[(size_t)i * words + (size_t)j / 32] |= 1u << j % 32;
+        }
+    }
+    measured->batch.tree = memory_upload(&measured->memory, bits, bytes);
+    measured->batch.tree_stride_row = (int64_t)words;
+    free(bits);
+}
+
 static void make_batch(struct measured *measured, bool writes)
 {
     const struct requests *requests = &measured->requests;
@@ -187,6 +204,9 @@ static void make_batch(struct measured *measured, bool writes)
     batch->max_seq_len = requests->max_seq_len;
     batch->query_start_loc = memory_upload(&measured->memory, starts, (count + 1) * sizeof *starts);
     batch->seq_lens = memory_upload(&measured->memory, requests->seq_lens, count * sizeof(int32_t));
+    if (measured->layer.desc.tree_mask != ATTN_TREE_NONE) {
+        make_tree(measured);
+    }
     if (measured->has_cache) {
         paged_batch(measured, writes);
     } else {
