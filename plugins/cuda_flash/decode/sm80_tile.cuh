@@ -29,11 +29,13 @@ GPU_INLINE row_bounds load_row_bounds(const gpu_params &p, const gpu_run &run, i
             v.last[i] = seen.last;
         }
     }
-    bool masked = p.problem.spans != nullptr || p.problem.tree != nullptr;
     int32_t first = __reduce_max_sync(0xffffffffu, max(v.first[0], v.first[1]));
     int32_t last = __reduce_min_sync(0xffffffffu, min(v.last[0], v.last[1]));
+    if (p.problem.tree != nullptr) { /* concerns the step's own tokens */
+        last = min(last, request.length - request.query_len - 1);
+    }
     if ((threadIdx.x & 31) == 0) {
-        all = make_int2(first, masked ? INT32_MIN : last);
+        all = make_int2(first, p.problem.spans != nullptr ? INT32_MIN : last);
     }
     __syncwarp(); /* `all` is written */
     return v;
@@ -111,7 +113,7 @@ GPU_INLINE void score_tile(const gpu_params &p, const gpu_run &run, const row_bo
             }
         }
     }
-    if (slow) {
+    if (slow && (!inside || p.problem.alibi != 0)) {
         tile_scores<N> x;
 #pragma unroll
         for (int n = 0; n < N; n++) {

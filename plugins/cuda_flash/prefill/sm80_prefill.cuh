@@ -32,7 +32,10 @@ GPU_INLINE int4 bounds_of_warp(const gpu_params &p, const gpu_run &run, int firs
         make_int4(__reduce_max_sync(0xffffffffu, seen.x), __reduce_min_sync(0xffffffffu, seen.y),
                   __reduce_min_sync(0xffffffffu, real ? seen.x : INT32_MAX),
                   __reduce_max_sync(0xffffffffu, real ? seen.y : INT32_MIN));
-    if (p.problem.spans != nullptr || p.problem.tree != nullptr) { /* beyond intervals */
+    if (p.problem.tree != nullptr) { /* concerns the step's own tokens */
+        v.y = min(v.y, run.row_tile.length - run.row_tile.query_len - 1);
+    }
+    if (p.problem.spans != nullptr) { /* beyond intervals */
         v.y = INT32_MIN;
         v.z = v.z == INT32_MAX ? INT32_MAX : 0;
         v.w = v.w == INT32_MIN ? INT32_MIN : INT32_MAX;
@@ -332,7 +335,7 @@ __global__ void __launch_bounds__(S::threads, S::ctas)
                     if (!folds) {
                         cap_scores(p.problem.soft_cap, scale(), acc_s[b]);
                     }
-                    if (slow) {
+                    if (slow && (apart || p.problem.alibi != 0)) {
                         score_block(p, run, first_row + 16 * b + (lane >> 2),
                                     first_key + (lane & 3) * 2, acc_s[b]);
                     } else if (apart) {
