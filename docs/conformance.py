@@ -101,7 +101,8 @@ def main(arguments: list[str]) -> int:
         for found in runs.values():
             target = RECORDS / f"{found['backend'].replace('@', '-')}.json"
             RECORDS.mkdir(exist_ok=True)
-            target.write_text(json.dumps(record(found, arguments[1]), indent=1) + "\n")
+            lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in record(found, arguments[1]).items())
+            target.write_text(f"{{\n{lines}\n}}\n")
     elif arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
