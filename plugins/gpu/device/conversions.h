@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Conversions by integer arithmetic, for targets without instructions for them. Included by a
- * target, after float_bits and the rest. */
+/* Conversions by integer arithmetic, for targets without instructions for them. Included by
+ * target.h, after the target's float_bits and the rest. */
 #ifndef GPU_DEVICE_CONVERSIONS_H
 #define GPU_DEVICE_CONVERSIONS_H
 

@@ -33,6 +33,74 @@
 #include "gpu/device/target_host.h"
 #endif
 
+/* What several targets have in common. */
+#ifndef __CUDACC__
+GPU_INLINE void let_later_kernels_begin()
+{
+}
+
+GPU_INLINE float exp_fast(float x)
+{
+    return expf(x);
+}
+
+#include "gpu/device/conversions.h"
+#endif
+
+#if defined(__HIP__) || defined(__OPENCL_CPP_VERSION__)
+template <class T> GPU_INLINE T lane_xor(T x, int32_t distance)
+{
+    return lane_read(x, own_lane() ^ distance);
+}
+
+/* Lanes without such a neighbour keep their own value. */
+template <class T> GPU_INLINE T lane_up(T x, int32_t distance)
+{
+    int32_t lane = own_lane();
+    return lane_read(x, lane >= distance ? lane - distance : lane);
+}
+
+template <class T> GPU_INLINE T lane_down(T x, int32_t distance)
+{
+    int32_t lane = own_lane();
+    return lane_read(x, lane + distance < GPU_LANES ? lane + distance : lane);
+}
+#endif
+
+#if !defined(__CUDACC__) && !defined(__OPENCL_CPP_VERSION__)
+GPU_INLINE int32_t min(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+GPU_INLINE int32_t max(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+GPU_INLINE float divide_nearest(float a, float b)
+{
+    return a / b;
+}
+
+GPU_INLINE float reciprocal_nearest(float x)
+{
+    return 1.0f / x;
+}
+#endif
+
+#if !defined(__CUDACC__) && !defined(__HIP__)
+GPU_INLINE float divide_fast(float a, float b)
+{
+    return a / b;
+}
+
+GPU_INLINE uint4 load_once(const uint4 *at)
+{
+    return *at;
+}
+#endif
+
 static_assert(GPU_LANES == 16 || GPU_LANES == 32 || GPU_LANES == 64, "warps of these lanes");
 
 GPU_INLINE int32_t lane_index()

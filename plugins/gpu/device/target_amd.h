@@ -88,24 +88,6 @@ GPU_INLINE int32_t own_lane()
     return GPU_LANES == 64 ? __builtin_amdgcn_mbcnt_hi(~0u, low) : low;
 }
 
-template <class T> GPU_INLINE T lane_xor(T x, int32_t distance)
-{
-    return lane_read(x, own_lane() ^ distance);
-}
-
-/* Lanes without such a neighbour keep their own value. */
-template <class T> GPU_INLINE T lane_up(T x, int32_t distance)
-{
-    int32_t lane = own_lane();
-    return lane_read(x, lane >= distance ? lane - distance : lane);
-}
-
-template <class T> GPU_INLINE T lane_down(T x, int32_t distance)
-{
-    int32_t lane = own_lane();
-    return lane_read(x, lane + distance < GPU_LANES ? lane + distance : lane);
-}
-
 GPU_INLINE bool any_lane(bool x)
 {
     return GPU_LANES == 64 ? __builtin_amdgcn_uicmpl(x, 0, 33) != 0
@@ -171,10 +153,6 @@ GPU_INLINE void release_stores()
 GPU_INLINE void acquire_loads()
 {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-}
-
-GPU_INLINE void let_later_kernels_begin()
-{
 }
 
 GPU_INLINE uint32_t float_bits(float x)
@@ -265,31 +243,6 @@ GPU_INLINE int32_t abs(int32_t x)
     return x < 0 ? -x : x;
 }
 
-GPU_INLINE int32_t min(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-GPU_INLINE int32_t max(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
-GPU_INLINE float divide_nearest(float a, float b)
-{
-    return a / b;
-}
-
-GPU_INLINE float reciprocal_nearest(float x)
-{
-    return 1.0f / x;
-}
-
-GPU_INLINE float exp_fast(float x)
-{
-    return expf(x);
-}
-
 GPU_INLINE float divide_fast(float a, float b)
 {
     return a * __builtin_amdgcn_rcpf(b);
@@ -311,7 +264,5 @@ GPU_INLINE uint4 load_once(const uint4 *at)
     words x = __builtin_nontemporal_load((const words *)at);
     return {x.x, x.y, x.z, x.w};
 }
-
-#include "gpu/device/conversions.h"
 
 #endif

@@ -294,10 +294,6 @@ GPU_INLINE void acquire_loads()
 {
 }
 
-GPU_INLINE void let_later_kernels_begin()
-{
-}
-
 template <class TO, class FROM> GPU_INLINE TO host_bits(FROM x)
 {
     static_assert(sizeof(TO) == sizeof(FROM), "the same bits");
@@ -319,36 +315,6 @@ GPU_INLINE float bits_float(uint32_t x)
 GPU_INLINE uint64_t double_bits(double x)
 {
     return host_bits<uint64_t>(x);
-}
-
-GPU_INLINE int32_t min(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
-GPU_INLINE int32_t max(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
-
-GPU_INLINE float divide_nearest(float a, float b)
-{
-    return a / b;
-}
-
-GPU_INLINE float reciprocal_nearest(float x)
-{
-    return 1.0f / x;
-}
-
-GPU_INLINE float exp_fast(float x)
-{
-    return expf(x);
-}
-
-GPU_INLINE float divide_fast(float a, float b)
-{
-    return a / b;
 }
 
 GPU_INLINE uint16_t half_of(float x)
@@ -373,12 +339,5 @@ GPU_INLINE float float_of_half_bits(uint16_t bits)
     float x = size < 0x400 ? (float)size * 0x1p-24f : bits_float((size << 13) + (112u << 23));
     return sign != 0 ? -x : x;
 }
-
-GPU_INLINE uint4 load_once(const uint4 *at)
-{
-    return *at;
-}
-
-#include "gpu/device/conversions.h"
 
 #endif

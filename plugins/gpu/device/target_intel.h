@@ -78,24 +78,6 @@ GPU_INLINE int32_t own_lane()
     return (int32_t)(get_local_id(0) & (GPU_LANES - 1));
 }
 
-template <class T> GPU_INLINE T lane_xor(T x, int32_t distance)
-{
-    return lane_read(x, own_lane() ^ distance);
-}
-
-/* Lanes without such a neighbour keep their own value. */
-template <class T> GPU_INLINE T lane_up(T x, int32_t distance)
-{
-    int32_t lane = own_lane();
-    return lane_read(x, lane >= distance ? lane - distance : lane);
-}
-
-template <class T> GPU_INLINE T lane_down(T x, int32_t distance)
-{
-    int32_t lane = own_lane();
-    return lane_read(x, lane + distance < GPU_LANES ? lane + distance : lane);
-}
-
 GPU_INLINE bool any_lane(bool x)
 {
     return sub_group_any(x) != 0;
@@ -148,10 +130,6 @@ GPU_INLINE void release_stores()
 GPU_INLINE void acquire_loads()
 {
     atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_acquire, memory_scope_device);
-}
-
-GPU_INLINE void let_later_kernels_begin()
-{
 }
 
 GPU_INLINE uint32_t float_bits(float x)
@@ -239,16 +217,6 @@ GPU_INLINE float reciprocal_nearest(float x)
     return divide_nearest(1.0f, x);
 }
 
-GPU_INLINE float exp_fast(float x)
-{
-    return exp(x);
-}
-
-GPU_INLINE float divide_fast(float a, float b)
-{
-    return a / b;
-}
-
 GPU_INLINE uint16_t half_of(float x)
 {
     uint16_t bits;
@@ -260,12 +228,5 @@ GPU_INLINE float float_of_half_bits(uint16_t bits)
 {
     return vload_half(0, (const half *)&bits);
 }
-
-GPU_INLINE uint4 load_once(const uint4 *at)
-{
-    return *at;
-}
-
-#include "gpu/device/conversions.h"
 
 #endif
