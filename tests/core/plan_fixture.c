@@ -85,9 +85,8 @@ void planned_destroy(struct planned *b)
     free(b);
 }
 
-void remake_plan(struct planned *b)
+void remake_plan(struct planned *b, const struct attn_plan_options *options)
 {
-    const struct attn_plan_options *options = CLIENT_LIMITS(8, TOKENS, 0);
     struct attn_workspace room = {.struct_size = sizeof room};
     plan_destroy(b->plan);
     assert_ok(plan_create(b->model, 0, options, &b->plan, &b->error));

@@ -45,7 +45,7 @@ static inline void planned_end(struct planned **b)
 /* Requests of `queries` tokens each, all keys of them new; blocks in falling order. */
 void set_batch(struct planned *b, const int32_t *queries, int32_t count);
 /* Makes the plan again, over the same workspace. */
-void remake_plan(struct planned *b);
+void remake_plan(struct planned *b, const struct attn_plan_options *options);
 /* Plans the batch and runs the layer. */
 attn_status step(struct planned *b);
 

@@ -82,7 +82,7 @@ TEST(keys_written_apart)
     OWNED(planned_end) struct planned *b = planned_of(fake_layer("a"), false, write_in_attends);
     assert_true(b->plan->steps[0].fused_write);
     ((struct layer *)(uintptr_t)b->plan->steps[0].layer->selected)->writes_apart = true;
-    remake_plan(b);
+    remake_plan(b, CLIENT_LIMITS(8, TOKENS, 0));
     assert_false(b->plan->steps[0].fused_write);
 }
 
@@ -122,7 +122,7 @@ TEST(tables_are_updated_in_schedules_of_one_batch)
     OWNED(planned_end) struct planned *b = planned_of(fake_layer("a"), false, update_tables);
     attn_plan *source = b->plan;
     b->plan = NULL;
-    remake_plan(b); /* over one workspace: nothing is run */
+    remake_plan(b, CLIENT_LIMITS(8, TOKENS, 0)); /* over one workspace: nothing is run */
     for (int32_t i = 0; i < 3; i++) {
         set_batch(b, queries, 2);
         if (i != 1) {
@@ -156,7 +156,7 @@ TEST(declared_threshold_splits)
     struct attn_batch_split split = {.struct_size = sizeof split};
     for (int32_t declared = 3; declared <= 5; declared++) {
         b->fixture.backends[0].caps.reorder_threshold = declared;
-        remake_plan(b);
+        remake_plan(b, CLIENT_LIMITS(8, TOKENS, 0));
         set_batch(b, queries, 4);
         assert_ok(step(b));
         assert_ok(plan_split(b->plan, &split));
@@ -215,7 +215,7 @@ TEST(cascade_where_it_pays)
         b->plan = NULL;
         free(b->workspace);
         b->workspace = aligned_alloc(256, 1 << 20);
-        remake_plan(b);
+        remake_plan(b, CLIENT_LIMITS(8, TOKENS, 0));
         set_batch(b, queries, 8);
         for (int32_t r = 0; r < 8; r++) {
             b->lens[r] = 300;

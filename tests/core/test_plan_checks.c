@@ -212,14 +212,8 @@ TEST(validation_waits_for_the_stream)
 {
     static const int32_t queries[] = {1, 1};
     OWNED(planned_end) struct planned *b = planned_create(fake_layer("a"), true);
-    const struct attn_plan_options *options = CLIENT_PLAN(1, 8, TOKENS, 0);
-    struct attn_workspace room = {.struct_size = sizeof room};
     b->model->instances[0].kernels.synchronize = wait_for_stream;
-    plan_destroy(b->plan);
-    assert_ok(plan_create(b->model, 0, options, &b->plan, &b->error));
-    assert_ok(plan_workspace(b->plan, &room, &b->error));
-    room.memory = b->workspace;
-    assert_ok(plan_bind_workspace(b->plan, &room, &b->error));
+    remake_plan(b, CLIENT_PLAN(1, 8, TOKENS, 0));
     set_batch(b, queries, 2);
     late = ATTN_OK, waits = 0;
     assert_ok(step(b));

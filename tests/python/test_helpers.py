@@ -69,22 +69,6 @@ class Workspace(unittest.TestCase):
             self.assertLess(plan.workspace_bytes - plan.scratch_bytes, 2048)
             plan.close()
 
-    def test_shared_scratch(self) -> None:
-        """Two plans of one stream, with one scratch between them."""
-        model, layer = bound_layer(desc(), "cpu_simd", 4)
-        q, k, v = prompt(40)
-        plans = [model.plan(0, max_num_reqs=2, max_num_tokens=64, max_seq_len=64) for _ in range(2)]
-        scratch = libattn.allocate(max(plan.scratch_bytes for plan in plans))
-        results = [torch.empty_like(q) for _ in plans]
-        for plan in plans:
-            plan.bind_workspace(libattn.allocate(plan.workspace_bytes - plan.scratch_bytes), scratch)
-            plan.update(one_request(40))
-        for plan, out in zip(plans, results):
-            plan.run(layer, q, k, v, out)
-            scratch.fill_(0xff)
-        self.assertTrue(torch.equal(*results))
-        self.assertLess(worst(results[0], attention(q, k, v, D**-0.5, causal(40, 40))[0]), 2e-5)
-
 
 class Batches(unittest.TestCase):
     def test_empty_numpy_arrays(self) -> None:
@@ -131,7 +115,6 @@ class Batches(unittest.TestCase):
         out = torch.full_like(q, 7.0)
         plan.run(model.layers[1], q, None, None, out)
         self.assertLess(worst(out[19:], expected[19:]), 2e-5)
-
 
     def test_arrays_that_are_too_short(self) -> None:
         """Never read past their end, whoever gives them."""
@@ -366,11 +349,8 @@ class LayoutConvert(unittest.TestCase):
     @staticmethod
     def layer(backend: str, block: int, cache: torch.Tensor, hnd: bool, **fields: Any) -> libattn.Layer:
         runtime = libattn.Runtime(ignore_environment=True, backend=backend)
-        scales = {name: fields.pop(name) for name in ("k_scale", "v_scale") if name in fields}
         layer = runtime.bind(runtime.select([desc(**{"dtype": "bf16", "block_size": block, **fields})])).layers[0]
         layer.bind_kv_views(*(cache.transpose(2, 3) if hnd else cache))
-        if scales:
-            layer.bind_params(**scales)
         return layer
 
     def rows(self, cache: torch.Tensor, block: int, hnd: bool) -> torch.Tensor:
@@ -378,27 +358,6 @@ class LayoutConvert(unittest.TestCase):
         blocks = cache[:, self.BLOCKS[block]].float()
         blocks = blocks.transpose(2, 3) if hnd else blocks
         return blocks.flatten(1, 2)[:, :self.TOKENS]
-
-    def convert(self, backend: str, source: torch.Tensor, given: dict[str, Any], target: torch.Tensor, asked: dict[str, Any]) -> torch.Tensor:
-        """NHD in blocks of 16 to HND in blocks of 64; what the tokens then have."""
-        layers = self.layer(backend, 16, source, False, **given), self.layer(backend, 64, target, True, **asked)
-        libattn.layout_convert(*layers, self.BLOCKS[16], self.BLOCKS[64], self.TOKENS)
-        return self.rows(target, 64, True)
-
-    def test_every_way(self) -> None:
-        for backend in BACKENDS:
-            bits = torch.randn(2, 12, 16, HK, D).bfloat16()
-            target = torch.zeros(2, 3, HK, 64, D, dtype=torch.bfloat16)
-            self.assertTrue(torch.equal(self.convert(backend, bits, {}, target, {}), self.rows(bits, 16, False)))
-            eight = torch.zeros(2, 3, HK, 64, D, dtype=torch.float8_e4m3fn)
-            fp8 = {"kv_dtype": "fp8_e4m3", "k_scale_form": "per_tensor", "v_scale_form": "per_tensor", "k_scale": 0.25, "v_scale": 0.5}
-            scale = torch.tensor([0.25, 0.5])[:, None, None, None]
-            want = (self.rows(bits, 16, False) / scale).to(torch.float8_e4m3fn)
-            self.assertTrue(torch.equal(self.convert(backend, bits, {}, eight, fp8), want.float()))
-            small = torch.randn(2, 12, 16, HK, D).to(torch.float8_e4m3fn)
-            self.assertTrue(torch.equal(self.convert(backend, small, fp8, eight, fp8), self.rows(small, 16, False)))
-            read = self.convert(backend, small, fp8, target, {})
-            self.assertTrue(torch.equal(read, (self.rows(small, 16, False) * scale).bfloat16().float()))
 
     def test_rows_with_scales(self) -> None:
         """From 8 bits with a scale for each token and head, as the backend lays them out."""

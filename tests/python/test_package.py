@@ -219,29 +219,11 @@ class Steps(unittest.TestCase):
 
     def test_paged(self) -> None:
         for backend in BACKENDS:
-            for extra in ({}, {"window": (9, 0)}, {"soft_cap": 5.0}):
+            for extra in ({}, {"window": (9, 0)}, {"soft_cap": 5.0}, {"has_sinks": True}):
                 with self.subTest(backend=backend, **extra):
                     desc = libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK, needs_lse=True, **extra)
-                    self.compare(backend, desc, 10 if "window" in extra else 0)
-
-    def test_sinks(self) -> None:
-        for backend in BACKENDS:
-            desc = libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK, has_sinks=True, needs_lse=True)
-            self.compare(backend, desc, sinks=torch.linspace(-3, 6, HQ))
-
-    def test_own_layout(self) -> None:
-        """An engine's own strided cache: [N, 2, B, Hk, D]."""
-        generator = torch.Generator().manual_seed(3)
-        model, layer = bound_layer(libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK), "cpu_simd", 4)
-        cache = torch.full((4, 2, BLOCK, HK, D), float("nan"))
-        layer.bind_kv_views(cache[:, 0], cache[:, 1])
-        batch, tables = paged_batch([(20, 20)], 4)
-        q = peaked(20, HQ, D, generator=generator)
-        k, v = peaked(20, HK, D, generator=generator), torch.randn(20, HK, D, generator=generator)
-        out = torch.empty_like(q)
-        planned(model, batch).run(layer, q, k, v, out)
-        self.assertTrue(torch.equal(cache[tables[0][1], 1, 3], v[19]))
-        self.assertLess(worst(out, attention(q, k, v, D**-0.5, causal(20, 20))[0]), 2e-5)
+                    self.compare(backend, desc, 10 if "window" in extra else 0,
+                                 **{"sinks": torch.linspace(-3, 6, HQ)} if "has_sinks" in extra else {})
 
     def test_longest_requests(self) -> None:
         """The last tokens that an int32 counts, over a table whose entries before the window are read by none."""
@@ -262,19 +244,6 @@ class Steps(unittest.TestCase):
             plan.run(layer, q[:queries], None, None, out)
             expected, _ = attention(q[:queries], k, v, D**-0.5, causal(queries, keys, window))
             self.assertLess(worst(out, expected), 2e-5 if dtype == "f32" else 5e-2, f"{backend}, {queries} queries in {dtype}")
-
-    def test_encoder_with_fused_qkv_slices(self) -> None:
-        generator = torch.Generator().manual_seed(5)
-        for backend in BACKENDS:
-            model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), backend)
-            qkv = peaked(40, 3, HQ, D, generator=generator)
-            out = torch.empty(40, HQ, D)
-            planned(model, libattn.Batch([0, 13, 40])).run(layer, qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
-            for begin, end in ((0, 13), (13, 40)):
-                part = qkv[begin:end]
-                expected, _ = attention(part[:, 0], part[:, 1], part[:, 2], D**-0.5,
-                                        torch.ones(end - begin, end - begin, dtype=torch.bool))
-                self.assertLess(worst(out[begin:end], expected), 2e-5, backend)
 
     def test_error_of_a_run_names_the_tensor(self) -> None:
         model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), "cpu_ref")

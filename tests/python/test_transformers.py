@@ -269,30 +269,27 @@ class Caches(unittest.TestCase):
     def test_prefill_in_chunks(self) -> None:
         self.generate("llama", prefill_chunk_size=8)
 
+    def hold_masks(self, model: Any, prompt: torch.Tensor, count: int, masks: int) -> None:
+        """Eager's tokens, by so many masks that were read."""
+        options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": count, "do_sample": False}
+        expected = model.generate(prompt, **options)
+        integration.register()
+        model.set_attn_implementation("libattn")
+        with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
+            self.assertTrue(torch.equal(model.generate(prompt, **options), expected))
+        self.assertEqual(read.call_count, masks)
+
     def test_a_token_of_a_full_window_has_no_mask(self) -> None:
         """Without padding; a chunk's token has one, since it sees the part of the cache that is its chunk's."""
         for name, masks in (("mistral", 1), ("gemma3", 1), ("llama-4", 9)):
-            model, prompt = model_of(name), ids(1, 30)
-            options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 9, "do_sample": False}
-            expected = model.generate(prompt, **options)
-            integration.register()
-            model.set_attn_implementation("libattn")
-            with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
-                self.assertTrue(torch.equal(model.generate(prompt, **options), expected), name)
-            self.assertEqual(read.call_count, masks, name)
+            with self.subTest(name):
+                self.hold_masks(model_of(name), ids(1, 30), 9, masks)
 
     def test_a_prompt_as_long_as_the_window_has_no_mask(self) -> None:
         """Without padding; one that is longer by a token has."""
         for longer in (0, 1):
             model = model_of("gemma3")
-            prompt = ids(1, model.config.sliding_window + longer)
-            options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "do_sample": False}
-            expected = model.generate(prompt, **options)
-            integration.register()
-            model.set_attn_implementation("libattn")
-            with mock.patch.object(dense, "of_mask", wraps=dense.of_mask) as read:
-                self.assertTrue(torch.equal(model.generate(prompt, **options), expected))
-            self.assertEqual(read.call_count, longer)
+            self.hold_masks(model, ids(1, model.config.sliding_window + longer), 4, longer)
 
     def test_a_mask_without_a_configuration(self) -> None:
         """Layers that may be chunked keep their mask."""
