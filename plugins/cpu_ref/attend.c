@@ -14,7 +14,7 @@ struct attend_loop {
     int64_t end_row;
 };
 
-static double dot(const double *a, const double *b, int32_t count)
+double dot(const double *a, const double *b, int32_t count)
 {
     double sum = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -125,16 +125,28 @@ static double sink_score(const struct attn_attend_args *args, const struct query
                                                                  s - args->layer->sink_len);
 }
 
-/* With quantized probabilities the maximum is known before the first weight, as it is for a whole
- * tile in a kernel. */
-static void find_maximum(const struct attn_attend_args *args, const struct query *query,
-                         int64_t head, int64_t first, int64_t end, struct softmax_rows *rows,
-                         double *k, double *v)
+/* One score more, without a value for the rows' maximum alone. */
+static void add_score(const struct attn_attend_args *args, struct softmax_rows *rows, int32_t row,
+                      double s, const double *v)
 {
+    if (v != NULL) {
+        rows_add_key(args, rows, row, s, v);
+    } else {
+        rows->row_max[row] = fmax(rows->row_max[row], s);
+    }
+}
+
+/* All keys that a query sees: their weights and values or, without `weighs`, the maximum alone. */
+static void visit_keys(const struct attn_attend_args *args, const struct query *query, int64_t head,
+                       bool weighs, struct softmax_rows *rows)
+{
+    double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
+    int64_t first, end;
+    query_candidates(query, &first, &end);
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            rows->row_max[i] = fmax(rows->row_max[i], sink_score(args, query, rows, i, s, k));
+            add_score(args, rows, i, sink_score(args, query, rows, i, s, k), weighs ? v : NULL);
         }
     }
     for (int64_t c = first; c < end; c++) {
@@ -146,35 +158,7 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
         for (int32_t i = 0; i < rows->count; i++) {
             double s =
                 rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
-            rows->row_max[i] = fmax(rows->row_max[i], s);
-        }
-    }
-}
-
-static void visit_keys(const struct attn_attend_args *args, const struct query *query, int64_t head,
-                       struct softmax_rows *rows)
-{
-    double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
-    int64_t first, end;
-    query_candidates(query, &first, &end);
-    if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
-        find_maximum(args, query, head, first, end, rows, k, v);
-    }
-    for (int64_t s = 0; s < sink_keys(args, query); s++) {
-        load_sink_key(args, head, s, k, v);
-        for (int32_t i = 0; i < rows->count; i++) {
-            rows_add_key(args, rows, i, sink_score(args, query, rows, i, s, k), v);
-        }
-    }
-    for (int64_t c = first; c < end; c++) {
-        const int64_t j = query_key(query, c);
-        if (j < 0) {
-            continue;
-        }
-        load_key(args, query, head, j, k, v);
-        for (int32_t i = 0; i < rows->count; i++) {
-            double bias = query_bias(query, rows->slope[i], j);
-            rows_add_key(args, rows, i, rows_score(args->layer, rows->q[i], k) + bias, v);
+            add_score(args, rows, i, s, weighs ? v : NULL);
         }
     }
 }
@@ -332,7 +316,12 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
             query.list = list_of(args, token, head * group + i);
             load_queries(args, token, head * group + i, count, &rows);
             rows_start(args, head * group + i, count, args->layer->head_size_v, &rows);
-            visit_keys(args, &query, head, &rows);
+            /* With quantized probabilities the maximum is known before the first weight, as it is
+             * for a whole tile in a kernel. */
+            if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
+                visit_keys(args, &query, head, false, &rows);
+            }
+            visit_keys(args, &query, head, true, &rows);
             rows_write(args, token, &rows);
         }
     }

@@ -17,15 +17,6 @@ struct tile {
     double s[GDN_TILE][GDN_MAX_HEAD_SIZE]; /* [num_rows, Dk] */
 };
 
-static double dot(const double *a, const double *b, int32_t count)
-{
-    double sum = 0;
-    for (int32_t i = 0; i < count; i++) {
-        sum += a[i] * b[i];
-    }
-    return sum;
-}
-
 /* Row `d` of the tile in a slot's state. */
 static uint8_t *state_row(const struct tile *tile, int64_t slot, int32_t d)
 {

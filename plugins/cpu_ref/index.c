@@ -100,15 +100,6 @@ struct index_loop {
     int64_t first_row;
 };
 
-static double product(const double *q, const double *k, int32_t size)
-{
-    double sum = 0;
-    for (int32_t d = 0; d < size; d++) {
-        sum += q[d] * k[d];
-    }
-    return sum;
-}
-
 /* Rows first .. first + count - 1 of a request, of the heads of one list. */
 static void score_rows(const struct index_loop *loop, const struct query *query, int64_t token,
                        int32_t group, int64_t first, int32_t count, double *scores)
@@ -136,7 +127,7 @@ static void score_rows(const struct index_loop *loop, const struct query *query,
                             number_dtype_name(loop->io->weights->dtype), 1);
         }
         for (int32_t i = 0; i < count; i++) {
-            double s = product(q, rows[i], l->head_size) * q_scale * (double)l->scale;
+            double s = dot(q, rows[i], l->head_size) * q_scale * (double)l->scale;
             if (loop->desc->activation == ATTN_INDEXER_RELU && s < 0) { /* NaN stays */
                 s = 0;
             }

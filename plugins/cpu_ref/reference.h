@@ -52,6 +52,8 @@ int64_t query_block(const struct query *query, int64_t j);
 double query_bias(const struct query *query, double slope, int64_t j);
 double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
 
+double dot(const double *a, const double *b, int32_t count); /* attend.c */
+
 /* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum,
  * denominator and weighted sum of values, as in the online form of softmax (Milakov,
  * Gimelshein 2018). */
