@@ -8,7 +8,6 @@
  *     ATTN_PLUGIN_PATH=$PWD/attn_example.so ATTN_BACKEND=example attn-info */
 #include <attn/plugin.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* A library's handles would stand here, one for each thread or stream that may be in a step. */

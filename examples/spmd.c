@@ -7,7 +7,6 @@
  *     cc -I abi examples/spmd.c -ldl -lm -lpthread -o spmd && ./spmd path/to/libattn.so.1 */
 #include <attn/api.h>
 #include <dlfcn.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

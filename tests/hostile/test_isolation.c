@@ -4,7 +4,6 @@
  * attn-scan. */
 #include <dirent.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>

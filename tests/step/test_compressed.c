@@ -4,7 +4,6 @@
 #include <attn/draft/compressed.h>
 #include <attn/draft/index_lists.h>
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "opened.h"

@@ -4,7 +4,6 @@
 #define RUN_TENSORS_FILE_H
 
 #include <attn/status.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 struct cJSON;
