@@ -220,12 +220,6 @@ template <class S> GPU_INLINE matrix_part query_part(const lane_query<S> &q, int
 #endif
 }
 
-/* A lane's key of a stretch of 16, key % 16 = column: where its rows lie, in 16 bytes. */
-struct key_place {
-    int32_t k, v;
-    float k_scale, v_scale; /* scales of rows that have their own, else 1 */
-};
-
 struct key_finder {
     int32_t shift, block_size; /* shift -1: no power of two */
 };
@@ -241,7 +235,6 @@ GPU_INLINE key_finder make_finder(const gpu_params &p)
 GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, const gpu_run &r,
                               int32_t key, bool scales)
 {
-    key_place at = {0, 0, 1.0f, 1.0f};
     key = min(max(key, r.row_tile.k0), r.row_tile.k1 - 1);
     int64_t block = r.row_tile.key_start + key, slot = 0;
     if (p.problem.units != nullptr) {
@@ -251,15 +244,7 @@ GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, con
         block = p.problem.block_table[r.row_tile.table + index];
         slot = key - index * finder.block_size;
     }
-    at.k = (int32_t)((block * p.k.block + slot * p.k.slot) >> 4);
-    at.v = (int32_t)((block * p.v.block + slot * p.v.slot) >> 4);
-    if (scales && p.k.form == GPU_ROW_SCALED) {
-        at.k_scale = *row_scale_at(p.k, block, slot, r.head);
-    }
-    if (scales && p.v.form == GPU_ROW_SCALED) {
-        at.v_scale = *row_scale_at(p.v, block, slot, r.head);
-    }
-    return at;
+    return place_of_key(p, r.head, block, slot, scales);
 }
 
 /* 16 bytes of a row, zero where it has fewer. */

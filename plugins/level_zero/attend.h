@@ -65,12 +65,6 @@ template <class S> struct lane_row {
     float8 acc_o[S::eights];
 };
 
-/* A lane's key of a stretch of 16: where its rows lie, in 16 bytes; -1: no query sees it. */
-struct key_place {
-    int32_t k, v;
-    float k_scale, v_scale; /* scales of rows that have their own, else 1 */
-};
-
 template <class S> GPU_INLINE float8 multiply(short8 a, int8 b, float8 sum)
 {
     if (S::kind == ATTN_DTYPE_BF16) {
@@ -135,11 +129,11 @@ GPU_INLINE void enter_row_of(const gpu_params &p, const gpu_run &r, int32_t inde
     }
 }
 
+/* Places of -1: no query sees the key. */
 GPU_INLINE key_place find_key(const gpu_params &p, const gpu_run &r, int32_t key, bool scales)
 {
-    key_place at = {-1, -1, 1.0f, 1.0f};
     if (key < r.row_tile.k0 || key >= r.row_tile.k1) {
-        return at;
+        return {-1, -1, 1.0f, 1.0f};
     }
     int64_t block = r.row_tile.key_start + key, slot = 0;
     if (p.problem.units != nullptr) {
@@ -149,15 +143,7 @@ GPU_INLINE key_place find_key(const gpu_params &p, const gpu_run &r, int32_t key
         block = p.problem.block_table[r.row_tile.table + index];
         slot = key - index * p.problem.block_size;
     }
-    at.k = (int32_t)((block * p.k.block + slot * p.k.slot) >> 4);
-    at.v = (int32_t)((block * p.v.block + slot * p.v.slot) >> 4);
-    if (scales && p.k.form == GPU_ROW_SCALED) {
-        at.k_scale = *row_scale_at(p.k, block, slot, r.head);
-    }
-    if (scales && p.v.form == GPU_ROW_SCALED) {
-        at.v_scale = *row_scale_at(p.v, block, slot, r.head);
-    }
-    return at;
+    return place_of_key(p, r.head, block, slot, scales);
 }
 
 /* `count` neighbouring elements, 4 or 8, as pairs of 16 bits; zeros where `there` is false. */

@@ -11,6 +11,27 @@
 #include "gpu/device/run.h"
 #include "gpu/device/visible.h"
 
+/* A lane's key of a stretch of 16: where its rows lie, in 16 bytes. */
+struct key_place {
+    int32_t k, v;
+    float k_scale, v_scale; /* scales of rows that have their own, else 1 */
+};
+
+/* With scales only where they are wanted. */
+GPU_INLINE key_place place_of_key(const gpu_params &p, int32_t head, int64_t block, int64_t slot,
+                                  bool scales)
+{
+    key_place at = {(int32_t)((block * p.k.block + slot * p.k.slot) >> 4),
+                    (int32_t)((block * p.v.block + slot * p.v.slot) >> 4), 1.0f, 1.0f};
+    if (scales && p.k.form == GPU_ROW_SCALED) {
+        at.k_scale = *row_scale_at(p.k, block, slot, head);
+    }
+    if (scales && p.v.form == GPU_ROW_SCALED) {
+        at.v_scale = *row_scale_at(p.v, block, slot, head);
+    }
+    return at;
+}
+
 /* 4 neighbouring dims from `d` on. */
 GPU_INLINE void write_values(const gpu_params &p, int32_t head, char *row, int32_t d,
                              const float (&x)[4], float factor)
