@@ -233,16 +233,17 @@ struct convolve_args {
 };
 
 /* Decays between the tokens of a chunk, and their products with the chunk's k k^T and q k^T; rows
- * are `stride` floats apart. Above the diagonal all but kk and qk stay zero. */
+ * are `stride` floats apart. Above the diagonal by_r and by_q stay zero. */
 struct decays_args {
     int64_t stride;
+    int32_t count;
     const float *decay; /* by token */
     const float *beta;
     const float *kk;
     const float *qk;
-    float *d;    /* d[t][j]: decay from after token j to token t; a row of zeros precedes row 0 */
-    float *by_r; /* -beta[t] d[t][j] kk[t][j], j < t */
+    float *by_r; /* -beta[t] d[t][j] kk[t][j], j < t; d is the decay from after j to t */
     float *by_q; /* d[t][j] qk[t][j], j <= t */
+    float *d;    /* d[count - 1] */
 };
 
 /* An operand of a product, in the layout of the kernels that made it. */
@@ -271,12 +272,12 @@ struct product_args {
 
 /* Products of rows of floats, whose operands are used more than once. */
 struct product_kernels {
+    /* column p times by[p]; NULL: as they are */
     void (*left)(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
-                 int32_t k);
-    /* adds rows first .. k - 1, each times its by; NULL: as they are. The rows before them, with
-     * the same n, are already there. Without packed memory `rows` itself is scaled. */
-    void (*right)(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
-                  int32_t k, int32_t n, const float *by);
+                 int32_t k, const float *by);
+    /* adds rows first .. k - 1; those before them, with the same n, are already there */
+    void (*right)(struct product_operand *operand, const float *rows, int64_t stride, int32_t first,
+                  int32_t k, int32_t n);
     void (*multiply)(const struct product_args *args);
 };
 
@@ -326,7 +327,7 @@ struct walk_args {
 
 struct delta_kernels {
     void (*convolve)(const struct convolve_args *args);
-    void (*decays)(const struct decays_args *args, int32_t t); /* row t, after the row before it */
+    void (*decays)(const struct decays_args *args);
     /* x[t] += sum over j < t of by[t][j] x[j], for rows 1 .. count-1 in their order; x has rows of
      * n floats, of COLUMN_MULTIPLE, by rows of `stride` */
     void (*solve)(float *x, int32_t n, const float *by, int64_t stride, int32_t count);

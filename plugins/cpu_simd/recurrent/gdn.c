@@ -47,7 +47,7 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(qk, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(by_r, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(by_q, (size_t)GDN_CHUNK * GDN_CHUNK);
-    PLACE(d, (size_t)(1 + GDN_CHUNK) * GDN_CHUNK);
+    PLACE(d, (size_t)GDN_CHUNK);
     PLACE(group_kk, (size_t)GDN_CHUNK * WALK_TOKENS);
     PLACE(group_qk, (size_t)GDN_CHUNK * WALK_TOKENS);
     PLACE(q_left.memory, GDN_CHUNK * depth);

@@ -35,7 +35,7 @@ struct gdn_scratch {
     float *qk;     /* [C, C]: q k^T */
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
     float *by_q;   /* [C, C]: qk with the decays */
-    float *d;      /* [1 + C, C]: a row of zeros, then the decay from after token j to token t */
+    float *d;      /* [C]: the decay from after token j to the chunk's end */
     struct product_operand q_left, k_left;            /* [C, depth], whole */
     struct product_operand kt_right;                  /* [depth, C], whole */
     struct product_operand kt_left;                   /* [depth, C] */

@@ -63,25 +63,26 @@ static void pack_keys(const struct gdn *gdn, int32_t count, struct gdn_scratch *
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
     plain->pack_keys(s->kt, keys, count, padded, s->depth);
     const struct product_kernels *products = products_of(gdn);
-    products->left(&s->q_left, s->q, s->depth, count, s->depth);
-    products->left(&s->k_left, s->k, s->depth, count, s->depth);
-    products->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded, NULL);
-    products->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
+    products->left(&s->q_left, s->q, s->depth, count, s->depth, NULL);
+    products->left(&s->k_left, s->k, s->depth, count, s->depth, NULL);
+    products->right(&s->kt_right, s->kt, TILE_KEYS, 0, s->depth, padded);
     multiply_keys(gdn, count, s);
 }
 
 static void find_decays(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
     const struct decays_args args = {.stride = GDN_CHUNK,
+                                     .count = count,
                                      .decay = s->decay,
                                      .beta = s->beta,
                                      .kk = s->kk,
                                      .qk = s->qk,
-                                     .d = s->d + GDN_CHUNK,
+                                     .d = s->d,
                                      .by_r = s->by_r,
                                      .by_q = s->by_q};
+    memset(s->d, 0, GDN_CHUNK * sizeof(float));
+    gdn_variant(gdn)->delta->decays(&args);
     for (int32_t t = 0; t < count; t++) {
-        gdn_variant(gdn)->delta->decays(&args, t);
         s->e[t] = t > 0 ? s->e[t - 1] * s->decay[t] : s->decay[t];
     }
 }
@@ -98,7 +99,7 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
         const float *by = s->by_r + (int64_t)first * GDN_CHUNK;
         float *r = s->v + (int64_t)first * width;
         if (first > 0) {
-            products->left(&s->by_r_left, by, GDN_CHUNK, rows, first);
+            products->left(&s->by_r_left, by, GDN_CHUNK, rows, first, NULL);
             const struct product_args args = {.out = r,
                                               .stride = width,
                                               .left = &s->by_r_left,
@@ -112,7 +113,7 @@ static void solve_triangle(const struct gdn *gdn, int32_t count, struct gdn_scra
         }
         gdn_variant(gdn)->delta->solve(r, width, by + first, GDN_CHUNK, rows);
         products->right(&s->r_right, s->v, width, first, min_i32(first + TRIANGLE_ROWS, padded),
-                        width, NULL);
+                        width);
     }
 }
 
@@ -124,7 +125,7 @@ static void scale_values(const struct gdn *gdn, int32_t count, struct gdn_scratc
     for (int32_t t = 0; t < count; t++) {
         gdn_variant(gdn)->scale_row(s->v + (int64_t)t * width, s->beta[t], width);
     }
-    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width, NULL);
+    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width);
 }
 
 /* Prefetches the lines of rows first .. end - 1 of the chunk's outputs, while tiles compute: stores
@@ -204,7 +205,7 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
                                 .k = s->depth};
     products_of(gdn)->multiply(&args);
     int32_t padded = round_up(count, COLUMN_MULTIPLE);
-    products_of(gdn)->left(&s->by_q_left, s->by_q, GDN_CHUNK, count, padded);
+    products_of(gdn)->left(&s->by_q_left, s->by_q, GDN_CHUNK, count, padded, NULL);
     args.left = &s->by_q_left;
     args.right = &s->r_right;
     args.keep = args.by = s->ones;
@@ -223,8 +224,8 @@ static void finish_chunk(const struct gdn *gdn, int32_t count, float *state,
     for (int32_t i = 0; i < s->depth; i++) {
         keep[i] = s->e[last];
     }
-    products_of(gdn)->right(&s->r_right, s->v, width, 0, padded, width,
-                            s->d + (int64_t)count * GDN_CHUNK); /* r as the chunk's end has it */
+    products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded,
+                           s->d); /* k as the chunk's end has it */
     args = (struct product_args){.out = state,
                                  .stride = width,
                                  .left = &s->kt_left,
@@ -294,7 +295,7 @@ static void pack_state(const struct gdn *gdn, int32_t h, struct gdn_scratch *s)
     const int64_t floats = (int64_t)s->depth * s->width;
     s->state_right[h].memory = s->packed_states + h * floats;
     products_of(gdn)->right(&s->state_right[h], s->states + h * floats, s->width, 0, s->depth,
-                            s->width, NULL);
+                            s->width);
 }
 
 static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
@@ -351,7 +352,6 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     for (int32_t i = 0; i < MAX_HEAD_SIZE; i++) {
         s->ones[i] = 1.0f;
     }
-    memset(s->d, 0, (1 + GDN_CHUNK) * GDN_CHUNK * sizeof(float));
     memset(s->by_r, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     memset(s->by_q, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     for (int32_t h = 0; h < num_heads; h++) {

@@ -32,7 +32,7 @@ INLINE void amx_left_parts(uint16_t *out, __m512 x, __m512 y)
 }
 
 static void amx_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
-                     int32_t k)
+                     int32_t k, const float *by)
 {
     operand->data = operand->memory;
     operand->block = PARTS;
@@ -41,22 +41,23 @@ static void amx_left(struct product_operand *operand, const float *rows, int64_t
         uint16_t *out =
             (uint16_t *)operand->memory + i / UNIT * operand->stride + i % UNIT * (int64_t)UNIT;
         for (int32_t p = 0; p < k; p += UNIT, out += PARTS) {
-            amx_left_parts(out, _mm512_loadu_ps(rows + p), _mm512_loadu_ps(rows + p + 16));
+            __m512 x = _mm512_loadu_ps(rows + p), y = _mm512_loadu_ps(rows + p + 16);
+            if (by != NULL) {
+                x = _mm512_mul_ps(x, _mm512_loadu_ps(by + p));
+                y = _mm512_mul_ps(y, _mm512_loadu_ps(by + p + 16));
+            }
+            amx_left_parts(out, x, y);
         }
     }
 }
 
-/* 16 columns of two rows as pairs, where by is not NULL each row times its own */
-INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const float *by)
+/* 16 columns of two rows as pairs */
+INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd)
 {
     const __m512i in_turn =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512 x = _mm512_loadu_ps(even), y = _mm512_loadu_ps(odd);
-    if (by != NULL) {
-        x = _mm512_mul_ps(x, _mm512_set1_ps(by[0]));
-        y = _mm512_mul_ps(y, _mm512_set1_ps(by[1]));
-    }
     const __m512 upper_x = amx_upper(x), upper_y = amx_upper(y);
     _mm512_store_si512(out, _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(upper_x), 16),
                                             _mm512_castps_si512(upper_y)));
@@ -66,8 +67,8 @@ INLINE void amx_pairs(uint16_t *out, const float *even, const float *odd, const 
                        _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
 }
 
-static void amx_right(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
-                      int32_t k, int32_t n, const float *by)
+static void amx_right(struct product_operand *operand, const float *rows, int64_t stride,
+                      int32_t first, int32_t k, int32_t n)
 {
     operand->data = operand->memory;
     operand->block = PARTS;
@@ -76,10 +77,9 @@ static void amx_right(struct product_operand *operand, float *rows, int64_t stri
         uint16_t *out =
             (uint16_t *)operand->memory + p / UNIT * operand->stride + p % UNIT / 2 * (int64_t)UNIT;
         const float *even = rows + p * stride, *odd = even + stride;
-        const float *factors = by != NULL ? by + p : NULL;
         for (int32_t j = 0; j < n; j += UNIT, out += PARTS) {
-            amx_pairs(out, even + j, odd + j, factors);
-            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16, factors);
+            amx_pairs(out, even + j, odd + j);
+            amx_pairs(out + TILE_ELEMENTS, even + j + 16, odd + j + 16);
         }
     }
 }
@@ -125,8 +125,8 @@ INLINE void amx_finish(struct amx_rest *rest, int32_t rows)
         if (rest->packed != NULL && i % 2 == 1) {
             uint16_t *pairs = rest->packed + i % UNIT / 2 * UNIT;
             const float *even = out - args->stride;
-            amx_pairs(pairs, even, out, NULL);
-            amx_pairs(pairs + TILE_ELEMENTS, even + 16, out + 16, NULL);
+            amx_pairs(pairs, even, out);
+            amx_pairs(pairs + TILE_ELEMENTS, even + 16, out + 16);
         }
     }
     rest->i = i;

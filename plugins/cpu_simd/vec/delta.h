@@ -125,41 +125,50 @@ static void delta_convolve(const struct convolve_args *args)
     }
 }
 
-/* Row t of a chunk's decays. */
-static void delta_decays(const struct decays_args *args, int32_t t)
+/* Columns first .. first + VF_WIDTH - 1 of a chunk's decays, row by row. */
+INLINE void decay_columns(const struct decays_args *args, int32_t first)
 {
-    int64_t row = (int64_t)t * args->stride;
-    float *d = args->d + row;
-    vf decay = vf_set1(args->decay[t]);
-    vf minus_beta = vf_set1(-args->beta[t]);
-    for (int32_t j = 0; j <= t; j += VF_WIDTH) {
-        vf by = vf_mul(vf_load(d - args->stride + j), decay); /* 0 from t on */
-        vf kk = vf_load(args->kk + row + j), qk = vf_load(args->qk + row + j);
-        if (j + VF_WIDTH > t) {
-            kk = vf_keep(kk, j, 0, t, 0.0f);
-            qk = vf_keep(qk, j, 0, t, 0.0f);
+    vf d = vf_set1(0.0f); /* from after these tokens to token t */
+    for (int32_t t = first; t < args->count; t++) {
+        const int64_t at = t * args->stride + first;
+        const bool diagonal = t < first + VF_WIDTH;
+        vf kk = vf_load(args->kk + at), qk = vf_load(args->qk + at);
+        d = vf_mul(d, vf_set1(args->decay[t]));
+        if (diagonal) {
+            kk = vf_keep(kk, first, 0, t, 0.0f);
+            qk = vf_keep(qk, first, 0, t + 1, 0.0f);
+            d = vf_keep(vf_keep(d, first, 0, t, 1.0f), first, 0, t + 1, 0.0f);
         }
-        vf_store(d + j, by);
-        vf_store(args->by_r + row + j, vf_mul(vf_mul(minus_beta, by), kk));
-        vf_store(args->by_q + row + j, vf_mul(by, qk));
+        vf_store(args->by_r + at, vf_mul(vf_mul(vf_set1(-args->beta[t]), d), kk));
+        vf_store(args->by_q + at, vf_mul(d, qk));
     }
-    d[t] = 1.0f;
-    args->by_q[row + t] = args->qk[row + t];
+    vf_store(args->d + first, d);
+}
+
+static void delta_decays(const struct decays_args *args)
+{
+    for (int32_t first = 0; first < args->count; first += VF_WIDTH) {
+        decay_columns(args, first);
+    }
 }
 
 static void f32_left(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
-                     int32_t k)
+                     int32_t k, const float *by)
 {
-    operand->data = rows;
-    operand->stride = stride;
+    float *scaled = operand->memory;
+    operand->data = by != NULL ? scaled : rows;
+    operand->stride = by != NULL ? k : stride;
+    for (int32_t i = 0; by != NULL && i < m; i++) {
+        for (int32_t p = 0; p < k; p += VF_WIDTH) {
+            vf_store(scaled + (int64_t)i * k + p,
+                     vf_mul(vf_load(rows + i * stride + p), vf_load(by + p)));
+        }
+    }
 }
 
-static void f32_right(struct product_operand *operand, float *rows, int64_t stride, int32_t first,
-                      int32_t k, int32_t n, const float *by)
+static void f32_right(struct product_operand *operand, const float *rows, int64_t stride,
+                      int32_t first, int32_t k, int32_t n)
 {
-    for (int32_t i = first; by != NULL && i < k; i++) {
-        row_scale(rows + i * stride, by[i], n);
-    }
     operand->data = rows;
     operand->stride = stride;
 }
@@ -179,7 +188,7 @@ static void f32_multiply(const struct product_args *args)
                                     .by = args->by + first};
     tile_gemm(of, args->m, args->n, false, true);
     if (args->packed != NULL) {
-        f32_right(args->packed, args->out, args->stride, 0, args->m, args->n, NULL);
+        f32_right(args->packed, args->out, args->stride, 0, args->m, args->n);
     }
 }
 
