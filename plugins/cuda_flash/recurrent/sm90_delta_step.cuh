@@ -117,13 +117,14 @@ template <int TOKENS = 1> struct step_channel {
         return p.conv_silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
 
-    /* Stores the window after the step: all inputs but the oldest. */
-    __device__ __forceinline__ void roll(int32_t num_tokens = 1) const
+    /* Stores the window after the step, all inputs but the oldest, `apart` bytes after the slot's.
+     */
+    __device__ __forceinline__ void roll(int32_t num_tokens = 1, int64_t apart = 0) const
     {
 #pragma unroll
         for (int i = 0; i < STEP_TAPS - 2 + TOKENS; i++) {
             if (i < STEP_TAPS - 2 + num_tokens) {
-                ((uint16_t *)window)[i] = (uint16_t)input[i + 1];
+                ((uint16_t *)(window + apart))[i] = (uint16_t)input[i + 1];
             }
         }
     }
@@ -378,6 +379,33 @@ GPU_INLINE void finish_token(const step_memory<STATE, ROWS> &m, const gpu_delta_
     }
 }
 
+/* Writes the checkpoint that is due after the token, if one is: copies of the CTA's rows, which it
+ * has written, and the windows. */
+template <int STATE, int ROWS>
+GPU_INLINE void keep_token(const gpu_delta_params &p, const delta_request &request,
+                           const step_inputs &inputs, const step_place<ROWS> &at)
+{
+    const int32_t slot = checkpoint_slot(p, request, 1);
+    if (slot < 0) {
+        return;
+    }
+    const uint4 *from = (const uint4 *)state_bytes_at(p, request.slots[0], at.head, at.first);
+    uint4 *to = (uint4 *)state_bytes_at(p, slot, at.head, at.first);
+#pragma unroll 8
+    for (int32_t i = (int32_t)thread_index(); i < at.rows * step_pieces<STATE>::of_row;
+         i += STEP_THREADS) {
+        __stcs(to + i, from[i]);
+    }
+    const int64_t apart = (slot - request.slots[0]) * p.window_slot;
+    if (at.rank == 0) {
+        inputs.q.roll(1, apart);
+        inputs.k.roll(1, apart);
+    }
+    if (inputs.has_value) {
+        inputs.v.roll(1, apart);
+    }
+}
+
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
 template <int STATE, int ROWS>
@@ -407,6 +435,7 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     run_rows(m, token, request.has_state, at.rows,
              state_bytes_at(p, request.slots[0], at.head, at.first));
     finish_token(m, p, request, inputs, at);
+    keep_token<STATE>(p, request, inputs, at);
 }
 
 #endif

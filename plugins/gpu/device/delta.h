@@ -65,7 +65,7 @@ GPU_INLINE int32_t checkpoint_slot(const gpu_delta_params &p, const delta_reques
 }
 
 /* Which requests a plugin's own kernels take. Kernels of chunks write checkpoints only at the ends
- * of whole chunks, and the interval is a multiple of a chunk; the kernel of steps writes none. */
+ * of whole chunks, and the interval is a multiple of a chunk; the kernel of rings writes none. */
 GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &request)
 {
     return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all &&
@@ -75,7 +75,7 @@ GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &r
 GPU_INLINE bool is_one_step(const gpu_delta_params &p, const delta_request &request)
 {
     return request.num_tokens <= p.steps_apart && (request.num_tokens == 1 || request.keeps_all) &&
-           (p.checkpoint_interval == 0 ||
+           (p.has_ring == 0 || p.checkpoint_interval == 0 ||
             request.context % p.checkpoint_interval + request.num_tokens < p.checkpoint_interval);
 }
 
