@@ -447,6 +447,7 @@ static const struct gdn_variant large_variants[] = {
     {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, false, false, false, false, 0, GDN_USUAL, 0, GDN_MAMBA2, ATTN_DTYPE_F16},
     {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .strided = true, .initial = true, .kept = 64},
     {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 72, 4, 64, 0, true, false, true, .kept = 64, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, .initial = true, .kept = 64, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, false, true, .rule = GDN_DELTA_SKIP},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
     {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},

@@ -171,7 +171,7 @@ void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, uint64_t *ra
         /* checkpoints within chunks, and, of every other request, after whole ones */
         const bool whole = v->kept > 0 && v->kept % 64 == 0 && r % 2 == 0;
         const int32_t past =
-            whole ? (v->shape == GDN_STEPS ? 127 : 128) : (v->replay > 0 ? v->replay + n : 17) + r;
+            whole ? (c->tokens[r] == 1 ? 127 : 128) : (v->replay > 0 ? v->replay + n : 17) + r;
         c->lengths[r] = c->tokens[r] + (c->has_state[r] ? past : 0);
         /* What the step before accepted. Without a ring, a request of more than 1 + n tokens had
          * left one state. */
