@@ -13,9 +13,7 @@ extern "C" {
 #define CHUNK DELTA_CHUNK /* tokens of a chunk */
 #define CHUNK_DIMS 128    /* dims of a key, padded */
 #define CHUNK_TAPS 4      /* taps of the convolution, at most */
-/* Ends of a value head's segments (sm90_delta_segments.cuh). */
-#define SEGMENT_ENDS(segments) (2 * (segments)-3)
-#define SPARE_CHUNKS 24 /* see num_chunks */
+#define SPARE_CHUNKS 26 /* see num_chunks */
 #define GROUP_ROWS 16   /* rows of the state that a warp has */
 
 /* A chunk's intermediates, which the prepare kernel writes and the state kernel reads: tiles of 64
@@ -76,9 +74,9 @@ struct sm80_delta_params {
     /* CTAs that prepare concurrently with the state kernel; 0: all chunks are prepared before it */
     int32_t prepare_ctas;
     int32_t first_part, end_part; /* (chunk, key head) pairs that a launch prepares */
-    /* Segments of few long requests (sm90_delta_segments.cuh); 0: requests are walked whole.
-     * launched: parts of all requests in a launch; joined: 1 in the second one. */
-    int32_t segments, launched, joined;
+    /* Segments of few long requests (sm90_delta_segments.cuh), 0: requests are walked whole; pieces
+     * of a segment. launched: parts of all requests in a launch; joined: 1 in the second one. */
+    int32_t segments, pieces, launched, joined;
     char *segment_ends;
 };
 

@@ -12,8 +12,10 @@
 #define CHANNEL_PART 7
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
-/* Requests are cut into at most so many segments, if a walk becomes shorter by so many tokens. */
+/* Requests are cut into at most so many segments, of so many pieces, if a walk becomes shorter by
+ * so many tokens. */
 #define MOST_SEGMENTS 8
+#define MOST_PIECES 4
 #define LEAST_TOKENS_SAVED 2560
 
 constexpr int state64_bytes = sizeof(state64_memory) + (STATE64_STAGES - 1) * sizeof(chunk_stage);
@@ -102,18 +104,28 @@ static cudaError_t launch_few(const sm80_delta_params &a, unsigned num_ctas, boo
     return state32 ? launch_state32(a, num_ctas, stream) : launch_state64(a, num_ctas, stream);
 }
 
-/* The number of segments that requests are cut into, 0: none. All CTAs of a launch run at once. */
-static int32_t segments_of(const struct gpu_device *device, const sm80_delta_params &a)
+/* Chooses the segments that requests are cut into, and their pieces. All CTAs of a launch run at
+ * once, and there is memory for all ends. */
+static void choose_segments(const struct gpu_device *device, sm80_delta_params &a)
 {
-    int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
-    int64_t memory = SPARE_CHUNKS * a.chunk_bytes / (int64_t)sizeof(segment_state);
-    int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
-    int64_t n = heads > 0 ? ((ctas < memory ? ctas : memory) / heads + 3) / 2 : 0;
-    n = n < MOST_SEGMENTS ? n : MOST_SEGMENTS;
-    bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS &&
-                    !a.p.invariant && !a.p.rule.additive;
-    bool gains = n > 2 && a.p.num_tokens * (n - 2) >= n * LEAST_TOKENS_SAVED;
-    return is_whole && gains && a.p.checkpoint_interval == 0 ? (int32_t)n : 0;
+    const int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
+    const int64_t memory = SPARE_CHUNKS * a.chunk_bytes / (int64_t)sizeof(segment_state);
+    const int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
+    const bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS &&
+                          !a.p.invariant && !a.p.rule.additive && a.p.checkpoint_interval == 0;
+    int64_t most_saved = LEAST_TOKENS_SAVED - 1;
+    int32_t best[2] = {0, 1};
+    for (a.segments = 3; is_whole && a.segments <= MOST_SEGMENTS; a.segments++) {
+        for (a.pieces = 1; a.pieces <= MOST_PIECES; a.pieces++) {
+            const int64_t launched = max(2 * a.segments - 3, ends_between(a) + 1);
+            const int64_t saved = (int64_t)a.p.num_tokens * ends_between(a) / pieces_of(a);
+            if (heads * launched <= ctas && saved > most_saved &&
+                heads * (ENDS_APART * ends_between(a) + 1) <= memory) {
+                most_saved = saved, best[0] = a.segments, best[1] = a.pieces;
+            }
+        }
+    }
+    a.segments = best[0], a.pieces = best[1];
 }
 
 /* Walks segments at once, see sm90_delta_segments.cuh. */
@@ -121,12 +133,12 @@ static cudaError_t launch_segments(sm80_delta_params &a, unsigned num_ctas, cuda
 {
     int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
     a.segment_ends = a.memory + a.num_chunks * a.chunk_bytes;
-    a.launched = SEGMENT_ENDS(a.segments);
+    a.launched = 2 * a.segments - 3;
     cudaError_t error = launch_state32(a, num_ctas * (unsigned)a.launched, stream);
     error = error ? error
                   : launch_kernel(delta_join, a, (unsigned)(heads * CHUNK_DIMS / JOIN_ROWS),
-                                  CHUNK_DIMS, 0, stream);
-    a.launched = a.segments - 1, a.joined = 1;
+                                  CHUNK_DIMS * JOIN_DEPTHS, 0, stream);
+    a.launched = ends_between(a) + 1, a.joined = 1;
     return error ? error : launch_state32(a, num_ctas * (unsigned)a.launched, stream);
 }
 
@@ -198,7 +210,7 @@ extern "C" const char *sm90_delta_state(const struct gpu_device *device,
     unsigned num_ctas = 0;
     bool overlapped = false, state128 = false, state32 = false, channels = false;
     if (params != nullptr) {
-        params->segments = segments_of(device, *params), params->launched = 1;
+        choose_segments(device, *params), params->launched = 1;
         state32 = params->segments > 0 || takes_state32(device, *params);
         params->stages = STATE64_STAGES;
         params->slices = slices_of(*params, state32 ? STATE32_ROWS : STATE64_ROWS);

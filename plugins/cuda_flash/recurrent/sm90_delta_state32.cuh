@@ -356,13 +356,18 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         barrier_wait_for(m.full[0], 0);
         rows.multiply_keys(0, parts, state);
         int32_t num_chunks = shared_item.num_chunks;
-        for (int32_t c = 0; c < num_chunks; c++) {
-            rows.run_chunk<CHANNELS>(m, c, c + 1 == num_chunks, place, giver, of_ends, parts, state,
-                                     differences);
-            if constexpr (KEEPS) {
-                int32_t slot = slot_after(a, shared_item, c);
-                if (slot >= 0) {
-                    rows.store(a, shared_item, slot, m.unit[min(c + 1, num_chunks - 1) & 3]);
+        for (int32_t c = 0, piece = 0; c < num_chunks; piece++) {
+            if (c > 0) {
+                rows.store_end(shared_item, piece - 1, m.unit[c & 3]);
+            }
+            for (const int32_t end = shared_item.end_of(a, piece); c < end; c++) {
+                rows.run_chunk<CHANNELS>(m, c, c + 1 == num_chunks, place, giver, of_ends, parts,
+                                         state, differences);
+                if constexpr (KEEPS) {
+                    int32_t slot = slot_after(a, shared_item, c);
+                    if (slot >= 0) {
+                        rows.store(a, shared_item, slot, m.unit[min(c + 1, num_chunks - 1) & 3]);
+                    }
                 }
             }
         }
@@ -370,7 +375,7 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         pin(rows.x);
         const float(&unit)[STATE32_ROWS] = m.unit[(num_chunks - 1) & 3];
         if (shared_item.to != nullptr) {
-            rows.store_end(shared_item, unit);
+            rows.store_end(shared_item, shared_item.num_pieces - 1, unit);
         } else {
             rows.store(a, shared_item, shared_item.request.slots[0], unit);
         }

@@ -250,14 +250,14 @@ struct state32_rows {
         }
     }
 
-    /* Stores the end of a segment. */
-    __device__ __forceinline__ void store_end(const segment_item &item,
+    /* Stores the end of a segment's piece. */
+    __device__ __forceinline__ void store_end(const segment_item &item, int32_t piece,
                                               const float (&unit)[STATE32_ROWS]) const
     {
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) {
             float of_row = unit[row_of_sum(i)];
-            float *to = (*item.to)[item.first_row + row_of_sum(i)];
+            float *to = item.to[ENDS_APART * piece][item.first_row + row_of_sum(i)];
             to[key_of_sum(0, i)] = s[0][i] * of_row;
             to[key_of_sum(1, i)] = s[1][i] * of_row;
         }
