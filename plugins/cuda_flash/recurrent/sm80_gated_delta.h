@@ -13,8 +13,8 @@ extern "C" {
 #define CHUNK DELTA_CHUNK /* tokens of a chunk */
 #define CHUNK_DIMS 128    /* dims of a key, padded */
 #define CHUNK_TAPS 4      /* taps of the convolution, at most */
-#define SPARE_CHUNKS 26 /* see num_chunks */
-#define GROUP_ROWS 16   /* rows of the state that a warp has */
+#define SPARE_CHUNKS 26   /* see num_chunks */
+#define GROUP_ROWS 16     /* rows of the state that a warp has */
 
 /* A chunk's intermediates, which the prepare kernel writes and the state kernel reads: tiles of 64
  * rows of 64 f16, in 16-byte chunks at (number ^ row % 8). chunk_keys has k and q of a key head,
@@ -75,8 +75,9 @@ struct sm80_delta_params {
     int32_t prepare_ctas;
     int32_t first_part, end_part; /* (chunk, key head) pairs that a launch prepares */
     /* Segments of few long requests (sm90_delta_segments.cuh), 0: requests are walked whole; pieces
-     * of a segment. launched: parts of all requests in a launch; joined: 1 in the second one. */
-    int32_t segments, pieces, launched, joined;
+     * of a segment, and of the first one. launched: parts of all requests in a launch; joined: 1 in
+     * the second one. */
+    int32_t segments, pieces, first_pieces, launched, joined;
     char *segment_ends;
 };
 

@@ -3,23 +3,23 @@
  * by row: B is what a walk from S = 0 leaves, M what one from S = 1 without values leaves. The
  * first launch walks the first segment, with its outputs, and both of all further segments but the
  * last, and leaves both after each piece of them; delta_join computes the states at these ends; the
- * second launch walks the pieces from them, and the last segment, which has one piece. With n
- * segments of k pieces a launch walks k and then 1 of the (n - 1) k + 1 pieces of a request. */
+ * second launch walks the pieces from them, and the last segment, which has one piece. Where the
+ * first launch has CTAs for several waves, its first segment is as long as they take. */
 #ifndef CUDA_FLASH_SM90_DELTA_SEGMENTS_CUH
 #define CUDA_FLASH_SM90_DELTA_SEGMENTS_CUH
 
 #include "sm80_delta_state.cuh"
 
-#define PIECE_CHUNKS 4 /* chunks of a piece, at least */
+#define PIECE_CHUNKS 3 /* chunks of a piece, at least */
 #define JOIN_ROWS 8    /* rows of S of a CTA */
-#define JOIN_DEPTHS 4  /* parts of a sum, of the same threads' rows */
+#define JOIN_THREADS 512
 
 typedef float segment_state[CHUNK_DIMS][CHUNK_DIMS];
 
 /* Pieces of a request, and ends of those between the first and the last segment. */
 static inline __host__ __device__ int32_t pieces_of(const sm80_delta_params &a)
 {
-    return (a.segments - 1) * a.pieces + 1;
+    return a.first_pieces + (a.segments - 2) * a.pieces + 1;
 }
 
 static inline __host__ __device__ int32_t ends_between(const sm80_delta_params &a)
@@ -76,8 +76,9 @@ static __device__ bool begin_segment(const sm80_delta_params &a, int32_t teams, 
         return part == 0 && !a.joined;
     }
     int32_t segment = (part + 1) / 2, number = index / a.slices / a.p.num_v_heads;
-    int32_t length = a.joined ? 1 : a.pieces;
-    item.first_piece = a.joined ? a.pieces + part : segment * a.pieces;
+    int32_t length = a.joined ? 1 : part == 0 ? a.first_pieces : a.pieces;
+    int32_t before = a.joined ? part : (segment - 1) * a.pieces; /* after the first segment */
+    item.first_piece = a.joined || part > 0 ? a.first_pieces + before : 0;
     item.all_chunks = item.num_chunks;
     item.begin = item.first_piece * item.all_chunks / pieces_of(a);
     item.num_chunks = (item.first_piece + length) * item.all_chunks / pieces_of(a) - item.begin;
@@ -95,76 +96,69 @@ static __device__ bool begin_segment(const sm80_delta_params &a, int32_t teams, 
     item.to = &segment_end(a, number, item.head, 0, false);
     if (part > 0) {
         item.num_pieces = a.pieces;
-        item.to = &segment_end(a, number, item.head, (segment - 1) * a.pieces + 1, item.is_map);
+        item.to = &segment_end(a, number, item.head, before + 1, item.is_map);
     }
     return true;
 }
 
-/* The states at all ends between: JOIN_ROWS rows of a value head a CTA. A thread adds a part of the
- * sums of a column. Maps are loaded one ahead, since the limit is their latency. */
-static __global__ void __launch_bounds__(CHUNK_DIMS *JOIN_DEPTHS)
+/* The states at all ends between: JOIN_ROWS rows of a value head a CTA. A thread has two columns of
+ * one part of the sums. */
+static __global__ void __launch_bounds__(JOIN_THREADS)
     delta_join(const __grid_constant__ sm80_delta_params a)
 {
-    constexpr int slices = CHUNK_DIMS / JOIN_ROWS, depths = CHUNK_DIMS / JOIN_DEPTHS;
-    constexpr int own_rows = JOIN_ROWS / JOIN_DEPTHS; /* of which a thread ends the sums */
+    constexpr int slices = CHUNK_DIMS / JOIN_ROWS, pairs = CHUNK_DIMS / 2;
+    constexpr int parts = JOIN_THREADS / pairs, depths = CHUNK_DIMS / parts;
+    constexpr int own_rows = JOIN_ROWS * CHUNK_DIMS / JOIN_THREADS; /* a thread ends these sums */
     __shared__ float4 state[CHUNK_DIMS][JOIN_ROWS / 4];
-    __shared__ float sums[JOIN_DEPTHS][JOIN_ROWS][CHUNK_DIMS];
-    int32_t column = (int32_t)thread_index() % CHUNK_DIMS;
-    int32_t part = (int32_t)thread_index() / CHUNK_DIMS;
+    __shared__ float2 sums[parts][JOIN_ROWS][pairs];
+    int32_t thread = (int32_t)thread_index(), pair = thread % pairs, part = thread / pairs;
+    int32_t column = thread % CHUNK_DIMS, own_row = thread / CHUNK_DIMS * own_rows;
     int32_t item = (int32_t)blockIdx.x / slices, first = (int32_t)blockIdx.x % slices * JOIN_ROWS;
     int32_t number = item / a.p.num_v_heads, head = item % a.p.num_v_heads;
     let_later_kernels_begin();
     wait_for_earlier_kernels();
-    float own[own_rows], map[depths], next[depths];
-#pragma unroll
-    for (int k = 0; k < depths; k++) {
-        next[k] = segment_end(a, number, head, 1, true)[part * depths + k][column];
-    }
+    float own[own_rows];
 #pragma unroll
     for (int i = 0; i < own_rows; i++) {
-        own[i] = segment_end(a, number, head, 0, false)[first + part * own_rows + i][column];
+        own[i] = segment_end(a, number, head, 0, false)[first + own_row + i][column];
     }
     for (int32_t end = 1; end <= ends_between(a); end++) {
         segment_state &to = segment_end(a, number, head, end, false);
-        const segment_state &map_after =
-            segment_end(a, number, head, min(end + 1, ends_between(a)), true);
-        float x[JOIN_ROWS] = {};
+        const segment_state &from = segment_end(a, number, head, end, true);
+        float2 map[depths], x[JOIN_ROWS] = {};
 #pragma unroll
         for (int k = 0; k < depths; k++) {
-            map[k] = next[k];
-            next[k] = map_after[part * depths + k][column];
+            map[k] = ((const float2 *)from[part * depths + k])[pair];
         }
 #pragma unroll
         for (int i = 0; i < own_rows && end % a.pieces == 1 % a.pieces; i++) {
-            ((float *)state[column])[part * own_rows + i] = own[i]; /* at a segment's start */
+            ((float *)state[column])[own_row + i] = own[i]; /* at a segment's start */
         }
 #pragma unroll
         for (int i = 0; i < own_rows; i++) {
-            own[i] = to[first + part * own_rows + i][column];
+            own[i] = to[first + own_row + i][column];
         }
-        sync_group();
+        sync_group(); /* the state is written, and the last sums are read */
 #pragma unroll
         for (int k = 0; k < depths; k++) {
 #pragma unroll
-            for (int i = 0; i < JOIN_ROWS; i += 4) {
-                const float4 s = state[part * depths + k][i / 4];
-                x[i] = fmaf(s.x, map[k], x[i]), x[i + 1] = fmaf(s.y, map[k], x[i + 1]);
-                x[i + 2] = fmaf(s.z, map[k], x[i + 2]), x[i + 3] = fmaf(s.w, map[k], x[i + 3]);
+            for (int i = 0; i < JOIN_ROWS; i++) {
+                float s = ((const float *)state[part * depths + k])[i];
+                x[i].x = fmaf(s, map[k].x, x[i].x), x[i].y = fmaf(s, map[k].y, x[i].y);
             }
         }
 #pragma unroll
         for (int i = 0; i < JOIN_ROWS; i++) {
-            sums[part][i][column] = x[i];
+            sums[part][i][pair] = x[i];
         }
-        sync_group();
+        sync_group(); /* the sums are written, and the state is read */
 #pragma unroll
         for (int i = 0; i < own_rows; i++) {
-            int32_t row = part * own_rows + i;
 #pragma unroll
-            for (int j = 0; j < JOIN_DEPTHS; j++) {
-                own[i] += sums[j][row][column];
+            for (int j = 0; j < parts; j++) {
+                own[i] += ((const float *)sums[j][own_row + i])[column];
             }
-            to[first + row][column] = own[i];
+            to[first + own_row + i][column] = own[i];
         }
     }
 }

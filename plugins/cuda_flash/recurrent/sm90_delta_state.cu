@@ -12,11 +12,11 @@
 #define CHANNEL_PART 7
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
-/* Requests are cut into at most so many segments, of so many pieces, if a walk becomes shorter by
- * so many tokens. */
+/* Requests are cut into at most so many segments, if walks become shorter by so many tokens. A
+ * further wave of CTAs takes the time of WAVE_TOKENS. */
 #define MOST_SEGMENTS 8
-#define MOST_PIECES 4
-#define LEAST_TOKENS_SAVED 2560
+#define LEAST_TOKENS_SAVED 1000
+#define WAVE_TOKENS 256
 
 constexpr int state64_bytes = sizeof(state64_memory) + (STATE64_STAGES - 1) * sizeof(chunk_stage);
 static_assert(state64_bytes <= 227 * 1024, "shared memory of a CTA");
@@ -104,28 +104,34 @@ static cudaError_t launch_few(const sm80_delta_params &a, unsigned num_ctas, boo
     return state32 ? launch_state32(a, num_ctas, stream) : launch_state64(a, num_ctas, stream);
 }
 
-/* Chooses the segments that requests are cut into, and their pieces. All CTAs of a launch run at
- * once, and there is memory for all ends. */
+/* Chooses the segments that requests are cut into, and their pieces. The first launch has waves of
+ * CTAs, the second one has one wave, and there is memory for all ends. Of several requests only one
+ * may be long. */
 static void choose_segments(const struct gpu_device *device, sm80_delta_params &a)
 {
-    const int64_t heads = sm80_delta_most_requests(&a) * a.p.num_v_heads;
+    const int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
+    const int64_t ctas = heads * slices_of(a, STATE32_ROWS);
+    const int32_t at_once = ctas > 0 ? (int32_t)(device->num_sms / ctas) : 0;
     const int64_t memory = SPARE_CHUNKS * a.chunk_bytes / (int64_t)sizeof(segment_state);
-    const int64_t ctas = device->num_sms / slices_of(a, STATE32_ROWS);
     const bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS &&
                           !a.p.invariant && !a.p.rule.additive && a.p.checkpoint_interval == 0;
-    int64_t most_saved = LEAST_TOKENS_SAVED - 1;
-    int32_t best[2] = {0, 1};
-    for (a.segments = 3; is_whole && a.segments <= MOST_SEGMENTS; a.segments++) {
-        for (a.pieces = 1; a.pieces <= MOST_PIECES; a.pieces++) {
-            const int64_t launched = max(2 * a.segments - 3, ends_between(a) + 1);
-            const int64_t saved = (int64_t)a.p.num_tokens * ends_between(a) / pieces_of(a);
-            if (heads * launched <= ctas && saved > most_saved &&
+    sm80_delta_params best = a;
+    int64_t most_saved = 0;
+    best.segments = 0;
+    for (a.segments = 3; is_whole && at_once > 1 && a.segments <= MOST_SEGMENTS; a.segments++) {
+        for (a.pieces = 1; ends_between(a) < at_once; a.pieces++) {
+            const int32_t waves = (2 * (a.segments - 2) + at_once - 2) / (at_once - 1);
+            a.first_pieces = waves * a.pieces;
+            const int64_t saved = (int64_t)a.p.num_tokens * ends_between(a) / pieces_of(a) -
+                                  (waves - 1) * WAVE_TOKENS;
+            const int64_t least = (waves > 1 || reqs == 1 ? reqs : 2) * LEAST_TOKENS_SAVED;
+            if (saved > most_saved && saved >= least &&
                 heads * (ENDS_APART * ends_between(a) + 1) <= memory) {
-                most_saved = saved, best[0] = a.segments, best[1] = a.pieces;
+                most_saved = saved, best = a;
             }
         }
     }
-    a.segments = best[0], a.pieces = best[1];
+    a = best;
 }
 
 /* Walks segments at once, see sm90_delta_segments.cuh. */
@@ -137,7 +143,7 @@ static cudaError_t launch_segments(sm80_delta_params &a, unsigned num_ctas, cuda
     cudaError_t error = launch_state32(a, num_ctas * (unsigned)a.launched, stream);
     error = error ? error
                   : launch_kernel(delta_join, a, (unsigned)(heads * CHUNK_DIMS / JOIN_ROWS),
-                                  CHUNK_DIMS * JOIN_DEPTHS, 0, stream);
+                                  JOIN_THREADS, 0, stream);
     a.launched = ends_between(a) + 1, a.joined = 1;
     return error ? error : launch_state32(a, num_ctas * (unsigned)a.launched, stream);
 }

@@ -122,8 +122,7 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     ways->steps = (p->steps_apart && plan->has_steps) || (drafts_apart && plan->has_drafts);
     ways->chunks = p->chunked_from > 0;
     p->chunks_roll = ways->chunks && own->rolls(&instance->device);
-    ways->few = plan->has_few ||
-                (p->checkpoint_interval > 0 && (ring != NULL || plan->has_many)) ||
+    ways->few = plan->has_few || (p->checkpoint_interval > 0 && (ring != NULL || plan->has_many)) ||
                 (plan->has_steps && !p->steps_apart) || (plan->has_drafts && !drafts_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
     int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
