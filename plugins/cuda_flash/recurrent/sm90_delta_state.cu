@@ -8,14 +8,16 @@
  * of the multiprocessors, and at least LEAST_PARTS parts to prepare for each multiprocessor. */
 #define MOST_STATE_FIFTHS 3
 #define LEAST_PARTS 4
-/* The time to prepare a part with gates per channel, in chunks of the state kernel. */
+/* The time to prepare a part with gates per channel, or two value heads of one with gates per head,
+ * in chunks of the state kernel. */
 #define CHANNEL_PART 7
+#define HEADS_PART 3
 #define STATE64_ROWS (STATE64_TEAMS * GROUP_ROWS)
 #define STATE32_LENGTH 8192 /* tokens of a request; longer ones use 64 rows, see takes_state32 */
 /* Requests are cut into at most so many segments, if walks become shorter by so many tokens. A
  * further wave of CTAs takes the time of WAVE_TOKENS. */
 #define MOST_SEGMENTS 8
-#define LEAST_TOKENS_SAVED 1000
+#define LEAST_TOKENS_SAVED 1024
 #define WAVE_TOKENS 256
 
 constexpr int state64_bytes = sizeof(state64_memory) + (STATE64_STAGES - 1) * sizeof(chunk_stage);
@@ -106,7 +108,7 @@ static cudaError_t launch_few(const sm80_delta_params &a, unsigned num_ctas, boo
 
 /* Chooses the segments that requests are cut into, and their pieces. The first launch has waves of
  * CTAs, the second one has one wave, and there is memory for all ends. Of several requests only one
- * may be long. */
+ * may be long. Whole walks overlap preparation, which may save as much. */
 static void choose_segments(const struct gpu_device *device, sm80_delta_params &a)
 {
     const int64_t reqs = sm80_delta_most_requests(&a), heads = reqs * a.p.num_v_heads;
@@ -115,8 +117,11 @@ static void choose_segments(const struct gpu_device *device, sm80_delta_params &
     const int64_t memory = SPARE_CHUNKS * a.chunk_bytes / (int64_t)sizeof(segment_state);
     const bool is_whole = a.p.head_size_k == CHUNK_DIMS && a.p.head_size_v == CHUNK_DIMS &&
                           !a.p.invariant && !a.p.rule.additive && a.p.checkpoint_interval == 0;
+    const int64_t parts = a.p.rule.gates > 1 ? a.p.num_v_heads * CHANNEL_PART
+                                             : a.p.num_k_heads * ((a.group + 1) / 2) * HEADS_PART;
+    const int64_t preparation = a.p.num_tokens * parts / device->num_sms;
     sm80_delta_params best = a;
-    int64_t most_saved = 0;
+    int64_t most_saved = preparation;
     best.segments = 0;
     for (a.segments = 3; is_whole && at_once > 1 && a.segments <= MOST_SEGMENTS; a.segments++) {
         for (a.pieces = 1; ends_between(a) < at_once; a.pieces++) {
