@@ -122,13 +122,20 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     TRY_IF(layer->rule != NULL, check_rule(l->name, layer->rule, error));
     TRY_IF(layer->norm != NULL, check_norm(l->name, layer->norm, g->num_v_heads, error));
     TRY_IF(layer->caches != NULL, check_ring(layer, error));
+    if (layer->rounding != NULL) {
+        int32_t *rounds = &layer->rounding->philox_rounds;
+        BAD_IF(g->state_dtype == ATTN_DTYPE_F32, "attn_recurrent_rounding",
+               "layer '%s': state_dtype is f32; states of 16 bits are rounded by a seed", l->name);
+        *rounds = *rounds == 0 ? 10 : *rounds;
+    }
     layer->state_bytes = state_bytes(l, g);
     /* what a batch brings, and what is checked of it, is one for all layers of a plan */
-    const int32_t rows = layer->caches != NULL ? layer->caches->caches->block_size : 0;
+    const int32_t rest[] = {layer->caches != NULL ? layer->caches->caches->block_size : 0,
+                            layer->rounding != NULL};
     const size_t bytes = sizeof *g - sizeof g->ext;
-    _Static_assert(sizeof *g - sizeof g->ext + sizeof rows <= MAX_BATCH_KEY, "room for both");
+    _Static_assert(sizeof *g - sizeof g->ext + sizeof rest <= MAX_BATCH_KEY, "room for both");
     memcpy(layer->batch_key, (const char *)g + sizeof g->ext, bytes);
-    memcpy(layer->batch_key + bytes, &rows, sizeof rows);
+    memcpy(layer->batch_key + bytes, rest, sizeof rest);
     return ATTN_OK;
 }
 
@@ -164,6 +171,8 @@ static void match_rule(struct check *check, const struct layer *layer)
     need_switch(check, "values_first", r->values_first, caps->values_first);
     need_switch(check, "has_skip", r->has_skip, caps->skip);
     need_switch(check, "attn_recurrent_norm", layer->norm != NULL, caps->norm);
+    need_switch(check, "attn_recurrent_rounding", layer->rounding != NULL,
+                caps->stochastic_rounding);
 }
 
 static void match(struct check *check, int32_t phase)
@@ -540,6 +549,8 @@ static attn_status view_split(attn_plan *plan, struct attn_error *error)
            (long long)states->initial_slots_stride, most);
     BAD_IF(states->checkpoint_slots != NULL && plan->given.seq_lens == NULL, "seq_lens",
            "is NULL; checkpoint_slots need the requests' lengths");
+    BAD_IF(layer->rounding != NULL && plan->given.seq_lens == NULL, "seq_lens",
+           "is NULL; attn_recurrent_rounding needs the requests' lengths");
     BAD_IF((states->initial_slots != NULL && !g->has_initial_slots) ||
                (states->checkpoint_slots != NULL &&
                 (g->checkpoint_interval == 0 || states->checkpoint_slots_stride < 0)),

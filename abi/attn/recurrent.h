@@ -26,8 +26,8 @@ struct attn_recurrent_desc {
     int32_t chunk_size;             /* tokens of a chunk in the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
     /* enum attn_dtype_id, of the cache: F32 (0 reads as it), BF16 or F16. A state is rounded, to
-     * nearest even, where it is written to a slot, and nowhere else; the walk over the step's
-     * tokens goes on from what was written */
+     * nearest even or as draft/recurrent.h says, where it is written to a slot, and nowhere else;
+     * the walk over the step's tokens goes on from what was written */
     int32_t state_dtype;
     int32_t has_initial_slots; /* 1: batches bring initial_slots */
     /* n > 0: batches bring checkpoint_slots, for the states after n, 2 n, ... tokens of a request,

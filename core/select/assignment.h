@@ -33,6 +33,8 @@ struct layer {
     struct attn_output_rope *output_rope;    /* or NULL: the output is not rotated */
     struct attn_context_parallel *cp;        /* or NULL */
     struct attn_mm_encoder_quant *mm_quant;  /* or NULL */
+    /* or NULL: a recurrent layer's states are rounded to nearest */
+    struct attn_recurrent_rounding *rounding;
     /* how many blocks of desc.block_size one entry of the engine's block table is */
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */

@@ -113,6 +113,8 @@ FIELDS(recurrent_rule, INT(recurrent_rule, rule, 0, NUM_RULES - 1),
        ZERO(recurrent_rule, reserved));
 FIELDS(recurrent_norm, INT(recurrent_norm, gate_activation, 0, ATTN_OUTPUT_GATE_SIGMOID),
        SWITCH(recurrent_norm, gate_first), INT(recurrent_norm, num_groups, 0, MAX_HEADS));
+FIELDS(recurrent_rounding, INT(recurrent_rounding, philox_rounds, 0, 16),
+       ZERO(recurrent_rounding, reserved));
 FIELDS(indexer_desc, INT(indexer_desc, topk, 1, MAX_ENTRIES),
        INT(indexer_desc, num_groups, 0, MAX_HEADS),
        INT(indexer_desc, activation, 0, NUM_ACTIVATIONS - 1), SWITCH(indexer_desc, has_weights),

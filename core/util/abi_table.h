@@ -57,6 +57,7 @@
     X(RECURRENT_DESC, attn_recurrent_desc, 72, LAYER_DESC, recurrent_desc, NULL)                   \
     X(DRAFT_RECURRENT_RULE, attn_recurrent_rule, 64, LAYER_DESC, recurrent_rule, NULL)             \
     X(DRAFT_RECURRENT_NORM, attn_recurrent_norm, 40, LAYER_DESC, recurrent_norm, NULL)             \
+    X(DRAFT_RECURRENT_ROUNDING, attn_recurrent_rounding, 40, LAYER_DESC, recurrent_rounding, NULL) \
     X(INDEXER_DESC, attn_indexer_desc, 64, LAYER_DESC, indexer_desc, NULL)                         \
     X(CONTEXT_PARALLEL, attn_context_parallel, 56, LAYER_DESC, context_parallel, NULL)             \
     X(DRAFT_MM_ENCODER, attn_mm_encoder_quant, 40, LAYER_DESC, mm_encoder_quant, NULL)             \

@@ -82,7 +82,7 @@
              BIT(ATTN_GATE_CONSTANT),                                                              \
     .write_gates =                                                                                 \
         BIT(ATTN_WRITE_GATE_SIGMOID) | BIT(ATTN_WRITE_GATE_NONE) | BIT(ATTN_WRITE_GATE_STEP),      \
-    .gate_per_channel = 1, .values_first = 1, .skip = 1, .norm = 1
+    .gate_per_channel = 1, .values_first = 1, .skip = 1, .norm = 1, .stochastic_rounding = 1
 /* Members of struct attn_mla_caps, after which those of recurrent layers come. */
 #define COMMON_MLA_CAPS(recurrent)                                                                 \
     .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(struct attn_mla_caps), &(recurrent).ext},                 \

@@ -26,7 +26,8 @@ struct gdn {
     const struct attn_io_recurrent *io;
     const struct attn_recurrent_norm *norm; /* what follows the rule, or NULL; so the next two */
     const struct attn_tensor *norm_weight, *output_gate;
-    const struct attn_kv_view *ring; /* that replay reads, or NULL; so the next */
+    const struct attn_recurrent_rounding *rounding; /* NULL: states are rounded to nearest */
+    const struct attn_kv_view *ring;                /* that replay reads, or NULL; so the next */
     const int32_t *ring_tokens;
     int64_t num_channels;              /* 2 Hk Dk + Hv Dv */
     int64_t first_q, first_k, first_v; /* channels */
@@ -62,6 +63,7 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
                       .ring = args->num_caches > 0 ? args->caches[0].view : NULL,
                       .ring_tokens = replay != NULL ? replay->ring_tokens : NULL,
                       .norm = ext_of(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_NORM),
+                      .rounding = ext_of(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_ROUNDING),
                       .norm_weight = weight != NULL ? weight->weight : NULL,
                       .output_gate = gate != NULL ? gate->gate : NULL,
                       .rule = ext_of(args->layer->next, ATTN_EXT_DRAFT_RECURRENT_RULE),
@@ -86,6 +88,28 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
 static inline int32_t gdn_num_gates(const struct gdn *gdn)
 {
     return gdn->rule->gate_per_channel ? gdn->desc->head_size_k : 1;
+}
+
+/* r of eight columns from `column`, a multiple of 8, on, of row `row` of a head's state after
+ * `tokens` tokens of the request (attn_recurrent_rounding). */
+static inline void gdn_random(const struct gdn *gdn, int32_t head, int32_t row, int64_t tokens,
+                              int32_t column, uint32_t r[8])
+{
+    uint32_t k0 = (uint32_t)gdn->rounding->seed, k1 = (uint32_t)(gdn->rounding->seed >> 32);
+    uint32_t x[4] = {(uint32_t)column / 8, (uint32_t)(head * gdn->desc->head_size_v + row),
+                     (uint32_t)tokens, 0};
+    for (int32_t i = 0; i < gdn->rounding->philox_rounds; i++) {
+        const uint64_t a = UINT64_C(0xd2511f53) * x[0], b = UINT64_C(0xcd9e8d57) * x[2];
+        x[0] = (uint32_t)(b >> 32) ^ x[1] ^ k0;
+        x[1] = (uint32_t)b;
+        x[2] = (uint32_t)(a >> 32) ^ x[3] ^ k1;
+        x[3] = (uint32_t)a;
+        k0 += 0x9e3779b9;
+        k1 += 0xbb67ae85;
+    }
+    for (int32_t i = 0; i < 8; i++) {
+        r[i] = x[i / 2] >> 16 * (i % 2) & 0xffff;
+    }
 }
 
 /* Tokens of a layer with a ring from one write of the state to the next. */

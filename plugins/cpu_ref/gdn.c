@@ -48,12 +48,42 @@ static void store_state(const struct tile *tile, int64_t slot)
     }
 }
 
-/* The numbers that a slot would hold. */
-static void round_state(struct tile *tile)
+/* Bits of a number of 16 that x becomes by r (attn_recurrent_rounding). */
+static uint16_t round_by(double x, int32_t dtype, uint32_t r)
+{
+    const bool f16 = dtype == ATTN_DTYPE_F16;
+    const int32_t mantissa = f16 ? 10 : 7, bias = f16 ? 15 : 127;
+    if (!(fabs(x) <= (f16 ? 65504 : 0x1.fep127))) {
+        return f16 ? number_to_f16(x) : number_to_bf16(x);
+    }
+    const int32_t exponent = x != 0 && ilogb(x) > 1 - bias ? ilogb(x) : 1 - bias;
+    const uint64_t parts = (uint64_t)ldexp(fabs(x), mantissa + 16 - exponent); /* 2^16 of a unit */
+    const uint64_t bits = ((uint64_t)(exponent + bias - 1) << mantissa) + ((parts + r) >> 16);
+    return (uint16_t)(bits | (signbit(x) ? 0x8000 : 0));
+}
+
+static void round_row(const struct tile *tile, int32_t d, int64_t tokens, uint16_t *to)
+{
+    uint32_t r[8];
+    for (int32_t i = 0; i < tile->gdn->desc->head_size_k; i++) {
+        if (i % 8 == 0) {
+            gdn_random(tile->gdn, tile->head, tile->first_row + d, tokens, i, r);
+        }
+        to[i] = round_by(tile->s[d][i], tile->gdn->desc->state_dtype, r[i % 8]);
+    }
+}
+
+/* The numbers that a slot would hold after `tokens` tokens of the request. */
+static void round_state(struct tile *tile, int64_t tokens)
 {
     const struct attn_recurrent_desc *desc = tile->gdn->desc;
     float row[GDN_MAX_HEAD_SIZE]; /* the widest */
     for (int32_t d = 0; d < tile->num_rows; d++) {
+        if (tile->gdn->rounding != NULL) {
+            round_row(tile, d, tokens, (uint16_t *)row);
+            number_load_row(tile->s[d], row, desc->state_dtype, desc->head_size_k);
+            continue;
+        }
         number_store_row(row, tile->s[d], desc->state_dtype, desc->head_size_k);
         number_load_row(tile->s[d], row, desc->state_dtype, desc->head_size_k);
     }
@@ -166,7 +196,7 @@ static void run_steps(struct tile *tile)
         const int32_t checkpoint = gdn_checkpoint_slot(tile->gdn, request, t + 1);
         run_token(tile, t);
         if (stored || own >= 0 || checkpoint >= 0) {
-            round_state(tile);
+            round_state(tile, request->context + t + 1);
         }
         if (own >= 0) {
             store_state(tile, own);

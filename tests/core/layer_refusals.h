@@ -107,6 +107,12 @@ REFUSAL(norm_activation, "gate_activation", "2; allowed are 0 to 1", SET_NORM(.g
 REFUSAL(norm_groups, "num_groups", "num_groups 3 does not divide num_v_heads 8",
         SET_NORM(.num_groups = 3, .epsilon = 1))
 REFUSAL(norm_epsilon, "epsilon", "is 0; above 0", SET_NORM(.num_groups = 2))
+REFUSAL(rounding_on_decoder, "attn_recurrent_rounding", "takes no", SET_ROUNDING(.seed = 1);
+        l->next = &rounding.ext; l->kind = ATTN_LAYER_DECODER; l->block_size = 16)
+REFUSAL(rounding_of_f32, "attn_recurrent_rounding", "state_dtype is f32", SET_ROUNDING(.seed = 1))
+REFUSAL(rounding_rounds, "philox_rounds", "17; allowed are 0 to 16",
+        SET_ROUNDING(.philox_rounds = 17))
+REFUSAL(rounding_reserved, "reserved", "1; allowed are 0 to 0", SET_ROUNDING(.reserved = 1))
 REFUSAL(ring_on_decoder, "role", "caches[0] has role replay; replay (11) is of recurrent layers",
         SET_RING(ring.block_size = 8);
         l->next = &caches.ext; l->kind = ATTN_LAYER_DECODER; l->block_size = 16)

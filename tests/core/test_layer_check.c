@@ -78,6 +78,16 @@ static void set_recurrent(struct attn_layer_desc *l, const struct attn_recurrent
     gdn.ext.next = &norm.ext;                                                                      \
     set_recurrent(l, &gdn)
 
+/* A recurrent layer whose states are rounded as the fields say. */
+#define SET_ROUNDING(...)                                                                          \
+    static struct attn_recurrent_desc gdn;                                                         \
+    static struct attn_recurrent_rounding rounding;                                                \
+    gdn = gdn_whole;                                                                               \
+    rounding = (struct attn_recurrent_rounding){                                                   \
+        .ext = {ATTN_EXT_DRAFT_RECURRENT_ROUNDING, 0, sizeof rounding, NULL}, __VA_ARGS__};        \
+    gdn.ext.next = &rounding.ext;                                                                  \
+    set_recurrent(l, &gdn)
+
 /* A recurrent layer with a ring, of which a field is set. */
 #define SET_RING(...)                                                                              \
     static struct attn_recurrent_desc gdn;                                                         \

@@ -509,6 +509,12 @@ CASE(test_gdn)
     expect_fields(&s, 3, "attn_recurrent_norm");
     rules.norm = 1;
     expect_reasons(&s, 2);
+    struct attn_recurrent_rounding rounding =
+        EXTENSION(attn_recurrent_rounding, ATTN_EXT_DRAFT_RECURRENT_ROUNDING, NULL, .seed = 1);
+    gdn.ext.next = &rounding.ext;
+    expect_fields(&s, 3, "attn_recurrent_rounding");
+    rules.stochastic_rounding = 1;
+    expect_reasons(&s, 2);
     const struct attn_cache_desc ring = {.role = ATTN_CACHE_REPLAY,
                                          .kv_dtype = s.layer.dtype,
                                          .num_heads = 8,

@@ -440,7 +440,8 @@ static void declare(struct attn_backend_caps *caps)
         .gate_per_channel = 1,
         .values_first = 1,
         .skip = 1,
-        .norm = 1};
+        .norm = 1,
+        .stochastic_rounding = 1};
     static const struct attn_compressed_caps compressed = {
         .ext = {ATTN_EXT_DRAFT_COMPRESSED_CAPS, 0, sizeof compressed, &rules.ext},
         .kv_dtypes = ALL(NUM_KV_DTYPES),
@@ -452,7 +453,8 @@ static void declare(struct attn_backend_caps *caps)
         64,
         1024,
         .initial_slots = 1,
-        .checkpoints = 1};
+        .checkpoints = 1,
+        .state_dtypes = ALL(ATTN_DTYPE_F32 + 1)};
     static const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &gdn.ext},
                                              .kv_lora_rank_max = 1024,
                                              .qk_rope_head_dim_max = 512};

@@ -38,7 +38,7 @@ enum sample {
     SAMPLE_ROPE,
     SAMPLE_QUANTIZED, /* its output is */
     SAMPLE_OUTPUT_ROPE,
-    SAMPLE_RULE, /* a gate per channel, a norm, checkpoints */
+    SAMPLE_RULE, /* a gate per channel, a norm, rounded states, checkpoints */
     SAMPLE_RING,
     SAMPLE_INDEXER,
     SAMPLE_COMPRESSOR,
@@ -56,6 +56,7 @@ struct sampled {
     struct attn_index_lists lists;
     struct attn_recurrent_rule rule;
     struct attn_recurrent_norm norm;
+    struct attn_recurrent_rounding rounding;
     struct attn_indexer_desc indexer;
     struct attn_index_write index_write;
     struct attn_compressor_desc compressor;

@@ -89,7 +89,8 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
                {&s->index_write.ext, sizeof s->index_write},
                {&s->compressor.ext, sizeof s->compressor},
                {&s->compressed.ext, sizeof s->compressed},
-               {&s->output_rope.ext, sizeof s->output_rope}};
+               {&s->output_rope.ext, sizeof s->output_rope},
+               {&s->rounding.ext, sizeof s->rounding}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (sample_has(s, all[i].ext) || chosen >> i & 1) {
             next = link_ext(blocks, input, all[i].ext, all[i].size, next);

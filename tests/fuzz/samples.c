@@ -10,7 +10,7 @@ static void set_sort(struct sampled *s, int32_t sample)
 {
     const struct {
         int32_t kind;
-        struct attn_ext *chain[4];
+        struct attn_ext *chain[5];
     } sorts[SAMPLE_COUNT] = {
         [SAMPLE_CROSS] = {ATTN_LAYER_CROSS},
         [SAMPLE_ENCODER] = {ATTN_LAYER_ENCODER},
@@ -21,7 +21,8 @@ static void set_sort(struct sampled *s, int32_t sample)
         [SAMPLE_MM_ENCODER] = {ATTN_LAYER_ENCODER, {&s->mm_quant.ext}},
         [SAMPLE_LISTS] = {ATTN_LAYER_DECODER, {&s->lists.ext}},
         [SAMPLE_OUTPUT_ROPE] = {ATTN_LAYER_DECODER, {&s->output_rope.ext}},
-        [SAMPLE_RULE] = {ATTN_LAYER_RECURRENT, {&s->gdn.ext, &s->rule.ext, &s->norm.ext}},
+        [SAMPLE_RULE] = {ATTN_LAYER_RECURRENT,
+                         {&s->gdn.ext, &s->rule.ext, &s->norm.ext, &s->rounding.ext}},
         [SAMPLE_RING] = {ATTN_LAYER_RECURRENT, {&s->gdn.ext, &s->caches.ext}},
         [SAMPLE_INDEXER] = {ATTN_LAYER_INDEXER, {&s->indexer.ext, &s->index_write.ext}},
         [SAMPLE_COMPRESSOR] = {ATTN_LAYER_DRAFT_COMPRESSOR, {&s->compressor.ext}},
@@ -40,6 +41,8 @@ static void add_drafts(struct sampled *s, bool ring)
     s->rule = EXTENSION(attn_recurrent_rule, ATTN_EXT_DRAFT_RECURRENT_RULE, NULL,
                         .gate_per_channel = 1, .dt_max = 2);
     s->norm = EXTENSION(attn_recurrent_norm, ATTN_EXT_DRAFT_RECURRENT_NORM, NULL, .epsilon = 1e-6f);
+    s->rounding = EXTENSION(attn_recurrent_rounding, ATTN_EXT_DRAFT_RECURRENT_ROUNDING, NULL,
+                            .seed = 1, .philox_rounds = 7);
     s->indexer = EXTENSION(attn_indexer_desc, ATTN_EXT_INDEXER_DESC, NULL, .topk = 8,
                            .num_groups = 2, .activation = ATTN_INDEXER_RELU, .has_weights = 1,
                            .tokens_per_row = 4, .first_entries = 1, .tail = 1, .forced_on_top = 1);
@@ -97,7 +100,8 @@ void sample_layer(struct sampled *s, int32_t sample)
                   .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = 48);
     s->gdn = EXTENSION(attn_recurrent_desc, ATTN_EXT_RECURRENT_DESC, NULL, .num_k_heads = 2,
                        .num_v_heads = 2, .head_size_k = 64, .head_size_v = 64, .conv_width = 4,
-                       .num_speculative_tokens = 2, .state_dtype = ATTN_DTYPE_F32,
+                       .num_speculative_tokens = 2,
+                       .state_dtype = sample == SAMPLE_RULE ? ATTN_DTYPE_BF16 : ATTN_DTYPE_F32,
                        .has_initial_slots = sample == SAMPLE_RULE,
                        .checkpoint_interval = sample == SAMPLE_RULE ? 4 : 0);
     s->ranks = SIZED(attn_collectives, .rank = 1, .world_size = 3, .all_gather = backend_exchange,

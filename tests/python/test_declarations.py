@@ -126,7 +126,7 @@ class Declarations(unittest.TestCase):
                 ("attn_select_options", libattn.Runtime.select, {"num_block_sizes", "flags"}),
                 ("attn_batch_recurrent", ext.gdn_batch, {"state_slots_stride", "initial_slots_stride", "checkpoint_slots_stride"}),
                 ("attn_io_recurrent", ext.gdn_io, set()),
-                ("attn_recurrent_norm", libattn.RecurrentNorm, set()),
+                ("attn_recurrent_norm", libattn.RecurrentNorm, set()), ("attn_recurrent_rounding", libattn.RecurrentRounding, set()),
                 ("attn_io_mla", ext.mla_io, {"topk_stride"}),
                 ("attn_io_index_lists", ext.index_lists_io, {"token_stride", "group_stride", "length_stride"}),
                 ("attn_mm_encoder_quant", libattn.EncoderQuant, set()),

@@ -235,7 +235,8 @@ class GatedDelta(unittest.TestCase):
         for values, reason in (({"speculative_algorithm": "NGRAM"}, "speculative_algorithm"), ({"config": OtherConfig}, "OtherConfig's"),
                                ({"linear_attn_decode_backend": "triton"}, "--linear-attn-backend"),
                                ({"linear_attn_backend": "flashinfer"}, "--linear-attn-backend"),
-                               ({"enable_linear_replayssm": True}, "--enable-linear-replayssm")):
+                               ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
+                               ({"enable_mamba_cache_stochastic_rounding": True}, "--enable-mamba-cache-stochastic-rounding")):
             with self.assertLogs("libattn.integrations.sglang.check", "WARNING") as logs:
                 self.assertEqual(wrap(lambda *_: theirs, runner("cuda", **values), "attention"), theirs)
             self.assertRegex(logs.output[0], f"leaves gated delta layers to SGLang's own backend: {reason}")

@@ -289,6 +289,29 @@ class GatedDelta(unittest.TestCase):
             layer._forward_core(None, None, None, out)
             self.assertTrue(bool((out == -1.0).all()))
 
+    def test_states_rounded_by_a_seed(self) -> None:
+        """vLLM's two options reach the layer, whose states are other ones then, within a unit."""
+        states = []
+        for asked in (False, True):
+            with mock.patch.object(QwenGatedDeltaNetAttention, "get_state_dtype", lambda _: (torch.float32, torch.float16)), \
+                    mock.patch.object(GatedDelta, "configure", lambda self, *args, plain=GatedDelta.configure: self.seeded(plain(self, *args),
+                                                                                                                         asked)):
+                layer, builder = self.served()
+            self.assertEqual(layer.states.describe(torch.float32, False).rounding,
+                             libattn.RecurrentRounding(5 + (2 << 32), 7) if asked else None)
+            x = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1))
+            given = recorded.metadata([6], [6], torch.tensor([[3, 0, 0, 0, 0, 0]]).int())
+            layer.kv_cache[1] = layer.kv_cache[1].half()
+            self.step(layer, builder.build(0, given), x)
+            states.append(layer.kv_cache[1][3].float())
+        self.assertTrue(0.2 < (states[0] != states[1]).float().mean() < 0.8)
+        self.assertTrue(bool(((states[0] - states[1]).abs() <= states[0].abs() * 2**-10 + 2**-24).all()))
+
+    def seeded(self, config: Any, asked: bool) -> Any:
+        config.model_config.seed = 5
+        config.mamba_config = types.SimpleNamespace(enable_stochastic_rounding=asked, stochastic_rounding_philox_rounds=7)
+        return config
+
     def test_refusals(self) -> None:
         """By name, with what to do, when the model makes the layer."""
         self.configure()

@@ -139,6 +139,7 @@ static struct json *recurrent_json(const struct attn_backend_caps *caps)
                                 {"values_first", (uint32_t)r->values_first},
                                 {"skip", (uint32_t)r->skip},
                                 {"output_norm", (uint32_t)r->norm},
+                                {"stochastic_rounding", (uint32_t)r->stochastic_rounding},
                                 {"replay", caps->cache_roles >> ATTN_CACHE_REPLAY & 1},
                                 {"state_f16", states->state_dtypes >> ATTN_DTYPE_F16 & 1},
                                 {"state_bf16", states->state_dtypes >> ATTN_DTYPE_BF16 & 1}};

@@ -9,8 +9,9 @@
  *     lightning (a decay per head, constant)
  *                                rule ADDITIVE, gate CONSTANT, write_gate NONE
  *
- * A norm and a gate of the output (attn_recurrent_norm) and a ring of inputs (ATTN_CACHE_REPLAY) go
- * with any rule, gated delta included.
+ * A norm and a gate of the output (attn_recurrent_norm), states rounded by a seed
+ * (attn_recurrent_rounding) and a ring of inputs (ATTN_CACHE_REPLAY) go with any rule, gated delta
+ * included.
  *
  * A backend declares what it takes (attn_recurrent_rule_caps; a ring: cache_roles), and the rest is
  * refused by name. */
@@ -26,6 +27,7 @@
 #define ATTN_EXT_DRAFT_RECURRENT_NORM_WEIGHT 0x80au /* struct attn_recurrent_norm_weight */
 #define ATTN_EXT_DRAFT_IO_RECURRENT_GATE 0x80bu     /* struct attn_io_recurrent_gate */
 #define ATTN_EXT_DRAFT_BATCH_REPLAY 0x814u          /* struct attn_batch_replay, of a batch */
+#define ATTN_EXT_DRAFT_RECURRENT_ROUNDING 0x819u    /* struct attn_recurrent_rounding, of a layer */
 
 enum attn_recurrent_update {
     ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
@@ -98,6 +100,26 @@ struct attn_io_recurrent_gate {     /* on attn_step_io */
     const struct attn_tensor *gate; /* z, [T, Hv, Dv] of floats, the last dimension contiguous */
 };
 
+/* On attn_layer_desc, next to attn_recurrent_desc whose state_dtype has 16 bits: states are rounded
+ * stochastically where they are written to slots. A number x between two neighbours of state_dtype
+ * of sizes |a| < |b| becomes b if floor(2^16 (|x| - |a|) / (|b| - |a|)) + r >= 2^16, else a; beyond
+ * the largest finite number x is rounded to nearest, and NaN stays NaN. r, of 16 bits, follows from
+ * the seed, from the place in the state, row i and column j of value head h, and from the number of
+ * the request's tokens in the state, n:
+ *
+ *     x = Philox4x32-R of counter (j / 8, h Dv + i, n, 0) and key (seed mod 2^32, seed / 2^32)
+ *     r = x[j % 8 / 2] / 2^(16 (j % 2)) mod 2^16
+ *
+ * with R = philox_rounds, so that neither slots, other requests of a batch nor the cut of a prompt
+ * into kernels' tiles change it. Layers that shall not have the same r have seeds of their own.
+ * Needs seq_lens of batches. */
+struct attn_recurrent_rounding {
+    struct attn_ext ext; /* id ATTN_EXT_DRAFT_RECURRENT_ROUNDING */
+    uint64_t seed;
+    int32_t philox_rounds; /* 1 to 16; 0: 10 */
+    int32_t reserved;      /* 0 */
+};
+
 /* Replay: next to each state a ring of the inputs of the tokens since, so that a step reads state
  * and ring and writes its tokens' inputs in place of the state. Any rule. The layer has the ring as
  * its one further cache (attn_layer_caches): role ATTN_CACHE_REPLAY, table 0, whose blocks are the
@@ -135,8 +157,8 @@ struct attn_recurrent_rule_caps { /* on attn_backend_caps, next to attn_recurren
     int32_t gate_per_channel; /* 1: takes it; so the next two */
     int32_t values_first;
     int32_t skip;
-    int32_t norm;     /* 1: takes attn_recurrent_norm */
-    int32_t reserved; /* 0 */
+    int32_t norm;                /* 1: takes attn_recurrent_norm */
+    int32_t stochastic_rounding; /* 1: takes attn_recurrent_rounding */
 };
 
 #endif

@@ -140,15 +140,46 @@ static void load_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct 
     }
 }
 
+/* Bits of a number of 16 that x becomes by r (attn_recurrent_rounding). */
+static uint16_t round_by(float x, int32_t element, uint32_t r)
+{
+    const bool f16 = element == ELEMENT_F16;
+    const uint32_t bits = number_bits(x), size = bits & 0x7fffffff;
+    if (size > (f16 ? 0x477fe000 : 0x7f7f0000)) { /* the largest finite number */
+        return f16 ? number_to_f16(x) : number_to_bf16(x);
+    }
+    const uint32_t code = !f16                ? (size + r) >> 16
+                          : size < 0x38800000 ? ((uint32_t)(fabsf(x) * 0x1p40f) + r) >> 16
+                                              : ((size + (r >> 3)) >> 13) - (112 << 10);
+    return (uint16_t)(code | (bits >> 16 & 0x8000));
+}
+
+void gdn_store_state(const struct gdn *gdn, int32_t head, int32_t row, int64_t tokens,
+                     const float *from, void *to)
+{
+    const int32_t element = element_of_dtype(gdn->desc->state_dtype);
+    uint32_t r[8];
+    if (gdn->rounding == NULL) {
+        gdn_variant(gdn)->store[element](to, from, 1.0f, gdn->desc->head_size_k);
+        return;
+    }
+    for (int32_t i = 0; i < gdn->desc->head_size_k; i++) {
+        if (i % 8 == 0) {
+            gdn_random(gdn, head, row, tokens, i, r);
+        }
+        ((uint16_t *)to)[i] = round_by(from[i], element, r[i % 8]);
+    }
+}
+
 /* If tokens follow, the state goes on as it was stored. */
-static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, bool last,
+static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, int64_t tokens, bool last,
                        struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
     const int32_t dk = desc->head_size_k, element = element_of_dtype(desc->state_dtype);
     char *to = gdn_state(gdn, slot, head);
     for (int32_t d = 0; d < desc->head_size_v; d++, to += dk * element_bytes[element]) {
-        gdn_variant(gdn)->store[element](to, s->states + (int64_t)d * s->depth, 1.0f, dk);
+        gdn_store_state(gdn, head, d, tokens, s->states + (int64_t)d * s->depth, to);
     }
     if (element != ELEMENT_F32 && !last) {
         load_rows(gdn, slot, head, s);
@@ -156,14 +187,14 @@ static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, bool l
 }
 
 /* The numbers that a slot would hold. */
-static void round_rows(const struct gdn *gdn, struct gdn_scratch *s)
+static void round_rows(const struct gdn *gdn, int32_t head, int64_t tokens, struct gdn_scratch *s)
 {
     const struct attn_recurrent_desc *desc = gdn->desc;
     const int32_t element = element_of_dtype(desc->state_dtype);
     float row[GDN_MAX_HEAD_SIZE]; /* the widest */
     for (int32_t d = 0; d < desc->head_size_v && element != ELEMENT_F32; d++) {
         float *state = s->states + (int64_t)d * s->depth;
-        gdn_variant(gdn)->store[element](row, state, 1.0f, desc->head_size_k);
+        gdn_store_state(gdn, head, d, tokens, state, row);
         gdn_variant(gdn)->f32->unpack[element](state, row, desc->head_size_k);
     }
 }
@@ -333,14 +364,15 @@ static void run_rule(const struct gdn *gdn, const struct gdn_request *request, i
         gdn_store_rows(gdn, request->first_row + t, 1, head, s->o, s->width);
         const int32_t own = gdn_own_slot(gdn, request, t);
         const int32_t checkpoint = gdn_checkpoint_slot(gdn, request, t + 1);
+        const int64_t tokens = request->context + t + 1;
         if (own >= 0) {
-            store_rows(gdn, own, head, left == 1 && checkpoint < 0, s);
+            store_rows(gdn, own, head, tokens, left == 1 && checkpoint < 0, s);
         }
         if (checkpoint >= 0) {
-            store_rows(gdn, checkpoint, head, left == 1, s);
+            store_rows(gdn, checkpoint, head, tokens, left == 1, s);
         }
         if (stored && own < 0 && checkpoint < 0) {
-            round_rows(gdn, s);
+            round_rows(gdn, head, tokens, s);
         }
     }
 }

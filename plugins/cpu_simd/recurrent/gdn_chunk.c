@@ -298,7 +298,7 @@ static void pack_state(const struct gdn *gdn, int32_t h, struct gdn_scratch *s)
                             s->width);
 }
 
-static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
+static void store_state(const struct gdn *gdn, int32_t slot, int32_t head, int64_t tokens,
                         const struct gdn_scratch *s, const float *from)
 {
     const int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
@@ -323,7 +323,7 @@ static void store_state(const struct gdn *gdn, int32_t slot, int32_t head,
             for (int32_t i = 0; i < dk; i++) {
                 row[i] = part[(int64_t)i * s->columns + d];
             }
-            gdn_variant(gdn)->store[element](rows + d * row_bytes, row, 1.0f, dk);
+            gdn_store_state(gdn, head, first + d, tokens, row, rows + d * row_bytes);
         }
     }
 }
@@ -399,7 +399,7 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
         int32_t checkpoint = gdn_checkpoint_slot(gdn, request, first);
         for (int32_t h = 0; h < num_heads && checkpoint >= 0; h++) { /* whose keys are done with */
             float *state = s->states + h * state_floats;
-            store_state(gdn, checkpoint, head + h, s, state);
+            store_state(gdn, checkpoint, head + h, request->context + first, s, state);
             if (gdn->desc->state_dtype != ATTN_DTYPE_F32) { /* goes on as it was stored */
                 load_state(gdn, checkpoint, head + h, s, state);
                 if (!walks) {
@@ -409,6 +409,7 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
         }
     }
     for (int32_t h = 0; h < num_heads; h++) {
-        store_state(gdn, request->slots[0], head + h, s, s->states + h * state_floats);
+        store_state(gdn, request->slots[0], head + h, request->context + request->num_tokens, s,
+                    s->states + h * state_floats);
     }
 }

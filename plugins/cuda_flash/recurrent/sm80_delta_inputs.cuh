@@ -47,6 +47,13 @@ template <int KIND> GPU_INLINE float2 two_floats(uint32_t bits)
     }
 }
 
+/* Two numbers rounded by the halves of r (attn_recurrent_rounding). */
+template <int KIND> GPU_INLINE uint32_t pack2_by(float x, float y, uint32_t r)
+{
+    constexpr bool f16 = KIND == KIND_F16;
+    return round_by(f16, x, r & 0xffffu) | (uint32_t)round_by(f16, y, r >> 16) << 16;
+}
+
 /* A bf16 or f16. */
 GPU_INLINE float narrow_number(uint16_t bits, int32_t dtype)
 {
@@ -67,14 +74,20 @@ GPU_INLINE float load_state(const gpu_delta_params &p, const char *row, int32_t 
                                    : narrow_number(((const uint16_t *)row)[d], dtype);
 }
 
-/* Stores a number and returns it as it was stored. */
-GPU_INLINE float store_state(const gpu_delta_params &p, char *row, int32_t d, float x)
+/* Stores a number and returns it as it was stored. head_row: head Dv + row; tokens: of the request
+ * in the state. */
+GPU_INLINE float store_state(const gpu_delta_params &p, char *row, int32_t head_row, int32_t d,
+                             int32_t tokens, float x)
 {
     int32_t dtype = p.rule.state_dtype;
     if (dtype == ATTN_DTYPE_F32) {
         return ((float *)row)[d] = x;
     }
-    uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+    const bool f16 = dtype == ATTN_DTYPE_F16;
+    uint16_t bits = f16 ? half_of(x) : bf16_of(x);
+    if (p.rule.rounds > 0) {
+        bits = round_by(f16, x, random_of(p.rule, head_row, tokens, d));
+    }
     ((uint16_t *)row)[d] = bits;
     return narrow_number(bits, dtype);
 }

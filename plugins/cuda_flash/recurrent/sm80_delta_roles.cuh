@@ -248,19 +248,22 @@ struct state_rows {
         }
     }
 
-    /* States of 16 bits go on as they were stored. */
+    /* States of 16 bits go on as they were stored; `done` of the step's tokens are in it. */
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
-                                          int32_t slot)
+                                          int32_t slot, int32_t done)
     {
         char *to[2];
         find_rows(a, item, slot, to);
         int32_t row = item.first_row + row_of_sums(lane_index() >> 2, 0);
+        int32_t head_row = item.head * a.p.head_size_v + row, tokens = item.request.context + done;
 #pragma unroll
         for (int i = 0; i < CHUNK_DIMS / 2; i++) {
             int half = i >> 1 & 1;
             int32_t d = column_of(i) + (i & 1);
             if (row + half * 2 < a.p.head_size_v && d < a.p.head_size_k) {
-                s[i] = store_state(a.p, to[half], d, s[i] * unit[half]) * inverse_of(unit[half]);
+                s[i] =
+                    store_state(a.p, to[half], head_row + half * 2, d, tokens, s[i] * unit[half]) *
+                    inverse_of(unit[half]);
             }
         }
     }

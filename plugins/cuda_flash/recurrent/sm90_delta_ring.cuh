@@ -429,7 +429,8 @@ static __global__ void __launch_bounds__(STEP_THREADS, ring_memory<STATE, ROWS, 
     }
     if (in_chunks || state.written > 0) {
         sync_group(); /* u_0 is written */
-        write_rows(m, ring, request.has_state, at.rows,
+        write_rows(m, ring, p.rule, request.has_state, at.rows, at.head * p.head_size_v + at.first,
+                   request.context + !in_chunks,
                    state_bytes_at(p, request.slots[0], at.head, at.first));
     }
 }

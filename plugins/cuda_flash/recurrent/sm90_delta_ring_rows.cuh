@@ -264,6 +264,17 @@ GPU_INLINE void make_right(const MEMORY &m, const ring_tokens &ring, int32_t fir
     }
 }
 
+/* Four numbers from `column` on rounded by a seed. */
+template <int KIND>
+GPU_INLINE void store_four_by(const gpu_delta_rule &rule, int32_t head_row, int32_t tokens,
+                              int32_t column, void *to, const float *x)
+{
+    const state_random r = random_of_eight(rule, head_row, tokens, column);
+    const bool high = column & 4;
+    __stcs((uint2 *)to, make_uint2(pack2_by<KIND>(x[0], x[1], high ? r.x[2] : r.x[0]),
+                                   pack2_by<KIND>(x[2], x[3], high ? r.x[3] : r.x[1])));
+}
+
 /* Writes S after the first token. A warp has 32 columns, in an order in which a lane has four
  * neighbours of each 16, and takes 16 rows at a time: the ring's u (e_j k_j)^T by mma.sync, with
  * e_j k_j in two or three parts, to which it adds u k^T and S_0 e. These are not the accumulators:
@@ -271,7 +282,8 @@ GPU_INLINE void make_right(const MEMORY &m, const ring_tokens &ring, int32_t fir
  * makes its whole row NaN, since low parts of e_j k_j may be 0. The rows are a multiple of 8. */
 template <int STATE, int ROWS, int TOKENS>
 GPU_INLINE void write_rows(const ring_memory<STATE, ROWS, TOKENS> &m, const ring_tokens &ring,
-                           bool has_state, int32_t rows, char *to)
+                           const gpu_delta_rule &rule, bool has_state, int32_t rows,
+                           int32_t head_row, int32_t tokens, char *to)
 {
     constexpr int bytes = STATE == KIND_F32 ? 4 : 2, parts = STATE == KIND_F32 ? 3 : 2;
     constexpr int depths = ring_step<TOKENS>::depths;
@@ -315,7 +327,8 @@ GPU_INLINE void write_rows(const ring_memory<STATE, ROWS, TOKENS> &m, const ring
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int32_t row = first + of_eight + i % 2 * 8;
-            const int32_t at = (row * CHUNK_DIMS + warp_column + lane % 4 * 4 + i / 2 * 16) * bytes;
+            const int32_t column = warp_column + lane % 4 * 4 + i / 2 * 16;
+            const int32_t at = (row * CHUNK_DIMS + column) * bytes;
             const float u = m.rows[0][row];
             float s[4];
             load_four<STATE>((const char *)m.state + at, s);
@@ -324,7 +337,12 @@ GPU_INLINE void write_rows(const ring_memory<STATE, ROWS, TOKENS> &m, const ring
                 const float sum = acc[i / 2 * 2 + c / 2][i % 2 * 2 + c % 2];
                 s[c] = fmaf(has_state ? s[c] : 0.0f, e[i / 2][c], fmaf(u, k[i / 2][c], sum));
             }
-            if (first + i % 2 * 8 < rows) {
+            if (first + i % 2 * 8 >= rows) {
+                continue;
+            }
+            if (STATE != KIND_F32 && rule.rounds > 0) {
+                store_four_by<STATE>(rule, head_row + row, tokens, column, to + at, s);
+            } else {
                 store_four<STATE>(to + at, s);
             }
         }

@@ -477,11 +477,12 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(shared_item, warp), slot);
+                    rows.store(a, item_of_team(shared_item, warp), slot, (c + 1) * CHUNK);
                 }
             }
         }
-        rows.store(a, item_of_team(shared_item, warp), shared_item.request.slots[0]);
+        rows.store(a, item_of_team(shared_item, warp), shared_item.request.slots[0],
+                   shared_item.request.num_tokens);
     } else {
         dealloc_registers<88>();
         make_values128(a, shared_item, m, warp - STATE128_TEAMS);

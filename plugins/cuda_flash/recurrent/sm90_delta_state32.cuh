@@ -366,7 +366,8 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
                 if constexpr (KEEPS) {
                     int32_t slot = slot_after(a, shared_item, c);
                     if (slot >= 0) {
-                        rows.store(a, shared_item, slot, m.unit[min(c + 1, num_chunks - 1) & 3]);
+                        rows.store(a, shared_item, slot, (c + 1) * CHUNK,
+                                   m.unit[min(c + 1, num_chunks - 1) & 3]);
                     }
                 }
             }
@@ -377,7 +378,8 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         if (shared_item.to != nullptr) {
             rows.store_end(shared_item, shared_item.num_pieces - 1, unit);
         } else {
-            rows.store(a, shared_item, shared_item.request.slots[0], unit);
+            rows.store(a, shared_item, shared_item.request.slots[0], shared_item.request.num_tokens,
+                       unit);
         }
     } else if (role == 1) {
         dealloc_registers<120>();

@@ -231,10 +231,13 @@ struct state32_rows {
         multiply_columns(s[1], m.ratio[0]);
     }
 
-    /* `unit` has the units of S's rows. States of 16 bits go on as they were stored. */
+    /* `unit` has the units of S's rows. States of 16 bits go on as they were stored; `done` of the
+     * step's tokens are in it. */
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
-                                          int32_t slot, const float (&unit)[STATE32_ROWS])
+                                          int32_t slot, int32_t done,
+                                          const float (&unit)[STATE32_ROWS])
     {
+        int32_t first = item.head * a.p.head_size_v, tokens = item.request.context + done;
 #pragma unroll
         for (int i = 0; i < STATE32_SUMS; i++) {
             int32_t row = item.first_row + row_of_sum(i);
@@ -243,7 +246,8 @@ struct state32_rows {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (row < a.p.head_size_v && key_of_sum(half, i) < a.p.head_size_k) {
-                    float x = store_state(a.p, to, key_of_sum(half, i), s[half][i] * of_row);
+                    float x = store_state(a.p, to, first + row, key_of_sum(half, i), tokens,
+                                          s[half][i] * of_row);
                     s[half][i] = x * inverse_of(of_row);
                 }
             }

@@ -260,11 +260,12 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(shared_item, team), slot);
+                    rows.store(a, item_of_team(shared_item, team), slot, (c + 1) * CHUNK);
                 }
             }
         }
-        rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0]);
+        rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0],
+                   shared_item.request.num_tokens);
     } else if (role == 1) {
         if constexpr (ADDITIVE) {
             alloc_registers<144>();

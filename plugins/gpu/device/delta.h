@@ -79,6 +79,54 @@ GPU_INLINE bool is_one_step(const gpu_delta_params &p, const delta_request &requ
             request.context % p.checkpoint_interval + request.num_tokens < p.checkpoint_interval);
 }
 
+/* Random bits of row `row` of the state [Hv Dv, Dk] after `tokens` tokens of the request: r of
+ * columns `column` to column + 7, two in each word (attn_recurrent_rounding). */
+struct state_random {
+    uint32_t x[4];
+};
+
+GPU_INLINE state_random random_of_eight(const gpu_delta_rule &rule, int32_t row, int32_t tokens,
+                                        int32_t column)
+{
+    state_random r = {{(uint32_t)column / 8, (uint32_t)row, (uint32_t)tokens, 0}};
+    uint32_t k0 = rule.seed[0], k1 = rule.seed[1];
+#pragma unroll 1
+    for (int32_t i = 0; i < rule.rounds; i++) {
+        const uint64_t a = (uint64_t)0xd2511f53u * r.x[0], b = (uint64_t)0xcd9e8d57u * r.x[2];
+        r.x[0] = (uint32_t)(b >> 32) ^ r.x[1] ^ k0;
+        r.x[1] = (uint32_t)b;
+        r.x[2] = (uint32_t)(a >> 32) ^ r.x[3] ^ k1;
+        r.x[3] = (uint32_t)a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return r;
+}
+
+/* x as 16 bits, rounded up if its part of a unit and r, of 16 bits, make a whole one. */
+GPU_INLINE uint16_t round_by(bool f16, float x, uint32_t r)
+{
+    const uint32_t size = float_bits(x) & 0x7fffffffu;
+    uint32_t code = (size + r) >> 16;
+    if (size > (f16 ? 0x477fe000u : 0x7f7f0000u)) { /* the largest finite number */
+        return f16 ? half_of(x) : bf16_of(x);
+    }
+    if (f16) {
+        code = size < 0x38800000u ? ((uint32_t)(bits_float(size) * 0x1p40f) + r) >> 16
+                                  : ((size + (r >> 3)) >> 13) - (112u << 10);
+    }
+    return (uint16_t)(code | (float_bits(x) >> 16 & 0x8000u));
+}
+
+/* r of one column. */
+GPU_INLINE uint32_t random_of(const gpu_delta_rule &rule, int32_t row, int32_t tokens,
+                              int32_t column)
+{
+    const state_random r = random_of_eight(rule, row, tokens, column);
+    const uint32_t low = column & 2 ? r.x[1] : r.x[0], high = column & 2 ? r.x[3] : r.x[2];
+    return (column & 4 ? high : low) >> (column & 1) * 16 & 0xffffu;
+}
+
 GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)
 {
     int64_t at = i * m.row + j * m.column;

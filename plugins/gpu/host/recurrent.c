@@ -72,6 +72,11 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
                  .dt_min = gdn->rule->dt_min,
                  .dt_max = gdn->rule->dt_max},
     };
+    if (gdn->rounding != NULL) {
+        p.rule.seed[0] = (uint32_t)gdn->rounding->seed;
+        p.rule.seed[1] = (uint32_t)(gdn->rounding->seed >> 32);
+        p.rule.rounds = gdn->rounding->philox_rounds;
+    }
     if (desc->conv_width > 0) {
         p.mixed = gpu_tensor_of(gdn->io->mixed_qkv);
         p.conv_weight = matrix_of(gdn->weights->conv_weight);

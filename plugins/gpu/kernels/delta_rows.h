@@ -237,20 +237,40 @@ GPU_INLINE float state_load(const gpu_delta_params &p, const char *row, int32_t 
 #endif
 }
 
-/* Numbers of 16 bits go on as they were stored. */
+/* No part of its callers, who unroll it up to 128 times. */
+GPU_CALL uint32_t random_apart(uint32_t seed0, uint32_t seed1, int32_t rounds, int32_t row,
+                               int32_t tokens, int32_t column)
+{
+    gpu_delta_rule rule;
+    rule.seed[0] = seed0, rule.seed[1] = seed1, rule.rounds = rounds;
+    return random_of(rule, row, tokens, column);
+}
+
+/* Numbers of 16 bits go on as they were stored. head_row: head Dv + row; tokens: of the request in
+ * the state. */
 template <class D>
-GPU_INLINE void state_store(const gpu_delta_params &p, char *row, int32_t d, bool real, float &x)
+GPU_INLINE void state_store(const gpu_delta_params &p, char *row, int32_t head_row, int32_t d,
+                            int32_t tokens, bool real, float &x)
 {
     int32_t dtype = state_type<D>(p);
+    const bool seeded = D::any_rule && p.rule.rounds > 0;
+    uint16_t bits = 0;
+    if (seeded) {
+        bits = round_by(
+            dtype == ATTN_DTYPE_F16, x,
+            random_apart(p.rule.seed[0], p.rule.seed[1], p.rule.rounds, head_row, tokens, d));
+    }
 #ifdef __CUDACC__
-    if (real) {
+    if (real && seeded) {
+        ((uint16_t *)row)[d] = bits;
+    } else if (real) {
         number_store(row, dtype, d, x);
-        if constexpr (D::any_rule) {
-            x = number_load(row, dtype, d);
-        }
+    }
+    if constexpr (D::any_rule) {
+        x = real ? number_load(row, dtype, d) : x;
     }
 #else
-    uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+    bits = seeded ? bits : dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
     if (real && dtype == ATTN_DTYPE_F32) {
         ((float *)row)[d] = x;
     } else if (real) {
@@ -278,9 +298,10 @@ GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &reque
     }
 }
 
+/* tokens: of the request in the state. */
 template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
-                            int32_t first_dim, delta_rows<D> &rows)
+                            int32_t first_dim, int32_t tokens, delta_rows<D> &rows)
 {
     if (slot < 0 || slot >= p.num_slots) {
         return;
@@ -292,7 +313,8 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
             bool real = first_dim + r < p.head_size_v && d < p.head_size_k;
-            state_store<D>(p, to, d, real, rows.s[r][i]);
+            state_store<D>(p, to, head * p.head_size_v + first_dim + r, d, tokens, real,
+                           rows.s[r][i]);
         }
     }
 }

@@ -39,16 +39,18 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
                 }
             }
             if (request.keeps_all) {
-                store_state(p, request.slots[first + t], head, group_dim + own, rows);
+                store_state(p, request.slots[first + t], head, group_dim + own,
+                            request.context + first + t + 1, rows);
             }
             if (p.checkpoint_interval > 0) {
                 store_state(p, checkpoint_slot(p, request, first + t + 1), head, group_dim + own,
-                            rows);
+                            request.context + first + t + 1, rows);
             }
         }
     }
     if (!request.keeps_all) {
-        store_state(p, request.slots[0], head, group_dim + own, rows);
+        store_state(p, request.slots[0], head, group_dim + own,
+                    request.context + request.num_tokens, rows);
     }
 }
 

@@ -106,11 +106,12 @@ GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
                 store_ring(p, request, m, first, t, head, tile, own, out);
             }
             if (first + t + 1 == ring.written) {
-                store_state(p.delta, request.slots[0], head, group_dim + own, rows);
+                store_state(p.delta, request.slots[0], head, group_dim + own,
+                            request.context + first + t + 1, rows);
             }
             if (p.delta.checkpoint_interval > 0) {
                 store_state(p.delta, checkpoint_slot(p.delta, request, first + t + 1), head,
-                            group_dim + own, rows);
+                            group_dim + own, request.context + first + t + 1, rows);
             }
         }
     }

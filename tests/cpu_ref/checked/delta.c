@@ -3,6 +3,7 @@
  * lay before the call: outputs, every state and window that has to be left, checkpoints. */
 #include <attn/draft/recurrent.h>
 #include <math.h>
+#include <string.h>
 
 #include "checked.h"
 #include "support/layer.h"
@@ -304,6 +305,47 @@ static attn_status step(const struct sequence *s, int64_t t, int32_t head, doubl
     return ATTN_OK;
 }
 
+/* r of element i of a head's state after `tokens` tokens, and x rounded by it. */
+static double round_seeded(const struct sequence *s, const struct attn_recurrent_rounding *rounding,
+                           double x, int32_t head, int64_t i, int64_t tokens)
+{
+    const bool f16 = s->desc->state_dtype == ATTN_DTYPE_F16;
+    const int64_t dk = s->desc->head_size_k, column = i % dk;
+    uint64_t c[4] = {(uint64_t)(column / 8),
+                     (uint64_t)(head * (int64_t)s->desc->head_size_v + i / dk), (uint64_t)tokens,
+                     0};
+    for (uint64_t n = 0; n < (uint64_t)rounding->philox_rounds; n++) {
+        const uint64_t k[2] = {rounding->seed + n * 0x9e3779b9,
+                               (rounding->seed >> 32) + n * 0xbb67ae85};
+        const uint64_t products[2] = {0xd2511f53 * c[0], 0xcd9e8d57 * c[2]};
+        const uint64_t next[4] = {
+            products[1] >> 32 ^ c[1] ^ (k[0] & UINT32_MAX), products[1] & UINT32_MAX,
+            products[0] >> 32 ^ c[3] ^ (k[1] & UINT32_MAX), products[0] & UINT32_MAX};
+        memcpy(c, next, sizeof c);
+    }
+    const double r = (double)(column % 2 ? c[column % 8 / 2] >> 16 : c[column % 8 / 2] & 0xffff);
+    int exponent;
+    frexp(x, &exponent); /* |x| < 2^exponent */
+    exponent = exponent > (f16 ? -13 : -125) ? exponent : f16 ? -13 : -125;
+    const double unit = ldexp(1, exponent - (f16 ? 11 : 8)), low = floor(fabs(x) / unit) * unit;
+    if (!isfinite(x) || fabs(x) > (f16 ? 65504 : 0x1.fep127)) {
+        return number_round(x, s->desc->state_dtype);
+    }
+    const bool up = floor(65536 * (fabs(x) - low) / unit) + r >= 65536;
+    return copysign(up ? low + unit : low, x);
+}
+
+/* What the recurrence goes on from, where it is rounded by a seed. */
+static void round_state(const struct sequence *s, int32_t head, int64_t tokens, double *state)
+{
+    const struct attn_recurrent_rounding *rounding =
+        extension(s->args->layer->next, ATTN_EXT_DRAFT_RECURRENT_ROUNDING);
+    const int64_t size = (int64_t)s->desc->head_size_v * s->desc->head_size_k;
+    for (int64_t i = 0; i < size && rounding != NULL; i++) {
+        state[i] = round_seeded(s, rounding, state[i], head, i, tokens);
+    }
+}
+
 /* The recurrence goes on from what was written. */
 static attn_status verify_state(const struct sequence *s, int32_t slot, int32_t head, double *state,
                                 struct attn_error *error)
@@ -403,6 +445,10 @@ static attn_status verify_head(const struct sequence *s, int32_t head, struct at
                 number_round(o[d], tensor_dtype(s->args->out));
         }
         status = status != ATTN_OK || s->norm != NULL ? status : verify_out(s, t, head, o, error);
+        const int64_t context = s->args->batch->seq_lens[s->request] - s->tokens;
+        if (slot >= 0 || checkpoint(s, t + 1) >= 0 || s->args->layer->batch_invariant >= 2) {
+            round_state(s, head, context + t + 1, state);
+        }
         for (int64_t i = 0; i < size && s->args->layer->batch_invariant >= 2; i++) {
             state[i] = number_round(state[i], s->desc->state_dtype);
         }

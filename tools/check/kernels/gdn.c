@@ -185,6 +185,29 @@ static double largest_unit(const uint8_t *states, const struct gdn_case *c, cons
     return largest * (dtype == ATTN_DTYPE_BF16 ? 0x1p-7 : 0x1p-10);
 }
 
+/* Rounded by a seed, most numbers are the reference's to the bit: only those fall to the other side
+ * that the kernel's own error takes past r. By other random bits a third would. */
+static enum trial_result verify_rounding(struct kernel_test *test, const struct gdn_case *c,
+                                         const uint8_t *slots)
+{
+    const int64_t count = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
+    const uint16_t *expected = (const void *)test_expected(test, GDN_STATE);
+    const uint16_t *found = (const void *)test_found(test, GDN_STATE);
+    const bool exact = c->v.shape == GDN_STEPS && c->v.replay == 0;
+    int64_t all = 0, equal = 0;
+    for (int64_t i = 0; i < c->num_slots * count && c->v.philox > 0; i++) {
+        const int64_t at = i / count * c->state_stride + i % count;
+        all += slots[i / count];
+        equal += slots[i / count] && expected[at] == found[at];
+    }
+    return (double)equal >= (exact ? 0.99 : 0.85) * (double)all
+               ? TRIAL_PASSED
+               : trial_say(test->trial, TRIAL_FAILED,
+                           "%lld of %lld numbers of the states are the reference's: others' random "
+                           "bits round them",
+                           (long long)equal, (long long)all);
+}
+
 /* States that the step leaves are held to the reference's; every other byte stays. A kernel may
  * multiply in the layer's dtype, and the bound follows it. */
 static enum trial_result verify_states(struct kernel_test *test, const struct gdn_case *c)
@@ -203,7 +226,8 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
     forgive_states(test, c);
     const uint8_t *expected = test_expected(test, GDN_STATE);
     struct bound bound = bound_of(c);
-    bound.least = c->v.shape != GDN_STEPS ? largest_unit(expected, c, left) : 0;
+    bound.least = c->v.shape != GDN_STEPS || c->v.philox > 0 ? largest_unit(expected, c, left) : 0;
+    TRIAL_TRY(verify_rounding(test, c, left));
     TRIAL_TRY(compare_rows(test->trial, &state, expected, test_found(test, GDN_STATE), bound));
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         test_take(test, GDN_STATE, (size_t)(slot * c->state_stride) * e,
@@ -414,6 +438,14 @@ static const struct gdn_variant variants[] = {
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .odd = GDN_NAN},
     {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .replay = 16, .norm = 1},
     {GDN_STEPS, 0, 1, 3, 200, 33, 0, 0, 0, false, false, true, .strided = true, .replay = 4},
+    /* states rounded by a seed */
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, true, true, .strided = true, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_CHUNKS, 0, 1, 3, 24, 32, 4, 64, 0, true, false, true, .kept = 24, .state_dtype = ATTN_DTYPE_BF16, .philox = 7},
+    {GDN_MIXED, 0, 2, 4, 20, 24, 0, 0, 0, false, false, false, .initial = true, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .philox = 10},
+    {GDN_DRAFTS, 0, 2, 4, 32, 24, 4, 0, 3, true, false, true, .kept = 4, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_F16, .philox = 10},
+    {GDN_DRAFTS, 0, 1, 2, 24, 16, 0, 0, 2, false, false, true, .kept = 4, .state_dtype = ATTN_DTYPE_BF16, .replay = 8, .philox = 1},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, false, true, .state_dtype = ATTN_DTYPE_F16, .odd = GDN_NAN, .philox = 16},
+    {GDN_STEPS, 0, 2, 4, 32, 24, 4, 0, 0, true, false, false, .rule = GDN_LIGHTNING, .state_dtype = ATTN_DTYPE_F16, .odd = GDN_INFINITE, .philox = 10},
     /* heads for which backends have other kernels */
     {GDN_MIXED, 0, 1, 1, 512, 16, 0, 64, 0, false, false, true, false, false, false},
     {GDN_MIXED, 0, 1, 2, 256, 64, 4, 0, 0, true, true, false, false, false, false, true, 24, GDN_USUAL, 0, GDN_MAMBA2},
@@ -452,6 +484,17 @@ static const struct gdn_variant large_variants[] = {
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 0, 64, 0, false, false, true, .strided = true, .rule = GDN_DELTA_STEP},
     {GDN_MIXED, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, true, true, .rule = GDN_ADDITIVE_CHANNELS},
     {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, true, true, .invariant = 1},
+    /* states rounded by a seed */
+    {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 96, 96, 128, 128, 4, 64, 0, true, true, true, .state_dtype = ATTN_DTYPE_F16, .philox = 10},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 1, 8, 128, 64, 4, 64, 0, true, true, false, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_F16, .philox = 7},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 72, 4, 64, 0, true, false, true, .kept = 64, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16, .philox = 10},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .initial = true, .kept = 64, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 4, 12, 128, 128, 4, 64, 0, true, true, true, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 4, 128, 64, 4, 64, 0, true, false, false, .kept = 64, .rule = GDN_MAMBA2, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
+    {GDN_CHUNKS, ATTN_DTYPE_BF16, 2, 2, 128, 128, 4, 64, 0, true, false, true, .initial = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16, .philox = 10},
+    {GDN_LONG, ATTN_DTYPE_BF16, 1, 1, 128, 128, 4, 64, 0, true, false, true, .state_dtype = ATTN_DTYPE_BF16, .philox = 10},
     /* a ring of inputs: steps, forks, prompts with tokens in the ring, drafts */
     {GDN_STEPS, ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 64, 0, true, true, true, .replay = 16},
     {GDN_STEPS, ATTN_DTYPE_BF16, 3, 3, 128, 128, 4, 64, 0, true, false, true, .strided = true, .rule = GDN_KDA, .state_dtype = ATTN_DTYPE_BF16, .replay = 16},
@@ -492,7 +535,8 @@ static bool takes_rule(const struct attn_backend_caps *caps, const struct gdn_va
     c = c != NULL ? c : &gated_delta;
     return declared(c->rules, r->rule) && declared(c->gates, r->gate) &&
            declared(c->write_gates, r->write_gate) && r->gate_per_channel <= c->gate_per_channel &&
-           r->values_first <= c->values_first && r->has_skip <= c->skip && (v->norm > 0) <= c->norm;
+           r->values_first <= c->values_first && r->has_skip <= c->skip &&
+           (v->norm > 0) <= c->norm && (v->philox > 0) <= c->stochastic_rounding;
 }
 
 static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
@@ -516,6 +560,7 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
 {
     static const char *const odds[GDN_ODD_COUNT] = {"", ".nan", ".infinite", ".huge"};
     char kept[24] = "", invariant[24] = "", state[16] = "", norm[24] = "", replay[24] = "";
+    char philox[24] = "";
     if ((v->replay > 0 && !(sink->caps->cache_roles >> ATTN_CACHE_REPLAY & 1)) ||
         !(sink->caps->dtypes >> v->dtype & 1) || !within(caps, v) || !takes_rule(sink->caps, v)) {
         return;
@@ -524,15 +569,17 @@ static void try_gdn(const struct kernel_sink *sink, const struct attn_recurrent_
     name_number(invariant, "invariant", v->invariant);
     name_number(norm, "norm", v->norm);
     name_number(replay, "replay", v->replay);
+    name_number(philox, "philox", v->philox);
     if (v->state_dtype != 0) {
         snprintf(state, sizeof state, ".state_%s", dtype_name(v->state_dtype));
     }
-    kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s%s",
+    kernel_try(sink, run_gdn, v, "%s.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s%s%s%s%s%s%s%s%s",
                gdn_rules[v->rule].name, dtype_name(v->dtype), gdn_shape_names[v->shape],
                v->num_k_heads, v->num_v_heads, v->head_size_k, v->head_size_v, v->conv_width,
                v->chunk_size, v->drafted, v->bias ? ".bias" : "", v->by_length ? ".by_length" : "",
                v->strong ? ".strong" : "", v->strided ? ".strided" : "",
-               v->initial ? ".initial" : "", kept, odds[v->odd], invariant, state, norm, replay);
+               v->initial ? ".initial" : "", kept, odds[v->odd], invariant, state, norm, replay,
+               philox);
 }
 
 void gdn_cases(const struct kernel_sink *sink)

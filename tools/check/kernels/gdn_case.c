@@ -444,6 +444,10 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     s->desc.ext.next = v->rule != GDN_GATED_DELTA ? &s->rule.ext : s->rule.ext.next;
     s->caches = layer_caches(&c->ring, 1, s->desc.ext.next);
     s->desc.ext.next = v->replay > 0 ? &s->caches.ext : s->desc.ext.next;
+    s->rounding =
+        EXTENSION(attn_recurrent_rounding, ATTN_EXT_DRAFT_RECURRENT_ROUNDING, s->desc.ext.next,
+                  .seed = UINT64_C(0x0123456789abcdef), .philox_rounds = v->philox);
+    s->desc.ext.next = v->philox > 0 ? &s->rounding.ext : s->desc.ext.next;
     s->layer = SIZED(attn_layer_desc, .name = "gdn", .dtype = v->dtype,
                      .batch_invariant = v->invariant, .num_speculative_tokens = v->drafted);
     layer_set_recurrent(&s->layer, &s->desc);

@@ -72,6 +72,7 @@ struct gdn_variant {
     int32_t state_dtype; /* 0: F32 */
     int32_t norm;        /* the row of gdn_norms for the output; 0: none */
     int32_t replay;      /* tokens from one write of the state to the next, by a ring; 0: no ring */
+    int32_t philox;      /* philox_rounds of states that are rounded by a seed; 0: to nearest */
 };
 
 #define GDN_NUM_NORMS 4
@@ -147,6 +148,7 @@ struct gdn_step {
     struct attn_recurrent_weights weights;
     struct attn_recurrent_skip skip;
     struct attn_recurrent_norm norm;
+    struct attn_recurrent_rounding rounding;
     struct attn_recurrent_norm_weight norm_weight;
     struct attn_io_recurrent_gate output_gate;
     struct attn_layer_params params;

@@ -19,7 +19,8 @@ from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout
 from ._library import Library, open_library
 from .collectives import Collectives
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
-from .layers import ContextParallel, EncoderQuant, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentNorm, RecurrentRule
+from .layers import (ContextParallel, EncoderQuant, GdnDesc, IndexLists, IndexerDesc, LayerDesc, MlaDesc, RecurrentNorm, RecurrentRounding,
+                     RecurrentRule)
 from .layout import layout_convert, layout_id, layout_text
 from .memory import allocate
 from .model import KvSpec, KvView, Layer, Model
@@ -35,7 +36,7 @@ __all__ = [
     "NO_ATTEND", "NO_WRITE", "abi", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
     "Collectives", "ContextParallel", "DeviceInfo", "DeviceType", "EncoderQuant", "GdnDesc", "GraphLevel", "IndexLists", "IndexerDesc", "InvalidArgumentError", "KvDtype",
     "KvLayout", "KvSpec", "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
-    "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "RecurrentNorm", "RecurrentRule", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
+    "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "RecurrentNorm", "RecurrentRounding", "RecurrentRule", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
     "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",
     "context_parallel_slots", "extensions", "layout_convert", "layout_id", "layout_text", "open_library",
 ]

@@ -12,7 +12,7 @@ from ._declarations import (ATTN_LAYER_DRAFT_COMPRESSOR, Alibi, CpOrder, CpReduc
                             IndexerActivation, KvDtype, LayerKind, ListGroups, OutputForm, RecurrentGate, RecurrentGateActivation, RecurrentUpdate,
                             RecurrentWriteGate, Rope, ScaleForm, Status, TreeMask, attn_context_parallel,
                             attn_index_lists, attn_indexer_desc, attn_layer_desc, attn_mla_desc, attn_mm_encoder_quant,
-                            attn_recurrent_desc, attn_recurrent_norm, attn_recurrent_rule)
+                            attn_recurrent_desc, attn_recurrent_norm, attn_recurrent_rounding, attn_recurrent_rule)
 from .errors import make
 from .structs import Struct, chained
 
@@ -127,6 +127,15 @@ class RecurrentNorm(_Described):
     gate_activation: str | int = "silu"
     gate_first: bool = False
     num_groups: int = 0
+
+
+@dataclass(frozen=True)
+class RecurrentRounding(_Described):
+    """Stochastic rounding of a recurrent layer's 16-bit states: a draft, see ``attn/draft/recurrent.h``."""
+
+    _struct = attn_recurrent_rounding
+    seed: int
+    philox_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -289,6 +298,7 @@ class LayerDesc:
     gdn: GdnDesc | None = None
     rule: RecurrentRule | None = None
     norm: RecurrentNorm | None = None
+    rounding: RecurrentRounding | None = None
     indexer: IndexerDesc | None = None
     lists: IndexLists | None = None
     encoder_quant: EncoderQuant | None = None
@@ -300,8 +310,8 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "rule", "norm", "indexer", "lists", "encoder_quant", "context_parallel", "causal",
-                              "extensions"):
+            if field.name in ("window", "mla", "gdn", "rule", "norm", "rounding", "indexer", "lists", "encoder_quant",
+                              "context_parallel", "causal", "extensions"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -316,7 +326,7 @@ class LayerDesc:
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(**values)
-        further = (self.mla, self.gdn, self.rule, self.norm, self.indexer, self.lists, self.encoder_quant,
-                   self.context_parallel)
+        further = (self.mla, self.gdn, self.rule, self.norm, self.rounding, self.indexer, self.lists,
+                   self.encoder_quant, self.context_parallel)
         described = [each.to_struct() for each in further if each is not None]
         return struct, chained(struct, [*described, *self.extensions], f"layer '{self.name}'")

@@ -179,7 +179,9 @@ def _states_reason(runner: Any) -> str | None:
             (arguments.linear_attn_backend != "triton" or arguments.linear_attn_prefill_backend or arguments.linear_attn_decode_backend,
              "--linear-attn-backend, --linear-attn-prefill-backend or --linear-attn-decode-backend, which choose SGLang's kernels"),
             (arguments.enable_linear_replayssm, "--enable-linear-replayssm"), (arguments.enable_unified_memory, "--enable-unified-memory"),
-            (arguments.enable_page_major_kv_layout, "--enable-page-major-kv-layout")):
+            (arguments.enable_page_major_kv_layout, "--enable-page-major-kv-layout"),
+            (getattr(arguments, "enable_mamba_cache_stochastic_rounding", False), "--enable-mamba-cache-stochastic-rounding, whose "
+             "random bits would need a request's positions, which the pool of states does not count")):
         if asked:
             return reason
     return None

@@ -9,7 +9,7 @@ import torch
 
 from ..._declarations import Status
 from ...errors import AttnError, make
-from ...layers import IndexerDesc, LayerDesc, MlaDesc
+from ...layers import IndexerDesc, LayerDesc, MlaDesc, RecurrentRounding
 from ...torch.segments import Window
 from ...torch.store import DTYPES, store
 from ..gated_delta import describe as gdn
@@ -97,6 +97,16 @@ def is_asked() -> bool:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return getattr(getattr(config(), "attention_config", None), "backend", None) is AttentionBackendEnum.CUSTOM
+
+
+def rounding(of: Any, layer: int) -> RecurrentRounding | None:
+    """What a configuration's ``--enable-mamba-cache-stochastic-rounding`` and ``--mamba-cache-philox-rounds`` ask of a layer; the engine's
+    seed and the layer's number are its seed."""
+    asked = getattr(of, "mamba_config", None)
+    if not getattr(asked, "enable_stochastic_rounding", False):
+        return None
+    seed = (getattr(of.model_config, "seed", None) or 0) % (1 << 32)
+    return RecurrentRounding(seed + (layer << 32), asked.stochastic_rounding_philox_rounds)
 
 
 _last: Any = None  # the model that was made last: caches are shaped when no configuration is current

@@ -73,7 +73,8 @@ class StateBuilder(LibattnMetadataBuilder):
         conv, (heads, size_v, size_k) = kv_cache_spec.shapes
         drafts = kv_cache_spec.num_speculative_blocks
         return graph_support([describe.gdn((max(conv) - heads * size_v) // (2 * size_k), heads, size_k, size_v,
-                                           min(conv) + 1 - drafts, drafts, vllm_config.model_config.dtype, kv_cache_spec.dtypes[1])])
+                                           min(conv) + 1 - drafts, drafts, vllm_config.model_config.dtype, kv_cache_spec.dtypes[1],
+                                           rounding=describe.rounding(vllm_config, 0))])
 
     def _metadata(self, m: Any) -> LibattnMetadata:
         found = super()._metadata(m)
@@ -113,6 +114,7 @@ class States:
         self.layer, self.impl = layer, self
         # steps bind layers, when vLLM has no current configuration any more
         self.limits, self.batch_invariant = describe.limits(), describe.invariance()
+        self.rounding = describe.rounding(describe.config(), index_of(layer.prefix))
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -124,7 +126,7 @@ class States:
         layer = self.layer
         return describe.gdn(layer.num_k_heads // layer.tp_size, layer.num_v_heads // layer.tp_size, layer.head_k_dim,
                             layer.head_v_dim, layer.conv_kernel_size, layer.num_spec, dtype, layer.get_state_dtype()[1],
-                            device_seq_lens_only=device_seq_lens_only, batch_invariant=self.batch_invariant)
+                            device_seq_lens_only=device_seq_lens_only, batch_invariant=self.batch_invariant, rounding=self.rounding)
 
     def params(self) -> Params:
         conv = self.layer.conv1d  # on a CPU with AMX vLLM packs the weight and keeps a copy
