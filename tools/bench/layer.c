@@ -74,6 +74,11 @@ static void describe_gdn(struct measured *measured)
         measured->layer.rule.ext =
             (struct attn_ext){ATTN_EXT_DRAFT_RECURRENT_RULE, 0, sizeof measured->layer.rule, NULL};
     }
+    if (shape_int(shape, PARAMETER_PHILOX) > 0) {
+        measured->layer.rounding =
+            EXTENSION(attn_recurrent_rounding, ATTN_EXT_DRAFT_RECURRENT_ROUNDING, NULL, .seed = 1,
+                      .philox_rounds = shape_int(shape, PARAMETER_PHILOX));
+    }
     if (shape_int(shape, PARAMETER_REPLAY) > 0) {
         model_layer_replay(&measured->layer, shape_int(shape, PARAMETER_REPLAY));
     }

@@ -62,11 +62,12 @@ static const struct {
         {"top_k", "the same, of queries that share their rows, so that choosing takes longest",
          "r=1 l=131072 s=64 hq=1 d=64 block=0 shuffle=1 topk=2048 lists=1 ratio=1 pool=1 "
          "relu=0 weights=0 rotate=1 seed=1"},
-    [SHAPE_GDN] = {"gdn",
-                   "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
-                   "2 (Mamba2) or 3 (lightning)",
-                   "r=8 s=1 hk=16 hv=32 dk=128 dv=128 conv=4 rule=0 state_bits=32 replay=0 "
-                   "drafts=0 cursor=-1 invariant=0 rotate=1 seed=1"},
+    [SHAPE_GDN] =
+        {"gdn",
+         "s tokens of r requests with a state each, of rule 0 (gated delta), 1 (KDA), "
+         "2 (Mamba2) or 3 (lightning)",
+         "r=8 s=1 hk=16 hv=32 dk=128 dv=128 conv=4 rule=0 state_bits=32 philox=0 replay=0 "
+         "drafts=0 cursor=-1 invariant=0 rotate=1 seed=1"},
     [SHAPE_WRITE] = {"write", "s keys and values of r requests into the cache",
                      "r=1 s=4096 hkv=8 d=128 dv=0 " PLACE "seed=1"},
     [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",
@@ -306,6 +307,11 @@ static bool fits_together(const struct bench_shape *shape, char *message, size_t
     const int32_t bits = shape_int(shape, PARAMETER_STATE_BITS);
     if (shape->kind == SHAPE_GDN && bits != 16 && bits != 32) {
         snprintf(message, size, "state_bits: %d; 16 (bf16) or 32", bits);
+        return false;
+    }
+    if (shape->kind == SHAPE_GDN && bits != 16 && shape_int(shape, PARAMETER_PHILOX) > 0) {
+        snprintf(message, size, "philox: %d; 0 with state_bits %d",
+                 shape_int(shape, PARAMETER_PHILOX), bits);
         return false;
     }
     return true;

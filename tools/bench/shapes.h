@@ -57,6 +57,7 @@ enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, B
     X(CONV, "conv", 0, 64)                                                                         \
     X(RULE, "rule", 0, BENCH_RULES - 1) /* enum bench_rule */                                      \
     X(STATE_BITS, "state_bits", 16, 32) /* 16: bf16 */                                             \
+    X(PHILOX, "philox", 0, 16)    /* rounds of the states' stochastic rounding; 0: to nearest */   \
     X(REPLAY, "replay", 0, 1024)  /* tokens for one write of the state, by a ring; 0: none */      \
     X(DRAFTS, "drafts", 0, 64)    /* drafts of a request, at most; none is accepted */             \
     X(CURSOR, "cursor", -1, 1024) /* tokens in each ring, at most replay - 1; -1: from 0 on by one \

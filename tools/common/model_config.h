@@ -37,7 +37,8 @@ struct model_layer {
     struct attn_output_rope output_rope;    /* linked of MLA layers, where the model `rotates` */
     struct attn_recurrent_desc gdn;
     struct attn_recurrent_rule rule; /* linked from gdn.ext.next where it is not gated delta */
-    bool shares_cache;               /* has none, and reads that of model_cache_owner */
+    struct attn_recurrent_rounding rounding; /* linked before the rule where its ext.id is not 0 */
+    bool shares_cache;                       /* has none, and reads that of model_cache_owner */
     char name[64];
     int32_t tower; /* 0 decoder or the only one, 1 encoder or vision */
 };

@@ -42,6 +42,10 @@ void model_layer_link(struct model_layer *layer, bool rotates, bool fuses_index_
     struct attn_ext *rope =
         rotates && layer->output_rope.rotary_dim > 0 ? &layer->output_rope.ext : NULL;
     struct attn_ext *rule = layer->rule.ext.id != 0 ? &layer->rule.ext : NULL;
+    if (layer->rounding.ext.id != 0) {
+        layer->rounding.ext.next = rule;
+        rule = &layer->rounding.ext;
+    }
     struct attn_ext *caches = layer->cache.num_heads > 0 ? &layer->caches.ext : NULL;
     const bool changes_keys = fuses_index_write && layer->index_write.ext.id != 0;
     layer->desc.name = layer->name;
