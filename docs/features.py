@@ -161,6 +161,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("a norm and a gate of the output", has("recurrent", "output_norm"), "", f"{FORMULAS}delta, {CHECK}, tests/python/test_recurrent"),
         ("a ring of the last tokens' inputs, the state written once in n tokens (replay)", has("recurrent", "replay"), "",
          f"{FORMULAS}delta, {CHECK}, tests/python/test_replay"),
+        ("states of 16 bits rounded stochastically, by a seed", has("recurrent", "stochastic_rounding"), "",
+         f"{FORMULAS}delta, {CHECK}, tests/python/test_rounding"),
         ("states in bf16 and f16", has("recurrent", "state_f16", "state_bf16"), "", f"{FORMULAS}delta, {CHECK}, {RUN}"),
     ]),
     ("Indexers", [
@@ -182,7 +184,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 OPEN = [
     "caches of a layer beyond K and V, latent rows or a ring, further tables of a batch: described, bound, planned and handed "
     "through (tests/step/test_many_caches); no shipped backend declares them",
-    "recurrent layers: stochastic rounding, states of 8 bits: no field says them",
+    "recurrent layers: states of 8 bits: no field says them",
 ]
 
 

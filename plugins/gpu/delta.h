@@ -23,7 +23,7 @@ struct gpu_delta_rule {
     int32_t gates; /* 1 or head_size_k for each head */
     int32_t state_dtype;
     float gate_bound, dt_min, dt_max;
-    uint32_t seed[2]; /* of attn_recurrent_rounding, the lower half first */
+    uint32_t seed[2]; /* attn_recurrent_rounding's, the lower half first */
     int32_t rounds;   /* its philox_rounds; 0: states are rounded to nearest */
 };
 

@@ -66,6 +66,8 @@ LibattnGdn = recorded._replaced["QwenGatedDeltaNetAttention"]
 
 
 class GatedDelta(unittest.TestCase):
+    rounds_states = False
+
     def setUp(self) -> None:
         self.addCleanup(recorded.current.__setitem__, 0, None)
         self.addCleanup(recorded.step_metadata.__setitem__, 0, None)
@@ -74,10 +76,12 @@ class GatedDelta(unittest.TestCase):
 
     def configure(self, mode: str = "none", **additional: Any) -> Any:
         graphs = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
-        model = types.SimpleNamespace(dtype=torch.float32, max_model_len=128)
+        model = types.SimpleNamespace(dtype=torch.float32, max_model_len=128, seed=5)
         recorded.current[0] = types.SimpleNamespace(
             attention_config=types.SimpleNamespace(backend=AttentionBackendEnum.CUSTOM), model_config=model,
-            additional_config={"libattn": additional}, cache_config=types.SimpleNamespace(mamba_cache_mode=mode),
+            additional_config={"libattn": additional},
+            mamba_config=types.SimpleNamespace(enable_stochastic_rounding=self.rounds_states, stochastic_rounding_philox_rounds=7),
+            cache_config=types.SimpleNamespace(mamba_cache_mode=mode),
             scheduler_config=types.SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=256, enable_chunked_prefill=True),
             compilation_config=types.SimpleNamespace(static_forward_context={}, cudagraph_mode=graphs))
         return recorded.current[0]
@@ -292,25 +296,16 @@ class GatedDelta(unittest.TestCase):
     def test_states_rounded_by_a_seed(self) -> None:
         """vLLM's two options reach the layer, whose states are other ones then, within a unit."""
         states = []
-        for asked in (False, True):
-            with mock.patch.object(QwenGatedDeltaNetAttention, "get_state_dtype", lambda _: (torch.float32, torch.float16)), \
-                    mock.patch.object(GatedDelta, "configure", lambda self, *args, plain=GatedDelta.configure: self.seeded(plain(self, *args),
-                                                                                                                         asked)):
-                layer, builder = self.served()
+        for self.rounds_states in (False, True):
+            layer, builder = self.served(get_state_dtype=lambda: (torch.float32, torch.float16))
             self.assertEqual(layer.states.describe(torch.float32, False).rounding,
-                             libattn.RecurrentRounding(5 + (2 << 32), 7) if asked else None)
-            x = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1))
-            given = recorded.metadata([6], [6], torch.tensor([[3, 0, 0, 0, 0, 0]]).int())
+                             libattn.RecurrentRounding(5 + (2 << 32), 7) if self.rounds_states else None)
             layer.kv_cache[1] = layer.kv_cache[1].half()
-            self.step(layer, builder.build(0, given), x)
+            given = recorded.metadata([6], [6], torch.tensor([[3, 0, 0, 0, 0, 0]]).int())
+            self.step(layer, builder.build(0, given), torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1)))
             states.append(layer.kv_cache[1][3].float())
         self.assertTrue(0.2 < (states[0] != states[1]).float().mean() < 0.8)
         self.assertTrue(bool(((states[0] - states[1]).abs() <= states[0].abs() * 2**-10 + 2**-24).all()))
-
-    def seeded(self, config: Any, asked: bool) -> Any:
-        config.model_config.seed = 5
-        config.mamba_config = types.SimpleNamespace(enable_stochastic_rounding=asked, stochastic_rounding_philox_rounds=7)
-        return config
 
     def test_refusals(self) -> None:
         """By name, with what to do, when the model makes the layer."""

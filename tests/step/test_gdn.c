@@ -463,14 +463,18 @@ TEST(test_groups)
     struct attn_recurrent_desc other = g->desc;
     struct attn_layer_desc second = g->described;
     const struct attn_layer_desc *layers[] = {&g->described, &second};
+    struct attn_recurrent_rounding rounding =
+        EXTENSION(attn_recurrent_rounding, ATTN_EXT_DRAFT_RECURRENT_ROUNDING, NULL, .seed = 1);
     second.name = "second";
     second.next = &other.ext;
-    for (int32_t normed = 1; normed >= 0; normed--) {
+    for (int32_t i = 0; i < 4; i++) {
         attn_model *model;
-        other.qk_l2norm = normed; /* the first layer's is 1 */
+        other.qk_l2norm = i != 1; /* the first layer's is 1 */
+        g->desc.state_dtype = other.state_dtype = i < 2 ? ATTN_DTYPE_F32 : ATTN_DTYPE_BF16;
+        other.ext.next = i == 3 ? &rounding.ext : NULL;
         CHECK(g, client_model(g->api, g->runtime, CLIENT_ORDER("cpu_ref"), layers, 2, &model,
                               &g->error));
-        assert_int_equal(g->api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 2 - normed);
+        assert_int_equal(g->api->model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1 + i % 2);
         g->api->model_destroy(model);
     }
 }

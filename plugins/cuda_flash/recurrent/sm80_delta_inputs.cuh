@@ -74,8 +74,9 @@ GPU_INLINE float load_state(const gpu_delta_params &p, const char *row, int32_t 
                                    : narrow_number(((const uint16_t *)row)[d], dtype);
 }
 
-/* Stores a number and returns it as it was stored. head_row: head Dv + row; tokens: of the request
- * in the state. */
+/* Stores a number and returns it as it was stored. SEEDED: it may be rounded by a seed. head_row:
+ * head Dv + row; tokens: of the request in the state. */
+template <bool SEEDED>
 GPU_INLINE float store_state(const gpu_delta_params &p, char *row, int32_t head_row, int32_t d,
                              int32_t tokens, float x)
 {
@@ -85,7 +86,7 @@ GPU_INLINE float store_state(const gpu_delta_params &p, char *row, int32_t head_
     }
     const bool f16 = dtype == ATTN_DTYPE_F16;
     uint16_t bits = f16 ? half_of(x) : bf16_of(x);
-    if (p.rule.rounds > 0) {
+    if (SEEDED && p.rule.rounds > 0) {
         bits = round_by(f16, x, random_of(p.rule, head_row, tokens, d));
     }
     ((uint16_t *)row)[d] = bits;

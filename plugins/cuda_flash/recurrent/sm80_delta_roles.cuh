@@ -248,7 +248,9 @@ struct state_rows {
         }
     }
 
-    /* States of 16 bits go on as they were stored; `done` of the step's tokens are in it. */
+    /* States of 16 bits go on as they were stored; `done` of the step's tokens are in it. SEEDED: a
+     * seed may round them. */
+    template <bool SEEDED>
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot, int32_t done)
     {
@@ -261,9 +263,9 @@ struct state_rows {
             int half = i >> 1 & 1;
             int32_t d = column_of(i) + (i & 1);
             if (row + half * 2 < a.p.head_size_v && d < a.p.head_size_k) {
-                s[i] =
-                    store_state(a.p, to[half], head_row + half * 2, d, tokens, s[i] * unit[half]) *
-                    inverse_of(unit[half]);
+                s[i] = store_state<SEEDED>(a.p, to[half], head_row + half * 2, d, tokens,
+                                           s[i] * unit[half]) *
+                       inverse_of(unit[half]);
             }
         }
     }

@@ -410,7 +410,7 @@ static __global__ void __launch_bounds__(state_threads<TEAMS>)
 #pragma unroll 1
             for (int32_t i = 0; i < 2; i++, slot = last) {
                 if (slot >= 0) {
-                    rows.store(a, item, slot, min((c + 1) * CHUNK, item.request.num_tokens));
+                    rows.store<true>(a, item, slot, min((c + 1) * CHUNK, item.request.num_tokens));
                 }
             }
         }

@@ -49,6 +49,12 @@ static cudaError_t make_ready()
     return error ? error : launch_prepare<GATES_OF_CHANNELS>(nullptr, 0, 0, 0);
 }
 
+/* Whether kernels need what KEEPS adds: states at checkpoints, or states that a seed rounds. */
+static bool keeps_states(const struct gpu_delta_params &p)
+{
+    return p.checkpoint_interval > 0 || p.rule.rounds > 0;
+}
+
 /* Whether the 128-row kernel serves the layer; its warps read 16 bytes of inputs at a time. */
 static bool takes_state128(const struct gpu_delta_params &p)
 {
@@ -68,7 +74,7 @@ static bool takes_state128(const struct gpu_delta_params &p)
 static cudaError_t launch_state128(sm80_delta_params &a, cudaStream_t stream)
 {
     a.slices = 1;
-    auto kernel = a.p.checkpoint_interval > 0 ? delta_state128<true> : delta_state128<false>;
+    auto kernel = keeps_states(a.p) ? delta_state128<true> : delta_state128<false>;
     return launch_kernel(kernel, a, (unsigned)sm80_delta_most_requests(&a) * a.p.num_v_heads,
                          STATE128_THREADS, state128_bytes, stream);
 }
@@ -76,7 +82,7 @@ static cudaError_t launch_state128(sm80_delta_params &a, cudaStream_t stream)
 static cudaError_t launch_state64(const sm80_delta_params &a, unsigned num_ctas,
                                   cudaStream_t stream)
 {
-    bool keeps = a.p.checkpoint_interval > 0;
+    bool keeps = keeps_states(a.p);
     auto kernel = a.p.rule.additive
                       ? (keeps ? delta_state64<true, true> : delta_state64<false, true>)
                       : (keeps ? delta_state64<true, false> : delta_state64<false, false>);
@@ -87,9 +93,9 @@ static cudaError_t launch_state64(const sm80_delta_params &a, unsigned num_ctas,
 static cudaError_t launch_state32(const sm80_delta_params &a, unsigned num_ctas,
                                   cudaStream_t stream)
 {
-    auto kernel = a.p.rule.gates > 1            ? delta_state32<true, true>
-                  : a.p.checkpoint_interval > 0 ? delta_state32<true, false>
-                                                : delta_state32<false, false>;
+    auto kernel = a.p.rule.gates > 1  ? delta_state32<true, true>
+                  : keeps_states(a.p) ? delta_state32<true, false>
+                                      : delta_state32<false, false>;
     bool apart = a.prepare_ctas > 0 || a.slices % STATE32_CLUSTER != 0;
     return launch_kernel(kernel, a, num_ctas, STATE32_THREADS, state32_bytes, stream, true,
                          apart ? 1 : STATE32_CLUSTER);

@@ -431,8 +431,8 @@ GPU_INLINE void make_values128(const sm80_delta_params &a, const state_item &sha
     roll_windows(a, item_of_team(shared_item, warp), warp, false);
 }
 
-/* KEEPS: writes checkpoints. It is a kernel of its own, because the loop without checkpoints is 10
- * % faster. */
+/* KEEPS: writes checkpoints, and states that a seed rounds. It is a kernel of its own, because the
+ * loop without checkpoints is 10 % faster. */
 template <bool KEEPS>
 static __global__ void __launch_bounds__(STATE128_THREADS, 1)
     delta_state128(const __grid_constant__ sm80_delta_params a)
@@ -477,12 +477,12 @@ static __global__ void __launch_bounds__(STATE128_THREADS, 1)
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(shared_item, warp), slot, (c + 1) * CHUNK);
+                    rows.store<KEEPS>(a, item_of_team(shared_item, warp), slot, (c + 1) * CHUNK);
                 }
             }
         }
-        rows.store(a, item_of_team(shared_item, warp), shared_item.request.slots[0],
-                   shared_item.request.num_tokens);
+        rows.store<KEEPS>(a, item_of_team(shared_item, warp), shared_item.request.slots[0],
+                          shared_item.request.num_tokens);
     } else {
         dealloc_registers<88>();
         make_values128(a, shared_item, m, warp - STATE128_TEAMS);

@@ -321,7 +321,7 @@ static __device__ void init_state32(state32_memory &m)
     sync_cluster();
 }
 
-/* KEEPS: writes checkpoints. CHANNELS: gates per channel. */
+/* KEEPS: writes checkpoints, and states that a seed rounds. CHANNELS: gates per channel. */
 template <bool KEEPS, bool CHANNELS>
 static __global__ void __launch_bounds__(STATE32_THREADS, 1)
     delta_state32(const __grid_constant__ sm80_delta_params a)
@@ -366,8 +366,8 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
                 if constexpr (KEEPS) {
                     int32_t slot = slot_after(a, shared_item, c);
                     if (slot >= 0) {
-                        rows.store(a, shared_item, slot, (c + 1) * CHUNK,
-                                   m.unit[min(c + 1, num_chunks - 1) & 3]);
+                        rows.store<KEEPS>(a, shared_item, slot, (c + 1) * CHUNK,
+                                          m.unit[min(c + 1, num_chunks - 1) & 3]);
                     }
                 }
             }
@@ -378,8 +378,8 @@ static __global__ void __launch_bounds__(STATE32_THREADS, 1)
         if (shared_item.to != nullptr) {
             rows.store_end(shared_item, shared_item.num_pieces - 1, unit);
         } else {
-            rows.store(a, shared_item, shared_item.request.slots[0], shared_item.request.num_tokens,
-                       unit);
+            rows.store<KEEPS>(a, shared_item, shared_item.request.slots[0],
+                              shared_item.request.num_tokens, unit);
         }
     } else if (role == 1) {
         dealloc_registers<120>();

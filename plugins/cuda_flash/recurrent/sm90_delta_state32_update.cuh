@@ -232,7 +232,8 @@ struct state32_rows {
     }
 
     /* `unit` has the units of S's rows. States of 16 bits go on as they were stored; `done` of the
-     * step's tokens are in it. */
+     * step's tokens are in it. SEEDED: a seed may round them. */
+    template <bool SEEDED>
     __device__ __forceinline__ void store(const sm80_delta_params &a, const state_item &item,
                                           int32_t slot, int32_t done,
                                           const float (&unit)[STATE32_ROWS])
@@ -246,8 +247,8 @@ struct state32_rows {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (row < a.p.head_size_v && key_of_sum(half, i) < a.p.head_size_k) {
-                    float x = store_state(a.p, to, first + row, key_of_sum(half, i), tokens,
-                                          s[half][i] * of_row);
+                    float x = store_state<SEEDED>(a.p, to, first + row, key_of_sum(half, i), tokens,
+                                                  s[half][i] * of_row);
                     s[half][i] = x * inverse_of(of_row);
                 }
             }

@@ -215,8 +215,8 @@ GPU_INLINE void make_values64(const sm80_delta_params &a, const state_item &shar
     wait_for_earlier_kernels(); /* the next kernel waits for this one only */
 }
 
-/* KEEPS: writes checkpoints. It is a kernel of its own, because the loop without checkpoints is 10
- * % faster. ADDITIVE: for rules without a delta. */
+/* KEEPS: writes checkpoints, and states that a seed rounds. It is a kernel of its own, because the
+ * loop without checkpoints is 10 % faster. ADDITIVE: for rules without a delta. */
 template <bool KEEPS, bool ADDITIVE>
 static __global__ void __launch_bounds__(STATE64_THREADS, 1)
     delta_state64(const __grid_constant__ sm80_delta_params a)
@@ -260,12 +260,12 @@ static __global__ void __launch_bounds__(STATE64_THREADS, 1)
             if constexpr (KEEPS) {
                 int32_t slot = slot_after(a, shared_item, c);
                 if (slot >= 0) {
-                    rows.store(a, item_of_team(shared_item, team), slot, (c + 1) * CHUNK);
+                    rows.store<KEEPS>(a, item_of_team(shared_item, team), slot, (c + 1) * CHUNK);
                 }
             }
         }
-        rows.store(a, item_of_team(shared_item, team), shared_item.request.slots[0],
-                   shared_item.request.num_tokens);
+        rows.store<KEEPS>(a, item_of_team(shared_item, team), shared_item.request.slots[0],
+                          shared_item.request.num_tokens);
     } else if (role == 1) {
         if constexpr (ADDITIVE) {
             alloc_registers<144>();

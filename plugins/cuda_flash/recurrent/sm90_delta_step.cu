@@ -31,7 +31,17 @@ static cudaError_t launch_step(void (*kernel)(PARAMS), int bytes, PARAMS *a, int
 template <int STATE, int ROWS>
 static cudaError_t launch_rows(sm80_delta_params *a, int slices, cudaStream_t stream)
 {
-    return launch_step(delta_one<STATE, ROWS>, sizeof(step_memory<STATE, ROWS>), a, slices, stream);
+    constexpr int bytes = sizeof(step_memory<STATE, ROWS>);
+    if constexpr (STATE != KIND_F32) {
+        const bool seeded = a == nullptr || a->p.rule.rounds > 0;
+        cudaError_t error =
+            seeded ? launch_step(delta_one<STATE, ROWS, true>, bytes, a, slices, stream)
+                   : cudaSuccess;
+        if (error != cudaSuccess || (a != nullptr && seeded)) {
+            return error;
+        }
+    }
+    return launch_step(delta_one<STATE, ROWS, false>, bytes, a, slices, stream);
 }
 
 template <int STATE, int ROWS>

@@ -52,22 +52,21 @@ template <int STATE> struct step_pieces {
         return make_uint4(words[0], words[1], words[2], words[3]);
     }
 
-    /* The same, rounded by a seed where the layer has one: a piece from `column` on of row
-     * `head_row` of the state. */
+    /* A piece from `column` on of row `head_row` of the state; SEEDED: rounded by a seed. */
+    template <bool SEEDED>
     GPU_INLINE uint4 pack(const gpu_delta_rule &rule, int32_t head_row, int32_t tokens,
                           int32_t column, const float *x)
     {
-        if constexpr (STATE != KIND_F32) {
-            if (rule.rounds > 0) {
-                state_random r = random_of_eight(rule, head_row, tokens, column);
+        if constexpr (SEEDED) {
+            state_random r = random_of_eight(rule, head_row, tokens, column);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    r.x[i] = pack2_by<STATE>(x[2 * i], x[2 * i + 1], r.x[i]);
-                }
-                return make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
+            for (int i = 0; i < 4; i++) {
+                r.x[i] = pack2_by<STATE>(x[2 * i], x[2 * i + 1], r.x[i]);
             }
+            return make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
+        } else {
+            return pack(x);
         }
-        return pack(x);
     }
 };
 
@@ -321,7 +320,8 @@ GPU_INLINE step_token make_token(step_memory<STATE, ROWS> &m, const gpu_delta_pa
     return token;
 }
 
-template <int STATE, int ROWS>
+/* SEEDED: states of 16 bits are rounded by a seed; row 0 is `head_row` of the state. */
+template <bool SEEDED, int STATE, int ROWS>
 GPU_INLINE void run_rows(step_memory<STATE, ROWS> &m, const gpu_delta_rule &rule,
                          const step_token &token, bool has_state, int32_t rows, int32_t head_row,
                          int32_t tokens, char *to)
@@ -374,7 +374,8 @@ GPU_INLINE void run_rows(step_memory<STATE, ROWS> &m, const gpu_delta_rule &rule
 #pragma unroll
         for (int i = 0; i < pieces::of_lane; i++) {
             __stcs(to_row + i * pieces::lanes,
-                   pieces::pack(rule, head_row + row, tokens, pieces::column(i), s + i * numbers));
+                   pieces::template pack<SEEDED>(rule, head_row + row, tokens, pieces::column(i),
+                                                 s + i * numbers));
         }
     }
 }
@@ -428,7 +429,7 @@ GPU_INLINE void keep_token(const gpu_delta_params &p, const delta_request &reque
 
 /* a.slices CTAs with ROWS rows for each value head; the CTAs of a request's key head are a cluster.
  */
-template <int STATE, int ROWS>
+template <int STATE, int ROWS, bool SEEDED>
 static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6)
     delta_one(const __grid_constant__ sm80_delta_params a)
 {
@@ -452,8 +453,9 @@ static __global__ void __launch_bounds__(STEP_THREADS, STATE == KIND_F32 ? 3 : 6
     if (request.has_state) {
         barrier_wait(shared_address(&m.full), 0);
     }
-    run_rows(m, p.rule, token, request.has_state, at.rows, at.head * p.head_size_v + at.first,
-             request.context + 1, state_bytes_at(p, request.slots[0], at.head, at.first));
+    run_rows<SEEDED>(m, p.rule, token, request.has_state, at.rows,
+                     at.head * p.head_size_v + at.first, request.context + 1,
+                     state_bytes_at(p, request.slots[0], at.head, at.first));
     finish_token(m, p, request, inputs, at);
     keep_token<STATE>(p, request, inputs, at);
 }

@@ -21,6 +21,8 @@ struct delta_shape {
     static constexpr int warps = threads / GPU_LANES, warp_rows = rows / warps;
     static constexpr int count = size / GPU_LANES; /* columns of a lane */
     static constexpr bool any_rule = ANY_RULE, ring = RING;
+    /* columns of a lane that a seed rounds at a time */
+    static constexpr int piece = count < 4 ? count : 4;
     static constexpr int outs = warp_rows * (RING ? 2 : 1); /* a token's o and, for a ring, u */
     static constexpr int gates = ANY_RULE ? size : 1;       /* most gates of a token */
 };
@@ -31,6 +33,8 @@ template <class D> struct delta_memory {
     float v[STRETCH_OF(SIZE)][D::rows];
     float decay[STRETCH_OF(SIZE)][D::gates], beta[STRETCH_OF(SIZE)];
     float kq[STRETCH_OF(SIZE)]; /* k q */
+    /* a warp's part of S while a seed rounds it */
+    float row[D::any_rule ? D::warps : 1][D::piece * GPU_LANES];
 };
 
 /* Input of a channel at token t of the request. Negative tokens are in the window, whose oldest of
@@ -237,40 +241,20 @@ GPU_INLINE float state_load(const gpu_delta_params &p, const char *row, int32_t 
 #endif
 }
 
-/* No part of its callers, who unroll it up to 128 times. */
-GPU_CALL uint32_t random_apart(uint32_t seed0, uint32_t seed1, int32_t rounds, int32_t row,
-                               int32_t tokens, int32_t column)
-{
-    gpu_delta_rule rule;
-    rule.seed[0] = seed0, rule.seed[1] = seed1, rule.rounds = rounds;
-    return random_of(rule, row, tokens, column);
-}
-
-/* Numbers of 16 bits go on as they were stored. head_row: head Dv + row; tokens: of the request in
- * the state. */
+/* Numbers of 16 bits go on as they were stored. */
 template <class D>
-GPU_INLINE void state_store(const gpu_delta_params &p, char *row, int32_t head_row, int32_t d,
-                            int32_t tokens, bool real, float &x)
+GPU_INLINE void state_store(const gpu_delta_params &p, char *row, int32_t d, bool real, float &x)
 {
     int32_t dtype = state_type<D>(p);
-    const bool seeded = D::any_rule && p.rule.rounds > 0;
-    uint16_t bits = 0;
-    if (seeded) {
-        bits = round_by(
-            dtype == ATTN_DTYPE_F16, x,
-            random_apart(p.rule.seed[0], p.rule.seed[1], p.rule.rounds, head_row, tokens, d));
-    }
 #ifdef __CUDACC__
-    if (real && seeded) {
-        ((uint16_t *)row)[d] = bits;
-    } else if (real) {
+    if (real) {
         number_store(row, dtype, d, x);
-    }
-    if constexpr (D::any_rule) {
-        x = real ? number_load(row, dtype, d) : x;
+        if constexpr (D::any_rule) {
+            x = number_load(row, dtype, d);
+        }
     }
 #else
-    bits = seeded ? bits : dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
+    uint16_t bits = dtype == ATTN_DTYPE_BF16 ? bf16_of(x) : half_of(x);
     if (real && dtype == ATTN_DTYPE_F32) {
         ((float *)row)[d] = x;
     } else if (real) {
@@ -298,13 +282,56 @@ GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &reque
     }
 }
 
+/* Rounds the warp's rows by a seed; `head_row` is the first one's number in [Hv Dv]. A lane takes
+ * eight neighbouring columns, which share random bits. */
+template <class D>
+GPU_INLINE void round_rows(const gpu_delta_params &p, int32_t head_row, int32_t tokens,
+                           delta_memory<D> &m, delta_rows<D> &rows)
+{
+    constexpr int columns = D::piece * GPU_LANES;
+    const bool f16 = p.rule.state_dtype == ATTN_DTYPE_F16;
+    float *row = m.row[warp_index()];
+#pragma unroll
+    for (int at = 0; at < D::warp_rows * D::count; at += D::piece) {
+        const int r = at / D::count, from = at % D::count;
+#pragma unroll
+        for (int i = 0; i < D::piece; i++) {
+            row[i * GPU_LANES + lane_index()] = rows.s[r][from + i];
+        }
+        sync_lanes();
+#pragma unroll 1
+        for (int32_t first = lane_index() * 8; first < columns; first += GPU_LANES * 8) {
+            const state_random random =
+                random_of_eight(p.rule, head_row + r, tokens, from * GPU_LANES + first);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const uint32_t own = random.x[i / 2] >> i % 2 * 16 & 0xffffu;
+                const uint16_t bits = round_by(f16, row[first + i], own);
+                row[first + i] = f16 ? float_of_half(bits) : float_of_bf16(bits);
+            }
+        }
+        sync_lanes();
+#pragma unroll
+        for (int i = 0; i < D::piece; i++) {
+            rows.s[r][from + i] = row[i * GPU_LANES + lane_index()];
+        }
+        sync_lanes();
+    }
+}
+
 /* tokens: of the request in the state. */
 template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
-                            int32_t first_dim, int32_t tokens, delta_rows<D> &rows)
+                            int32_t first_dim, int32_t tokens, delta_memory<D> &m,
+                            delta_rows<D> &rows)
 {
     if (slot < 0 || slot >= p.num_slots) {
         return;
+    }
+    if constexpr (D::any_rule) {
+        if (p.rule.rounds > 0) {
+            round_rows(p, head * p.head_size_v + first_dim, tokens, m, rows);
+        }
     }
 #pragma unroll
     for (int r = 0; r < D::warp_rows; r++) {
@@ -313,8 +340,7 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
         for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
             bool real = first_dim + r < p.head_size_v && d < p.head_size_k;
-            state_store<D>(p, to, head * p.head_size_v + first_dim + r, d, tokens, real,
-                           rows.s[r][i]);
+            state_store<D>(p, to, d, real, rows.s[r][i]);
         }
     }
 }

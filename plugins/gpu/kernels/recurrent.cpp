@@ -40,17 +40,17 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
             }
             if (request.keeps_all) {
                 store_state(p, request.slots[first + t], head, group_dim + own,
-                            request.context + first + t + 1, rows);
+                            request.context + first + t + 1, m, rows);
             }
             if (p.checkpoint_interval > 0) {
                 store_state(p, checkpoint_slot(p, request, first + t + 1), head, group_dim + own,
-                            request.context + first + t + 1, rows);
+                            request.context + first + t + 1, m, rows);
             }
         }
     }
     if (!request.keeps_all) {
         store_state(p, request.slots[0], head, group_dim + own,
-                    request.context + request.num_tokens, rows);
+                    request.context + request.num_tokens, m, rows);
     }
 }
 

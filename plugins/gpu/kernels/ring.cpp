@@ -107,11 +107,11 @@ GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
             }
             if (first + t + 1 == ring.written) {
                 store_state(p.delta, request.slots[0], head, group_dim + own,
-                            request.context + first + t + 1, rows);
+                            request.context + first + t + 1, m, rows);
             }
             if (p.delta.checkpoint_interval > 0) {
                 store_state(p.delta, checkpoint_slot(p.delta, request, first + t + 1), head,
-                            group_dim + own, request.context + first + t + 1, rows);
+                            group_dim + own, request.context + first + t + 1, m, rows);
             }
         }
     }

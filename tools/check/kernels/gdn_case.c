@@ -534,3 +534,18 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, struct kernel_c
         .q = convolves ? NULL : &t[GDN_Q], .k = convolves ? NULL : &t[GDN_K],
         .v = convolves ? NULL : &t[GDN_V], .out = &t[GDN_OUT]);
 }
+
+double gdn_case_equal(const struct gdn_case *c, const uint8_t *a, const uint8_t *b,
+                      const uint8_t *slots)
+{
+    const int64_t count = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
+    int64_t all = 0, equal = 0;
+    for (int64_t i = 0; i < c->num_slots * count; i++) {
+        const int64_t at = i / count * c->state_stride + i % count;
+        const double x = number_load(a, at, c->v.state_dtype);
+        const double y = number_load(b, at, c->v.state_dtype);
+        all += slots[i / count];
+        equal += slots[i / count] && (x == y || (isnan(x) && isnan(y)));
+    }
+    return (double)equal / (double)all;
+}

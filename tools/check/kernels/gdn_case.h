@@ -179,6 +179,12 @@ int32_t gdn_case_written(const struct gdn_case *c, int32_t request);
 /* Element of the ring with the row of a key head, of token t of the step; negative: before it. */
 int64_t gdn_case_ring_row(const struct gdn_case *c, int32_t slot, int32_t request, int32_t t,
                           int32_t head);
+/* The part of the numbers of 16 bits in these slots that two images of the states have alike. */
+double gdn_case_equal(const struct gdn_case *c, const uint8_t *a, const uint8_t *b,
+                      const uint8_t *slots);
+/* At least so many of the numbers that a seed rounds are the reference's: a kernel's own error
+ * takes few past their random bits, other bits would take a third. */
+#define ROUNDED_ALIKE(c) ((c)->v.shape == GDN_STEPS && (c)->v.replay == 0 ? 0.99 : 0.85)
 /* Whether a state after every token is kept, or, with a ring, a window. */
 bool gdn_case_keeps_all(const struct gdn_case *c, int32_t request);
 

@@ -181,7 +181,7 @@ def _states_reason(runner: Any) -> str | None:
             (arguments.enable_linear_replayssm, "--enable-linear-replayssm"), (arguments.enable_unified_memory, "--enable-unified-memory"),
             (arguments.enable_page_major_kv_layout, "--enable-page-major-kv-layout"),
             (getattr(arguments, "enable_mamba_cache_stochastic_rounding", False), "--enable-mamba-cache-stochastic-rounding, whose "
-             "random bits would need a request's positions, which the pool of states does not count")):
+             "random bits follow a request's length, of which a step here knows its own tokens")):
         if asked:
             return reason
     return None
