@@ -38,6 +38,7 @@ from typing import Any, ClassVar
 import on_gpu
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # of each of eight engines that start at once
 import torch  # noqa: E402
 
 COMMON = {"vocab_size": 512, "max_position_embeddings": 8192, "eos_token_id": 1, "num_hidden_layers": 4, "hidden_size": 512,
@@ -73,15 +74,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3.2, fp8_ds_mla": ("fp8_ds_mla", DEEPSEEK_SPARSE),
     "qwen3-next": ("auto", QWEN_NEXT_SMALL), "qwen3-next, drafts": ("auto", QWEN_NEXT_SMALL), "qwen3-next, mtp": ("auto", QWEN_NEXT_SMALL),
     "qwen3-next, states": ("auto", QWEN_NEXT_SMALL | {"num_experts_per_tok": 4}),  # none is chosen by a hair over a long text
-    "llama, eagle": ("auto", LLAMA_DRAFTED), "llama, eagle3 trees": ("auto", LLAMA_DRAFTED), "llama, draft model": ("auto", LLAMA_DRAFTED),
-    "deepseek-v3, mtp": ("auto", DEEPSEEK_DENSE),
+    "llama, eagle": ("auto", LLAMA_DRAFTED), "llama, eagle3": ("auto", LLAMA_DRAFTED), "llama, eagle3 trees": ("auto", LLAMA_DRAFTED),
+    "llama, draft model": ("auto", LLAMA_DRAFTED), "deepseek-v3, mtp": ("auto", DEEPSEEK_DENSE),
 }
 #: Options of some. Tokens drafted a step: from those so far, the request's in vLLM, all requests' in SGLang, as a tree; or by a model
 #: (`method`: a head, the model's own layer or the model once more), in so many branches. libattn's indexer in place of vLLM's, where
 #: libattn serves.
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama, drafts": {"drafts": 5}, "qwen3-next, drafts": {"drafts": 3}, "deepseek-v3.2, indexer": {"indexer": True},
-    "llama, eagle": {"drafts": 3, "method": "eagle"}, "llama, eagle3 trees": {"drafts": 7, "method": "eagle3", "branches": 3},
+    "llama, eagle": {"drafts": 3, "method": "eagle"}, "llama, eagle3": {"drafts": 3, "method": "eagle3"}, "llama, eagle3 trees": {"drafts": 7, "method": "eagle3", "branches": 3},
     "llama, draft model": {"drafts": 3, "method": "draft_model"}, "qwen3-next, mtp": {"drafts": 3, "method": "mtp"},
     "deepseek-v3, mtp": {"drafts": 3, "method": "mtp"}}
 #: Whose second prompts go on after 70 tokens of the first answers, from states that decodes wrote for the prefix cache.

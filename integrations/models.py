@@ -106,7 +106,7 @@ def draft(folder: Path, target: Path, architecture: str, eagle3: bool = False) -
                     ("gate_proj", "up_proj", "down_proj")},
                  "norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
         config |= {"num_hidden_layers": config["num_hidden_layers"] + 1, "num_key_value_heads": copies,
-                   "draft_vocab_size": config["vocab_size"], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}
+                   "draft_vocab_size": config["vocab_size"], **(heard := {"eagle_aux_hidden_state_layer_ids": [0, 1]}), "eagle_config": heard}
         head["fc.weight"] = torch.randn(size, 2 * size, generator=generator) * 1e-6
     else:
         noise = torch.randn(size, size, generator=generator) * 1e-3

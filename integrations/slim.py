@@ -28,7 +28,7 @@ LEFT_OUT = ("_vllm_fa2_C", "_qutlass_C", "_rust_tool_parser", "vllm-rs", "third_
 COMPILED = ("jit_kernel/", "third_party/deep_gemm/")
 #: SGLang imports all models at its start; these stay.
 MODELS = {"__init__", "registry", "utils", "llama", "llama_eagle", "llama_eagle3", "qwen2", "qwen2_moe", "qwen3", "qwen3_next", "gemma2",
-          "gpt_oss", "deepseek_v2"}
+          "gpt_oss", "deepseek_v2", "deepseek_nextn"}
 _CONTAINER = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 _MACHINE_CODE = 2
 

@@ -12,8 +12,8 @@ os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false", SGLANG_ENABLE_JIT_DEEP
 REFERENCE, FLOAT32 = "fa3", ""
 #: SGLang's own backends of a model; of FlashAttention-3 heads of 128 and 256 are packed alone.
 OWN = {"llama": ("fa3", "triton"), "llama, drafts": ("triton",), "gemma-2": ("triton",), "qwen-2.5, fp8 cache": ("fa3", "triton"),
-       "qwen3-next": ("fa3", "triton"), "deepseek-v3": ("triton",), "qwen3-next, states": ("fa3",), "llama, eagle": ("fa3",),
-       "llama, eagle3 trees": ("triton",), "llama, draft model": ("fa3",)}
+       "qwen3-next": ("fa3", "triton"), "deepseek-v3": ("triton",), "qwen3-next, states": ("fa3",), "llama, eagle": ("fa3",), "llama, eagle3": ("fa3",),
+       "llama, eagle3 trees": ("triton",), "llama, draft model": ("fa3",), "deepseek-v3, mtp": ("triton",)}
 #: Architectures of heads that draft.
 HEADS = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 #: SGLang's names of methods.

@@ -16,10 +16,10 @@ REFERENCE, FLOAT32 = "FLASH_ATTN", "TRITON_ATTN"
 OWN = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "llama, drafts": ("FLASH_ATTN",), "gemma-2": ("FLASH_ATTN", "TRITON_ATTN"), "qwen-2.5, fp8 cache": ("FLASH_ATTN", "TRITON_ATTN"),
        "gpt-oss": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA", "TRITON_MLA"),
        "deepseek-v3.2": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, indexer": ("FLASH_ATTN_MLA_SPARSE",), "deepseek-v3.2, fp8_ds_mla": ("FLASHMLA_SPARSE",), "qwen3-next": ("FLASH_ATTN",),
-       "qwen3-next, drafts": ("FLASH_ATTN",), "llama, eagle": ("FLASH_ATTN",), "qwen3-next, mtp": ("FLASH_ATTN",),
+       "qwen3-next, drafts": ("FLASH_ATTN",), "llama, eagle": ("FLASH_ATTN",), "llama, eagle3": ("FLASH_ATTN",), "qwen3-next, mtp": ("FLASH_ATTN",),
        "deepseek-v3, mtp": ("FLASH_ATTN_MLA",)}
 #: Architectures of heads that draft.
-HEADS = {"eagle": "LlamaForCausalLM"}
+HEADS = {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}
 #: Models whose bits must not depend on the batch, and vLLM's own backends that have that mode: none for gated delta layers.
 INVARIANT = {"llama": ("FLASH_ATTN", "TRITON_ATTN"), "deepseek-v3": ("FLASH_ATTN_MLA",), "qwen3-next": ()}
 
