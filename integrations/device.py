@@ -23,7 +23,6 @@ As many engines start at once as the GPU's memory holds. While a row is timed, t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -205,9 +204,7 @@ def serve(backend: str, name: str, gigabytes: str) -> None:
     folder = Path("timed") / f"{backend}-{name.replace(', ', '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    with (folder.parent / "lock").open("w") as lock:  # one after the other: SGLang finds its graphs' memory by the device's free memory
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes), **OPTIONS.get(name, {}))
+    made = on_gpu.start(str(folder), backend, "bfloat16", cache, True, int(gigabytes), **OPTIONS.get(name, {}))
 
     def answer(**values: Any) -> None:
         print("@@" + json.dumps(values), flush=True)
@@ -218,8 +215,8 @@ def serve(backend: str, name: str, gigabytes: str) -> None:
         _, lengths, count, own = ROWS[name]
         generator = torch.Generator().manual_seed(number if own else 0)
         prompts = [torch.randint(0, min(config["vocab_size"], 128000), (n,), generator=generator).tolist() for n in lengths]
-        taken, token = on_gpu.timed(made, prompts, count, own)
-        answer(rate=len(lengths) * count / taken, token=token * 1000, memory=on_gpu.memory(made))
+        taken, token, step = on_gpu.timed(made, prompts, count, own)
+        answer(rate=len(lengths) * count / taken, token=token * 1000, step=step, memory=on_gpu.memory(made))
 
 
 class Process:
@@ -372,7 +369,7 @@ class Comparison:
         for backend, answers in found.items():
             memory = ", ".join(f"{value:.2f} {key}" for key, value in answers[-1]["memory"].items())
             print(f"{row}, {backend}: {spread([a['rate'] for a in answers])} tokens/s, {spread([a['token'] for a in answers])} ms a token, "
-                  f"{len(answers)} rounds, GiB {memory}", flush=True)
+                  f"{spread([a['step'] for a in answers])} tokens a step, {len(answers)} rounds, GiB {memory}", flush=True)
 
     def time(self) -> None:
         """All rows, engine by engine."""

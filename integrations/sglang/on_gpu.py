@@ -2,8 +2,10 @@
 """SGLang 0.5.16 for integrations/device.py: its engine with the scheduler in a process of its own, decodes captured."""
 from __future__ import annotations
 
+import fcntl
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.update(SGLANG_IS_FLASHINFER_AVAILABLE="false", SGLANG_ENABLE_JIT_DEEPGEMM="false")
@@ -48,10 +50,13 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     if not large:  # a decode writes a state for the prefix cache at every 64th token
         options["mamba_track_interval"] = 64
     options["max_mamba_cache_size"] = 5 * options["max_running_requests"]  # models with states would take half of the memory
-    return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
-                         kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
-                         grammar_backend="none", disable_prefill_cuda_graph=True, log_level="warning", skip_server_warmup=True,
-                         stream_interval=200, port=port, nccl_port=port + 10000, **options)
+    with Path(folder, "..", "lock").open("w") as lock:
+        if large:  # one after the other: SGLang finds its graphs' memory by the device's free memory
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return sglang.Engine(model_path=folder, attention_backend=backend, skip_tokenizer_init=True, random_seed=7, dtype=dtype,
+                             kv_cache_dtype="fp8_e4m3" if cache == "fp8" else cache, mem_fraction_static=0.9, sampling_backend="pytorch",
+                             grammar_backend="none", disable_prefill_cuda_graph=True, log_level="warning", skip_server_warmup=True,
+                             stream_interval=200, port=port, nccl_port=port + 10000, **options)
 
 
 def generate(made: Any, prompts: list[list[int]], count: int, **options: Any) -> Any:
@@ -69,18 +74,18 @@ def chosen(made: Any, prompts: list[list[int]], count: int,
     return [(list(done["output_ids"]), [row[0] for row in done["meta_info"]["output_token_logprobs"]]) for done in found]
 
 
-def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:
-    """Seconds of all, and of a token after the first of the last request."""
+def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float, float]:
+    """Seconds of all, and of a token after the first of the last request; tokens of a request's step."""
     if own:
         made.flush_cache()
     began = first = time.perf_counter()
-    seen: set[str] = set()
+    steps: dict[str, int] = {}
     for part in generate(made, prompts, count, stream=True):
-        if part["meta_info"]["id"] not in seen:
-            seen.add(part["meta_info"]["id"])
+        if part["meta_info"]["id"] not in steps:
             first = time.perf_counter()
+        steps[part["meta_info"]["id"]] = part["meta_info"].get("spec_verify_ct") or count
     ended = time.perf_counter()
-    return ended - began, (ended - first) / (count - 1)
+    return ended - began, (ended - first) / (count - 1), count * len(prompts) / sum(steps.values())
 
 
 def memory(made: Any) -> dict[str, float]:

@@ -103,7 +103,7 @@ def chosen(made: Any, prompts: list[list[int]], count: int,
     done = generate(made, prompts, count, logprobs=1)
     if counts is not None:
         counts.setdefault("cached", []).extend(one.num_cached_tokens or 0 for one in done)
-        counts["steps"] = [one.value for one in made.get_metrics() if one.name == "vllm:spec_decode_num_drafts"]
+        counts["steps"] = [counted(made, "vllm:spec_decode_num_drafts")]
     found = []
     for one in done:
         tokens = list(one.outputs[0].token_ids)
@@ -111,17 +111,24 @@ def chosen(made: Any, prompts: list[list[int]], count: int,
     return found
 
 
+def counted(made: Any, name: str) -> int:
+    """What the engine has counted so far."""
+    return sum(int(one.value) for one in made.get_metrics() if one.name == name)
+
+
 def forget(made: Any) -> None:
     """The prefix cache."""
     made.reset_prefix_cache()
 
 
-def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float]:
-    """Seconds of all, and of a token after the first."""
-    began = time.perf_counter()
+def timed(made: Any, prompts: list[list[int]], count: int, own: bool) -> tuple[float, float, float]:
+    """Seconds of all, and of a token after the first; tokens of a request's step."""
+    accepted = "vllm:spec_decode_num_accepted_tokens"
+    before, began = counted(made, accepted), time.perf_counter()
     done = generate(made, prompts, count)
-    taken = time.perf_counter() - began
-    return taken, (max(d.metrics.last_token_ts for d in done) - max(d.metrics.first_token_ts for d in done)) / (count - 1)
+    taken, tokens = time.perf_counter() - began, count * len(prompts)
+    return (taken, (max(d.metrics.last_token_ts for d in done) - max(d.metrics.first_token_ts for d in done)) / (count - 1),
+            tokens / (tokens - counted(made, accepted) + before))
 
 
 def memory(made: Any) -> dict[str, float]:
