@@ -42,9 +42,8 @@ def start(folder: str, backend: str, dtype: str, cache: str, large: bool, gigaby
     if drafts and method == "ngram":
         # Trees need pages of one token.
         options.update(speculative_algorithm="NGRAM", speculative_ngram_max_bfs_breadth=1 if large else 2)
-    elif drafts:  # by a model; those of several branches are captured only where that is tried
-        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3,
-                       disable_cuda_graph=branches > 1 and os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1")
+    elif drafts:  # by a model
+        options.update(speculative_algorithm=ALGORITHMS[method], speculative_eagle_topk=branches, speculative_num_steps=3)
         if method != "mtp":
             options["speculative_draft_model_path"] = f"{folder}-head" if method in HEADS else folder
     if not large:  # a decode writes a state for the prefix cache at every 64th token

@@ -371,13 +371,11 @@ class Interface(unittest.TestCase):
         load(speculative_algorithm="EAGLE", **other)
         load(speculative_algorithm="EAGLE3", is_draft_worker=True)
         load(speculative_algorithm="STANDALONE", is_draft_worker=True, head_dim=60, **other)
-        trees = {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_eagle_topk": 3, "page_size": 1}
-        for text, values in (("speculative_algorithm: EAGLE, whose drafts of 3 branches would be captured; supported: .*disable-cuda-graph",
-                              trees),
-                             ("speculative_algorithm: EAGLE, whose drafts of 3 branches would be captured",
-                              trees | {"disable_cuda_graph": True, "cuda_graph_config": full}),
+        adaptive = {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_adaptive": True}
+        for text, values in (("speculative_algorithm: EAGLE, whose drafts of any number of steps would be captured; supported: "
+                              ".*disable-cuda-graph", adaptive),
                              ("speculative_algorithm: EAGLE, whose drafts of any number of steps would be captured",
-                              {"speculative_algorithm": "EAGLE", "device": "cuda", "speculative_num_steps": 1, "speculative_adaptive": True}),
+                              adaptive | {"disable_cuda_graph": True, "cuda_graph_config": full}),
                              ("speculative_algorithm: EAGLE, whose draft extends would be captured",
                               {"speculative_algorithm": "EAGLE", "device": "cuda", "enable_multi_layer_eagle": True}),
                              ("speculative_eagle_topk: 3 with pages of 16 tokens; supported: 1, or a page_size of 1",
@@ -397,13 +395,10 @@ class Interface(unittest.TestCase):
             with self.assertRaisesRegex(libattn.AttnError, f"{text}.*leave out --attention-backend libattn"):
                 load(attention_backend="triton", decode_attention_backend="libattn", **values)
         self.caches_of_checkpoints(load)
-        for environment, config, steps, branches in (({"ATTN_SGLANG_CAPTURED_DRAFTS": "1"}, full, 3, 3), ({}, disabled, 3, 3),
-                                                     ({}, full, 1, 3), ({}, full, 3, 1)):
-            with unittest.mock.patch.dict("os.environ", environment):
-                with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
-                    load(**trees | {"cuda_graph_config": config, "speculative_num_steps": steps, "speculative_eagle_topk": branches,
-                                    "dtype": torch.float64})
-                self.assertNotIn("captured", str(refused.exception))
+        for values in (adaptive | {"cuda_graph_config": disabled}, {"speculative_eagle_topk": 3, "page_size": 1}):
+            with self.assertRaisesRegex(libattn.AttnError, "dtype: torch.float64") as refused:
+                load(**adaptive | {"speculative_adaptive": False, "cuda_graph_config": full, "dtype": torch.float64} | values)
+            self.assertNotIn("captured", str(refused.exception))
         load(speculative_algorithm="EAGLE", speculative_eagle_topk=3, **other)
         load(is_hybrid_swa=True, disable_hybrid_swa_memory=True)
         module = sys.modules["sglang"]

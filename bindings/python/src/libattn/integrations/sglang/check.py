@@ -69,12 +69,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
     drafts = arguments.speculative_algorithm in VERIFIED and drafts_here(arguments)
     branches, page = getattr(arguments, "speculative_eagle_topk", None) or 1, runner.page_size or 1
     adaptive = getattr(arguments, "speculative_adaptive", False)
-    # One draft a step comes from the draft extend, which is eager.
-    trees = (branches > 1 and (getattr(arguments, "speculative_num_steps", None) or 2) > 1 and
-             os.environ.get("ATTN_SGLANG_CAPTURED_DRAFTS") != "1")
     captured = ("whose draft extends would be captured" if getattr(arguments, "enable_multi_layer_eagle", False) else
-                "whose drafts of any number of steps would be captured" if adaptive else
-                f"whose drafts of {branches} branches would be captured" if trees else "")
+                "whose drafts of any number of steps would be captured" if adaptive else "")
     others = [name for name in model.hf_config.architectures if not name.startswith(LATENT)] if latent else []
     return [
         ("gated delta layers", states, "on a CPU, what the others have: those of Qwen3-Next and Qwen3.5 without drafts"),
@@ -94,8 +90,8 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
          "1, or a page_size of 1"),
         ("speculative_algorithm", drafts and captured and runner.device != "cpu" and _captures_decodes(arguments) and
          f"{arguments.speculative_algorithm}, {captured}",
-         "captured drafts of one branch and one number of steps; drafts in eager steps (--disable-cuda-graph), or over another backend "
-         "(--speculative-draft-attention-backend triton); ATTN_SGLANG_CAPTURED_DRAFTS=1 tries captured ones of several branches"),
+         "captured drafts of one number of steps; drafts in eager steps (--disable-cuda-graph), or over another backend "
+         "(--speculative-draft-attention-backend triton)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",
          "one pool for all layers (--disable-hybrid-swa-memory)"),
