@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 import on_gpu
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TRANSFORMERS_VERBOSITY="error")
-os.environ.setdefault("OMP_NUM_THREADS", "2")  # of each of eight engines that start at once
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # eight engines start at once
 import torch  # noqa: E402
 
 COMMON = {"vocab_size": 512, "max_position_embeddings": 8192, "eos_token_id": 1, "num_hidden_layers": 4, "hidden_size": 512,
