@@ -17,7 +17,7 @@ than 0.9 times the engine's own.
 Batch invariance: tokens and log-probabilities of requests alone, and among others in random order and with prompts in chunks, from an
 empty prefix cache and from a full one, have the same bits. MODE `off`: the engine is not asked for that, and some differ.
 Speed: Llama 3.1 8B's shape and a quarter of Qwen3-Next's with random weights, captured decodes, both engines alive, by turns; rows
-"drafts": captured verifications of five tokens that followed each request's last ones before, few of which are right.
+"drafts": captured verifications of five tokens that followed each request's last ones before, most of which are right.
 As many engines start at once as the GPU's memory holds. While a row is timed, those that still start or compare stand still.
 """
 from __future__ import annotations
