@@ -861,6 +861,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 }
 
 const struct gpu_prefill sm90_prefill = {
+    .few_rows = 16, /* two items of decode would read each key twice */
     .load = load,
     .copy_bytes = copy_bytes,
     .serves = serves,

@@ -15,6 +15,7 @@
 #define LEAST_SHARE 4        /* tiles of a share with by_item 2 */
 #define LEAST_SHARE_OF_FEW 2 /* parts of such plans have fewer rows */
 #define LEAST_SHARE_OF_LISTS 1
+#define FEW_KEYS 4096 /* keys of a batch that parts of 16 rows read sooner */
 #define PADDED_SIZE_MAX 512 /* head size of the matrix kernels */
 
 /* The segments of a plan, and how many of them may leave parts of 16 rows. With 64 rows there are
@@ -132,7 +133,11 @@ static void prepare_layer(const struct attn_prepare_args *args, struct attn_prep
             prefill->copy_bytes != NULL ? prefill->copy_bytes(layer, args->k_cache) : 0;
         prepared->prefills = prefill->may_serve == NULL || prefill->may_serve(args, prepared);
     }
-    prepared->few_rows = prepared->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
+    const bool own_few = prefill != NULL && prepared->group <= prefill->few_rows &&
+                         prepared->padded_size <= 256 && !prepared->invariant;
+    prepared->few_rows = prepared->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS
+                         : own_few                ? prefill->few_rows
+                                                  : GPU_FEW_ROWS;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
         prepared->query_bytes = layer->num_q_heads * layer->head_size * 2;
     }
@@ -357,6 +362,10 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     int32_t group = args->prepared->group;
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = args->prepared->invariant < 2 ? args->prepared->few_rows : 0;
+    if (plan->few_rows > 0 && plan->few_rows < GPU_FEW_ROWS && mode == ATTN_PLAN_EAGER &&
+        (int64_t)batch->num_reqs * batch->max_seq_len <= FEW_KEYS) {
+        plan->few_rows = GPU_FEW_ROWS;
+    }
     plan->has_few = 1;
     plan->has_many = args->prepared->prefills &&
                      (int64_t)batch->max_query_len * group > plan->few_rows &&
