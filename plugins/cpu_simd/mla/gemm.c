@@ -8,7 +8,6 @@
 #define BLOCK_ROWS 48
 #define BLOCK_DEPTH_BYTES 256
 #define BLOCK_COLUMNS TILE_KEYS
-#define MX_BLOCK 32
 
 struct gemm_loop {
     const struct attn_batched_gemm_args *args;
