@@ -133,8 +133,8 @@ static void verify(const struct run_step *step, int32_t i, struct tally *tally)
     const uint8_t *out =
         step->rows[STEP_OUT] + (size_t)(first * heads * t->head_size_v) * element_bytes(layer);
     for (int64_t row = 0; row < rows; row++) {
-        compare_row(layer, o.out + row * t->head_size_v, out, row * t->head_size_v, t->head_size_v,
-                    recorded, tally);
+        compare_row(layer, o.out + row * t->head_size_v, 0, out, row * t->head_size_v,
+                    t->head_size_v, recorded, tally);
     }
     free(memory);
     free(mask);

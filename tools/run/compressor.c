@@ -123,7 +123,7 @@ static void verify(const struct run_step *step, int32_t i, struct tally *tally)
         if (finishes(layer, position)) {
             oracle_compressor(&oracle, layer->k_history[step->batch->request[i]], NULL,
                               (int32_t)position, expected);
-            compare_row(layer, expected, out, 0, size, NULL, tally);
+            compare_row(layer, expected, 0, out, 0, size, NULL, tally);
             continue;
         }
         for (size_t b = 0; b < bytes; b++) {

@@ -93,6 +93,8 @@ struct run_layer {
     void *windows;  /* GDN: of the convolution, next to the states in `cache`; the device's */
     void *ring;     /* GDN: of replay, or NULL; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
+    double out_squares; /* recurrent: the sum of squares of num_outs outputs that were verified */
+    int64_t num_outs;
     struct row_terms terms;
     /* for the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */
@@ -291,10 +293,11 @@ const float *recorded_row(const struct run_engine *engine, const struct run_laye
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
 void add_keys(struct run_engine *engine, struct run_layer *layer, int32_t r, int32_t first,
               int32_t end, int32_t capacity);
-/* `count` outputs from element `at` of `out` against what they should be, and against the
- * recording's (NULL: none). */
-void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
-                 int32_t count, const float *recorded, struct tally *tally);
+/* `count` outputs from element `at` of `out` against what they should be, of root mean square
+ * `least` at least, and against the recording's (NULL: none). */
+void compare_row(const struct run_layer *layer, const double *expected, double least,
+                 const void *out, int64_t at, int32_t count, const float *recorded,
+                 struct tally *tally);
 /* compressor.c: the one whose rows a layer takes, or NULL; the table of angles as a tensor */
 const struct run_layer *compressor_of(const struct run_engine *engine,
                                       const struct run_layer *layer);

@@ -125,7 +125,7 @@ static void verify(const struct run_step *step, int32_t request, struct tally *t
             oracle_rotate(expected, d, layer->source->output_rope.rotary_dim, false,
                           length - count + token, -1);
         }
-        compare_row(layer, expected, step->rows[STEP_OUT], (at + i) * d, d, NULL, tally);
+        compare_row(layer, expected, 0, step->rows[STEP_OUT], (at + i) * d, d, NULL, tally);
     }
     free(keys);
     free(seen);

@@ -117,8 +117,8 @@ static void verify(const struct run_step *step, int32_t h, struct tally *tally)
             const int32_t count =
                 listed ? list_keys(&step->lists, t, 0, position, seen) : position + 1;
             oracle_mla(&head, q, step->keys[i], listed ? seen : NULL, count, scores, out);
-            compare_row(layer, out, step->rows[STEP_OUT], at * m->v_head_dim, m->v_head_dim, NULL,
-                        tally);
+            compare_row(layer, out, 0, step->rows[STEP_OUT], at * m->v_head_dim, m->v_head_dim,
+                        NULL, tally);
         }
     }
     free(weights);

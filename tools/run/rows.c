@@ -58,14 +58,15 @@ static double recording_ratio(double rms, double expected, double found)
     return isnan(ratio) ? INFINITY : ratio;
 }
 
-void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
-                 int32_t count, const float *recorded, struct tally *tally)
+void compare_row(const struct run_layer *layer, const double *expected, double least,
+                 const void *out, int64_t at, int32_t count, const float *recorded,
+                 struct tally *tally)
 {
     double sum = 0;
     for (int32_t d = 0; d < count; d++) {
         sum += expected[d] * expected[d];
     }
-    const double rms = sqrt(sum / count);
+    const double rms = fmax(sqrt(sum / count), least);
     for (int32_t d = 0; d < count; d++) {
         double found = number_load(out, at + d, layer->terms.dtype);
         double allowed =
