@@ -140,37 +140,6 @@ static void load_rows(const struct gdn *gdn, int32_t slot, int32_t head, struct 
     }
 }
 
-/* Bits of a number of 16 that x becomes by r (attn_recurrent_rounding). */
-static uint16_t round_by(float x, int32_t element, uint32_t r)
-{
-    const bool f16 = element == ELEMENT_F16;
-    const uint32_t bits = number_bits(x), size = bits & 0x7fffffff;
-    if (size > (f16 ? 0x477fe000 : 0x7f7f0000)) { /* the largest finite number */
-        return f16 ? number_to_f16(x) : number_to_bf16(x);
-    }
-    const uint32_t code = !f16                ? (size + r) >> 16
-                          : size < 0x38800000 ? ((uint32_t)(fabsf(x) * 0x1p40f) + r) >> 16
-                                              : ((size + (r >> 3)) >> 13) - (112 << 10);
-    return (uint16_t)(code | (bits >> 16 & 0x8000));
-}
-
-void gdn_store_state(const struct gdn *gdn, int32_t head, int32_t row, int64_t tokens,
-                     const float *from, void *to)
-{
-    const int32_t element = element_of_dtype(gdn->desc->state_dtype);
-    uint32_t r[8];
-    if (gdn->rounding == NULL) {
-        gdn_variant(gdn)->store[element](to, from, 1.0f, gdn->desc->head_size_k);
-        return;
-    }
-    for (int32_t i = 0; i < gdn->desc->head_size_k; i++) {
-        if (i % 8 == 0) {
-            gdn_random(gdn, head, row, tokens, i, r);
-        }
-        ((uint16_t *)to)[i] = round_by(from[i], element, r[i % 8]);
-    }
-}
-
 /* If tokens follow, the state goes on as it was stored. */
 static void store_rows(const struct gdn *gdn, int32_t slot, int32_t head, int64_t tokens, bool last,
                        struct gdn_scratch *s)

@@ -102,7 +102,8 @@ float gdn_load_any_gates(const struct gdn *gdn, int64_t row, int32_t head, int32
 void gdn_roll_windows(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
                       int64_t end);
 
-/* gdn.c: row `row` of a head's state after `tokens` tokens of the request, as a slot holds it */
+/* gdn_inputs.c, too: row `row` of a head's state after `tokens` tokens of the request, as a slot
+ * holds it */
 void gdn_store_state(const struct gdn *gdn, int32_t head, int32_t row, int64_t tokens,
                      const float *from, void *to);
 
