@@ -15,7 +15,7 @@
 #define LEAST_SHARE 4        /* tiles of a share with by_item 2 */
 #define LEAST_SHARE_OF_FEW 2 /* parts of such plans have fewer rows */
 #define LEAST_SHARE_OF_LISTS 1
-#define FEW_KEYS 4096 /* keys of a batch that parts of 16 rows read sooner */
+#define FEW_KEYS 4096       /* keys of a batch that parts of 16 rows read sooner */
 #define PADDED_SIZE_MAX 512 /* head size of the matrix kernels */
 
 /* The segments of a plan, and how many of them may leave parts of 16 rows. With 64 rows there are
