@@ -359,6 +359,18 @@ class LayoutConvert(unittest.TestCase):
         blocks = blocks.transpose(2, 3) if hnd else blocks
         return blocks.flatten(1, 2)[:, :self.TOKENS]
 
+    def test_scales_of_params(self) -> None:
+        """To 8 bits by the scales that the target's params have."""
+        for backend in BACKENDS:
+            bits = torch.randn(2, 12, 16, HK, D).bfloat16()
+            eight = torch.zeros(2, 3, HK, 64, D, dtype=torch.float8_e4m3fn)
+            source = self.layer(backend, 16, bits, False)
+            target = self.layer(backend, 64, eight, True, kv_dtype="fp8_e4m3", k_scale_form="per_tensor", v_scale_form="per_tensor")
+            target.bind_params(k_scale=0.25, v_scale=0.5)
+            libattn.layout_convert(source, target, self.BLOCKS[16], self.BLOCKS[64], self.TOKENS)
+            scaled = self.rows(bits, 16, False) / torch.tensor([0.25, 0.5])[:, None, None, None]
+            self.assertTrue(torch.equal(self.rows(eight, 64, True), scaled.to(torch.float8_e4m3fn).float()))
+
     def test_rows_with_scales(self) -> None:
         """From 8 bits with a scale for each token and head, as the backend lays them out."""
         for backend in BACKENDS:

@@ -90,7 +90,7 @@ def _refusals(runner: Any) -> list[tuple[str, Any, str]]:
          "1, or a page_size of 1"),
         ("speculative_algorithm", drafts and captured and runner.device != "cpu" and _captures_decodes(arguments) and
          f"{arguments.speculative_algorithm}, {captured}",
-         "captured drafts of one number of steps; drafts in eager steps (--disable-cuda-graph), or over another backend "
+         "captured drafts of one number of steps and one layer (no --enable-multi-layer-eagle); drafts in eager steps (--disable-cuda-graph), or over another backend "
          "(--speculative-draft-attention-backend triton)"),
         ("disable_hybrid_swa_memory", "False, and sliding layers would have a pool of their own"
          if getattr(runner, "is_hybrid_swa", False) and not arguments.disable_hybrid_swa_memory else "",

@@ -101,9 +101,9 @@ def is_asked() -> bool:
 
 def rounding(of: Any, layer: int) -> RecurrentRounding | None:
     """What a configuration's ``--enable-mamba-cache-stochastic-rounding`` and ``--mamba-cache-philox-rounds`` ask of a layer; the engine's
-    seed and the layer's number are its seed."""
+    seed and the layer's number, counted over tensor parallel ranks, are its seed."""
     asked = getattr(of, "mamba_config", None)
-    if not getattr(asked, "enable_stochastic_rounding", False):
+    if asked is None or not asked.enable_stochastic_rounding:
         return None
     seed = (getattr(of.model_config, "seed", None) or 0) % (1 << 32)
     return RecurrentRounding(seed + (layer << 32), asked.stochastic_rounding_philox_rounds)

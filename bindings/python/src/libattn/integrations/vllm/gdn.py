@@ -114,7 +114,7 @@ class States:
         self.layer, self.impl = layer, self
         # steps bind layers, when vLLM has no current configuration any more
         self.limits, self.batch_invariant = describe.limits(), describe.invariance()
-        self.rounding = describe.rounding(describe.config(), index_of(layer.prefix))
+        self.rounding = describe.rounding(describe.config(), index_of(layer.prefix) * layer.tp_size + getattr(layer, "tp_rank", 0))
 
     @property
     def kv_cache(self) -> torch.Tensor:
