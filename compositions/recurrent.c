@@ -172,7 +172,7 @@ static void match_rule(struct check *check, const struct layer *layer)
     need_switch(check, "has_skip", r->has_skip, caps->skip);
     need_switch(check, "attn_recurrent_norm", layer->norm != NULL, caps->norm);
     need_switch(check, "attn_recurrent_rounding", layer->rounding != NULL,
-                caps->stochastic_rounding);
+                caps->stochastic_rounding == 1);
 }
 
 static void match(struct check *check, int32_t phase)

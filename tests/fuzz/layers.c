@@ -75,7 +75,8 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
         copy->struct_size = says;
         next = copy;
     }
-    const uint32_t chosen = (more >> 1 & 15u) | (more & 32 ? input_byte(input) << 4 : 0u);
+    const uint32_t chosen =
+        (more >> 1 & 15u) | (more & 32 ? input_byte(input) << 4 : 0u) | (more & 64u) << 6;
     const struct {
         struct attn_ext *ext;
         size_t size;
@@ -96,7 +97,7 @@ static struct attn_ext *add_extensions(struct blocks *blocks, struct input *inpu
             next = link_ext(blocks, input, all[i].ext, all[i].size, next);
         }
     }
-    if (sample_has(s, &s->caches.ext) || chosen >> 11) {
+    if (sample_has(s, &s->caches.ext) || chosen >> 12) {
         next = link_caches(blocks, input, s, next);
     }
     return next;

@@ -212,8 +212,8 @@ def main() -> int:
         for per_channel, heads, value_heads in ((False, 16, 32), (True, 32, 32)):
             delta(peers, requests, tokens, per_channel, *((1, 2 - per_channel) if ON_CPU else (heads, value_heads)))
         mamba2(peers, requests * (1 + (tokens == 1)), tokens, 1 if ON_CPU else 8, 2 if ON_CPU else 64)
-    for heads, value_heads in () if ON_CPU else ((2, 4), (2, 8), (4, 16)):  # which are cut into segments
-        delta(peers, 1, 8192, False, heads, value_heads)
+    for per_channel, heads, value_heads in () if ON_CPU else ((False, 2, 4), (False, 2, 8), (False, 4, 16), (True, 2, 2)):
+        delta(peers, 1, 8192, per_channel, heads, value_heads)  # which are cut into segments
     return captured.failed > 0
 
 

@@ -41,6 +41,7 @@ expect 2 "layout: 'mine' is not one of own, nhd" "$bench" --shape decode:layout=
 expect 2 'not a multiple of hkv' "$bench" --shape decode:hq=3,hkv=2
 expect 2 'lists: 3; 1 or hkv' "$bench" --shape sparse:lists=3
 expect 2 'lists: 3; what divides hq' "$bench" --shape index:lists=3
+expect 2 'philox: 7; 0 with state_bits 32' "$bench" --shape gdn:philox=7
 expect 2 'fewer than s' "$bench" --shape decode:l=4,s=8
 expect 2 "'i8' is not one of f16, bf16, f32" "$bench" --dtype i8
 expect 2 'is not one of auto, f16' "$bench" --kv-dtype no
@@ -77,7 +78,7 @@ numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 # Recurrent layers: a prompt, and drafts, which bring a request's ring as far as its cursor goes.
 gdn=r=2,hk=1,hv=2,dk=32,dv=32
 "$bench" $short --json --backend cpu_ref --threads 1 --shape gdn:$gdn,s=9 --shape gdn:$gdn,s=4,drafts=3 \
-    --shape gdn:$gdn,s=4,drafts=3,replay=4,cursor=6 >"$folder/out.json" 2>"$folder/err"
+    --shape gdn:$gdn,s=4,drafts=3,replay=4,cursor=6 --shape gdn:$gdn,s=3,state_bits=16,philox=7 >"$folder/out.json" 2>"$folder/err"
 [ $? -eq 0 ] || { echo "gdn: "; cat "$folder/err"; failed=1; }
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 

@@ -93,8 +93,9 @@ struct run_layer {
     void *windows;  /* GDN: of the convolution, next to the states in `cache`; the device's */
     void *ring;     /* GDN: of replay, or NULL; the device's */
     double *oracle_states[MAX_REQUESTS]; /* recurrent: [Hv, Dv, Dk] after the tokens so far */
-    double out_squares; /* recurrent: the sum of squares of num_outs outputs that were verified */
-    int64_t num_outs;
+    /* recurrent: the sum of squares of so many outputs of a request that were verified */
+    double out_squares[MAX_REQUESTS];
+    int64_t num_outs[MAX_REQUESTS];
     struct row_terms terms;
     /* for the bound: how often values are rounded to the activations' dtype from input to output; 0
      * reads as 1 */

@@ -119,7 +119,7 @@ void gdn_states(struct run_group *group, const struct batch *batch, struct state
 
 /* Tokens of one request against the recurrence, whose state moves on with them. A row S q may
  * cancel, where k and q are nearly orthogonal: a kernel that multiplies in 16 bits is held to this
- * part of the outputs' usual size, as attn-check's cases are. */
+ * part of the request's usual outputs, as attn-check's cases are. */
 #define CANCELLED 0.25
 static void verify(const struct run_step *step, int32_t i, struct tally *tally)
 {
@@ -157,10 +157,10 @@ static void verify(const struct run_step *step, int32_t i, struct tally *tally)
                          layer->oracle_states[r], expected + c * row);
     }
     for (int64_t e = 0; e < count * row; e++) {
-        layer->out_squares += expected[e] * expected[e];
+        layer->out_squares[r] += expected[e] * expected[e];
     }
-    layer->num_outs += count * row;
-    const double least = CANCELLED * sqrt(layer->out_squares / (double)layer->num_outs);
+    layer->num_outs[r] += count * row;
+    const double least = CANCELLED * sqrt(layer->out_squares[r] / (double)layer->num_outs[r]);
     for (int64_t at = 0; at < count * row; at += size) {
         compare_row(layer, expected + at, least, step->rows[STEP_OUT], first * row + at,
                     g->head_size_v, NULL, tally);

@@ -57,7 +57,7 @@ GPU_INLINE segment_state &segment_end(const sm80_delta_params &a, int32_t number
             a.segment_ends)[of_head * (ENDS_APART * ends_between(a) + 1) + ENDS_APART * i - is_map];
 }
 
-GPU_INLINE bool is_cut(const sm80_delta_params &a, int32_t num_chunks)
+static inline __host__ __device__ bool is_cut(const sm80_delta_params &a, int32_t num_chunks)
 {
     return num_chunks >= pieces_of(a) * PIECE_CHUNKS;
 }

@@ -26,7 +26,7 @@ static_assert(FIRST_GROUPS <= LEAST_PARTS, "the first parts are there");
 constexpr int state128_bytes = sizeof(state128_memory);
 static_assert(state128_bytes <= 227 * 1024, "shared memory of a CTA");
 constexpr int state32_bytes = sizeof(state32_memory);
-static_assert(state32_bytes <= 227 * 1024 - sizeof(state_item), "shared memory of a CTA");
+static_assert(state32_bytes <= 227 * 1024 - sizeof(segment_item), "shared memory of a CTA");
 
 static cudaError_t allow(void (*kernel)(sm80_delta_params), int bytes)
 {
@@ -126,6 +126,7 @@ static void choose_segments(const struct gpu_device *device, sm80_delta_params &
     const int64_t parts = a.p.rule.gates > 1 ? a.p.num_v_heads * CHANNEL_PART
                                              : a.p.num_k_heads * ((a.group + 1) / 2) * HEADS_PART;
     const int64_t preparation = a.p.num_tokens * parts / device->num_sms;
+    const int32_t chunks = (a.p.num_tokens + CHUNK - 1) / CHUNK; /* of a request, at most */
     sm80_delta_params best = a;
     int64_t most_saved = preparation;
     best.segments = 0;
@@ -136,7 +137,7 @@ static void choose_segments(const struct gpu_device *device, sm80_delta_params &
             const int64_t saved = (int64_t)a.p.num_tokens * ends_between(a) / pieces_of(a) -
                                   (waves - 1) * WAVE_TOKENS;
             const int64_t least = (waves > 1 || reqs == 1 ? reqs : 2) * LEAST_TOKENS_SAVED;
-            if (saved > most_saved && saved >= least &&
+            if (saved > most_saved && saved >= least && is_cut(a, chunks) &&
                 heads * (ENDS_APART * ends_between(a) + 1) <= memory) {
                 most_saved = saved, best = a;
             }

@@ -362,8 +362,11 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     int32_t group = args->prepared->group;
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = args->prepared->invariant < 2 ? args->prepared->few_rows : 0;
-    if (plan->few_rows > 0 && plan->few_rows < GPU_FEW_ROWS && mode == ATTN_PLAN_EAGER &&
-        (int64_t)batch->num_reqs * batch->max_seq_len <= FEW_KEYS) {
+    const bool known = mode == ATTN_PLAN_EAGER && !(batch->flags & ATTN_BATCH_HOST_BOUNDS);
+    const int64_t items = (int64_t)batch->num_reqs * args->prepared->num_kv_heads;
+    if (plan->few_rows > 0 && plan->few_rows < GPU_FEW_ROWS &&
+        (known ? (int64_t)batch->num_reqs * batch->max_seq_len <= FEW_KEYS
+               : 2 * items < args->instance->device.num_sms)) { /* items are not cut then */
         plan->few_rows = GPU_FEW_ROWS;
     }
     plan->has_few = 1;
@@ -388,7 +391,8 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     }
     plan->has_many = args->prepared->invariant ? many : prefill->pays(args);
     plan->has_few = few || !plan->has_many;
-    plan->by_item = args->prepared->invariant || some || !plan->has_many;
+    plan->by_item = args->prepared->invariant || some ||
+                    (!plan->has_many && (int64_t)batch->max_query_len * group > GPU_FEW_ROWS);
     plan->prefill_sms = plan->has_many && few && prefill->share != NULL ? prefill->share(args) : 0;
     plan->part_tiles = plan->has_many && !few && prefill->cut != NULL ? prefill->cut(args) : 0;
 }

@@ -80,8 +80,8 @@ bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params
  * depend only on the request's lengths, the layer and the tensors, so batch-invariant layers use
  * it, too. */
 struct gpu_prefill {
-    /* In place of GPU_FEW_ROWS for caches that are not copied, heads of up to 256 dims and groups
-     * of no more rows than this; not for eager batches of few keys. 0: GPU_FEW_ROWS. */
+    /* Takes the place of GPU_FEW_ROWS for heads of up to 256 dims whose cache is not copied, but in
+     * batches of few keys or, where lengths are unknown, few items; 0: GPU_FEW_ROWS. */
     int32_t few_rows;
     /* Loads the kernels that a layer may launch. Returns NULL or the cause of a failure. */
     const char *(*load)(const struct gpu_device *device, const struct attn_layer_desc *layer,
