@@ -126,7 +126,8 @@ static void choose_segments(const struct gpu_device *device, sm80_delta_params &
     const int64_t parts = a.p.rule.gates > 1 ? a.p.num_v_heads * CHANNEL_PART
                                              : a.p.num_k_heads * ((a.group + 1) / 2) * HEADS_PART;
     const int64_t preparation = a.p.num_tokens * parts / device->num_sms;
-    const int32_t chunks = (a.p.num_tokens + CHUNK - 1) / CHUNK; /* of a request, at most */
+    const int32_t chunks =
+        (a.p.num_tokens + CHUNK - 1) / CHUNK; /* the longest request's, at most */
     sm80_delta_params best = a;
     int64_t most_saved = preparation;
     best.segments = 0;

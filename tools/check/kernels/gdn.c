@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: convolution and rule of one step; outputs, the states that it leaves and the
- * rolled windows. */
+/* Recurrent layers: the outputs of one step, the states that it leaves and the rolled windows. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -207,8 +206,7 @@ static enum trial_result verify_states(struct kernel_test *test, const struct gd
     const double equal =
         c->v.philox > 0 ? gdn_case_equal(c, expected, test_found(test, GDN_STATE), left) : 1;
     TRIAL_FAIL_IF(test->trial, !(equal >= ROUNDED_ALIKE(c)),
-                  "%.3f of the states' numbers are the reference's: the random bits are not",
-                  equal);
+                  "%.3f of the states' numbers are the reference's: other random bits", equal);
     TRIAL_TRY(compare_rows(test->trial, &state, expected, test_found(test, GDN_STATE), bound));
     for (int32_t slot = 0; slot < c->num_slots; slot++) {
         test_take(test, GDN_STATE, (size_t)(slot * c->state_stride) * e,
