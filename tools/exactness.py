@@ -13,7 +13,8 @@ Needles: one KV head of 128; each query was made for one key among all, next to 
 1.5 lower, with values at right angles. A needle is found if the output is nearest to its own value among these 16. `error`: of the
 output, its root mean square relative to the exact one's.
 
-Scales of a whole tensor are the largest magnitude by the dtype's range; no layer is left out of the quantization.
+Scales of a whole tensor are the largest magnitude by the dtype's range; no layer is left out of the quantization. fp8_e4m3+q has
+queries of fp8_e4m3 next to such a cache.
 """
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 #: The largest number of dtypes that take a scale for the whole tensor; nvfp4's is e2m1's by its block scales' e4m3.
 RANGES = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp8_e4m3fnuz": 240.0, "nvfp4": 6 * 448.0}
 LAYERS_OWN = ("fp8_ds_mla", "fp8_ds_v4", "mxfp4", "opaque", "auto")  # MLA's, indexers', a vendor's, and no dtype
-DTYPES = [*PLAIN, *(d.name.lower() for d in libattn.KvDtype if d.name.lower() not in (*PLAIN, *LAYERS_OWN))]
+NARROW = "fp8_e4m3+q"  # with queries of fp8_e4m3, too
+DTYPES = [*PLAIN, *(d.name.lower() for d in libattn.KvDtype if d.name.lower() not in (*PLAIN, *LAYERS_OWN)), NARROW]
 BLOCK = 64
 NEEDLE_SIZE, GROUP, CHUNK = 128, 16, 4096
 
@@ -53,10 +55,13 @@ class Cache:
 
     def __init__(self, runtime: libattn.Runtime, device: str, kv_dtype: str, dtype: str, heads: tuple[int, int], size: int,
                  slots: int, max_reqs: int, max_tokens: int) -> None:
+        self.narrow, kv_dtype = kv_dtype == NARROW, kv_dtype.removesuffix("+q")
         self.dtype, self.device, self.heads, self.kv_dtype = PLAIN[dtype], device, heads, kv_dtype
         scaled = kv_dtype in RANGES
+        queries = {"q_scale_form": "per_tensor", "q_dtype": "fp8_e4m3"} if self.narrow else {}
         desc = libattn.LayerDesc("exactness", *heads, size, dtype=dtype, kv_dtype=kv_dtype, block_size=BLOCK,
-                                 k_scale_form="per_tensor" if scaled else "none", v_scale_form="per_tensor" if scaled else "none")
+                                 k_scale_form="per_tensor" if scaled else "none", v_scale_form="per_tensor" if scaled else "none",
+                                 **queries)
         self.model = runtime.bind(runtime.select([desc], device=device))
         self.layer = self.model.layers[0]
         self.blocks = -(-slots // BLOCK)
@@ -67,6 +72,8 @@ class Cache:
         given = {"int4_per_token_head": {"hadamard_signs_k": signs, "hadamard_signs_v": signs},
                  "int8_kv": {"v_channel_scale": self.channels}}.get(kv_dtype)
         scales = {"k_scale": self.scales[0], "v_scale": self.scales[1]} if scaled else {}
+        if self.narrow:
+            scales["q_scale"] = self.q_scale = torch.ones(1, device=device)
         if scales or given:
             self.layer.bind_params(**scales, extensions=[extensions.kv_quant_params(**given)] if given else [])
         self.plan = self.model.plan(max_num_reqs=max_reqs, max_num_tokens=max_tokens, max_seq_len=slots)
@@ -91,6 +98,9 @@ class Cache:
         """[T, heads, size] each; the output in float32 on the host."""
         q, k, v = (None if t is None else t.to(self.device, self.dtype).contiguous() for t in (q, k, v))
         out = None if q is None else torch.empty_like(q)
+        if self.narrow and q is not None:
+            self.q_scale.fill_(float(q.abs().max()) / RANGES[self.kv_dtype])
+            q = (q.float() / self.q_scale).to(torch.float8_e4m3fn)
         self.plan.run(self.layer, q, k, v, out, flags=flags)
         return None if out is None else out.float().cpu()
 

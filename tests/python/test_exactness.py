@@ -22,7 +22,7 @@ import exactness  # noqa: E402
 ERRORS = {"f32": 1e-4, "bf16": 0.005, "f16": 0.001, "fp8_e4m3": 0.08, "fp8_e5m2": 0.15, "fp8_e4m3fnuz": 0.08,
           "fp8_per_token_head": 0.08, "int8_per_token_head": 0.015, "int4_per_token_head": 0.22, "int8_kv": 0.02,
           "int8_k": 0.015, "nvfp4": 0.22, "turboquant_k8v4": 0.15, "turboquant_4bit_nc": 0.15, "turboquant_k3v4_nc": 0.2,
-          "turboquant_3bit_nc": 0.3, "q8_0": 0.015, "q4_0": 0.2}
+          "turboquant_3bit_nc": 0.3, "q8_0": 0.015, "q4_0": 0.2, "fp8_e4m3+q": 0.12}
 
 
 def maker(backend: str, kv_dtype: str) -> Any:
