@@ -83,7 +83,7 @@ gdn=r=2,hk=1,hv=2,dk=32,dv=32
 numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
 
 # A quantized cache, the step's own write.
-expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
+expect 0 'fp8_e4m3' "$bench" $short --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1 --shape prefill:s=16,hq=4,hkv=2,d=64,q8=1
 # One layer again and again: no bytes in its floor, and no rank from its time. A layout that was asked for. One of three requests
 # has 64 times the keys of the others: 640 keys and two times 10.
 expect 0 '"bound":[[:space:]]*"operations"' "$bench" $short --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0 \

@@ -112,6 +112,7 @@ static void count_decoder(const struct measured *measured, struct work *work)
                         tokens * desc->num_q_heads * desc->head_size * element_bytes(measured);
     work->bytes_written += tokens * desc->num_q_heads * dv * element_bytes(measured);
     work->operations += 2 * visible.pairs * desc->num_q_heads * (desc->head_size + dv);
+    work->narrow = desc->q_scale_form != ATTN_SCALE_NONE;
 }
 
 /* In latent space. */

@@ -107,6 +107,10 @@ static void describe_decoder(struct measured *measured)
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
     desc->tree_mask = shape_int(shape, PARAMETER_TREE) ? ATTN_TREE_BITS : ATTN_TREE_NONE;
+    if (shape_int(shape, PARAMETER_Q8)) {
+        desc->q_scale_form = ATTN_SCALE_PER_TENSOR;
+        desc->q_dtype = ATTN_DTYPE_FP8_E4M3;
+    }
     measured->has_cache = true;
 }
 

@@ -22,7 +22,7 @@ static const struct {
 
 #define HEADS "hq=32 hkv=8 d=128 dv=0 "
 #define PLACE "block=0 layout=own shuffle=1 "
-#define TERMS "window=0 chunk=0 softcap=0 sinks=0 alibi=0 invariant=0 "
+#define TERMS "window=0 chunk=0 softcap=0 sinks=0 alibi=0 q8=0 invariant=0 "
 #define LATENT "hq=16 lora=512 rope=64 nope=128 dv=128 block=0 shuffle=1 absorb=0 invariant=0 "
 
 static const struct {

@@ -31,6 +31,7 @@ enum bench_rule { BENCH_GATED_DELTA, BENCH_KDA, BENCH_MAMBA2, BENCH_LIGHTNING, B
     X(SOFTCAP, "softcap", 0, 1e6)                                                                  \
     X(SINKS, "sinks", 0, 1)                                                                        \
     X(ALIBI, "alibi", 0, 2)                                                                        \
+    X(Q8, "q8", 0, 1)     /* 1: queries in e4m3, whatever the cache has */                         \
     X(TREE, "tree", 0, 1) /* 1: the s queries are drafts, of two branches after the first */       \
     X(INVARIANT, "invariant", 0, 2)                                                                \
     X(CAUSAL, "causal", 0, 1)                                                                      \
