@@ -4,6 +4,6 @@
 # usage: refused.sh ATTN-CHECK PLUGIN.so
 set -u
 . "$(dirname "$0")/../tools/expect.sh"
-expect 0 '^skipped 1 .*: refused: batch_invariant 2 with states of 16 bits, supported: 0, 1, or 2 with states in float32$' \
+expect 0 '^skipped 2 .*: refused: batch_invariant 2 with states of 16 bits, supported: 0, 1, or 2 with states in float32$' \
     "$1" "$2" --filter 'gated_delta.bf16.mixed*invariant2*'
 exit $failed

@@ -105,13 +105,14 @@ GPU_INLINE void run_ring(const gpu_ring_params &p, const delta_request &request,
             if (first + t >= ring.written) {
                 store_ring(p, request, m, first, t, head, tile, own, out);
             }
-            if (first + t + 1 == ring.written) {
-                store_state(p.delta, request.slots[0], head, group_dim + own,
-                            request.context + first + t + 1, m, rows);
-            }
-            if (p.delta.checkpoint_interval > 0) {
-                store_state(p.delta, checkpoint_slot(p.delta, request, first + t + 1), head,
-                            group_dim + own, request.context + first + t + 1, m, rows);
+            const int32_t tokens = first + t + 1;
+            const int32_t slot = tokens == ring.written ? request.slots[0] : -1;
+            const int32_t kept =
+                p.delta.checkpoint_interval > 0 ? checkpoint_slot(p.delta, request, tokens) : -1;
+#pragma unroll 1
+            for (int i = 0; i < 2; i++) {
+                store_state(p.delta, i == 0 ? slot : kept, head, group_dim + own,
+                            request.context + tokens, m, rows);
             }
         }
     }
