@@ -88,7 +88,7 @@ static void count_index(const struct measured *measured, struct work *work)
     }
     work->bytes_written = tokens * x->num_groups * layer_list_room(x) * (double)sizeof(int32_t);
     work->operations = 2 * seen.pairs / x->tokens_per_row * heads * desc->head_size;
-    work->narrow = desc->q_scale_form != ATTN_SCALE_NONE;
+    work->narrow = desc->q_scale_form != ATTN_SCALE_NONE ? work->operations : 0;
 }
 
 static void count_decoder(const struct measured *measured, struct work *work)
@@ -108,11 +108,13 @@ static void count_decoder(const struct measured *measured, struct work *work)
     if (measured->shape.kind == SHAPE_WRITE) {
         return;
     }
-    work->bytes_read += visible.rows * slot_bytes(measured) +
-                        tokens * desc->num_q_heads * desc->head_size * element_bytes(measured);
+    const bool narrow = desc->q_scale_form != ATTN_SCALE_NONE; /* probabilities have 16 bits */
+    work->bytes_read +=
+        visible.rows * slot_bytes(measured) +
+        tokens * desc->num_q_heads * desc->head_size * (narrow ? 1 : element_bytes(measured));
     work->bytes_written += tokens * desc->num_q_heads * dv * element_bytes(measured);
     work->operations += 2 * visible.pairs * desc->num_q_heads * (desc->head_size + dv);
-    work->narrow = desc->q_scale_form != ATTN_SCALE_NONE;
+    work->narrow = narrow ? 2 * visible.pairs * desc->num_q_heads * desc->head_size : 0;
 }
 
 /* In latent space. */

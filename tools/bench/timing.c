@@ -134,7 +134,6 @@ static double floor_seconds(struct session *session, const struct work *work, co
     if (work->operations > 0) {
         rate = operation_rate(session, work->arithmetic);
         rate = rate > 0 ? rate : operation_rate(session, CEILING_F32);
-        rate *= work->narrow && session->device.device.type != ATTN_DEVICE_CPU ? 2 : 1;
     }
     if (work->near) {
         bytes = 0;
@@ -145,7 +144,8 @@ static double floor_seconds(struct session *session, const struct work *work, co
     } else {
         bytes = all / ceilings_measure(ceilings, CEILING_READ);
     }
-    double operations = rate > 0 ? work->operations / rate : 0;
+    const bool cpu = session->device.device.type == ATTN_DEVICE_CPU;
+    double operations = rate > 0 ? (work->operations - (cpu ? 0 : work->narrow / 2)) / rate : 0;
     *bound = operations > bytes ? "operations" : "bytes";
     return operations > bytes ? operations : bytes;
 }

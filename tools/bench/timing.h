@@ -14,7 +14,7 @@ struct work {
     double bytes_written;
     double operations; /* a multiply and an add are two */
     enum ceiling arithmetic;
-    bool narrow;        /* operands of 8 bits, which a GPU multiplies at twice the rate */
+    double narrow; /* as many have operands of 8 bits, which a GPU multiplies at twice the rate */
     int32_t num_copies; /* one after the other, they push each other out of the caches */
     bool near;          /* one copy, which the caches may hold: its bytes make no floor */
     bool host_only; /* one copy; what the host takes for a call is timed, not the device's work */
